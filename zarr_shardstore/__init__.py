@@ -1,0 +1,52 @@
+"""Sharding for Zarr, below the array: many chunks in one stored object.
+
+Public names are resolved when they are first used, so that ``zarr_shardstore.format`` can be
+imported without zarr.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zarr_shardstore.errors import (
+        CorruptShardError,
+        ReadOnlyError,
+        ShardConflictError,
+        ShardStoreError,
+        SpecError,
+        UnsupportedError,
+    )
+    from zarr_shardstore.store.sharding_mapping import ShardingMapping
+    from zarr_shardstore.store.sharding_store import ShardingStore
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CorruptShardError",
+    "ReadOnlyError",
+    "ShardConflictError",
+    "ShardStoreError",
+    "ShardingMapping",
+    "ShardingStore",
+    "SpecError",
+    "UnsupportedError",
+    "__version__",
+]
+
+_MODULES = {
+    "ShardingMapping": "zarr_shardstore.store.sharding_mapping",
+    "ShardingStore": "zarr_shardstore.store.sharding_store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(_MODULES.get(name, "zarr_shardstore.errors"))
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,102 @@
+"""Every exception of the package.
+
+The type says what the handler can do::
+
+    ShardStoreError
+    ├── SpecError (ValueError)                 fix the call or the metadata
+    │   └── ReadOnlyError                      open the store for writing
+    ├── UnsupportedError (NotImplementedError) valid, but not expressible here
+    ├── CorruptShardError                      stored bytes contradict the format
+    └── ShardConflictError                     another writer got in the way; try again
+
+Errors of the base store pass through unwrapped. All of these pickle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "CorruptShardError",
+    "ReadOnlyError",
+    "ShardConflictError",
+    "ShardStoreError",
+    "SpecError",
+    "UnsupportedError",
+]
+
+
+class ShardStoreError(Exception):
+    """Base of every error that this package raises."""
+
+
+class SpecError(ShardStoreError, ValueError):
+    """A call, a key or a metadata document is not valid; nothing was changed."""
+
+
+class ReadOnlyError(SpecError):
+    """A write was asked of a store that was opened for reading only."""
+
+    def __init__(
+        self, message: str = "store was opened in read-only mode and does not support writing"
+    ) -> None:
+        super().__init__(message)
+
+
+class UnsupportedError(ShardStoreError, NotImplementedError):
+    """The request is valid, but this store cannot express it; nothing was changed."""
+
+
+class CorruptShardError(ShardStoreError):
+    """The bytes of a shard contradict its format.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong, with the numbers that contradict each other.
+    shard_key : str
+        Key of the shard in the base store.
+    chunk_key : str, optional
+        Key of the chunk whose entry is damaged; ``None`` if it is the whole shard index.
+    byte_range : tuple of int, optional
+        Half-open byte range in the shard that the damaged entry claims.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        shard_key: str,
+        chunk_key: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+    ) -> None:
+        where = f"shard {shard_key!r}"
+        if chunk_key is not None:
+            where += f", chunk {chunk_key!r}"
+        if byte_range is not None:
+            where += f", bytes [{byte_range[0]}, {byte_range[1]})"
+        super().__init__(f"{where}: {message}")
+        self.message = message
+        self.shard_key = shard_key
+        self.chunk_key = chunk_key
+        self.byte_range = byte_range
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        args = (self.message, self.shard_key, self.chunk_key, self.byte_range)
+        return (_rebuild_corrupt_shard_error, args)
+
+
+def _rebuild_corrupt_shard_error(
+    message: str,
+    shard_key: str,
+    chunk_key: str | None,
+    byte_range: tuple[int, int] | None,
+) -> CorruptShardError:
+    """Pickle calls this: the constructor's arguments are keyword-only."""
+    return CorruptShardError(
+        message, shard_key=shard_key, chunk_key=chunk_key, byte_range=byte_range
+    )
+
+
+class ShardConflictError(ShardStoreError):
+    """A write could not be committed because of another writer; it may be tried again."""

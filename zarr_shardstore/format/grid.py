@@ -1,0 +1,103 @@
+"""Grid arithmetic: chunks in shards, entries in C order, the clipped edge.
+
+All shapes and coordinates are tuples of Python ints, one per dimension: no overflow.
+
+Source: sharding storage transformer draft, "Key & value transformation" (floor division)
+and "Binary shard format" (row-major order of entries).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.format.keys import Coords
+
+__all__ = [
+    "Box",
+    "chunk_grid_shape",
+    "coords_of_entries",
+    "entries_in_box",
+    "entry_id_of",
+    "grid_box",
+    "is_inside",
+    "n_entries_of",
+    "shard_coords_of",
+]
+
+Box = tuple[tuple[int, int], ...]
+"""A half-open range ``(start, stop)`` for each dimension."""
+
+
+def chunk_grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords:
+    """Number of chunks along each dimension; the last one may hang over the edge."""
+    return tuple(-(-s // c) for s, c in zip(shape, chunk_shape, strict=True))
+
+
+def is_inside(coords: Coords, grid_shape: Coords) -> bool:
+    """Whether `coords` lie in the grid."""
+    return all(c < n for c, n in zip(coords, grid_shape, strict=True))
+
+
+def shard_coords_of(chunk_coords: Coords, chunks_per_shard: Coords) -> Coords:
+    """Shard that holds a chunk.
+
+    >>> shard_coords_of((96, 18), (32, 2))
+    (3, 9)
+    """
+    return tuple(c // n for c, n in zip(chunk_coords, chunks_per_shard, strict=True))
+
+
+def entry_id_of(chunk_coords: Coords, chunks_per_shard: Coords) -> int:
+    """C-order number of a chunk's entry in its shard."""
+    entry_id = 0
+    for c, n in zip(chunk_coords, chunks_per_shard, strict=True):
+        entry_id = entry_id * n + c % n
+    return entry_id
+
+
+def coords_of_entries(
+    entry_ids: npt.ArrayLike, shard_coords: Coords, chunks_per_shard: Coords
+) -> list[Coords]:
+    """Chunk coordinates of entries of one shard, in the order given."""
+    ids = np.asarray(entry_ids, dtype=np.intp)
+    if not chunks_per_shard:
+        return [()] * len(ids)
+    local = np.unravel_index(ids, chunks_per_shard)
+    columns = [
+        [s * n + c for c in dim.tolist()]
+        for dim, s, n in zip(local, shard_coords, chunks_per_shard, strict=True)
+    ]
+    return list(zip(*columns, strict=True))
+
+
+def grid_box(
+    shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords | None
+) -> Box:
+    """Chunk coordinates that one shard covers, clipped to the grid (if it is known)."""
+    box = []
+    for dim, (s, n) in enumerate(zip(shard_coords, chunks_per_shard, strict=True)):
+        stop = (s + 1) * n
+        if grid_shape is not None:
+            stop = max(s * n, min(stop, grid_shape[dim]))
+        box.append((s * n, stop))
+    return tuple(box)
+
+
+def entries_in_box(
+    box: Box, shard_coords: Coords, chunks_per_shard: Coords
+) -> npt.NDArray[np.intp]:
+    """Ascending ids of the entries of one shard whose chunk coordinates lie in `box`."""
+    ids = np.zeros(1, dtype=np.intp)
+    for (start, stop), s, n in zip(box, shard_coords, chunks_per_shard, strict=True):
+        local = np.arange(max(start - s * n, 0), max(min(stop - s * n, n), 0), dtype=np.intp)
+        ids = (ids[:, None] * n + local[None, :]).reshape(-1)
+    return ids
+
+
+def n_entries_of(chunks_per_shard: Coords) -> int:
+    """Number of entries in a shard; one for a 0-d array."""
+    return math.prod(chunks_per_shard)

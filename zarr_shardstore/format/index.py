@@ -1,0 +1,175 @@
+"""The shard index: where each entry lies in its shard.
+
+::
+
+    ┌ entry 0 ────────┬ entry 1 ────────┬ … ┬ entry n-1 ──────┐
+    │ offset │ nbytes │ offset │ nbytes │   │ offset │ nbytes │ [crc32c]
+    │ u64    │ u64    │ u64    │ u64    │   │ u64    │ u64    │ [u32le]
+    └─────────────────┴─────────────────┴ … ┴─────────────────┘
+
+n is the number of entries in a shard, also of those that lie outside the array; C order.
+A missing entry has 2⁶⁴−1 in both fields. An entry of zero bytes is present, and empty.
+
+Source: sharding storage transformer draft, "Binary shard format" (little endian, at the end,
+no checksum); ZEP 2, "Binary shard format" (index_codecs, index_location).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "DRAFT_INDEX",
+    "MISSING",
+    "ZEP2_INDEX",
+    "IndexDamage",
+    "IndexFormat",
+    "ShardIndex",
+]
+
+MISSING = 2**64 - 1
+"""Both fields of a missing entry (draft, "Binary shard format")."""
+
+_ENTRY_NBYTES = 16
+_CHECKSUM_NBYTES = 4
+
+
+class IndexDamage(Exception):
+    """What is wrong with index bytes; the caller knows which shard they came from."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        entry_id: int | None = None,
+        byte_range: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.entry_id = entry_id
+        self.byte_range = byte_range
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFormat:
+    """How an index is stored: its ``index_codecs`` and its ``index_location``."""
+
+    checksum: bool
+    location: Literal["start", "end"] = "end"
+    endian: Literal["little", "big"] = "little"
+
+    def nbytes(self, n_entries: int) -> int:
+        """Size of the encoded index of a shard with `n_entries`, in bytes."""
+        return n_entries * _ENTRY_NBYTES + (_CHECKSUM_NBYTES if self.checksum else 0)
+
+    @property
+    def _dtype(self) -> np.dtype[np.uint64]:
+        return np.dtype("<u8" if self.endian == "little" else ">u8")
+
+
+DRAFT_INDEX = IndexFormat(checksum=False)
+"""The draft's only form."""
+
+ZEP2_INDEX = IndexFormat(checksum=True)
+"""What ZEP 2 recommends and every native writer does by default."""
+
+
+class ShardIndex:
+    """A decoded shard index.
+
+    Parameters
+    ----------
+    fields : ndarray
+        Shape ``(n_entries, 2)``, uint64, columns offset and nbytes, entries in C order.
+    """
+
+    __slots__ = ("fields",)
+
+    def __init__(self, fields: npt.NDArray[np.uint64]) -> None:
+        self.fields = fields
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, n_entries: int, form: IndexFormat) -> ShardIndex:
+        """Decode the bytes of an index.
+
+        Raises
+        ------
+        IndexDamage
+            If there are too few bytes, or the checksum does not match.
+        """
+        expected = form.nbytes(n_entries)
+        if len(data) != expected:
+            raise IndexDamage(
+                f"the index of {n_entries} entries takes {expected} bytes, there are {len(data)}"
+            )
+        body = memoryview(data)[: n_entries * _ENTRY_NBYTES]
+        if form.checksum:
+            stored = int.from_bytes(data[len(body) :], "little")
+            computed = crc32c.crc32c(body)
+            if stored != computed:
+                raise IndexDamage(
+                    f"the index has the checksum {stored:#010x}, its bytes give {computed:#010x}"
+                )
+        fields = np.frombuffer(body, dtype=form._dtype).reshape(n_entries, 2)
+        return cls(fields.astype(np.uint64, copy=False))
+
+    def encode(self, form: IndexFormat) -> bytes:
+        """Bytes of the index."""
+        body = self.fields.astype(form._dtype, copy=False).tobytes()
+        if not form.checksum:
+            return body
+        return body + crc32c.crc32c(body).to_bytes(_CHECKSUM_NBYTES, "little")
+
+    def entry(self, entry_id: int) -> tuple[int, int] | None:
+        """Offset and nbytes of an entry, unchecked; ``None`` if it is missing."""
+        offset, nbytes = self.fields[entry_id].tolist()
+        return None if offset == nbytes == MISSING else (offset, nbytes)
+
+    def present_ids(self) -> npt.NDArray[np.intp]:
+        """Ascending ids of the entries that are not missing."""
+        return np.flatnonzero((self.fields != MISSING).any(axis=1))
+
+    def check_entry(self, entry_id: int, shard_nbytes: int, form: IndexFormat) -> None:
+        """Refuse an entry that leaves the shard or runs into the index.
+
+        Raises
+        ------
+        IndexDamage
+            With the entry and its byte range.
+        """
+        entry = self.entry(entry_id)
+        if entry is None:
+            return
+        offset, nbytes = entry  # Python ints: their sum does not wrap
+        start, stop = self._data_range(shard_nbytes, form)
+        if offset < start or offset + nbytes > stop:
+            raise IndexDamage(
+                f"the entry leaves the data of the shard, bytes [{start}, {stop}) "
+                f"of {shard_nbytes}",
+                entry_id=entry_id,
+                byte_range=(offset, offset + nbytes),
+            )
+
+    def check_entries(self, shard_nbytes: int, form: IndexFormat) -> None:
+        """`check_entry` for all entries at once, without a Python step per entry."""
+        start, stop = self._data_range(shard_nbytes, form)
+        ids = self.present_ids()
+        offsets, nbytes = self.fields[ids].T
+        # uint64 addition wraps silently, so: nbytes <= stop - offset, never offset + nbytes.
+        top = np.uint64(max(stop, 0))
+        bad = (offsets < np.uint64(start)) | (offsets > top)
+        bad |= nbytes > top - np.minimum(offsets, top)
+        if bad.any():
+            self.check_entry(int(ids[np.argmax(bad)]), shard_nbytes, form)
+
+    def _data_range(self, shard_nbytes: int, form: IndexFormat) -> tuple[int, int]:
+        """Half-open byte range that entries may use."""
+        index_nbytes = form.nbytes(len(self.fields))
+        if form.location == "start":
+            return index_nbytes, shard_nbytes
+        return 0, shard_nbytes - index_nbytes

@@ -1,0 +1,216 @@
+"""The grammar of store keys: which texts can be chunk keys, and how coordinates are spelled.
+
+A chunk key is the directory of its array followed by a *suffix*, and a suffix is a list of
+``/``-separated *components*, each of which spells the coordinates of some dimensions::
+
+    style     separator /             separator .        0-d
+    draft     c96/18    c96|18        c96.18   c96.18    c  (zarr 2.18 writes c0)
+    default   c/96/18   c|96|18       c.96.18  c.96.18   c
+    v2        96/18     96|18         96.18    96.18     0
+
+Whether a key *is* a chunk key only the metadata of its array says; this module says only
+what it could be.
+
+Source: sharding storage transformer draft, "Key & value transformation"; Zarr v3 core,
+"Chunk key encoding"; Zarr v2, "Storing a single array".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from zarr_shardstore.errors import SpecError
+
+__all__ = [
+    "DRAFT_DATA_ROOT",
+    "ChunkKeyEncoding",
+    "Coords",
+    "check_key",
+    "check_prefix",
+    "draft_candidate",
+    "v3_candidates",
+]
+
+Style = Literal["draft", "default", "v2"]
+Coords = tuple[int, ...]
+
+DRAFT_DATA_ROOT = "data/root/"
+"""Every chunk key of the draft hierarchy starts with this."""
+
+# An empty, "." or ".." segment (so also a leading or trailing slash, and the empty key): it
+# would give one stored object two names, or leave the store.
+_BAD_SEGMENT = re.compile(r"(?:^|[/\\])\.{0,2}(?:[/\\]|$)|\x00")
+
+# No sign, no leading zero, ASCII only; 19 digits hold every int64.
+_NUMBER = r"(?:0|[1-9][0-9]{0,18})"
+_IS_NUMBER = re.compile(_NUMBER)
+_IS_DOTTED = re.compile(rf"(?:c|{_NUMBER})(?:\.{_NUMBER})+")
+_IS_DRAFT = re.compile(rf"c{_NUMBER}(?:\.{_NUMBER})*")
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that could name an object outside the store, or one object twice.
+
+    Raises
+    ------
+    SpecError
+        If `key` is empty or absolute, ends with ``/``, has an empty, ``.`` or ``..``
+        segment, or contains NUL.
+    """
+    if not isinstance(key, str):
+        raise SpecError(f"a key is a str, got {type(key).__name__}: {key!r}")
+    if _BAD_SEGMENT.search(key):
+        raise SpecError(
+            f"key {key!r} is refused: keys are relative, have no empty, '.' or '..' segment, "
+            "and no NUL"
+        )
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix` in the form that flows use; the draft's ``"/"`` (every key) is ``""``.
+
+    Raises
+    ------
+    SpecError
+        As `check_key`, except that a prefix may be empty and may end with one ``/``.
+    """
+    if prefix in ("", "/"):
+        return ""
+    check_key(prefix.removesuffix("/"))
+    return prefix
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKeyEncoding:
+    """How the chunk coordinates of one array are spelled in its keys.
+
+    Examples
+    --------
+    >>> ChunkKeyEncoding("draft", "/").encode((96, 18))
+    'c96/18'
+    >>> ChunkKeyEncoding("default", ".").decode("c.96.18", ndim=2)
+    (96, 18)
+    """
+
+    style: Style
+    separator: Literal["/", "."]
+
+    def dims_of_components(self, ndim: int) -> list[tuple[int, ...]]:
+        """Which dimensions each component of a suffix spells, outermost first."""
+        if self.separator == "." or ndim == 0:
+            return [tuple(range(ndim))]
+        each = [(dim,) for dim in range(ndim)]
+        return [(), *each] if self.style == "default" else each
+
+    def encode_component(self, index: int, coords: Coords) -> str:
+        """Spell the coordinates of component number `index`."""
+        numbers = ".".join(map(str, coords))
+        if index > 0:
+            return numbers
+        match self.style:
+            case "draft":
+                return f"c{numbers}"
+            case "default":
+                return f"c.{numbers}" if numbers else "c"
+            case "v2":
+                return numbers or "0"
+
+    def decode_component(self, index: int, text: str, n_dims: int) -> Coords | None:
+        """Coordinates that component number `index` spells; ``None`` if it spells none."""
+        if n_dims == 0:
+            # zarr-python 2.18 stores the only chunk of a 0-d draft array as "c0".
+            is_spelled = text == self.encode_component(index, ()) or (
+                self.style == "draft" and text == "c0"
+            )
+            return () if is_spelled else None
+        if index == 0 and self.style != "v2":
+            marker = "c" if self.style == "draft" else "c."
+            if not text.startswith(marker):
+                return None
+            text = text[len(marker) :]
+        numbers = text.split(".") if n_dims > 1 else [text]
+        if len(numbers) != n_dims or not all(map(_IS_NUMBER.fullmatch, numbers)):
+            return None
+        return tuple(map(int, numbers))
+
+    def encode(self, coords: Coords) -> str:
+        """Suffix for `coords`."""
+        dims = self.dims_of_components(len(coords))
+        return "/".join(
+            self.encode_component(i, tuple(coords[d] for d in ds)) for i, ds in enumerate(dims)
+        )
+
+    def decode(self, suffix: str, ndim: int) -> Coords | None:
+        """Coordinates that `suffix` spells; ``None`` if it is no chunk suffix of `ndim`."""
+        return self.decode_leading(suffix.split("/"), ndim, complete=True)
+
+    def decode_leading(
+        self, components: list[str], ndim: int, *, complete: bool = False
+    ) -> Coords | None:
+        """Coordinates of the leading dimensions that `components` spell.
+
+        ``None`` if one of them is malformed, or there are too many; with `complete`, also if
+        there are too few.
+        """
+        dims = self.dims_of_components(ndim)
+        if len(components) > len(dims) or (complete and len(components) < len(dims)):
+            return None
+        coords: Coords = ()
+        for i, (text, ds) in enumerate(zip(components, dims, strict=False)):
+            part = self.decode_component(i, text, len(ds))
+            if part is None:
+                return None
+            coords += part
+        return coords
+
+
+def v3_candidates(key: str) -> Iterator[tuple[str, str]]:
+    """Split `key` as ``(array path, suffix)`` in every way that Zarr v3 allows.
+
+    Shallowest array first: a v3 array holds no other node, so the first path that is an
+    array owns the key.
+
+    Examples
+    --------
+    >>> list(v3_candidates("img/c/0/1"))
+    [('img', 'c/0/1'), ('img/c', '0/1'), ('img/c/0', '1')]
+    """
+    segments = key.split("/")
+    last = segments[-1]
+    if last == "c" or _IS_DOTTED.fullmatch(last):
+        yield "/".join(segments[:-1]), last
+    if not _IS_NUMBER.fullmatch(last):
+        return
+    first_number = len(segments) - 1
+    while first_number > 0 and _IS_NUMBER.fullmatch(segments[first_number - 1]):
+        first_number -= 1
+    if first_number > 0 and segments[first_number - 1] == "c":
+        first_number -= 1
+    for i in range(first_number, len(segments)):
+        yield "/".join(segments[:i]), "/".join(segments[i:])
+
+
+def draft_candidate(key: str) -> tuple[str, str] | None:
+    """Split `key` as ``(array path, suffix)`` by the draft's grammar; ``None`` if it has none.
+
+    Examples
+    --------
+    >>> draft_candidate("data/root/foo/baz/c96/18")
+    ('foo/baz', 'c96/18')
+    """
+    if not key.startswith(DRAFT_DATA_ROOT):
+        return None
+    segments = key[len(DRAFT_DATA_ROOT) :].split("/")
+    first = len(segments) - 1
+    while first > 0 and _IS_NUMBER.fullmatch(segments[first]):
+        first -= 1
+    marker = segments[first]
+    alone = first == len(segments) - 1
+    if (marker == "c" and alone) or (
+        _IS_DRAFT.fullmatch(marker) and (alone or "." not in marker)
+    ):
+        return "/".join(segments[:first]), "/".join(segments[first:])
+    return None

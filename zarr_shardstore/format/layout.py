@@ -1,0 +1,128 @@
+"""Key translation for one sharded array: chunk keys to shards and entries, and back.
+
+Source: sharding storage transformer draft, "Key & value transformation": the shard key is
+the chunk key divided by chunks_per_shard and floored per dimension, in the array's own
+spelling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.format.grid import (
+    coords_of_entries,
+    entries_in_box,
+    entry_id_of,
+    grid_box,
+    is_inside,
+    shard_coords_of,
+)
+from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
+from zarr_shardstore.format.spec import ShardingSpec
+
+__all__ = ["ArrayLayout", "ChunkRef", "ShardRef"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayLayout:
+    """Where the chunks and the shards of one sharded array are.
+
+    Parameters
+    ----------
+    path : str
+        Path of the array, ``""`` for the root.
+    prefix : str
+        What comes before the suffix in each of its keys: ``""`` or ends with ``/``.
+    encoding : ChunkKeyEncoding
+        Spelling of coordinates, the same for chunks and for shards.
+    grid_shape : tuple of int, optional
+        Number of chunks along each dimension; ``None`` if there is no metadata to tell.
+    spec : ShardingSpec
+        Its sharding.
+
+    Examples
+    --------
+    >>> from zarr_shardstore.format.index import DRAFT_INDEX
+    >>> layout = ArrayLayout("foo/baz", "data/root/foo/baz/", ChunkKeyEncoding("draft", "/"),
+    ...                      None, ShardingSpec((32, 2), DRAFT_INDEX))
+    >>> chunk = layout.chunk((96, 18))
+    >>> chunk.shard.key, chunk.entry_id
+    ('data/root/foo/baz/c3/9', 0)
+    """
+
+    path: str
+    prefix: str
+    encoding: ChunkKeyEncoding
+    grid_shape: Coords | None
+    spec: ShardingSpec
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.spec.chunks_per_shard)
+
+    def chunk(self, coords: Coords, key: str | None = None) -> ChunkRef:
+        """The chunk at `coords`; `key` is its key, if the caller has it."""
+        cps = self.spec.chunks_per_shard
+        if key is None:
+            key = self.prefix + self.encoding.encode(coords)
+        if coords:
+            shard = self.shard(shard_coords_of(coords, cps))
+        else:
+            shard = ShardRef(self, (), key)  # as it is spelled: see ChunkKeyEncoding, "c0"
+        return ChunkRef(key, coords, shard, entry_id_of(coords, cps))
+
+    def shard(self, coords: Coords) -> ShardRef:
+        """The shard at shard coordinates `coords`."""
+        return ShardRef(self, coords, self.prefix + self.encoding.encode(coords))
+
+    def has_chunk(self, coords: Coords) -> bool:
+        """Whether the chunk at `coords` lies in the array."""
+        return self.grid_shape is None or is_inside(coords, self.grid_shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRef:
+    """One shard of one array: shard coordinates, and the key in the base store."""
+
+    layout: ArrayLayout
+    coords: Coords
+    key: str
+
+    def chunk_key(self, entry_id: int) -> str:
+        """Key of the chunk that is entry number `entry_id`."""
+        return self.chunk_keys(np.array([entry_id]))[0]
+
+    def chunk_keys(self, entry_ids: npt.NDArray[np.intp]) -> list[str]:
+        """Keys of the chunks that are these entries, in the order given."""
+        if self.layout.ndim == 0:
+            return [self.key] * len(entry_ids)
+        prefix, encode = self.layout.prefix, self.layout.encoding.encode
+        cps = self.layout.spec.chunks_per_shard
+        return [prefix + encode(c) for c in coords_of_entries(entry_ids, self.coords, cps)]
+
+    def grid_entries(self) -> npt.NDArray[np.intp]:
+        """Ascending ids of the entries that lie in the array: those available to fill."""
+        return self.entries_of(())
+
+    def entries_of(self, leading: Coords) -> npt.NDArray[np.intp]:
+        """Ascending ids of the entries in the array whose leading coordinates are `leading`."""
+        cps = self.layout.spec.chunks_per_shard
+        box = grid_box(self.coords, cps, self.layout.grid_shape)
+        box = tuple(
+            (max(lo, c), min(hi, c + 1)) for (lo, hi), c in zip(box, leading, strict=False)
+        ) + box[len(leading) :]
+        return entries_in_box(box, self.coords, cps)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRef:
+    """One chunk: its key, its coordinates, and the entry of the shard that holds it."""
+
+    key: str
+    coords: Coords
+    shard: ShardRef
+    entry_id: int

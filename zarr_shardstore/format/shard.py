@@ -1,0 +1,99 @@
+"""A whole shard: entries and their index as one run of bytes.
+
+::
+
+    index at the end     ├── entry bytes, any order, any gaps ──┤ index ┤
+    index at the start   ├ index ┤── entry bytes, any order, any gaps ──┤
+
+Source: sharding storage transformer draft, "Binary shard format"; ZEP 2, "index_location".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from zarr_shardstore.format.index import MISSING, IndexFormat, ShardIndex
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.grid import n_entries_of
+from zarr_shardstore.format.orders import EntryOrder, order_entries
+
+__all__ = ["build_shard", "index_of_shard", "split_shard"]
+
+
+def build_shard(
+    entries: Mapping[int, bytes | memoryview],
+    chunks_per_shard: Coords,
+    form: IndexFormat,
+    order: EntryOrder = "C",
+) -> bytes:
+    """Assemble a shard without gaps.
+
+    Parameters
+    ----------
+    entries
+        Bytes by entry id; ids that are not given are missing.
+    order
+        In which order the bytes are written.
+    """
+    n_entries = n_entries_of(chunks_per_shard)
+    ids = order_entries(
+        np.fromiter(entries, dtype=np.intp, count=len(entries)), chunks_per_shard, order
+    )
+    values = [entries[i] for i in ids.tolist()]
+    nbytes = np.fromiter(map(len, values), dtype=np.uint64, count=len(values))
+    start = form.nbytes(n_entries) if form.location == "start" else 0
+    fields = np.full((n_entries, 2), MISSING, dtype=np.uint64)
+    fields[ids, 0] = np.cumsum(nbytes) - nbytes + np.uint64(start)
+    fields[ids, 1] = nbytes
+    index = ShardIndex(fields).encode(form)
+    return b"".join([index, *values] if form.location == "start" else [*values, index])
+
+
+def index_of_shard(
+    shard: bytes | memoryview, chunks_per_shard: Coords, form: IndexFormat
+) -> ShardIndex:
+    """Decode the index of a whole shard; its entries are not checked.
+
+    Raises
+    ------
+    IndexDamage
+        If the shard is shorter than its index, or the checksum does not match.
+    """
+    n_entries = n_entries_of(chunks_per_shard)
+    nbytes = form.nbytes(n_entries)
+    view = memoryview(shard)
+    data = view[:nbytes] if form.location == "start" else view[max(0, len(view) - nbytes) :]
+    return ShardIndex.decode(data, n_entries, form)
+
+
+def split_shard(
+    shard: bytes | memoryview,
+    chunks_per_shard: Coords,
+    form: IndexFormat,
+    *,
+    without: Collection[int] = (),
+) -> dict[int, memoryview]:
+    """Take a whole shard apart, without a copy: the bytes of each entry by its id.
+
+    The entries `without` are left out, and may be damaged.
+
+    Raises
+    ------
+    IndexDamage
+        If the index cannot be decoded or another entry leaves the shard.
+    """
+    index = index_of_shard(shard, chunks_per_shard, form)
+    if without:
+        fields = index.fields.copy()
+        fields[list(without)] = MISSING
+        index = ShardIndex(fields)
+    index.check_entries(len(shard), form)
+    view = memoryview(shard)
+    ids = index.present_ids()
+    spans = index.fields[ids].tolist()
+    return {
+        i: view[offset : offset + nbytes]
+        for i, (offset, nbytes) in zip(ids.tolist(), spans, strict=True)
+    }

@@ -1,0 +1,45 @@
+"""What a driver needs of a base store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol, TypeAlias
+
+from zarr_shardstore.plan.requests import Request
+
+__all__ = ["Backend", "Mode", "Perform"]
+
+Mode: TypeAlias = Literal["inline", "thread", "async"]
+"""Where an async caller lets the work be done: at once (memory), in a worker thread, with
+one hop for each batch (blocking I/O), or in the event loop (the base store is async)."""
+
+Perform: TypeAlias = Callable[[list[Request]], list[Any]]
+
+
+class Backend(Protocol):
+    """A base store, spoken to in batches of requests.
+
+    Replies are those of `zarr_shardstore.plan.requests`; a `Found` whose version is ``None``
+    gets one from the driver. Errors of the base store pass through.
+    """
+
+    @property
+    def mode(self) -> Mode:
+        """How an async caller reaches it."""
+
+    @property
+    def can_block(self) -> bool:
+        """Whether `perform` may be called."""
+
+    def scope(self, key: str) -> Hashable:
+        """Identity of an object in this process, whichever store object it is reached by."""
+
+    def session(self) -> AbstractContextManager[Perform]:
+        """A `perform` for one flow, which may keep objects open from batch to batch."""
+
+    def perform(self, batch: list[Request]) -> list[Any]:
+        """Perform requests, blocking."""
+
+    async def perform_async(self, batch: list[Request]) -> list[Any]:
+        """Perform requests concurrently."""

@@ -1,0 +1,32 @@
+"""zarr buffers to bytes and back, without a copy on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+from zarr.core.buffer import Buffer
+from zarr.core.buffer.cpu import Buffer as CpuBuffer
+
+__all__ = ["as_view", "to_buffer"]
+
+
+def as_view(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
+    """Read-only view of the bytes of `value`.
+
+    Raises
+    ------
+    TypeError
+        If `value` holds no bytes.
+    """
+    if isinstance(value, Buffer):
+        return memoryview(value.as_numpy_array().view(np.uint8)).toreadonly()  # type: ignore[arg-type]
+    if isinstance(value, bytes | bytearray | memoryview):
+        view = memoryview(value)
+        return (view if view.format == "B" and view.ndim == 1 else view.cast("B")).toreadonly()
+    raise TypeError(
+        f"`value` must be a Buffer instance or bytes. Got an instance of {type(value)} instead."
+    )
+
+
+def to_buffer(value: bytes | memoryview) -> Buffer:
+    """A CPU buffer that shares the memory of `value`."""
+    return CpuBuffer.from_bytes(value)  # type: ignore[arg-type]

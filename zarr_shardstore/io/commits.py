@@ -1,0 +1,143 @@
+"""One writer at a time for each shard of the process, and group commit.
+
+Whoever updates a shard joins its queue. The first one in leads: it takes all updates that
+wait, commits them in one write, and goes on until none wait. The others wait for a future.
+So n concurrent updates of one shard cost a few writes, not n, and none is lost.
+
+A queue exists only while its shard is being written, so there is nothing to clean up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from zarr_shardstore.errors import ShardConflictError
+from zarr_shardstore.plan.requests import UpdateShard
+
+__all__ = ["Pending", "abandon", "join", "take", "wait_blocking", "worker_pool"]
+
+
+@dataclass(slots=True)
+class Pending:
+    """An update that waits for its commit."""
+
+    request: UpdateShard
+    done: Future[None]
+
+
+@dataclass(slots=True)
+class _Queue:
+    loop: asyncio.AbstractEventLoop | None
+    waiting: list[Pending] = field(default_factory=list)
+
+
+_lock = threading.Lock()
+_queues: dict[Hashable, _Queue] = {}
+_pool: ThreadPoolExecutor | None = None
+
+
+def join(
+    scope: Hashable, request: UpdateShard, loop: asyncio.AbstractEventLoop | None
+) -> tuple[Future[None], bool]:
+    """Put an update into the queue of its shard.
+
+    Parameters
+    ----------
+    scope
+        Identity of the shard in this process.
+    loop
+        The event loop in which the caller would lead, if not by blocking.
+
+    Returns
+    -------
+    done : Future
+        Resolves when the update is committed, or with the error that kept it out.
+    leads : bool
+        The caller must now `take` and commit until `take` returns nothing.
+    """
+    done: Future[None] = Future()
+    # Running: a waiter that is cancelled does not cancel the commit under way.
+    done.set_running_or_notify_cancel()
+    with _lock:
+        queue = _queues.get(scope)
+        leads = queue is None
+        if queue is None:
+            queue = _queues[scope] = _Queue(loop)
+        queue.waiting.append(Pending(request, done))
+    return done, leads
+
+
+def take(scope: Hashable) -> list[Pending]:
+    """All updates that wait for a shard; if there are none, its queue is closed."""
+    with _lock:
+        queue = _queues[scope]
+        waiting, queue.waiting = queue.waiting, []
+        if not waiting:
+            del _queues[scope]
+        return waiting
+
+
+def abandon(scope: Hashable, taken: list[Pending]) -> None:
+    """The leader was interrupted: whoever waits gets an error, the shard is free again."""
+    with _lock:
+        queue = _queues.pop(scope, None)
+    for pending in taken + (queue.waiting if queue else []):
+        if not pending.done.done():
+            error = ShardConflictError(
+                "the writer that was committing this update was interrupted: the update may or "
+                "may not be stored; write it again"
+            )
+            pending.done.set_exception(error)
+
+
+def wait_blocking(scope: Hashable, done: Future[None]) -> None:
+    """Wait for a commit that another caller leads.
+
+    Raises
+    ------
+    ShardConflictError
+        If the leader is a task of the event loop of this very thread: waiting would block it.
+    """
+    if not done.done():
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        with _lock:
+            queue = _queues.get(scope)
+        if running is not None and queue is not None and queue.loop is running:
+            raise ShardConflictError(
+                "a blocking write of a shard that a task of the same event loop is writing "
+                "would never end; await the async operation instead"
+            )
+    done.result()
+
+
+def worker_pool() -> ThreadPoolExecutor:
+    """Threads for blocking work of async callers.
+
+    Our own: no thread of it ever waits for a commit, so leaders always find one that is free.
+    """
+    global _pool
+    with _lock:
+        if _pool is None:
+            n_threads = min(32, (os.cpu_count() or 1) + 4)
+            _pool = ThreadPoolExecutor(n_threads, thread_name_prefix="zarr-shardstore")
+        return _pool
+
+
+def _reset_after_fork() -> None:
+    """The child has neither the parent's leaders nor its threads."""
+    global _lock, _pool
+    _lock = threading.Lock()
+    _queues.clear()
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)

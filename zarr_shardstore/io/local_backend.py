@@ -1,0 +1,168 @@
+"""Backend for zarr's ``LocalStore``: positioned reads on the local file system.
+
+Within one flow a file is opened once. Its index and its entries then come from the same
+file, whatever other threads and processes rename over its name meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from zarr.core.sync import sync
+from zarr.storage import LocalStore
+
+from zarr_shardstore.io.backend import Mode, Perform
+from zarr_shardstore.io.buffers import to_buffer
+from zarr_shardstore.plan.ranges import ByteRange, resolve_range
+from zarr_shardstore.plan.requests import (
+    Delete,
+    DeletePrefix,
+    Exists,
+    Found,
+    Get,
+    GetSize,
+    ListDir,
+    ListPrefix,
+    Request,
+    Set,
+    SetIfNotExists,
+)
+
+__all__ = ["LocalBackend"]
+
+_NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+class _OpenFile:
+    """A file open for reading; two replies from one of them are of one state."""
+
+    __slots__ = ("fd", "size")
+
+    def __init__(self, path: str) -> None:
+        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        status = os.fstat(self.fd)
+        if stat.S_ISDIR(status.st_mode):
+            os.close(self.fd)
+            raise IsADirectoryError(path)
+        self.size = status.st_size
+
+    def read(self, byte_range: ByteRange | None) -> memoryview:
+        start, stop = resolve_range(byte_range, self.size)
+        data = os.pread(self.fd, stop - start, start)
+        while len(data) < stop - start:  # a signal, a huge read, or a file cut short
+            more = os.pread(self.fd, stop - start - len(data), start + len(data))
+            if not more:
+                break
+            data += more
+        return memoryview(data)
+
+
+class LocalBackend:
+    """Reads files by itself; writes as ``LocalStore`` does (temporary file and rename)."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self.store = store
+        self._root = os.path.join(os.path.abspath(store.root), "")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LocalBackend) and self._root == other._root
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.store)
+
+    @property
+    def mode(self) -> Mode:
+        return "thread"
+
+    @property
+    def can_block(self) -> bool:
+        return True
+
+    def scope(self, key: str) -> Hashable:
+        return ("file", self._root + key)
+
+    @contextmanager
+    def session(self) -> Iterator[Perform]:
+        files: dict[str, _OpenFile] = {}
+        try:
+            yield lambda batch: [self._perform_one(request, files) for request in batch]
+        finally:
+            for file in files.values():
+                os.close(file.fd)
+
+    def perform(self, batch: list[Request]) -> list[Any]:
+        with self.session() as perform:
+            return perform(batch)
+
+    async def perform_async(self, batch: list[Request]) -> list[Any]:
+        return self.perform(batch)
+
+    def _perform_one(self, request: Request, files: dict[str, _OpenFile]) -> Any:
+        match request:
+            case Get(key, byte_range):
+                file = files.get(key)
+                if file is None:
+                    try:
+                        file = files[key] = _OpenFile(self._root + key)
+                    except _NO_FILE:
+                        return Found(None, None)
+                return Found(file.read(byte_range), file, file.size)
+            case Exists(key):
+                return os.path.isfile(self._root + key)
+            case GetSize(key):
+                path = self._root + key
+                return os.path.getsize(path) if os.path.isfile(path) else None
+            case Set(key, value):
+                self.store.set_sync(key, to_buffer(value))
+                self._forget(key, files)
+            case SetIfNotExists(key, value):
+                sync(self.store.set_if_not_exists(key, to_buffer(value)))
+                self._forget(key, files)
+            case Delete(key):
+                self.store.delete_sync(key)
+                self._forget(key, files)
+            case DeletePrefix(prefix):
+                self._delete_directory(prefix)
+            case ListPrefix(prefix):
+                return self._list_files(prefix)
+            case ListDir(prefix):
+                try:
+                    return os.listdir(self._root + prefix)
+                except (FileNotFoundError, NotADirectoryError):
+                    return []
+            case _:
+                raise TypeError(f"a backend does not perform {request!r}")
+        return None
+
+    def _forget(self, key: str, files: dict[str, _OpenFile]) -> None:
+        """After a write the name belongs to another file."""
+        file = files.pop(key, None)
+        if file is not None:
+            os.close(file.fd)
+
+    def _delete_directory(self, prefix: str) -> None:
+        path = self._root + prefix
+        if not prefix:
+            for name in os.listdir(path) if os.path.isdir(path) else []:
+                child = os.path.join(path, name)
+                if os.path.isdir(child) and not os.path.islink(child):
+                    shutil.rmtree(child)
+                else:
+                    os.unlink(child)
+        elif os.path.isdir(path):
+            shutil.rmtree(path)
+
+    def _list_files(self, prefix: str) -> list[str]:
+        top = self._root + prefix
+        keys = []
+        for directory, _, names in os.walk(top):
+            key_prefix = os.path.join(directory, "")[len(self._root) :].replace(os.sep, "/")
+            keys += [key_prefix + name for name in names]
+        return keys

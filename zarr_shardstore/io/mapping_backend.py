@@ -1,0 +1,111 @@
+"""Backend for any ``MutableMapping[str, bytes]``; its values stay plain bytes.
+
+A mapping has no partial reads: each reply is cut from the whole value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+from zarr_shardstore.io.backend import Mode, Perform
+from zarr_shardstore.plan.ranges import resolve_range
+from zarr_shardstore.plan.requests import (
+    Delete,
+    DeletePrefix,
+    Exists,
+    Found,
+    Get,
+    GetSize,
+    ListDir,
+    ListPrefix,
+    Request,
+    Set,
+    SetIfNotExists,
+)
+
+__all__ = ["MappingBackend"]
+
+
+class MappingBackend:
+    """Reads and writes a mapping.
+
+    Thread safety: that of the mapping. A dict is safe; another one is used from worker
+    threads, several at once.
+    """
+
+    def __init__(self, mapping: MutableMapping[str, bytes]) -> None:
+        self.mapping = mapping
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MappingBackend) and (
+            self.mapping is other.mapping or self.mapping == other.mapping
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{type(self.mapping).__name__} at {id(self.mapping):#x}>"
+
+    @property
+    def mode(self) -> Mode:
+        return "inline" if type(self.mapping) is dict else "thread"
+
+    @property
+    def can_block(self) -> bool:
+        return True
+
+    def scope(self, key: str) -> Hashable:
+        return ("mapping", id(self.mapping), key)
+
+    @contextmanager
+    def session(self) -> Iterator[Perform]:
+        yield self.perform
+
+    def perform(self, batch: list[Request]) -> list[Any]:
+        return [self._perform_one(request) for request in batch]
+
+    async def perform_async(self, batch: list[Request]) -> list[Any]:
+        return self.perform(batch)
+
+    def _perform_one(self, request: Request) -> Any:
+        match request:
+            case Get(key, byte_range):
+                value = self._value(key)
+                if value is None:
+                    return Found(None, None)
+                start, stop = resolve_range(byte_range, len(value))
+                return Found(value[start:stop], None, len(value))
+            case Exists(key):
+                return key in self.mapping
+            case GetSize(key):
+                value = self._value(key)
+                return None if value is None else len(value)
+            case Set(key, value):
+                self.mapping[key] = bytes(value)
+            case SetIfNotExists(key, value):
+                self.mapping.setdefault(key, bytes(value))
+            case Delete(key):
+                self.mapping.pop(key, None)
+            case DeletePrefix(prefix):
+                for key in self._keys(prefix):
+                    self.mapping.pop(key, None)
+            case ListPrefix(prefix):
+                return self._keys(prefix)
+            case ListDir(prefix):
+                names = (key[len(prefix) :].split("/", 1)[0] for key in self._keys(prefix))
+                return list(dict.fromkeys(names))
+            case _:
+                raise TypeError(f"a backend does not perform {request!r}")
+        return None
+
+    def _value(self, key: str) -> memoryview | None:
+        try:
+            return memoryview(self.mapping[key]).toreadonly()
+        except KeyError:
+            return None
+
+    def _keys(self, prefix: str) -> list[str]:
+        # list() first, in one step: other threads may change the mapping meanwhile.
+        return [key for key in list(self.mapping) if key.startswith(prefix)]

@@ -1,0 +1,102 @@
+"""From whatever a user passes as a base store to a backend."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import fsspec
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.mapping import FSMap
+from zarr.abc.store import Store
+from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.io.backend import Backend
+from zarr_shardstore.io.local_backend import LocalBackend
+from zarr_shardstore.io.mapping_backend import MappingBackend
+from zarr_shardstore.io.zarr_backend import ZarrBackend
+
+__all__ = ["BaseStoreLike", "backend_of", "base_store_of"]
+
+BaseStoreLike: TypeAlias = (
+    "Store | StorePath | FSMap | fsspec.AbstractFileSystem | Path | str | "
+    "MutableMapping[str, bytes] | Any"
+)
+
+BaseStore: TypeAlias = "Store | MutableMapping[str, bytes]"
+
+
+def base_store_of(
+    store: BaseStoreLike, storage_options: dict[str, Any] | None = None
+) -> BaseStore:
+    """The zarr store or the mapping that `store` stands for.
+
+    ===================================  =============================================
+    zarr ``Store``                       itself
+    local path, ``file://`` URL          ``LocalStore``
+    other URL, fsspec file system        ``FsspecStore``
+    fsspec mapper                        ``FsspecStore``; ``LocalStore`` if local, which
+                                         replaces files at once where fsspec does not
+    obstore store                        ``ObjectStore``
+    other ``MutableMapping``             itself, values are plain bytes
+    ===================================  =============================================
+
+    Raises
+    ------
+    SpecError
+        If `storage_options` are given and no URL takes them.
+    TypeError
+        If it stands for none of these.
+    """
+    is_remote_url = isinstance(store, str) and "://" in store and not store.startswith("file://")
+    if storage_options and not is_remote_url:
+        raise SpecError("storage_options go with a URL; this base store takes none")
+    if isinstance(store, Store):
+        return store
+    if isinstance(store, StorePath):
+        if store.path:
+            raise SpecError(
+                f"a StorePath with a path ({store.path!r}) cannot be wrapped: wrap its store, "
+                "and pass the path to zarr"
+            )
+        return store.store
+    if isinstance(store, str) and is_remote_url:
+        return FsspecStore.from_url(store, storage_options=storage_options)
+    if isinstance(store, str):
+        return LocalStore(Path(store.removeprefix("file://")))
+    if isinstance(store, FSMap):
+        if isinstance(store.fs, LocalFileSystem):
+            return LocalStore(Path(store.root))
+        return FsspecStore.from_mapper(store)
+    if isinstance(store, fsspec.AbstractFileSystem):
+        return _store_of_filesystem(store)
+    if isinstance(store, Path):
+        return LocalStore(store)
+    if hasattr(store, "fs") and hasattr(store, "path"):
+        return FsspecStore.from_upath(store)
+    if type(store).__module__.split(".")[0] == "obstore":
+        return ObjectStore(store)
+    if isinstance(store, MutableMapping):
+        return store
+    raise TypeError(
+        f"a base store is a zarr store, a path or URL, an fsspec file system or mapper, an obstore "
+        f"store or a MutableMapping of bytes; got {type(store).__name__}"
+    )
+
+
+def backend_of(store: BaseStore) -> Backend:
+    """The backend for a base store. Subclasses keep their own methods: they may differ."""
+    if type(store) is LocalStore:
+        return LocalBackend(store)
+    if isinstance(store, Store):
+        return ZarrBackend(store)
+    return MappingBackend(store)
+
+
+def _store_of_filesystem(fs: fsspec.AbstractFileSystem) -> Store:
+    if not fs.async_impl:
+        fs = AsyncFileSystemWrapper(fs, asynchronous=True)
+    return FsspecStore(fs, path=fs.root_marker or "/")

@@ -1,0 +1,304 @@
+"""The two drivers of flows: blocking and async. Every decision is in the flows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from contextlib import nullcontext
+from itertools import groupby
+from typing import Any, TypeAlias, TypeVar
+
+from zarr.core.sync import sync
+
+from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.io import commits
+from zarr_shardstore.io.backend import Backend, Perform
+from zarr_shardstore.io.versions import UNSTABLE, publishing, version_of
+from zarr_shardstore.plan.entries import EntryUpdate
+from zarr_shardstore.plan.requests import (
+    Delete,
+    DeletePrefix,
+    Flow,
+    Found,
+    Get,
+    Request,
+    Set,
+    SetIfNotExists,
+    UpdateShard,
+)
+
+__all__ = ["Runner", "UpdateFlow"]
+
+T = TypeVar("T")
+
+UpdateFlow: TypeAlias = Callable[
+    [ShardRef, Sequence[Sequence[EntryUpdate]]], Flow[Sequence[Exception | None]]
+]
+"""The write strategy: a flow that commits groups of updates of one shard."""
+
+_MAX_SHARDS_AT_ONCE = 16
+"""Shards of one call that are rewritten concurrently: each is in memory meanwhile."""
+
+
+class Runner:
+    """Runs flows against a backend.
+
+    Parameters
+    ----------
+    backend : Backend
+        Performs the requests.
+    update_flow
+        Performs `UpdateShard`, one at a time for each shard of the process.
+
+    Thread safety: all methods may be called from any thread and any task.
+    """
+
+    def __init__(self, backend: Backend, update_flow: UpdateFlow) -> None:
+        self.backend = backend
+        self._update_flow = update_flow
+
+    # ------------------------------------------------------------ blocking
+
+    def run(self, flow: Flow[T]) -> T:
+        """Run a flow in this thread; through zarr's event loop if the backend cannot block."""
+        if not self.backend.can_block:
+            return sync(self.run_async(flow))
+        with self.backend.session() as perform:
+            return _drive(flow, lambda batch: self._perform(batch, perform))
+
+    def _perform(self, batch: list[Request], perform: Perform) -> list[Any]:
+        updates, others = _split(batch)
+        replies: dict[int, Any] = {}
+        if others:
+            requests = [request for _, request in others]
+            before = self._versions(requests)
+            with self._announced(requests):
+                found = perform(requests)
+            found = self._stamped(requests, found, before)
+            replies.update((i, reply) for (i, _), reply in zip(others, found, strict=True))
+        for i, update in updates:
+            self._commit(update)
+            replies[i] = None
+        return [replies[i] for i in range(len(batch))]
+
+    def _commit(self, request: UpdateShard) -> None:
+        scope = self.backend.scope(request.shard.key)
+        done, leads = commits.join(scope, request, None)
+        if leads:
+            self._lead(scope)
+        commits.wait_blocking(scope, done)
+
+    def _lead(self, scope: Hashable) -> None:
+        """Commit what waits for a shard, group by group, until nothing does."""
+        while taken := commits.take(scope):
+            try:
+                for shard, members in _groups(taken):
+                    _settle(members, _outcome(lambda: self.run(self._flow_of(shard, members))))  # noqa: B023
+            except BaseException:
+                commits.abandon(scope, taken)
+                raise
+
+    # --------------------------------------------------------------- async
+
+    async def run_async(self, flow: Flow[T], *, only_reads: bool = False) -> T:
+        """Run a flow in this task.
+
+        With `only_reads`, which says that the flow writes nothing, blocking work takes one
+        hop to a thread for the whole flow instead of one for each batch.
+        """
+        if only_reads and self.backend.mode == "thread":
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(commits.worker_pool(), self.run, flow)
+        return await _drive_async(flow, self._perform_async)
+
+    async def _perform_async(self, batch: list[Request]) -> list[Any]:
+        updates, others = _split(batch)
+        replies: dict[int, Any] = {}
+        if others:
+            requests = [request for _, request in others]
+            before = self._versions(requests)
+            with self._announced(requests):
+                found = await self._perform_others(requests)
+            found = self._stamped(requests, found, before)
+            replies.update((i, reply) for (i, _), reply in zip(others, found, strict=True))
+        if updates:
+            await _all_settled(self._commit_async(update) for _, update in updates)
+        return [replies.get(i) for i in range(len(batch))]
+
+    async def _perform_others(self, requests: list[Request]) -> list[Any]:
+        match self.backend.mode:
+            case "inline":
+                return self.backend.perform(requests)
+            case "thread":
+                loop = asyncio.get_running_loop()
+                pool = commits.worker_pool()
+                return await loop.run_in_executor(pool, self.backend.perform, requests)
+            case "async":
+                return await self.backend.perform_async(requests)
+
+    async def _commit_async(self, request: UpdateShard) -> None:
+        loop = asyncio.get_running_loop()
+        scope = self.backend.scope(request.shard.key)
+        done, leads = commits.join(scope, request, loop if self.backend.mode == "async" else None)
+        if leads:
+            try:
+                # One turn of the loop: siblings that are ready to write join this commit.
+                await asyncio.sleep(0)
+            finally:
+                self._start_leading(scope, loop)
+        await asyncio.wrap_future(done)
+
+    def _start_leading(self, scope: Hashable, loop: asyncio.AbstractEventLoop) -> None:
+        """Lead apart from the caller, who may be cancelled without harm to the others."""
+        match self.backend.mode:
+            case "inline":
+                self._lead(scope)
+            case "thread":
+                commits.worker_pool().submit(self._lead, scope)
+            case "async":
+                task = loop.create_task(self._lead_async(scope))
+                _leading.add(task)
+                task.add_done_callback(_leading.discard)
+
+    async def _lead_async(self, scope: Hashable) -> None:
+        while taken := commits.take(scope):
+            try:
+                for shard, members in _groups(taken):
+                    _settle(
+                        members,
+                        await _outcome_async(self.run_async(self._flow_of(shard, members))),
+                    )
+            except BaseException:
+                commits.abandon(scope, taken)
+                raise
+
+    # -------------------------------------------------------------- shared
+
+    def _flow_of(
+        self, shard: ShardRef, members: list[commits.Pending]
+    ) -> Flow[Sequence[Exception | None]]:
+        return self._update_flow(shard, [m.request.updates for m in members])
+
+    def _versions(self, requests: list[Request]) -> list[object]:
+        return [
+            version_of(self.backend.scope(r.key)) if isinstance(r, Get) else None for r in requests
+        ]
+
+    def _stamped(
+        self, requests: list[Request], replies: list[Any], before: list[object]
+    ) -> list[Any]:
+        """Give the replies of `Get` their versions, where the backend has none."""
+        stamped = []
+        for request, reply, version in zip(requests, replies, before, strict=True):
+            if isinstance(request, Get) and isinstance(reply, Found) and reply.version is None:
+                after = version_of(self.backend.scope(request.key))
+                reply = reply._replace(version=version if after == version else UNSTABLE)
+            stamped.append(reply)
+        return stamped
+
+    def _announced(self, requests: list[Request]) -> Any:
+        """Announce the writes among the requests while they are performed."""
+        writes = [
+            self.backend.scope(r.prefix if isinstance(r, DeletePrefix) else r.key)
+            for r in requests
+            if isinstance(r, Set | SetIfNotExists | Delete | DeletePrefix)
+        ]
+        return publishing(writes) if writes else nullcontext()
+
+
+_leading: set[asyncio.Task[None]] = set()
+"""Keeps leaders alive: an event loop holds its tasks only weakly."""
+
+
+def _drive(flow: Flow[T], perform: Perform) -> T:
+    try:
+        batch = next(flow)
+        while True:
+            try:
+                replies = perform(batch)
+            except Exception as error:
+                batch = flow.throw(error)
+            else:
+                batch = flow.send(replies)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        flow.close()
+
+
+async def _drive_async(
+    flow: Flow[T], perform: Callable[[list[Request]], Awaitable[list[Any]]]
+) -> T:
+    try:
+        batch = next(flow)
+        while True:
+            try:
+                replies = await perform(batch)
+            except Exception as error:
+                batch = flow.throw(error)
+            else:
+                batch = flow.send(replies)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        flow.close()
+
+
+def _split(
+    batch: list[Request],
+) -> tuple[list[tuple[int, UpdateShard]], list[tuple[int, Request]]]:
+    """Updates of shards, and all other requests, each with its position in the batch."""
+    updates, others = [], []
+    for i, request in enumerate(batch):
+        if isinstance(request, UpdateShard):
+            updates.append((i, request))
+        else:
+            others.append((i, request))
+    return updates, others
+
+
+def _groups(taken: list[commits.Pending]) -> list[tuple[ShardRef, list[commits.Pending]]]:
+    """Runs of updates that agree on the layout of the shard: one, but for a re-declaration."""
+    return [(s, list(members)) for s, members in groupby(taken, key=lambda p: p.request.shard)]
+
+
+def _outcome(run: Callable[[], T]) -> T | Exception:
+    try:
+        return run()
+    except Exception as error:
+        return error
+
+
+async def _outcome_async(awaitable: Awaitable[T]) -> T | Exception:
+    try:
+        return await awaitable
+    except Exception as error:
+        return error
+
+
+def _settle(
+    members: list[commits.Pending], outcome: Sequence[Exception | None] | Exception
+) -> None:
+    """Tell each waiting caller what became of its update."""
+    errors = [outcome] * len(members) if isinstance(outcome, Exception) else outcome
+    for pending, error in zip(members, errors, strict=True):
+        if error is None:
+            pending.done.set_result(None)
+        else:
+            pending.done.set_exception(error)
+
+
+async def _all_settled(coros: Iterable[Awaitable[None]]) -> None:
+    """Await all, a few at a time; then raise the first error, when nothing runs on."""
+    slots = asyncio.Semaphore(_MAX_SHARDS_AT_ONCE)
+
+    async def one(coro: Awaitable[None]) -> None:
+        async with slots:
+            await coro
+
+    outcomes = await asyncio.gather(*map(one, coros), return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome

@@ -1,0 +1,128 @@
+"""Listing: what a directory of shard keys says about chunk keys.
+
+Source: sharding storage transformer draft, "API implementation", list_prefix, list_dir and
+erase_prefix: a prefix that contains a part of the chunk-grid key is translated to the shards
+that it touches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.format.grid import coords_of_entries, grid_box, shard_coords_of
+from zarr_shardstore.format.index import ShardIndex
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef
+
+__all__ = ["GridDirectory", "entries_present", "locate_directory"]
+
+
+@dataclass(frozen=True, slots=True)
+class GridDirectory:
+    """A directory of chunk keys: an array's own, or one inside its grid.
+
+    Parameters
+    ----------
+    layout : ArrayLayout
+        Of the array.
+    n_components : int
+        How many components of a suffix its path has.
+    leading : tuple of int
+        Chunk coordinates that they spell, of the outermost dimensions.
+    """
+
+    layout: ArrayLayout
+    n_components: int
+    leading: Coords
+
+    @property
+    def shard_leading(self) -> Coords:
+        """Shard coordinates of the directory that holds its shards."""
+        cps = self.layout.spec.chunks_per_shard[: len(self.leading)]
+        return shard_coords_of(self.leading, cps)
+
+    @property
+    def base_directory(self) -> str:
+        """The directory of the base store that holds its shards."""
+        encoding = self.layout.encoding
+        dims = encoding.dims_of_components(self.layout.ndim)[: self.n_components]
+        components = [
+            encoding.encode_component(i, tuple(self.shard_leading[d] for d in ds))
+            for i, ds in enumerate(dims)
+        ]
+        return self.layout.prefix + "".join(f"{c}/" for c in components)
+
+    def shard_of_name(self, name: str) -> ShardRef | None:
+        """The shard that has this name in the base directory; ``None`` if none can have it."""
+        part = self._decode(name)
+        if part is None or not self._is_last:
+            return None
+        if self.layout.ndim == 0:
+            return ShardRef(self.layout, (), self.layout.prefix + name)
+        return self.layout.shard(self.shard_leading + part)
+
+    def expand_name(self, name: str) -> list[str] | None:
+        """Names of the chunk directories that a shard directory stands for.
+
+        All that are possible in the grid: whether they hold chunks is not looked up, as the
+        draft allows. ``None`` if `name` is no shard directory.
+        """
+        part = self._decode(name)
+        if part is None or self._is_last:
+            return None
+        if not part:
+            return [name]  # the "c" of the default encoding
+        cps, grid = self.layout.spec.chunks_per_shard, self.layout.grid_shape
+        dim = len(self.leading)
+        ((start, stop),) = grid_box(part, cps[dim : dim + 1], grid and grid[dim : dim + 1])
+        encode = self.layout.encoding.encode_component
+        return [encode(self.n_components, (c,)) for c in range(start, stop)]
+
+    def names_of_entries(self, shard: ShardRef, index: ShardIndex) -> list[str]:
+        """Names in this directory of the chunks that one of its shards holds."""
+        if self.layout.ndim == 0:
+            return [shard.key[len(self.layout.prefix) :]] if index.entry(0) is not None else []
+        ids = entries_present(shard, index, self.leading)
+        encode, first = self.layout.encoding.encode_component, len(self.leading)
+        cps = self.layout.spec.chunks_per_shard
+        return [
+            encode(self.n_components, coords[first:])
+            for coords in coords_of_entries(ids, shard.coords, cps)
+        ]
+
+    @property
+    def _dims(self) -> list[tuple[int, ...]]:
+        return self.layout.encoding.dims_of_components(self.layout.ndim)
+
+    @property
+    def _is_last(self) -> bool:
+        return self.n_components == len(self._dims) - 1
+
+    def _decode(self, name: str) -> Coords | None:
+        n_dims = len(self._dims[self.n_components])
+        return self.layout.encoding.decode_component(self.n_components, name, n_dims)
+
+
+def locate_directory(layout: ArrayLayout, directory: str) -> GridDirectory | None:
+    """Where a directory (ending with ``/``, or empty) lies in an array's chunk keys.
+
+    ``None`` if it is not the array's own and no chunk key starts with it.
+    """
+    if not directory.startswith(layout.prefix):
+        return None
+    path = directory[len(layout.prefix) :].removesuffix("/")
+    components = path.split("/") if path else []
+    if len(components) >= len(layout.encoding.dims_of_components(layout.ndim)):
+        return None
+    leading = layout.encoding.decode_leading(components, layout.ndim)
+    return None if leading is None else GridDirectory(layout, len(components), leading)
+
+
+def entries_present(
+    shard: ShardRef, index: ShardIndex, leading: Coords = ()
+) -> npt.NDArray[np.intp]:
+    """Ascending ids of the stored entries in the array whose coordinates start so."""
+    return np.intersect1d(shard.entries_of(leading), index.present_ids(), assume_unique=True)

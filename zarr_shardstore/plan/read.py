@@ -1,0 +1,275 @@
+"""Read flows: two rounds of requests, however many chunks of however many shards.
+
+Round 1 asks for the index of each shard once, round 2 for the coalesced spans of the entries
+found there. Where a shard was replaced between the rounds, or its bytes contradict its index,
+the shard is asked again, and at last read whole in one request: that one is before or after
+the write, and shows whether the shard is damaged.
+
+Source: sharding storage transformer draft, "API implementation", get_partial_values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zarr_shardstore.errors import CorruptShardError
+from zarr_shardstore.format.index import IndexDamage, ShardIndex
+from zarr_shardstore.format.layout import ChunkRef, ShardRef
+from zarr_shardstore.format.shard import index_of_shard
+from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
+from zarr_shardstore.plan.requests import Flow, Found, Get, GetSize
+from zarr_shardstore.plan.spans import Span, plan_spans
+
+__all__ = ["EntryRead", "Coalescing", "corrupt", "read_entries", "read_indexes"]
+
+_N_ATTEMPTS_IN_TWO_ROUNDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Coalescing:
+    """When two ranges of one shard are worth one request.
+
+    Parameters
+    ----------
+    max_gap_bytes
+        Unwanted bytes between two ranges that are read along. 4 KiB, a page of a file
+        system, costs less than a request anywhere; with 1 MiB more was lost than won.
+    max_coalesced_bytes
+        Largest span of more than one range.
+    """
+
+    max_gap_bytes: int = 4 * 1024
+    max_coalesced_bytes: int = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRead:
+    """Ask for the value of a chunk, or for a range of it."""
+
+    chunk: ChunkRef
+    byte_range: ByteRange | None = None
+
+
+@dataclass(slots=True)
+class _SpanRead:
+    """A span of one shard: which reads it serves, and the state it must be in."""
+
+    shard: ShardRef
+    index: ShardIndex
+    found: Found
+    span: Span
+    wanted: list[tuple[int, int]]
+    owners: list[int]
+
+
+def corrupt(shard: ShardRef, damage: IndexDamage, hint: str = "") -> CorruptShardError:
+    """The error that names the shard, the chunk and the bytes that `damage` is about."""
+    return CorruptShardError(
+        damage.message + hint,
+        shard_key=shard.key,
+        chunk_key=None if damage.entry_id is None else shard.chunk_key(damage.entry_id),
+        byte_range=damage.byte_range,
+    )
+
+
+def read_indexes(shards: Sequence[ShardRef]) -> Flow[list[ShardIndex | None]]:
+    """Read the indexes of shards in one round; ``None`` where there is no shard.
+
+    Raises
+    ------
+    CorruptShardError
+        If an index cannot be decoded.
+    """
+    if not shards:
+        return []
+    replies: list[Found] = yield [_get_index(shard) for shard in shards]
+    indexes = []
+    for shard, found in zip(shards, replies, strict=True):
+        try:
+            indexes.append(_decode_index(shard, found))
+        except IndexDamage as damage:
+            raise corrupt(shard, damage) from damage
+    return indexes
+
+
+def read_entries(
+    reads: Sequence[EntryRead], coalescing: Coalescing, others: Sequence[Get] = ()
+) -> Flow[tuple[list[memoryview | None], list[Found]]]:
+    """Read values of chunks; ``None`` where a chunk is missing.
+
+    Parameters
+    ----------
+    others
+        Requests for whole objects, which go along with the first round.
+
+    Returns
+    -------
+    values, founds
+        Of `reads` and of `others`.
+
+    Cost: one index request for each shard, then one request for each span; a chunk that was
+    asked for twice is read once if the ranges touch.
+
+    Raises
+    ------
+    SpecError
+        If a byte range has a negative number.
+    CorruptShardError
+        If an index, or an entry that was asked for, is damaged. Others do not matter.
+    """
+    for read in reads:
+        resolve_range(read.byte_range, 0)
+    values: list[memoryview | None] = [None] * len(reads)
+    by_shard: dict[str, list[int]] = {}
+    for i, read in enumerate(reads):
+        by_shard.setdefault(read.chunk.shard.key, []).append(i)
+    pending = list(by_shard.values())
+    founds: list[Found] = []
+    for attempt in range(_N_ATTEMPTS_IN_TWO_ROUNDS):
+        shards = [reads[group[0]].chunk.shard for group in pending]
+        batch = [_get_index(shard) for shard in shards] + list(others if attempt == 0 else ())
+        if not batch:
+            break
+        replies: list[Found] = yield batch
+        founds += replies[len(shards) :]
+        pending = yield from _read_spans(reads, pending, replies, values, coalescing)
+    if pending:
+        yield from _read_whole(reads, pending, values)
+    return values, founds
+
+
+def _read_spans(
+    reads: Sequence[EntryRead],
+    pending: list[list[int]],
+    indexes: list[Found],
+    values: list[memoryview | None],
+    coalescing: Coalescing,
+) -> Flow[list[list[int]]]:
+    """Fill `values`; return the groups of reads whose shard must be asked again."""
+    shards = [reads[group[0]].chunk.shard for group in pending]
+    again: list[list[int]] = []
+    span_reads: list[_SpanRead] = []
+    for shard, group, found in zip(shards, pending, indexes, strict=False):
+        for i in group:
+            values[i] = None
+        try:
+            index = _decode_index(shard, found)
+            if index is not None:
+                span_reads += _plan_shard(shard, index, found, reads, group, values, coalescing)
+        except IndexDamage:
+            again.append(group)
+    if not span_reads:
+        return again
+    try:
+        replies = yield [Get(s.shard.key, Range(s.span.start, s.span.stop)) for s in span_reads]
+    except Exception:
+        yield from _blame_entries(span_reads, reads)
+        raise
+    moved: set[str] = set()
+    for s, found in zip(span_reads, replies, strict=True):
+        data = found.value
+        if data is None or len(data) != s.span.stop - s.span.start:
+            moved.add(s.shard.key)
+        elif found.version != s.found.version:
+            moved.add(s.shard.key)
+        else:
+            for member in s.span.members:
+                start, stop = s.wanted[member]
+                values[s.owners[member]] = data[start - s.span.start : stop - s.span.start]
+    again += [g for s, g in zip(shards, pending, strict=True) if s.key in moved]
+    return again
+
+
+def _plan_shard(
+    shard: ShardRef,
+    index: ShardIndex,
+    found: Found,
+    reads: Sequence[EntryRead],
+    group: list[int],
+    values: list[memoryview | None],
+    coalescing: Coalescing,
+) -> list[_SpanRead]:
+    """Spans that the reads of one shard need; values that need none are filled in."""
+    wanted: list[tuple[int, int]] = []
+    owners: list[int] = []
+    for i in group:
+        entry = index.entry(reads[i].chunk.entry_id)
+        if entry is None:
+            continue
+        if found.size is not None:
+            index.check_entry(
+                reads[i].chunk.entry_id, found.size, shard.layout.spec.index
+            )
+        offset, nbytes = entry
+        start, stop = resolve_range(reads[i].byte_range, nbytes)
+        if start == stop:
+            values[i] = memoryview(b"")
+        else:
+            wanted.append((offset + start, offset + stop))
+            owners.append(i)
+    spans = plan_spans(
+        wanted,
+        max_gap_bytes=coalescing.max_gap_bytes,
+        max_coalesced_bytes=coalescing.max_coalesced_bytes,
+    )
+    return [_SpanRead(shard, index, found, span, wanted, owners) for span in spans]
+
+
+def _blame_entries(span_reads: list[_SpanRead], reads: Sequence[EntryRead]) -> Flow[None]:
+    """After a failed round 2: raise `CorruptShardError` if an entry is what made it fail.
+
+    A damaged entry may ask for a range that a base store refuses, or for more memory than
+    there is; only the size of the shard tells that from a failure of the base store.
+    """
+    sizes: list[int | None] = yield [GetSize(s.shard.key) for s in span_reads]
+    for s, size in zip(span_reads, sizes, strict=True):
+        if size is None:
+            continue
+        for member in s.span.members:
+            entry_id = reads[s.owners[member]].chunk.entry_id
+            try:
+                s.index.check_entry(entry_id, size, s.shard.layout.spec.index)
+            except IndexDamage as damage:
+                raise corrupt(s.shard, damage) from damage
+
+
+def _read_whole(
+    reads: Sequence[EntryRead], pending: list[list[int]], values: list[memoryview | None]
+) -> Flow[None]:
+    """Fill `values` from whole shards, each read in one request."""
+    shards = [reads[group[0]].chunk.shard for group in pending]
+    replies: list[Found] = yield [Get(shard.key) for shard in shards]
+    for shard, group, found in zip(shards, pending, replies, strict=True):
+        spec = shard.layout.spec
+        for i in group:
+            values[i] = None
+        if found.value is None:
+            continue
+        try:
+            index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
+            for i in group:
+                entry_id = reads[i].chunk.entry_id
+                index.check_entry(entry_id, len(found.value), spec.index)
+                entry = index.entry(entry_id)
+                if entry is not None:
+                    offset, nbytes = entry
+                    start, stop = resolve_range(reads[i].byte_range, nbytes)
+                    values[i] = found.value[offset + start : offset + stop]
+        except IndexDamage as damage:
+            raise corrupt(shard, damage) from damage
+
+
+def _get_index(shard: ShardRef) -> Get:
+    spec = shard.layout.spec
+    nbytes = spec.index_nbytes
+    return Get(
+        shard.key, Range(0, nbytes) if spec.index.location == "start" else Suffix(nbytes)
+    )
+
+
+def _decode_index(shard: ShardRef, found: Found) -> ShardIndex | None:
+    if found.value is None:
+        return None
+    spec = shard.layout.spec
+    return ShardIndex.decode(found.value, spec.n_entries, spec.index)

@@ -1,0 +1,144 @@
+"""The requests that flows make and the replies that they get.
+
+A *flow* is a generator: it yields a batch of independent requests, receives one reply for
+each, in order, and returns its result. It does no I/O; a driver of the floor above performs
+the batches, blocking or async. An exception of a request is thrown into the flow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.plan.entries import EntryUpdate
+from zarr_shardstore.plan.ranges import ByteRange
+
+__all__ = [
+    "Delete",
+    "DeletePrefix",
+    "Exists",
+    "Flow",
+    "Found",
+    "Get",
+    "GetSize",
+    "ListDir",
+    "ListPrefix",
+    "Request",
+    "Set",
+    "SetIfNotExists",
+    "UpdateShard",
+]
+
+Bytes: TypeAlias = bytes | memoryview
+T = TypeVar("T")
+
+
+class Found(NamedTuple):
+    """Reply to `Get`.
+
+    Two replies of one key with equal versions were read from one state of the object. A
+    version that equals nothing says that the object was being written.
+    """
+
+    value: memoryview | None
+    """The bytes asked for, fewer where the object ends; ``None`` if there is no object."""
+    version: object
+    """State of the object that was read."""
+    size: int | None = None
+    """Size of the whole object in bytes, where the base store tells without a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read an object or a range of it. Reply: `Found`."""
+
+    key: str
+    byte_range: ByteRange | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    """Ask whether an object is there. Reply: bool."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class GetSize:
+    """Ask for the size of an object. Reply: int, or ``None`` if there is no object."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """Store an object, replacing any. Reply: ``None``."""
+
+    key: str
+    value: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetIfNotExists:
+    """Store an object unless there is one. Reply: ``None``."""
+
+    key: str
+    value: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove an object; no error if there is none. Reply: ``None``."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePrefix:
+    """Remove all objects in a directory: a prefix that is empty or ends with ``/``."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListPrefix:
+    """List the keys in a directory, recursively. Reply: list of full keys."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListDir:
+    """List a directory. Reply: list of names of its keys and its sub-directories."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateShard:
+    """Commit updates of entries of one shard, together or not at all. Reply: ``None``.
+
+    The driver holds the shard for one writer at a time, commits concurrent updates of one
+    shard together, and runs `write.update_shard` for it.
+    """
+
+    shard: ShardRef
+    updates: tuple[EntryUpdate, ...]
+
+
+Request: TypeAlias = (
+    Get
+    | Exists
+    | GetSize
+    | Set
+    | SetIfNotExists
+    | Delete
+    | DeletePrefix
+    | ListPrefix
+    | ListDir
+    | UpdateShard
+)
+
+Flow: TypeAlias = Generator[list[Request], list[Any], T]

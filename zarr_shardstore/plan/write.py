@@ -1,0 +1,189 @@
+"""Write flows of the ``rewrite`` strategy: read what must stay, publish a new shard.
+
+The base store replaces the object at once, so a reader sees the shard before or after.
+
+Source: sharding storage transformer draft, "API implementation", set_partial_values and
+erase_values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.index import IndexDamage
+from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.orders import EntryOrder
+from zarr_shardstore.format.shard import build_shard, split_shard
+from zarr_shardstore.plan.entries import EntryUpdate, Erase, Patch, Put, apply_pieces
+from zarr_shardstore.plan.read import corrupt, read_indexes
+from zarr_shardstore.plan.requests import Delete, Exists, Flow, Found, Get, Set
+
+__all__ = ["update_shard"]
+
+Bytes = bytes | memoryview
+_KEEP_HINT = (
+    "; nothing was written, because the shard cannot be rewritten without losing it: "
+    "erase or overwrite this chunk first"
+)
+
+
+def update_shard(
+    shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], *, order: EntryOrder
+) -> Flow[list[SpecError | None]]:
+    """Commit groups of updates of one shard in one write; each group whole or not at all.
+
+    The caller must hold the shard: no other writer may come between the read and the write.
+
+    Returns
+    -------
+    list
+        For each group ``None``, or the error for which it was left out.
+
+    Cost: if the updates give every entry of the array in this shard a new value, one ``Set``
+    or one ``Delete`` and no read. Otherwise one read of the whole shard before it; for
+    erasures alone first one of the index, and nothing more if there is nothing to erase.
+
+    Raises
+    ------
+    CorruptShardError
+        If an entry that must stay is damaged, or the index is; nothing was written.
+    """
+    updates = [update for group in groups for update in group]
+    known, must_read = _entries_known_without_reading(updates)
+    is_erasure = all(isinstance(update, Erase) for update in updates)
+    is_full = not must_read and known.keys() >= set(shard.grid_entries().tolist())
+    if is_full and (yield from _is_replaced_whole(shard, known)):
+        old: dict[int, Bytes] = {}
+    elif is_erasure and not (yield from _has_any(shard, known.keys())):
+        return [None] * len(groups)
+    else:
+        old = yield from _read_entries_to_keep(shard, updates)
+
+    outcomes, new = _apply(shard, groups, old)
+    if any(outcomes):
+        # What a failed group would have replaced was not read above: plan without it.
+        good = [g for g, error in zip(groups, outcomes, strict=True) if error is None]
+        if good:
+            yield from update_shard(shard, good, order=order)
+        return outcomes
+    if not new:
+        return outcomes
+    entries = {i: v for i, v in {**old, **new}.items() if v is not None}
+    if entries:
+        spec = shard.layout.spec
+        data = build_shard(entries, spec.chunks_per_shard, spec.index, order)
+        yield [Set(shard.key, data)]
+    else:
+        yield [Delete(shard.key)]
+    return outcomes
+
+
+def _entries_known_without_reading(
+    updates: Sequence[EntryUpdate],
+) -> tuple[dict[int, int | None], bool]:
+    """Which entries have a new value that does not depend on the stored one.
+
+    Returns
+    -------
+    known : dict
+        ``None`` by entry id; or, where pieces were written from 0 on, how many bytes: the
+        new value is known if the stored one is not longer.
+    must_read : bool
+        Whether another update depends on stored values.
+    """
+    known: dict[int, int | None] = {}
+    must_read = False
+    for update in updates:
+        is_known = known.get(update.entry_id, 0) is None
+        match update:
+            case Erase() | Put(only_if_missing=False):
+                known[update.entry_id] = None
+            case Patch() if not is_known:
+                nbytes = update.nbytes_from_start
+                if nbytes is None:
+                    must_read = True
+                else:
+                    known[update.entry_id] = max(nbytes, known.get(update.entry_id) or 0)
+            case Put() if not is_known:
+                must_read = True
+    return known, must_read
+
+
+def _is_replaced_whole(shard: ShardRef, known: dict[int, int | None]) -> Flow[bool]:
+    """Whether no stored byte of the shard survives the updates.
+
+    A value written from 0 on leaves the tail of a longer stored one in place, so where there
+    is a shard its index decides.
+    """
+    patched = {i: nbytes for i, nbytes in known.items() if nbytes is not None}
+    if not patched:
+        return True
+    (exists,) = yield [Exists(shard.key)]
+    if not exists:
+        return True
+    (index,) = yield from read_indexes([shard])
+    if index is None:
+        return True
+    stored = {i: index.entry(i) for i in patched}
+    return all(e is None or e[1] <= patched[i] for i, e in stored.items())
+
+
+def _has_any(shard: ShardRef, entry_ids: Sequence[int] | set[int]) -> Flow[bool]:
+    """Whether any of these entries is stored."""
+    (index,) = yield from read_indexes([shard])
+    return index is not None and any(index.entry(i) is not None for i in entry_ids)
+
+
+def _read_entries_to_keep(
+    shard: ShardRef, updates: Sequence[EntryUpdate]
+) -> Flow[dict[int, Bytes]]:
+    """Stored entries, but for those that the first update replaces: these may be damaged."""
+    replaced: set[int] = set()
+    needed: set[int] = set()
+    for update in updates:
+        replaces = isinstance(update, Erase) or (
+            isinstance(update, Put) and not update.only_if_missing
+        )
+        (replaced if replaces and update.entry_id not in needed else needed).add(update.entry_id)
+    found: Found
+    (found,) = yield [Get(shard.key)]
+    if found.value is None:
+        return {}
+    spec = shard.layout.spec
+    try:
+        return dict(
+            split_shard(found.value, spec.chunks_per_shard, spec.index, without=replaced - needed)
+        )
+    except IndexDamage as damage:
+        hint = _KEEP_HINT if damage.entry_id is not None else "; nothing was written"
+        raise corrupt(shard, damage, hint) from damage
+
+
+def _apply(
+    shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], old: dict[int, Bytes]
+) -> tuple[list[SpecError | None], dict[int, Bytes | None]]:
+    """New values by entry id (``None``: erased), and what is wrong with each group."""
+    new: dict[int, Bytes | None] = {}
+    outcomes: list[SpecError | None] = []
+    for group in groups:
+        trial: dict[int, Bytes | None] = {}
+        try:
+            for update in group:
+                i = update.entry_id
+                before = trial[i] if i in trial else new[i] if i in new else old.get(i)
+                match update:
+                    case Erase():
+                        trial[i] = None
+                    case Put(only_if_missing=True) if before is not None:
+                        pass
+                    case Put():
+                        trial[i] = update.value
+                    case Patch():
+                        trial[i] = apply_pieces(shard.chunk_key(i), before, update.pieces)
+        except SpecError as error:
+            outcomes.append(error)
+        else:
+            new.update(trial)
+            outcomes.append(None)
+    return outcomes, new

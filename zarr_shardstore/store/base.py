@@ -1,0 +1,109 @@
+"""What both stores are made of: a base store, the operations on it, and their driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zarr.abc.store import Store
+
+from zarr_shardstore.errors import ReadOnlyError, SpecError
+from zarr_shardstore.format.declarations import Declaration
+from zarr_shardstore.format.orders import EntryOrder, check_order
+from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
+from zarr_shardstore.io.runner import Runner
+from zarr_shardstore.plan.read import Coalescing
+from zarr_shardstore.store.operations import Operations, Options
+from zarr_shardstore.store.policy import ChunksPerShard, ShardingPolicy
+
+__all__ = ["Sharding", "open_sharding"]
+
+
+class Sharding:
+    """A base store with sharding: operations and driver.
+
+    Pickles without what it learned about arrays; another process learns it anew.
+    """
+
+    def __init__(self, base: BaseStore, policy: ShardingPolicy, options: Options) -> None:
+        self.base = base
+        self.policy = policy
+        self.options = options
+        self.operations = Operations(policy, options)
+        self.runner = Runner(backend_of(base), self.operations.update_shard)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Sharding, (self.base, self.policy, self.options)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Sharding)
+            and self.runner.backend == other.runner.backend
+            and self.policy == other.policy
+            and self.options == other.options
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def is_base_read_only(self) -> bool:
+        """Whether the base store refuses writes."""
+        return isinstance(self.base, Store) and self.base.read_only
+
+    def writable(self) -> Sharding:
+        """The same with a base store that takes writes, as far as it offers that."""
+        if not self.is_base_read_only or not isinstance(self.base, Store):
+            return self
+        return Sharding(self.base.with_read_only(False), self.policy, self.options)
+
+    def describe(self) -> str:
+        """Arguments that make this, for a repr."""
+        parts = [repr(self.runner.backend)]
+        if self.policy.chunks_per_shard is not None:
+            parts.append(f"chunks_per_shard={self.policy.chunks_per_shard!r}")
+        if self.options.declaration != Options().declaration:
+            parts.append(f"declaration={self.options.declaration!r}")
+        if self.options.order != Options().order:
+            parts.append(f"order={self.options.order!r}")
+        return ", ".join(parts)
+
+
+def open_sharding(
+    store: BaseStoreLike,
+    *,
+    chunks_per_shard: ChunksPerShard,
+    declaration: Declaration,
+    order: EntryOrder,
+    max_gap_bytes: int | None,
+    max_coalesced_bytes: int | None,
+    storage_options: Mapping[str, Any] | None,
+) -> Sharding:
+    """Check the options that both stores take, and open the base store.
+
+    Raises
+    ------
+    SpecError, TypeError
+        If an option or the base store is not valid.
+    """
+    if declaration not in ("codec", "storage_transformers"):
+        raise SpecError(
+            f"declaration is 'codec' or 'storage_transformers', got {declaration!r}"
+        )
+    check_order(order)
+    defaults = Coalescing()
+    coalescing = Coalescing(
+        defaults.max_gap_bytes if max_gap_bytes is None else max_gap_bytes,
+        defaults.max_coalesced_bytes if max_coalesced_bytes is None else max_coalesced_bytes,
+    )
+    if coalescing.max_gap_bytes < 0 or coalescing.max_coalesced_bytes < 0:
+        raise SpecError(f"sizes are not negative, got {coalescing}")
+    base = base_store_of(store, dict(storage_options) if storage_options else None)
+    return Sharding(
+        base, ShardingPolicy(chunks_per_shard), Options(declaration, order, coalescing)
+    )
+
+
+def check_writable(is_read_only: bool) -> None:
+    """Raise `ReadOnlyError` if it is."""
+    if is_read_only:
+        raise ReadOnlyError

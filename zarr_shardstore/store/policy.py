@@ -1,0 +1,103 @@
+"""Which new arrays are sharded, and how: the ``chunks_per_shard`` option of a store."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.spec import check_chunks_per_shard
+
+__all__ = ["ChunksPerShard", "ShardingPolicy"]
+
+Rule: TypeAlias = "int | Sequence[int] | None"
+ChunksPerShard: TypeAlias = "Rule | Mapping[str, Rule]"
+
+
+class ShardingPolicy:
+    """What `chunks_per_shard` says about an array.
+
+    Parameters
+    ----------
+    chunks_per_shard
+        ``None``: new arrays are not sharded. An int: that many chunks along every dimension.
+        A tuple: for arrays of its length. A mapping from array path, or from a pattern of
+        paths (``"raw/*"``; the first that matches counts), to one of these.
+
+    Raises
+    ------
+    SpecError
+        If a number is not a whole number of at least 1, or a shard would have too many entries.
+    """
+
+    __slots__ = ("chunks_per_shard",)
+
+    def __init__(self, chunks_per_shard: ChunksPerShard = None) -> None:
+        if isinstance(chunks_per_shard, Mapping):
+            self.chunks_per_shard: Coords | int | dict[str, Coords | int | None] | None = {
+                path.strip("/"): _normalize(rule) for path, rule in chunks_per_shard.items()
+            }
+        else:
+            self.chunks_per_shard = _normalize(chunks_per_shard)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ShardingPolicy) and self.chunks_per_shard == other.chunks_per_shard
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def for_array(self, path: str, ndim: int) -> Coords | None:
+        """Chunks per shard of a new array; ``None`` if it is not sharded.
+
+        A 0-d array has one chunk, and a shard saves nothing: only the rule ``()`` asks for it.
+
+        Raises
+        ------
+        SpecError
+            If the rule has another number of dimensions, or asks for too many entries.
+        """
+        rule = self._rule(path)
+        if rule is None or (ndim == 0 and rule != ()):
+            return None
+        if isinstance(rule, int):
+            return check_chunks_per_shard((rule,) * ndim)
+        if len(rule) != ndim:
+            raise SpecError(
+                f"chunks_per_shard={rule} has {len(rule)} dimensions, the array {path!r} has "
+                f"{ndim}: pass an int (for every dimension), or a mapping from array path to tuple"
+            )
+        return rule
+
+    def names(self, path: str) -> bool:
+        """Whether the option is a mapping that names this very array."""
+        rules = self.chunks_per_shard
+        return isinstance(rules, dict) and rules.get(path) is not None
+
+    def has_rule(self, path: str) -> bool:
+        """Whether the option says that this array is sharded."""
+        return self._rule(path) is not None
+
+    def _rule(self, path: str) -> Coords | int | None:
+        rules = self.chunks_per_shard
+        if not isinstance(rules, dict):
+            return rules
+        if path in rules:
+            return rules[path]
+        return next((rule for name, rule in rules.items() if fnmatchcase(path, name)), None)
+
+
+def _normalize(rule: Rule) -> Coords | int | None:
+    if rule is None:
+        return None
+    if isinstance(rule, str | bytes):
+        raise SpecError(f"chunks_per_shard is an int, a tuple or a mapping, got {rule!r}")
+    try:
+        if isinstance(rule, Sequence) or hasattr(rule, "__iter__"):
+            return check_chunks_per_shard(tuple(map(operator.index, rule)))
+        return check_chunks_per_shard((operator.index(rule),))[0]
+    except TypeError as error:
+        raise SpecError(f"chunks_per_shard has whole numbers, got {rule!r}") from error

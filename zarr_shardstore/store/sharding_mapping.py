@@ -1,0 +1,209 @@
+"""`ShardingMapping`: the same as a blocking mapping, with the draft's names and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, TypeVar
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.declarations import Declaration
+from zarr_shardstore.format.orders import EntryOrder
+from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
+from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
+from zarr_shardstore.plan.requests import Flow
+from zarr_shardstore.store.base import Sharding, check_writable, open_sharding
+from zarr_shardstore.store.policy import ChunksPerShard
+from zarr_shardstore.store.sharding_store import ShardingStore
+
+__all__ = ["ShardingMapping"]
+
+T = TypeVar("T")
+Value = bytes | bytearray | memoryview
+
+
+class ShardingMapping(MutableMapping[str, bytes]):
+    """A mapping from keys to bytes that packs many chunks into one value of the base store.
+
+    The operations of the draft's abstract store interface, blocking, under the draft's names.
+
+    Parameters
+    ----------
+    store
+        A `ShardingStore`, to share what it knows and how it is set up; or a base store and
+        the options of `ShardingStore`.
+
+    Notes
+    -----
+    Thread safety and cost: as `ShardingStore`. Base stores that are async are reached
+    through zarr's event loop.
+
+    Examples
+    --------
+    >>> base = {}
+    >>> m = ShardingMapping(base, chunks_per_shard=(2, 2))
+    >>> m["data/root/foo/c0/1"] = b"abc"
+    >>> list(base), list(m)
+    (['data/root/foo/c0/0'], ['data/root/foo/c0/1'])
+    >>> m.get_partial_values([("data/root/foo/c0/1", (1, None)), ("data/root/foo/c0/0", (0, 1))])
+    [b'bc', None]
+    """
+
+    _sharding: Sharding
+
+    def __init__(
+        self,
+        store: ShardingStore | BaseStoreLike,
+        *,
+        chunks_per_shard: ChunksPerShard = None,
+        declaration: Declaration = "codec",
+        order: EntryOrder = "morton",
+        max_gap_bytes: int | None = None,
+        max_coalesced_bytes: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        read_only: bool = False,
+    ) -> None:
+        if isinstance(store, ShardingStore):
+            if chunks_per_shard is not None:
+                raise SpecError("the ShardingStore has its options: pass chunks_per_shard to it")
+            self._sharding = store._sharding
+            self.read_only = read_only or store.read_only
+            return
+        self._sharding = open_sharding(
+            store,
+            chunks_per_shard=chunks_per_shard,
+            declaration=declaration,
+            order=order,
+            max_gap_bytes=max_gap_bytes,
+            max_coalesced_bytes=max_coalesced_bytes,
+            storage_options=storage_options,
+        )
+        self.read_only = read_only or self._sharding.is_base_read_only
+
+    def __repr__(self) -> str:
+        mode = ", read_only=True" if self.read_only else ""
+        return f"ShardingMapping({self._sharding.describe()}{mode})"
+
+    @property
+    def base(self) -> BaseStore:
+        """The zarr store or the mapping that holds the shards."""
+        return self._sharding.base
+
+    def refresh(self) -> None:
+        """As `ShardingStore.refresh`."""
+        self._sharding.operations.catalog.clear()
+
+    def _run(self, flow: Flow[T]) -> T:
+        return self._sharding.runner.run(flow)
+
+    def _write(self, flow: Flow[None]) -> None:
+        check_writable(self.read_only)
+        self._run(flow)
+
+    # ------------------------------------------------------------------ mapping
+
+    def __getitem__(self, key: str) -> bytes:
+        value = self._run(self._sharding.operations.get(key))
+        if value is None:
+            raise KeyError(key)
+        return bytes(value)
+
+    def __setitem__(self, key: str, value: Value) -> None:
+        self.set(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        check_writable(self.read_only)
+        if key not in self:
+            raise KeyError(key)
+        self.erase(key)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._run(self._sharding.operations.exists(key))
+
+    def __iter__(self) -> Iterator[str]:
+        operations = self._sharding.operations
+        base_keys = self._run(operations.list_base(""))
+        for part in operations.listing_rounds(base_keys):
+            yield from self._run(operations.list_some(part, ""))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def clear(self) -> None:
+        """Erase everything."""
+        self.erase_prefix("")
+
+    def setdefault(self, key: str, default: Value = b"") -> bytes:  # type: ignore[override]
+        """The value of `key`; `default`, which is stored, if it was missing."""
+        self._write(self._sharding.operations.set(key, default, only_if_missing=True))
+        return self[key]
+
+    def update(self, other: Any = (), /, **values: Value) -> None:
+        """Store many values; each shard is written once."""
+        self._write(self._sharding.operations.set_many(dict(other, **values).items()))
+
+    # ---------------------------------------------------- operations of the draft
+
+    def get_partial_values(
+        self, key_ranges: Iterable[tuple[str, tuple[int, int | None]]]
+    ) -> list[bytes | None]:
+        """Ranges of values, ``None`` for missing keys, in at most two rounds.
+
+        Parameters
+        ----------
+        key_ranges
+            Each ``(key, (start, length))``. A length of ``None`` reads to the end; a negative
+            start counts from the end. Ranges are clipped to the value.
+        """
+        key_ranges = list(key_ranges)
+        ranges = [(key, _range_of(start, length)) for key, (start, length) in key_ranges]
+        values = self._run(self._sharding.operations.get_many(ranges))
+        return [
+            None if value is None else bytes(value if start >= 0 else value[:length])
+            for value, (_, (start, length)) in zip(values, key_ranges, strict=True)
+        ]
+
+    def set(self, key: str, value: Value) -> None:
+        """Store a whole value."""
+        self._write(self._sharding.operations.set(key, value))
+
+    def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
+        """As `ShardingStore.set_partial_values`."""
+        self._write(self._sharding.operations.set_partial_values(key_start_values))
+
+    def erase(self, key: str) -> None:
+        """Erase a value; a missing one is no error."""
+        self.erase_values([key])
+
+    def erase_values(self, keys: Iterable[str]) -> None:
+        """Erase values; each shard is written once, an emptied one removed."""
+        self._write(self._sharding.operations.erase_values(keys))
+
+    def erase_prefix(self, prefix: str) -> None:
+        """Erase all values whose key starts with `prefix`; ``""`` and ``"/"`` mean all."""
+        self._write(self._sharding.operations.erase_prefix(prefix))
+
+    def list(self) -> list[str]:
+        """All keys."""
+        return self.list_prefix("")
+
+    def list_prefix(self, prefix: str) -> list[str]:
+        """All keys that start with `prefix`; ``""`` and ``"/"`` mean all."""
+        return self._run(self._sharding.operations.list_all(prefix))
+
+    def list_dir(self, prefix: str) -> tuple[list[str], list[str]]:
+        """Keys directly in a directory, and prefixes (ending with ``/``) of those below it.
+
+        A prefix of chunks is listed if the shard that could hold them exists, although it may
+        hold none of them; keys are exact.
+        """
+        return self._run(self._sharding.operations.list_keys_and_prefixes(prefix))
+
+
+def _range_of(start: int, length: int | None) -> ByteRange:
+    if start < 0:
+        return Suffix(-start)
+    if length is None:
+        return StartFrom(start)
+    if length < 0:
+        raise SpecError(f"a range has a length of at least 0, got {length}")
+    return Range(start, start + length)

@@ -1,0 +1,395 @@
+"""`ShardingStore`: a zarr ``Store`` that packs chunks into shards of the store it wraps."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+from zarr.abc.store import (
+    ByteRequest,
+    OffsetByteRequest,
+    RangeByteRequest,
+    Store,
+    SuffixByteRequest,
+)
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.declarations import Declaration
+from zarr_shardstore.format.orders import EntryOrder
+from zarr_shardstore.io.buffers import as_view
+from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
+from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
+from zarr_shardstore.plan.requests import Flow
+from zarr_shardstore.store.base import Sharding, check_writable, open_sharding
+from zarr_shardstore.store.policy import ChunksPerShard
+
+__all__ = ["ShardingStore"]
+
+T = TypeVar("T")
+Value = Buffer | bytes | bytearray | memoryview
+
+
+class ShardingStore(Store):
+    """A zarr store that packs many chunks into one object of the store it wraps.
+
+    Whoever reads and writes through it sees plain chunks; the wrapped store holds shards.
+    Keys that are no chunks of a sharded array pass through.
+
+    Parameters
+    ----------
+    store
+        The base store: any zarr store, local path, URL, fsspec file system or mapper, obstore
+        store, or ``MutableMapping[str, bytes]`` such as a dict.
+    chunks_per_shard : int, tuple of int, mapping, optional
+        How new arrays are sharded: an int for every dimension, a tuple for arrays of its
+        length, or a mapping from array path or pattern (``"raw/*"``) to one of these or to
+        ``None``. Stored arrays keep what their metadata says. Where there is no metadata at
+        all, it says which keys are chunks: of each array under ``data/root/``, and, if it is
+        a mapping, of the arrays that it names.
+    declaration : {"codec", "storage_transformers"}
+        How metadata of new v3 arrays says that they are sharded: by the ``sharding_indexed``
+        codec, which every v3 reader reads, or by the draft's storage transformer.
+    order : {"morton", "C", "F"}
+        In which order the entries of a shard are written.
+    max_gap_bytes, max_coalesced_bytes : int, optional
+        Two entries of a shard are read by one request if at most so many unwanted bytes lie
+        between them (4 KiB), and the request stays within so many (16 MiB).
+    storage_options : mapping, optional
+        For fsspec, if `store` is a URL.
+    read_only : bool
+        Refuse writes.
+
+    Raises
+    ------
+    SpecError
+        If an option is not valid.
+
+    Notes
+    -----
+    Thread safety: threads and tasks of one process may read and write the same shards, also
+    through several stores on the same base; no update is lost. Of several processes only one
+    may write a shard at a time.
+
+    Cost in requests of the base store: a read takes two rounds (the index of each shard, then
+    coalesced spans), a write of a whole shard one, a write of a part one read and one write of
+    the shard. The metadata document of an array is read once more, when it is first met.
+
+    Examples
+    --------
+    >>> import zarr
+    >>> base = {}
+    >>> store = ShardingStore(base, chunks_per_shard=(2, 2))
+    >>> z = zarr.create_array(store, name="z", shape=(4, 4), chunks=(1, 1), dtype="u1")
+    >>> z[:] = 1
+    >>> sum(key.startswith("z/c/") for key in base)
+    4
+    """
+
+    _sharding: Sharding
+
+    def __init__(
+        self,
+        store: BaseStoreLike,
+        *,
+        chunks_per_shard: ChunksPerShard = None,
+        declaration: Declaration = "codec",
+        order: EntryOrder = "morton",
+        max_gap_bytes: int | None = None,
+        max_coalesced_bytes: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        read_only: bool = False,
+    ) -> None:
+        if isinstance(store, ShardingStore):
+            raise SpecError("the store is a ShardingStore already: wrap its base store")
+        sharding = open_sharding(
+            store,
+            chunks_per_shard=chunks_per_shard,
+            declaration=declaration,
+            order=order,
+            max_gap_bytes=max_gap_bytes,
+            max_coalesced_bytes=max_coalesced_bytes,
+            storage_options=storage_options,
+        )
+        super().__init__(read_only=read_only or sharding.is_base_read_only)
+        self._sharding = sharding
+
+    @classmethod
+    def _of(cls, sharding: Sharding, read_only: bool) -> Self:
+        """A store, not open, on what another one is made of."""
+        self = cls.__new__(cls)
+        Store.__init__(self, read_only=read_only)
+        self._sharding = sharding
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self)._of, (self._sharding, self.read_only)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ShardingStore)
+            and self.read_only == other.read_only
+            and self._sharding == other._sharding
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return f"sharding+{self.base}" if isinstance(self.base, Store) else repr(self)
+
+    def __repr__(self) -> str:
+        mode = ", read_only=True" if self.read_only else ""
+        return f"ShardingStore({self._sharding.describe()}{mode})"
+
+    @property
+    def base(self) -> BaseStore:
+        """The zarr store or the mapping that holds the shards."""
+        return self._sharding.base
+
+    def with_read_only(self, read_only: bool = False) -> ShardingStore:
+        """The same store, not open, that takes writes or refuses them."""
+        sharding = self._sharding if read_only else self._sharding.writable()
+        return type(self)._of(sharding, read_only)
+
+    def refresh(self) -> None:
+        """Forget what is known of arrays; their metadata is read again when they are next met.
+
+        For when another process created, removed, resized or re-declared arrays. What this
+        store reads and writes itself, metadata documents included, it knows at once.
+        """
+        self._sharding.operations.catalog.clear()
+
+    # ----------------------------------------------------- open and capabilities
+
+    async def _open(self) -> None:
+        if self._is_open:
+            raise ValueError("store is already open")
+        await self._ensure_open()
+
+    async def _ensure_open(self) -> None:
+        if not self._is_open:
+            if isinstance(self.base, Store):
+                await self.base._ensure_open()
+            self._is_open = True
+
+    def close(self) -> None:
+        """Close this store and the base store."""
+        if isinstance(self.base, Store):
+            self.base.close()
+        super().close()
+
+    def _check_writable(self) -> None:
+        check_writable(self.read_only)
+
+    @property
+    def supports_writes(self) -> bool:
+        return not isinstance(self.base, Store) or self.base.supports_writes
+
+    @property
+    def supports_deletes(self) -> bool:
+        return not isinstance(self.base, Store) or self.base.supports_deletes
+
+    @property
+    def supports_listing(self) -> bool:
+        return not isinstance(self.base, Store) or self.base.supports_listing
+
+    @property
+    def supports_consolidated_metadata(self) -> bool:
+        return not isinstance(self.base, Store) or self.base.supports_consolidated_metadata
+
+    @property
+    def _supports_sync_io(self) -> bool:
+        # zarr's convention for stores that wrap others: the *_sync methods always work, but
+        # are worth calling only if the base store has them too.
+        return self._sharding.runner.backend.can_block
+
+    async def _run(self, flow: Flow[T], *, only_reads: bool = False) -> T:
+        await self._ensure_open()
+        return await self._sharding.runner.run_async(flow, only_reads=only_reads)
+
+    # -------------------------------------------------------------------- reads
+
+    async def get(
+        self,
+        key: str,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        flow = self._sharding.operations.get(key, _range_of(byte_range))
+        return _wrap(await self._run(flow, only_reads=True), prototype)
+
+    async def get_partial_values(
+        self,
+        prototype: BufferPrototype,
+        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+    ) -> list[Buffer | None]:
+        """Values or ranges of values, ``None`` for missing keys, in at most two rounds."""
+        ranges = [(key, _range_of(byte_range)) for key, byte_range in key_ranges]
+        values = await self._run(self._sharding.operations.get_many(ranges), only_reads=True)
+        return [_wrap(value, prototype) for value in values]
+
+    async def _get_many(
+        self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
+    ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
+        requests = list(requests)
+        ranges = [(key, _range_of(byte_range)) for key, _, byte_range in requests]
+        values = await self._run(self._sharding.operations.get_many(ranges), only_reads=True)
+        for (key, prototype, _), value in zip(requests, values, strict=True):
+            yield key, _wrap(value, prototype)
+
+    async def get_ranges(
+        self,
+        key: str,
+        byte_ranges: Sequence[ByteRequest | None],
+        *,
+        prototype: BufferPrototype,
+        **_: int,
+    ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
+        """Many ranges of one value, in one batch; coalesced as this store was told to."""
+        ranges = [(key, byte_range) for byte_range in byte_ranges]
+        values = await self.get_partial_values(prototype, ranges)
+        if any(value is None for value in values):
+            raise BaseExceptionGroup("chunk read failed", [FileNotFoundError(key)])
+        yield list(enumerate(values))
+
+    async def exists(self, key: str) -> bool:
+        return await self._run(self._sharding.operations.exists(key), only_reads=True)
+
+    async def getsize(self, key: str) -> int:
+        """Size of a value in bytes; the index tells that of a chunk.
+
+        Raises
+        ------
+        FileNotFoundError
+            If the key is missing.
+        """
+        size = await self._run(self._sharding.operations.get_size(key), only_reads=True)
+        if size is None:
+            raise FileNotFoundError(key)
+        return size
+
+    async def getsize_prefix(self, prefix: str) -> int:
+        flow = self._sharding.operations.get_total_size(_directory(prefix))
+        return await self._run(flow, only_reads=True)
+
+    # ------------------------------------------------------------------- writes
+
+    async def set(self, key: str, value: Value) -> None:
+        self._check_writable()
+        await self._run(self._sharding.operations.set(key, as_view(value)))
+
+    async def set_if_not_exists(self, key: str, value: Value) -> None:
+        self._check_writable()
+        flow = self._sharding.operations.set(key, as_view(value), only_if_missing=True)
+        await self._run(flow)
+
+    async def _set_many(self, values: Iterable[tuple[str, Value]]) -> None:
+        self._check_writable()
+        items = [(key, as_view(value)) for key, value in values]
+        await self._run(self._sharding.operations.set_many(items))
+
+    async def set_partial_values(
+        self, key_start_values: Iterable[tuple[str, int, Value]]
+    ) -> None:
+        """Write pieces into values, each ``(key, start, value)``; a shard is written once.
+
+        A missing value counts as empty. A start behind the end of a value is allowed only
+        where other pieces fill the gap; a negative one counts from the end.
+
+        Raises
+        ------
+        SpecError
+            If pieces of one value overlap, or one starts outside its value.
+        """
+        self._check_writable()
+        pieces = [(key, start, as_view(value)) for key, start, value in key_start_values]
+        await self._run(self._sharding.operations.set_partial_values(pieces))
+
+    async def delete(self, key: str) -> None:
+        self._check_writable()
+        await self._run(self._sharding.operations.erase_values([key]))
+
+    async def erase(self, key: str) -> None:
+        """Erase a value; the draft's name of `delete`."""
+        await self.delete(key)
+
+    async def erase_values(self, keys: Iterable[str]) -> None:
+        """Erase values; each shard is written once, an emptied one removed."""
+        self._check_writable()
+        await self._run(self._sharding.operations.erase_values(keys))
+
+    async def erase_prefix(self, prefix: str) -> None:
+        """Erase all values whose key starts with `prefix`; ``""`` and ``"/"`` mean all."""
+        self._check_writable()
+        await self._run(self._sharding.operations.erase_prefix(prefix))
+
+    async def delete_dir(self, prefix: str) -> None:
+        await self.erase_prefix(_directory(prefix))
+
+    async def clear(self) -> None:
+        await self.erase_prefix("")
+
+    # ------------------------------------------------------------------ listing
+
+    async def list(self) -> AsyncIterator[str]:
+        async for key in self.list_prefix(""):
+            yield key
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        operations = self._sharding.operations
+        base_keys = await self._run(operations.list_base(prefix), only_reads=True)
+        for part in operations.listing_rounds(base_keys):
+            for key in await self._run(operations.list_some(part, prefix), only_reads=True):
+                yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        for name in await self._run(self._sharding.operations.list_dir(prefix), only_reads=True):
+            yield name
+
+    # ----------------------------------------------------------------- blocking
+
+    def get_sync(
+        self,
+        key: str,
+        *,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        """As `get`, blocking."""
+        flow = self._sharding.operations.get(key, _range_of(byte_range))
+        return _wrap(self._sharding.runner.run(flow), prototype)
+
+    def set_sync(self, key: str, value: Value) -> None:
+        """As `set`, blocking."""
+        self._check_writable()
+        self._sharding.runner.run(self._sharding.operations.set(key, as_view(value)))
+
+    def delete_sync(self, key: str) -> None:
+        """As `delete`, blocking."""
+        self._check_writable()
+        self._sharding.runner.run(self._sharding.operations.erase_values([key]))
+
+
+def _directory(prefix: str) -> str:
+    """zarr means a directory by a prefix, with or without its slash."""
+    return prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
+
+
+def _range_of(byte_range: ByteRequest | None) -> ByteRange | None:
+    match byte_range:
+        case None:
+            return None
+        case RangeByteRequest(start, end):
+            return Range(start, end)
+        case OffsetByteRequest(offset):
+            return StartFrom(offset)
+        case SuffixByteRequest(suffix):
+            return Suffix(suffix)
+    raise TypeError(f"Unexpected byte_range, got {byte_range}.")
+
+
+def _wrap(value: memoryview | None, prototype: BufferPrototype | None) -> Buffer | None:
+    if value is None:
+        return None
+    buffer_cls = (prototype or default_buffer_prototype()).buffer
+    return buffer_cls.from_bytes(value)  # type: ignore[arg-type]
