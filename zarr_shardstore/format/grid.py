@@ -74,9 +74,7 @@ def coords_of_entries(
     return list(zip(*columns, strict=True))
 
 
-def grid_box(
-    shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords | None
-) -> Box:
+def grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords | None) -> Box:
     """Chunk coordinates that one shard covers, clipped to the grid (if it is known)."""
     box = []
     for dim, (s, n) in enumerate(zip(shard_coords, chunks_per_shard, strict=True)):

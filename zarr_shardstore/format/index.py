@@ -27,7 +27,7 @@ __all__ = [
     "DRAFT_INDEX",
     "MISSING",
     "ZEP2_INDEX",
-    "IndexDamage",
+    "IndexDamageError",
     "IndexFormat",
     "ShardIndex",
 ]
@@ -39,7 +39,7 @@ _ENTRY_NBYTES = 16
 _CHECKSUM_NBYTES = 4
 
 
-class IndexDamage(Exception):
+class IndexDamageError(Exception):
     """What is wrong with index bytes; the caller knows which shard they came from."""
 
     def __init__(
@@ -99,12 +99,12 @@ class ShardIndex:
 
         Raises
         ------
-        IndexDamage
+        IndexDamageError
             If there are too few bytes, or the checksum does not match.
         """
         expected = form.nbytes(n_entries)
         if len(data) != expected:
-            raise IndexDamage(
+            raise IndexDamageError(
                 f"the index of {n_entries} entries takes {expected} bytes, there are {len(data)}"
             )
         body = memoryview(data)[: n_entries * _ENTRY_NBYTES]
@@ -112,7 +112,7 @@ class ShardIndex:
             stored = int.from_bytes(data[len(body) :], "little")
             computed = crc32c.crc32c(body)
             if stored != computed:
-                raise IndexDamage(
+                raise IndexDamageError(
                     f"the index has the checksum {stored:#010x}, its bytes give {computed:#010x}"
                 )
         fields = np.frombuffer(body, dtype=form._dtype).reshape(n_entries, 2)
@@ -139,7 +139,7 @@ class ShardIndex:
 
         Raises
         ------
-        IndexDamage
+        IndexDamageError
             With the entry and its byte range.
         """
         entry = self.entry(entry_id)
@@ -148,7 +148,7 @@ class ShardIndex:
         offset, nbytes = entry  # Python ints: their sum does not wrap
         start, stop = self._data_range(shard_nbytes, form)
         if offset < start or offset + nbytes > stop:
-            raise IndexDamage(
+            raise IndexDamageError(
                 f"the entry leaves the data of the shard, bytes [{start}, {stop}) "
                 f"of {shard_nbytes}",
                 entry_id=entry_id,

@@ -102,7 +102,7 @@ class ChunkKeyEncoding:
         """Which dimensions each component of a suffix spells, outermost first."""
         if self.separator == "." or ndim == 0:
             return [tuple(range(ndim))]
-        each = [(dim,) for dim in range(ndim)]
+        each: list[tuple[int, ...]] = [(dim,) for dim in range(ndim)]
         return [(), *each] if self.style == "default" else each
 
     def encode_component(self, index: int, coords: Coords) -> str:
@@ -209,8 +209,6 @@ def draft_candidate(key: str) -> tuple[str, str] | None:
         first -= 1
     marker = segments[first]
     alone = first == len(segments) - 1
-    if (marker == "c" and alone) or (
-        _IS_DRAFT.fullmatch(marker) and (alone or "." not in marker)
-    ):
+    if (marker == "c" and alone) or (_IS_DRAFT.fullmatch(marker) and (alone or "." not in marker)):
         return "/".join(segments[:first]), "/".join(segments[first:])
     return None

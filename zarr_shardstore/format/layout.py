@@ -69,10 +69,8 @@ class ArrayLayout:
         cps = self.spec.chunks_per_shard
         if key is None:
             key = self.prefix + self.encoding.encode(coords)
-        if coords:
-            shard = self.shard(shard_coords_of(coords, cps))
-        else:
-            shard = ShardRef(self, (), key)  # as it is spelled: see ChunkKeyEncoding, "c0"
+        # The only shard of a 0-d array has the key of its only chunk, as that is spelled.
+        shard = self.shard(shard_coords_of(coords, cps)) if coords else ShardRef(self, (), key)
         return ChunkRef(key, coords, shard, entry_id_of(coords, cps))
 
     def shard(self, coords: Coords) -> ShardRef:
@@ -112,9 +110,10 @@ class ShardRef:
         """Ascending ids of the entries in the array whose leading coordinates are `leading`."""
         cps = self.layout.spec.chunks_per_shard
         box = grid_box(self.coords, cps, self.layout.grid_shape)
-        box = tuple(
-            (max(lo, c), min(hi, c + 1)) for (lo, hi), c in zip(box, leading, strict=False)
-        ) + box[len(leading) :]
+        box = (
+            tuple((max(lo, c), min(hi, c + 1)) for (lo, hi), c in zip(box, leading, strict=False))
+            + box[len(leading) :]
+        )
         return entries_in_box(box, self.coords, cps)
 
 

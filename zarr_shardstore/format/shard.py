@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from zarr_shardstore.format.grid import n_entries_of
 from zarr_shardstore.format.index import MISSING, IndexFormat, ShardIndex
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.grid import n_entries_of
 from zarr_shardstore.format.orders import EntryOrder, order_entries
 
 __all__ = ["build_shard", "index_of_shard", "split_shard"]
@@ -58,7 +58,7 @@ def index_of_shard(
 
     Raises
     ------
-    IndexDamage
+    IndexDamageError
         If the shard is shorter than its index, or the checksum does not match.
     """
     n_entries = n_entries_of(chunks_per_shard)
@@ -81,7 +81,7 @@ def split_shard(
 
     Raises
     ------
-    IndexDamage
+    IndexDamageError
         If the index cannot be decoded or another entry leaves the shard.
     """
     index = index_of_shard(shard, chunks_per_shard, form)

@@ -29,4 +29,4 @@ def as_view(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
 
 def to_buffer(value: bytes | memoryview) -> Buffer:
     """A CPU buffer that shares the memory of `value`."""
-    return CpuBuffer.from_bytes(value)  # type: ignore[arg-type]
+    return CpuBuffer.from_bytes(value)

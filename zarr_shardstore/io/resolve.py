@@ -29,9 +29,7 @@ BaseStoreLike: TypeAlias = (
 BaseStore: TypeAlias = "Store | MutableMapping[str, bytes]"
 
 
-def base_store_of(
-    store: BaseStoreLike, storage_options: dict[str, Any] | None = None
-) -> BaseStore:
+def base_store_of(store: BaseStoreLike, storage_options: dict[str, Any] | None = None) -> BaseStore:
     """The zarr store or the mapping that `store` stands for.
 
     ===================================  =============================================
@@ -78,7 +76,8 @@ def base_store_of(
     if hasattr(store, "fs") and hasattr(store, "path"):
         return FsspecStore.from_upath(store)
     if type(store).__module__.split(".")[0] == "obstore":
-        return ObjectStore(store)
+        obstore: Any = store
+        return ObjectStore(obstore)
     if isinstance(store, MutableMapping):
         return store
     raise TypeError(

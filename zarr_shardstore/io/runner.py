@@ -250,7 +250,8 @@ def _split(
     batch: list[Request],
 ) -> tuple[list[tuple[int, UpdateShard]], list[tuple[int, Request]]]:
     """Updates of shards, and all other requests, each with its position in the batch."""
-    updates, others = [], []
+    updates: list[tuple[int, UpdateShard]] = []
+    others: list[tuple[int, Request]] = []
     for i, request in enumerate(batch):
         if isinstance(request, UpdateShard):
             updates.append((i, request))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 from zarr_shardstore.errors import SpecError
@@ -79,7 +80,7 @@ def check_pieces(key: str, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
             f"key {key!r}: start {ordered[0][0]} counts from the end, so no other piece of the "
             "same value can come with it"
         )
-    for (start, value), (next_start, _) in zip(ordered, ordered[1:], strict=False):
+    for (start, value), (next_start, _) in pairwise(ordered):
         if next_start < start + len(value):
             raise SpecError(
                 f"key {key!r}: the values at {start} (of {len(value)} bytes) and at "
@@ -103,8 +104,7 @@ def apply_pieces(key: str, old: bytes | memoryview | None, pieces: Iterable[Piec
     for start, value in pieces:
         if start > len(buffer) or -start > len(buffer):
             raise SpecError(
-                f"key {key!r}: start {start} lies outside the value, which has "
-                f"{len(buffer)} bytes"
+                f"key {key!r}: start {start} lies outside the value, which has {len(buffer)} bytes"
             )
         stop = start + len(value) if start >= 0 else len(buffer)
         buffer[start:stop] = value

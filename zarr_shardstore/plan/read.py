@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zarr_shardstore.errors import CorruptShardError
-from zarr_shardstore.format.index import IndexDamage, ShardIndex
+from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.shard import index_of_shard
 from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
-from zarr_shardstore.plan.requests import Flow, Found, Get, GetSize
+from zarr_shardstore.plan.requests import Flow, Found, Get, GetSize, Request
 from zarr_shardstore.plan.spans import Span, plan_spans
 
-__all__ = ["EntryRead", "Coalescing", "corrupt", "read_entries", "read_indexes"]
+__all__ = ["Coalescing", "EntryRead", "corrupt", "read_entries", "read_indexes"]
 
 _N_ATTEMPTS_IN_TWO_ROUNDS = 2
 
@@ -63,7 +63,7 @@ class _SpanRead:
     owners: list[int]
 
 
-def corrupt(shard: ShardRef, damage: IndexDamage, hint: str = "") -> CorruptShardError:
+def corrupt(shard: ShardRef, damage: IndexDamageError, hint: str = "") -> CorruptShardError:
     """The error that names the shard, the chunk and the bytes that `damage` is about."""
     return CorruptShardError(
         damage.message + hint,
@@ -88,7 +88,7 @@ def read_indexes(shards: Sequence[ShardRef]) -> Flow[list[ShardIndex | None]]:
     for shard, found in zip(shards, replies, strict=True):
         try:
             indexes.append(_decode_index(shard, found))
-        except IndexDamage as damage:
+        except IndexDamageError as damage:
             raise corrupt(shard, damage) from damage
     return indexes
 
@@ -128,7 +128,8 @@ def read_entries(
     founds: list[Found] = []
     for attempt in range(_N_ATTEMPTS_IN_TWO_ROUNDS):
         shards = [reads[group[0]].chunk.shard for group in pending]
-        batch = [_get_index(shard) for shard in shards] + list(others if attempt == 0 else ())
+        batch: list[Request] = [_get_index(shard) for shard in shards]
+        batch += others if attempt == 0 else ()
         if not batch:
             break
         replies: list[Found] = yield batch
@@ -157,7 +158,7 @@ def _read_spans(
             index = _decode_index(shard, found)
             if index is not None:
                 span_reads += _plan_shard(shard, index, found, reads, group, values, coalescing)
-        except IndexDamage:
+        except IndexDamageError:
             again.append(group)
     if not span_reads:
         return again
@@ -169,9 +170,8 @@ def _read_spans(
     moved: set[str] = set()
     for s, found in zip(span_reads, replies, strict=True):
         data = found.value
-        if data is None or len(data) != s.span.stop - s.span.start:
-            moved.add(s.shard.key)
-        elif found.version != s.found.version:
+        is_same = found.version == s.found.version
+        if not is_same or data is None or len(data) != s.span.stop - s.span.start:
             moved.add(s.shard.key)
         else:
             for member in s.span.members:
@@ -198,9 +198,7 @@ def _plan_shard(
         if entry is None:
             continue
         if found.size is not None:
-            index.check_entry(
-                reads[i].chunk.entry_id, found.size, shard.layout.spec.index
-            )
+            index.check_entry(reads[i].chunk.entry_id, found.size, shard.layout.spec.index)
         offset, nbytes = entry
         start, stop = resolve_range(reads[i].byte_range, nbytes)
         if start == stop:
@@ -230,7 +228,7 @@ def _blame_entries(span_reads: list[_SpanRead], reads: Sequence[EntryRead]) -> F
             entry_id = reads[s.owners[member]].chunk.entry_id
             try:
                 s.index.check_entry(entry_id, size, s.shard.layout.spec.index)
-            except IndexDamage as damage:
+            except IndexDamageError as damage:
                 raise corrupt(s.shard, damage) from damage
 
 
@@ -256,16 +254,14 @@ def _read_whole(
                     offset, nbytes = entry
                     start, stop = resolve_range(reads[i].byte_range, nbytes)
                     values[i] = found.value[offset + start : offset + stop]
-        except IndexDamage as damage:
+        except IndexDamageError as damage:
             raise corrupt(shard, damage) from damage
 
 
 def _get_index(shard: ShardRef) -> Get:
     spec = shard.layout.spec
     nbytes = spec.index_nbytes
-    return Get(
-        shard.key, Range(0, nbytes) if spec.index.location == "start" else Suffix(nbytes)
-    )
+    return Get(shard.key, Range(0, nbytes) if spec.index.location == "start" else Suffix(nbytes))
 
 
 def _decode_index(shard: ShardRef, found: Found) -> ShardIndex | None:

@@ -37,10 +37,7 @@ def plan_spans(
         last = spans[-1] if spans else None
         if last is not None and (
             stop <= last.stop
-            or (
-                start - last.stop <= max_gap_bytes
-                and stop - last.start <= max_coalesced_bytes
-            )
+            or (start - last.stop <= max_gap_bytes and stop - last.start <= max_coalesced_bytes)
         ):
             last.stop = max(last.stop, stop)
             last.members.append(i)

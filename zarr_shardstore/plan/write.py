@@ -8,10 +8,10 @@ erase_values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.index import IndexDamage
+from zarr_shardstore.format.index import IndexDamageError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.format.shard import build_shard, split_shard
@@ -129,7 +129,7 @@ def _is_replaced_whole(shard: ShardRef, known: dict[int, int | None]) -> Flow[bo
     return all(e is None or e[1] <= patched[i] for i, e in stored.items())
 
 
-def _has_any(shard: ShardRef, entry_ids: Sequence[int] | set[int]) -> Flow[bool]:
+def _has_any(shard: ShardRef, entry_ids: Iterable[int]) -> Flow[bool]:
     """Whether any of these entries is stored."""
     (index,) = yield from read_indexes([shard])
     return index is not None and any(index.entry(i) is not None for i in entry_ids)
@@ -155,7 +155,7 @@ def _read_entries_to_keep(
         return dict(
             split_shard(found.value, spec.chunks_per_shard, spec.index, without=replaced - needed)
         )
-    except IndexDamage as damage:
+    except IndexDamageError as damage:
         hint = _KEEP_HINT if damage.entry_id is not None else "; nothing was written"
         raise corrupt(shard, damage, hint) from damage
 

@@ -86,9 +86,7 @@ def open_sharding(
         If an option or the base store is not valid.
     """
     if declaration not in ("codec", "storage_transformers"):
-        raise SpecError(
-            f"declaration is 'codec' or 'storage_transformers', got {declaration!r}"
-        )
+        raise SpecError(f"declaration is 'codec' or 'storage_transformers', got {declaration!r}")
     check_order(order)
     defaults = Coalescing()
     coalescing = Coalescing(
@@ -98,9 +96,7 @@ def open_sharding(
     if coalescing.max_gap_bytes < 0 or coalescing.max_coalesced_bytes < 0:
         raise SpecError(f"sizes are not negative, got {coalescing}")
     base = base_store_of(store, dict(storage_options) if storage_options else None)
-    return Sharding(
-        base, ShardingPolicy(chunks_per_shard), Options(declaration, order, coalescing)
-    )
+    return Sharding(base, ShardingPolicy(chunks_per_shard), Options(declaration, order, coalescing))
 
 
 def check_writable(is_read_only: bool) -> None:

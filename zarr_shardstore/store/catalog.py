@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.documents import (
@@ -66,8 +66,8 @@ class _Located:
     coords: Coords
 
 
-_Answer: TypeAlias = "_Located | Misfit | Node | None"
-"""Node: its document must be read first. ``None``: the key is no chunk key."""
+_Answer: TypeAlias = "_Located | Misfit | None"
+"""``None``: the key is no chunk key."""
 
 
 class Catalog:
@@ -108,7 +108,7 @@ class Catalog:
         """Forget all arrays whose document key starts with `prefix`."""
         for known in (self._arrays, self._absent):
             for node in [n for n in list(known) if document_key(n).startswith(prefix)]:
-                known.pop(node, None)  # type: ignore[attr-defined]
+                known.pop(node, None)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -129,10 +129,10 @@ class Catalog:
             for node in misfits:
                 self.forget(node)
             answers = yield from self._locate(keys, in_grid=True)
-        return [
-            a.layout.chunk(a.coords, key) if isinstance(a, _Located) else a
-            for key, a in zip(keys, answers, strict=True)
-        ]
+        chunks: list[ChunkRef | Misfit | None] = []
+        for key, a in zip(keys, answers, strict=True):
+            chunks.append(a.layout.chunk(a.coords, key) if isinstance(a, _Located) else a)
+        return chunks
 
     def shards_of(self, base_keys: Sequence[str]) -> Flow[list[ShardRef | None]]:
         """The shards that keys of the base store name; ``None`` for any other key."""
@@ -174,19 +174,23 @@ class Catalog:
             return True
         root = DRAFT_DATA_ROOT.removesuffix("/")
         paths = [p[len(root) + 1 :] for p in parents if p == root or p.startswith(f"{root}/")]
-        return any(
-            self._policy.has_rule(p) and Node("draft", p) not in self._arrays for p in paths
-        )
+        return any(self._policy.has_rule(p) and Node("draft", p) not in self._arrays for p in paths)
 
     def _locate(self, keys: Sequence[str], *, in_grid: bool) -> Flow[list[_Answer]]:
         absent: set[Node] = set()
-        answers: list[_Answer] = [self._locate_one(key, in_grid, absent) for key in keys]
-        while unknown := {a: None for a in answers if isinstance(a, Node)}:
-            absent |= yield from self._learn_unknown(list(unknown))
-            answers = [
-                self._locate_one(key, in_grid, absent) if isinstance(a, Node) else a
-                for key, a in zip(keys, answers, strict=True)
-            ]
+        answers: list[_Answer] = [None] * len(keys)
+        open_positions: Sequence[int] = range(len(keys))
+        while open_positions:
+            unknown: dict[int, Node] = {}
+            for i in open_positions:
+                answer = self._locate_one(keys[i], in_grid, absent)
+                if isinstance(answer, Node):
+                    unknown[i] = answer
+                else:
+                    answers[i] = answer
+            if unknown:
+                absent |= yield from self._learn_unknown(list(dict.fromkeys(unknown.values())))
+            open_positions = list(unknown)
         return answers
 
     def _learn_unknown(self, nodes: Sequence[Node]) -> Flow[set[Node]]:
@@ -211,9 +215,7 @@ class Catalog:
                     absent.add(node)
         return absent
 
-    def _locate_one(
-        self, key: str, in_grid: bool, just_absent: set[Node]
-    ) -> _Answer:
+    def _locate_one(self, key: str, in_grid: bool, just_absent: set[Node]) -> _Answer | Node:
         """What is known about a key, or which document must be read to know more."""
         draft = draft_candidate(key)
         candidates = []
@@ -261,7 +263,7 @@ def _locate_in(array: ArrayDocument, key: str, suffix: str, in_grid: bool) -> _A
             array.node,
             False,
             f"key {key!r} is no chunk key of the array {layout.path!r}, which has {layout.ndim} "
-            f"dimensions and keys like {layout.prefix + layout.encoding.encode((0,) * layout.ndim)!r}",
+            f"dimensions and keys like {layout.chunk((0,) * layout.ndim).key!r}",
         )
     if in_grid and not layout.has_chunk(coords):
         return Misfit(
@@ -275,11 +277,10 @@ def _locate_in(array: ArrayDocument, key: str, suffix: str, in_grid: bool) -> _A
 
 def _encoding_of(node: Node, suffix: str) -> ChunkKeyEncoding:
     """The encoding that a suffix without metadata is written in."""
+    separator: Literal["/", "."] = "." if "." in suffix else "/"
     if node.hierarchy == "draft":
-        style = "draft"
-    else:
-        style = "default" if suffix.startswith("c") else "v2"
-    return ChunkKeyEncoding(style, "." if "." in suffix else "/")  # type: ignore[arg-type]
+        return ChunkKeyEncoding("draft", separator)
+    return ChunkKeyEncoding("default" if suffix.startswith("c") else "v2", separator)
 
 
 def _is_zero_dim(encoding: ChunkKeyEncoding, suffix: str) -> bool:

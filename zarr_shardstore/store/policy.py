@@ -44,9 +44,7 @@ class ShardingPolicy:
             self.chunks_per_shard = _normalize(chunks_per_shard)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ShardingPolicy) and self.chunks_per_shard == other.chunks_per_shard
-        )
+        return isinstance(other, ShardingPolicy) and self.chunks_per_shard == other.chunks_per_shard
 
     __hash__ = None  # type: ignore[assignment]
 

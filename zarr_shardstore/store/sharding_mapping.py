@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.declarations import Declaration
 from zarr_shardstore.format.orders import EntryOrder
+from zarr_shardstore.io.buffers import as_view
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
 from zarr_shardstore.plan.requests import Flow
@@ -18,7 +19,8 @@ from zarr_shardstore.store.sharding_store import ShardingStore
 __all__ = ["ShardingMapping"]
 
 T = TypeVar("T")
-Value = bytes | bytearray | memoryview
+Value: TypeAlias = bytes | bytearray | memoryview
+Keys: TypeAlias = list[str]
 
 
 class ShardingMapping(MutableMapping[str, bytes]):
@@ -120,10 +122,10 @@ class ShardingMapping(MutableMapping[str, bytes]):
         return isinstance(key, str) and self._run(self._sharding.operations.exists(key))
 
     def __iter__(self) -> Iterator[str]:
-        operations = self._sharding.operations
-        base_keys = self._run(operations.list_base(""))
-        for part in operations.listing_rounds(base_keys):
-            yield from self._run(operations.list_some(part, ""))
+        listing = self._sharding.operations.listing
+        base_keys = self._run(listing.list_base(""))
+        for part in listing.listing_rounds(base_keys):
+            yield from self._run(listing.list_some(part, ""))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -132,14 +134,15 @@ class ShardingMapping(MutableMapping[str, bytes]):
         """Erase everything."""
         self.erase_prefix("")
 
-    def setdefault(self, key: str, default: Value = b"") -> bytes:  # type: ignore[override]
+    def setdefault(self, key: str, default: Value = b"") -> bytes:
         """The value of `key`; `default`, which is stored, if it was missing."""
-        self._write(self._sharding.operations.set(key, default, only_if_missing=True))
+        self._write(self._sharding.operations.set(key, as_view(default), only_if_missing=True))
         return self[key]
 
     def update(self, other: Any = (), /, **values: Value) -> None:
         """Store many values; each shard is written once."""
-        self._write(self._sharding.operations.set_many(dict(other, **values).items()))
+        items = [(key, as_view(value)) for key, value in dict(other, **values).items()]
+        self._write(self._sharding.operations.set_many(items))
 
     # ---------------------------------------------------- operations of the draft
 
@@ -164,11 +167,12 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
     def set(self, key: str, value: Value) -> None:
         """Store a whole value."""
-        self._write(self._sharding.operations.set(key, value))
+        self._write(self._sharding.operations.set(key, as_view(value)))
 
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
         """As `ShardingStore.set_partial_values`."""
-        self._write(self._sharding.operations.set_partial_values(key_start_values))
+        pieces = [(key, start, as_view(value)) for key, start, value in key_start_values]
+        self._write(self._sharding.operations.set_partial_values(pieces))
 
     def erase(self, key: str) -> None:
         """Erase a value; a missing one is no error."""
@@ -182,21 +186,21 @@ class ShardingMapping(MutableMapping[str, bytes]):
         """Erase all values whose key starts with `prefix`; ``""`` and ``"/"`` mean all."""
         self._write(self._sharding.operations.erase_prefix(prefix))
 
-    def list(self) -> list[str]:
+    def list(self) -> Keys:
         """All keys."""
         return self.list_prefix("")
 
-    def list_prefix(self, prefix: str) -> list[str]:
+    def list_prefix(self, prefix: str) -> Keys:
         """All keys that start with `prefix`; ``""`` and ``"/"`` mean all."""
-        return self._run(self._sharding.operations.list_all(prefix))
+        return self._run(self._sharding.operations.listing.list_all(prefix))
 
-    def list_dir(self, prefix: str) -> tuple[list[str], list[str]]:
+    def list_dir(self, prefix: str) -> tuple[Keys, Keys]:
         """Keys directly in a directory, and prefixes (ending with ``/``) of those below it.
 
         A prefix of chunks is listed if the shard that could hold them exists, although it may
         hold none of them; keys are exact.
         """
-        return self._run(self._sharding.operations.list_keys_and_prefixes(prefix))
+        return self._run(self._sharding.operations.listing.list_keys_and_prefixes(prefix))
 
 
 def _range_of(start: int, length: int | None) -> ByteRange:

@@ -288,9 +288,7 @@ class ShardingStore(Store):
         items = [(key, as_view(value)) for key, value in values]
         await self._run(self._sharding.operations.set_many(items))
 
-    async def set_partial_values(
-        self, key_start_values: Iterable[tuple[str, int, Value]]
-    ) -> None:
+    async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
         """Write pieces into values, each ``(key, start, value)``; a shard is written once.
 
         A missing value counts as empty. A start behind the end of a value is allowed only
@@ -336,14 +334,16 @@ class ShardingStore(Store):
             yield key
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        operations = self._sharding.operations
-        base_keys = await self._run(operations.list_base(prefix), only_reads=True)
-        for part in operations.listing_rounds(base_keys):
-            for key in await self._run(operations.list_some(part, prefix), only_reads=True):
+        listing = self._sharding.operations.listing
+        base_keys = await self._run(listing.list_base(prefix), only_reads=True)
+        for part in listing.listing_rounds(base_keys):
+            for key in await self._run(listing.list_some(part, prefix), only_reads=True):
                 yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        for name in await self._run(self._sharding.operations.list_dir(prefix), only_reads=True):
+        for name in await self._run(
+            self._sharding.operations.listing.list_dir(prefix), only_reads=True
+        ):
             yield name
 
     # ----------------------------------------------------------------- blocking
@@ -392,4 +392,4 @@ def _wrap(value: memoryview | None, prototype: BufferPrototype | None) -> Buffer
     if value is None:
         return None
     buffer_cls = (prototype or default_buffer_prototype()).buffer
-    return buffer_cls.from_bytes(value)  # type: ignore[arg-type]
+    return buffer_cls.from_bytes(value)

@@ -1,0 +1,171 @@
+"""Listing operations: chunk keys from shards, and everything else as it is.
+
+Source: sharding storage transformer draft, "API implementation", list, list_prefix, list_dir.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias
+
+from zarr_shardstore.format.keys import check_prefix
+from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.plan.listing import GridDirectory, entries_present
+from zarr_shardstore.plan.read import read_indexes
+from zarr_shardstore.plan.requests import Exists, Flow, ListDir, ListPrefix
+from zarr_shardstore.store.catalog import Catalog
+
+__all__ = ["Kind", "Listing"]
+
+_SHARDS_PER_LISTING_ROUND = 64
+
+Kind: TypeAlias = Literal["key", "prefix", "both"] | None
+"""What a listed name is; ``None``: the base store does not tell."""
+
+
+class Listing:
+    """The listing operations on one base store, as flows."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+
+    def list_all(self, prefix: str) -> Flow[list[str]]:
+        """All keys that start with `prefix`."""
+        base_keys = yield from self.list_base(prefix)
+        keys: list[str] = []
+        for part in self.listing_rounds(base_keys):
+            keys += yield from self.list_some(part, prefix)
+        return keys
+
+    def list_base(self, prefix: str) -> Flow[list[str]]:
+        """Keys of the base store that keys starting with `prefix` may come from."""
+        prefix = check_prefix(prefix)
+        directory = prefix[: prefix.rfind("/") + 1]
+        in_grid = yield from self.catalog.directory_of(directory)
+        if in_grid is None and self.catalog.may_lack_metadata(directory):
+            directory = _array_directory_without_metadata(directory)
+        directories = [directory]
+        if in_grid is not None and in_grid.base_directory != directory:
+            # What passes through is still listed where it was.
+            directories.append(in_grid.base_directory)
+        listings = yield [ListPrefix(d) for d in directories]
+        return list(dict.fromkeys(key for listing in listings for key in listing))
+
+    def listing_rounds(self, base_keys: list[str]) -> Iterable[list[str]]:
+        """Cut base keys into parts whose shard indexes are read in one round each."""
+        n = _SHARDS_PER_LISTING_ROUND
+        return (base_keys[i : i + n] for i in range(0, len(base_keys), n))
+
+    def list_some(self, base_keys: Sequence[str], prefix: str) -> Flow[list[str]]:
+        """Keys that start with `prefix` and are stored in these objects of the base store."""
+        sizes = yield from self.list_sizes(base_keys, prefix)
+        return [key for key, _ in sizes]
+
+    def list_sizes(
+        self, base_keys: Sequence[str], prefix: str
+    ) -> Flow[list[tuple[str, int | None]]]:
+        """As `list_some`, each key with its size in bytes where the index tells it."""
+        prefix = check_prefix(prefix)
+        shards = yield from self.catalog.shards_of(base_keys)
+        wanted = [s for s in shards if s is not None]
+        indexes = iter((yield from read_indexes(wanted)))
+        listed: list[tuple[str, int | None]] = []
+        for base_key, shard in zip(base_keys, shards, strict=True):
+            if shard is None:
+                listed.append((base_key, None))
+                continue
+            index = next(indexes)
+            if index is not None:
+                ids = entries_present(shard, index)
+                sizes = index.fields[ids, 1].tolist()
+                listed += zip(shard.chunk_keys(ids), sizes, strict=True)
+        return [item for item in listed if item[0].startswith(prefix)]
+
+    def list_dir(self, prefix: str) -> Flow[dict[str, Kind]]:
+        """Names of the keys and directories directly in a directory, with what each is.
+
+        Directories of chunks are listed if the shard that could hold their chunks exists;
+        keys only if they do. A base store that lists names does not tell their kind.
+        """
+        prefix = _as_directory(prefix)
+        directory = yield from self.catalog.directory_of(prefix)
+        if directory is not None:
+            return (yield from self._list_grid_directory(directory, prefix))
+        if not self.catalog.may_lack_metadata(prefix):
+            (names,) = yield [ListDir(prefix)]
+            return dict.fromkeys(names)
+        kinds: dict[str, Kind] = {}
+        for key in (yield from self.list_all(prefix)):
+            name, slash, _ = key[len(prefix) :].partition("/")
+            kind: Kind = "prefix" if slash else "key"
+            kinds[name] = kind if kinds.get(name, kind) == kind else "both"
+        return kinds
+
+    def list_keys_and_prefixes(self, prefix: str) -> Flow[tuple[list[str], list[str]]]:
+        """What is directly in a directory: full keys, and full prefixes ending with ``/``.
+
+        Cost: that of `list_dir`, and where the base store does not tell what a name is, one
+        question for each name, in one round.
+        """
+        prefix = _as_directory(prefix)
+        kinds = yield from self.list_dir(prefix)
+        unknown = [name for name, kind in kinds.items() if kind is None]
+        if unknown:
+            exist: list[bool] = yield [Exists(prefix + name) for name in unknown]
+            found = [name for name, is_key in zip(unknown, exist, strict=True) if is_key]
+            kinds |= dict.fromkeys(unknown, "prefix")
+            if found:
+                below = yield [ListDir(f"{prefix}{name}/") for name in found]
+                for name, names in zip(found, below, strict=True):
+                    kinds[name] = "both" if names else "key"
+        keys = [prefix + name for name, kind in kinds.items() if kind != "prefix"]
+        return keys, [f"{prefix}{name}/" for name, kind in kinds.items() if kind != "key"]
+
+    def is_translated_without_metadata(self, prefix: str) -> bool:
+        """Whether a directory may lie in the grid of an array that has no metadata."""
+        is_widened = _array_directory_without_metadata(prefix) != prefix
+        return is_widened and self.catalog.may_lack_metadata(prefix)
+
+    def _list_grid_directory(self, directory: GridDirectory, prefix: str) -> Flow[dict[str, Kind]]:
+        base_directory = directory.base_directory
+        translated: list[str]
+        relayed: list[str]
+        if base_directory == prefix:
+            (translated,) = yield [ListDir(prefix)]
+            relayed = translated
+        else:
+            translated, relayed = yield [ListDir(base_directory), ListDir(prefix)]
+        kinds: dict[str, Kind] = {}
+        shards: list[ShardRef] = []
+        for name in translated:
+            shard = directory.shard_of_name(name)
+            if shard is not None:
+                shards.append(shard)
+            kinds |= dict.fromkeys(directory.expand_name(name) or (), "prefix")
+        indexes = yield from read_indexes(shards)
+        for shard, index in zip(shards, indexes, strict=True):
+            if index is not None:
+                kinds |= dict.fromkeys(directory.names_of_entries(shard, index), "key")
+        for name in relayed:
+            if directory.expand_name(name) is None and directory.shard_of_name(name) is None:
+                kinds.setdefault(name, None)
+        return kinds
+
+
+def _as_directory(prefix: str) -> str:
+    prefix = check_prefix(prefix)
+    return prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
+
+
+def _array_directory_without_metadata(directory: str) -> str:
+    """Where the shards may lie that chunk keys below `directory` come from.
+
+    Without metadata the number of dimensions is not known, so a directory inside a grid is
+    not translated: from the first segment on that may be a coordinate, all is listed.
+    """
+    segments = directory.split("/")
+    for i, segment in enumerate(segments):
+        if re.fullmatch(r"c|c?\.?[0-9.]+", segment):
+            return "".join(f"{s}/" for s in segments[:i])
+    return directory
