@@ -21,7 +21,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Wrap
 
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.buffers import as_view, to_buffer
-from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
+from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
 from zarr_shardstore.plan.requests import (
     Delete,
     DeletePrefix,
@@ -154,10 +154,7 @@ class ZarrBackend:
             case Exists(key):
                 return await store.exists(key)
             case GetSize(key):
-                try:
-                    return await store.getsize(key)
-                except FileNotFoundError:
-                    return None
+                return await self._size_or_none(key)
             case Set(key, value):
                 await store.set(key, to_buffer(value))
             case SetIfNotExists(key, value):
@@ -180,17 +177,25 @@ class ZarrBackend:
         prototype = default_buffer_prototype()
         try:
             return _found(await self.store.get(key, prototype, _byte_request(byte_range)))
-        except (NotImplementedError, ValueError):
+        except Exception:
+            # No suffix ranges here (Azure), or an error for a range behind the end (obstore):
+            # ask for the size, then for bytes that are there.
+            size = None if byte_range is None else await self._size_or_none(key)
+            if size is None:
+                raise
+            start, stop = resolve_range(byte_range, size)
+            if start == stop:
+                return Found(memoryview(b""), None, size)
             if not isinstance(byte_range, Suffix):
                 raise
-        # No suffix ranges here (Azure): ask for the size, then for bounded bytes.
-        try:
-            size = await self.store.getsize(key)
-        except FileNotFoundError:
-            return Found(None, None)
-        start = max(0, size - byte_range.nbytes)
-        found = _found(await self.store.get(key, prototype, RangeByteRequest(start, size)))
+        found = _found(await self.store.get(key, prototype, RangeByteRequest(start, stop)))
         return found._replace(size=size)
+
+    async def _size_or_none(self, key: str) -> int | None:
+        try:
+            return await self.store.getsize(key)
+        except FileNotFoundError:
+            return None
 
 
 def _found(value: Buffer | None) -> Found:

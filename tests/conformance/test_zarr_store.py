@@ -1,0 +1,118 @@
+"""`ShardingStore` is a zarr store: zarr's own ``StoreTests`` pass in full, over each base.
+
+The kit's keys have no metadata, so they pass through; each class also runs with an option
+that shards new arrays, which must change nothing for such keys.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from zarr.abc.store import Store
+from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
+from zarr.testing.store import StoreTests
+
+from zarr_shardstore import ShardingStore
+from zarr_shardstore.io.zarr_backend import ZarrBackend
+
+OPTIONS = [{}, {"chunks_per_shard": 4}, {"chunks_per_shard": {"raw/*": 2, "bar": (2, 2)}}]
+
+
+class ShardingStoreTests(StoreTests[ShardingStore, cpu.Buffer]):
+    """The kit, with a base store that the subclass makes."""
+
+    store_cls = ShardingStore
+    buffer_cls = cpu.Buffer
+    base_name: str
+
+    def make_base(self, tmp_path: Path) -> Store:
+        raise NotImplementedError
+
+    @pytest.fixture(params=OPTIONS, ids=["plain", "int", "mapping"])
+    def store_kwargs(  # type: ignore[override]
+        self, request: pytest.FixtureRequest, tmp_path: Path
+    ) -> dict[str, Any]:
+        return {"store": self.make_base(tmp_path), **request.param}
+
+    async def set(self, store: ShardingStore, key: str, value: Buffer) -> None:
+        assert isinstance(store.base, Store)
+        await store.base.set(key, value)
+
+    async def get(self, store: ShardingStore, key: str) -> Buffer:
+        assert isinstance(store.base, Store)
+        value = await store.base.get(key, default_buffer_prototype())
+        assert value is not None
+        return value
+
+    def test_store_repr(self, store: ShardingStore) -> None:
+        assert repr(store).startswith("ShardingStore(")
+        assert self.base_name in repr(store)
+
+    def test_store_supports_writes(self, store: ShardingStore) -> None:
+        assert store.supports_writes
+
+    def test_store_supports_listing(self, store: ShardingStore) -> None:
+        assert store.supports_listing
+
+
+class TestOverMemory(ShardingStoreTests):
+    base_name = "MemoryStore"
+
+    def make_base(self, tmp_path: Path) -> Store:
+        return MemoryStore()
+
+
+class TestOverLocal(ShardingStoreTests):
+    base_name = "LocalStore"
+
+    def make_base(self, tmp_path: Path) -> Store:
+        return LocalStore(tmp_path / "base")
+
+
+class UnknownLocalStore(LocalStore):
+    """A subclass, whose methods may differ: it is spoken to as any zarr store."""
+
+
+class TestOverLocalSubclass(ShardingStoreTests):
+    base_name = "LocalStore"
+
+    def make_base(self, tmp_path: Path) -> Store:
+        return UnknownLocalStore(tmp_path / "base")
+
+
+class TestOverFsspecMemory(ShardingStoreTests):
+    base_name = "FsspecStore"
+
+    def make_base(self, tmp_path: Path) -> Store:
+        fs = AsyncFileSystemWrapper(fsspec.filesystem("memory"), asynchronous=True)
+        return FsspecStore(fs, path=f"/conformance-{uuid.uuid4().hex}")
+
+
+class TestOverFsspecLocal(ShardingStoreTests):
+    base_name = "FsspecStore"
+
+    def make_base(self, tmp_path: Path) -> Store:
+        fs = AsyncFileSystemWrapper(
+            fsspec.filesystem("file", auto_mkdir=True), asynchronous=True
+        )
+        return FsspecStore(fs, path=str(tmp_path / "base"))
+
+
+class TestOverObstoreLocal(ShardingStoreTests):
+    base_name = "ObjectStore"
+
+    def make_base(self, tmp_path: Path) -> Store:
+        obstore = pytest.importorskip("obstore.store")
+        return ObjectStore(obstore.LocalStore(tmp_path / "base", mkdir=True))
+
+
+def test_a_subclass_is_not_read_behind_its_back(tmp_path: Path) -> None:
+    """Only a plain ``LocalStore`` is read as files; a subclass is asked."""
+    store = ShardingStore(UnknownLocalStore(tmp_path))
+    assert isinstance(store._sharding.runner.backend, ZarrBackend)

@@ -1,0 +1,151 @@
+"""The grammar of keys: what can be a chunk key, how it is spelled, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.keys import (
+    ChunkKeyEncoding,
+    check_key,
+    check_prefix,
+    draft_candidate,
+    v3_candidates,
+)
+
+ENCODINGS = [
+    ChunkKeyEncoding(style, separator)  # type: ignore[arg-type]
+    for style in ("draft", "default", "v2")
+    for separator in ("/", ".")
+]
+coords_strategy = st.lists(st.integers(0, 10**12), max_size=6).map(tuple)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "coords", "suffix"),
+    [
+        (ChunkKeyEncoding("draft", "/"), (96, 18), "c96/18"),
+        (ChunkKeyEncoding("draft", "."), (96, 18), "c96.18"),
+        (ChunkKeyEncoding("draft", "/"), (7,), "c7"),
+        (ChunkKeyEncoding("draft", "/"), (), "c"),
+        (ChunkKeyEncoding("default", "/"), (96, 18), "c/96/18"),
+        (ChunkKeyEncoding("default", "."), (96, 18), "c.96.18"),
+        (ChunkKeyEncoding("default", "/"), (7,), "c/7"),
+        (ChunkKeyEncoding("default", "."), (), "c"),
+        (ChunkKeyEncoding("v2", "."), (96, 18), "96.18"),
+        (ChunkKeyEncoding("v2", "/"), (96, 18), "96/18"),
+        (ChunkKeyEncoding("v2", "."), (), "0"),
+    ],
+)
+def test_spelling_of_each_encoding(
+    encoding: ChunkKeyEncoding, coords: tuple[int, ...], suffix: str
+) -> None:
+    """Each encoding spells coordinates as its specification says, and reads them back."""
+    assert encoding.encode(coords) == suffix
+    assert encoding.decode(suffix, len(coords)) == coords
+
+
+@given(st.sampled_from(ENCODINGS), coords_strategy)
+def test_round_trip(encoding: ChunkKeyEncoding, coords: tuple[int, ...]) -> None:
+    """Law: decode(encode(coords)) == coords."""
+    assert encoding.decode(encoding.encode(coords), len(coords)) == coords
+
+
+@given(st.sampled_from(ENCODINGS), coords_strategy, st.sampled_from(["", "foo", "a/b/c", "c/0"]))
+def test_candidates_contain_the_truth(
+    encoding: ChunkKeyEncoding, coords: tuple[int, ...], path: str
+) -> None:
+    """Law: whatever array a chunk key was made for is among its candidates."""
+    suffix = encoding.encode(coords)
+    if encoding.style == "draft":
+        key = f"data/root/{path}/{suffix}" if path else f"data/root/{suffix}"
+        assert draft_candidate(key) == (path, suffix)
+    else:
+        key = f"{path}/{suffix}" if path else suffix
+        assert (path, suffix) in list(v3_candidates(key))
+
+
+@pytest.mark.parametrize(
+    "text", ["c01", "c-1", "c+1", "c1_0", "c١", "c 1", "c1/", "c1/02", "c", "c1", "cc1/2", "1/2"]
+)
+def test_what_is_no_suffix_of_two_dims(text: str) -> None:
+    """A sign, a leading zero, another script's digits, or another number of dims: no chunk."""
+    assert ChunkKeyEncoding("draft", "/").decode(text, 2) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "zarr.json",
+        "foo/zarr.json",
+        "c/c/zarr.json",
+        "foo/c.json",
+        "foo/c/x",
+        "foo/1/x",
+        "foo/c0",
+        "foo/01",
+        "foo/c.",
+        "foo/.1",
+        "foo/1.",
+        "foo/99999999999999999999",
+    ],
+)
+def test_keys_that_no_array_can_own(key: str) -> None:
+    """Names that only resemble chunk keys have no candidate, so no document is read for them."""
+    assert list(v3_candidates(key)) == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "data/root/foo",
+        "data/root/foo/cat",
+        "data/root/foo/c1.x",
+        "data/root/foo/1/2",
+        "data/rooted/c1/2",
+        "meta/root/foo/c1/2",
+        "data/root/foo/c1.2/3",
+        "data/root/foo/c/1",
+    ],
+)
+def test_keys_under_data_root_that_are_no_chunks(key: str) -> None:
+    """Not every key under data/root is a chunk key."""
+    assert draft_candidate(key) is None
+
+
+def test_candidates_come_shallowest_first() -> None:
+    """A v3 array holds no other node, so the first array on the way owns the key."""
+    assert list(v3_candidates("0/c/c/1/2")) == [("0/c", "c/1/2"), ("0/c/c", "1/2"), ("0/c/c/1", "2")]
+    assert list(v3_candidates("5")) == [("", "5")]
+    assert list(v3_candidates("c")) == [("", "c")]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "/", "/a", "a/", "a//b", "..", "a/../b", "../a", "a/..", ".", "a/./b", "a\0b", "a\\..\\b"],
+)
+def test_keys_that_escape_are_refused(key: str) -> None:
+    """A key that leaves the store, or names one object twice, is refused."""
+    with pytest.raises(SpecError):
+        check_key(key)
+
+
+@pytest.mark.parametrize("key", ["a", "a.b", "..a", "a..", "a/...", ".zgroup", "a b/ü", "a/.b/c"])
+def test_dots_in_names_are_fine(key: str) -> None:
+    """Only whole segments of one or two dots are refused."""
+    check_key(key)
+
+
+@pytest.mark.parametrize(("prefix", "expected"), [("", ""), ("/", ""), ("a", "a"), ("a/", "a/")])
+def test_prefixes(prefix: str, expected: str) -> None:
+    """A prefix may be empty; the draft's "/" means every key."""
+    assert check_prefix(prefix) == expected
+
+
+@pytest.mark.parametrize("prefix", ["//", "a//", "../", "/a", "a/../"])
+def test_prefixes_that_escape_are_refused(prefix: str) -> None:
+    """As for keys."""
+    with pytest.raises(SpecError):
+        check_prefix(prefix)

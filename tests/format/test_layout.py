@@ -1,0 +1,149 @@
+"""Key translation: every example of the draft, and the laws that make it one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarr_shardstore.format.index import DRAFT_INDEX
+from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.spec import ShardingSpec
+
+
+def make_layout(
+    cps: tuple[int, ...],
+    encoding: ChunkKeyEncoding,
+    prefix: str = "data/root/foo/baz/",
+    grid: tuple[int, ...] | None = None,
+) -> ArrayLayout:
+    return ArrayLayout("foo/baz", prefix, encoding, grid, ShardingSpec(cps, DRAFT_INDEX))
+
+
+DRAFT = make_layout((32, 2), ChunkKeyEncoding("draft", "/"))
+
+
+def test_first_example_of_the_draft() -> None:
+    """[96, 18] with chunks_per_shard=[32, 2] is in shard [3, 9], key data/root/foo/baz/c3/9."""
+    chunk = DRAFT.chunk((96, 18))
+    assert chunk.key == "data/root/foo/baz/c96/18"
+    assert chunk.shard.coords == (3, 9)
+    assert chunk.shard.key == "data/root/foo/baz/c3/9"
+    assert chunk.entry_id == 0
+
+
+@pytest.mark.parametrize("coords", list(itertools.product(range(96, 128), (18, 19))))
+def test_all_positions_of_the_example_share_the_shard(coords: tuple[int, int]) -> None:
+    """[96, 19], [97, 18], …, up to [127, 19] have the shard position [3, 9] too."""
+    chunk = DRAFT.chunk(coords)
+    assert chunk.shard.key == "data/root/foo/baz/c3/9"
+    assert chunk.entry_id == (coords[0] - 96) * 2 + coords[1] - 18
+
+
+@pytest.mark.parametrize("coords", [(95, 18), (128, 18), (96, 17), (96, 20), (0, 0)])
+def test_neighbours_of_the_example_do_not(coords: tuple[int, int]) -> None:
+    """One step outside is another shard."""
+    assert DRAFT.chunk(coords).shard.key != "data/root/foo/baz/c3/9"
+
+
+@pytest.mark.parametrize("start", [(0, 0), (32, 2), (32, 4), (64, 2), (96, 18)])
+def test_valid_starting_positions_of_the_draft(start: tuple[int, int]) -> None:
+    """The draft's starting positions of shards are entry 0 of their shard."""
+    assert DRAFT.chunk(start).entry_id == 0
+
+
+@pytest.mark.parametrize(
+    ("style", "separator", "chunk_key", "shard_key"),
+    [
+        ("draft", ".", "a/c96.18", "a/c3.9"),
+        ("draft", "/", "a/c96/18", "a/c3/9"),
+        ("default", "/", "a/c/96/18", "a/c/3/9"),
+        ("default", ".", "a/c.96.18", "a/c.3.9"),
+        ("v2", ".", "a/96.18", "a/3.9"),
+        ("v2", "/", "a/96/18", "a/3/9"),
+    ],
+)
+def test_the_separator_of_the_array_is_honoured(
+    style: str, separator: str, chunk_key: str, shard_key: str
+) -> None:
+    """The shard key is spelled as the chunk key is."""
+    layout = make_layout((32, 2), ChunkKeyEncoding(style, separator), "a/")  # type: ignore[arg-type]
+    chunk = layout.chunk((96, 18))
+    assert (chunk.key, chunk.shard.key) == (chunk_key, shard_key)
+
+
+def test_root_array() -> None:
+    """An array at the root has no directory of its own."""
+    draft = make_layout((2, 2), ChunkKeyEncoding("draft", "/"), "data/root/")
+    assert draft.chunk((2, 3)).shard.key == "data/root/c1/1"
+    v3 = make_layout((2, 2), ChunkKeyEncoding("default", "/"), "")
+    assert v3.chunk((2, 3)).shard.key == "c/1/1"
+
+
+def test_zero_dim_array_has_one_shard_of_one_entry_under_its_own_key() -> None:
+    """The draft's 0-d key is c; zarr-python 2.18 writes c0, which must stay c0."""
+    layout = make_layout((), ChunkKeyEncoding("draft", "/"))
+    assert layout.chunk(()).shard.key == "data/root/foo/baz/c"
+    aliased = layout.chunk((), key="data/root/foo/baz/c0")
+    assert aliased.shard.key == "data/root/foo/baz/c0"
+    assert aliased.shard.chunk_key(0) == "data/root/foo/baz/c0"
+
+
+@st.composite
+def geometries(draw: st.DrawFn) -> tuple[ArrayLayout, tuple[int, ...]]:
+    """A layout, its grid known or not, and the coordinates of one shard of it."""
+    cps = tuple(draw(st.lists(st.integers(1, 5), min_size=0, max_size=4)))
+    style = draw(st.sampled_from(["draft", "default", "v2"]))
+    separator = draw(st.sampled_from(["/", "."]))
+    shard = tuple(draw(st.integers(0, 50)) for _ in cps)
+    grid = None
+    if draw(st.booleans()):
+        grid = tuple(s * n + draw(st.integers(0, n + 1)) for s, n in zip(shard, cps, strict=True))
+    return make_layout(cps, ChunkKeyEncoding(style, separator), "p/", grid), shard
+
+
+@given(geometries())
+def test_chunks_of_a_shard_and_no_other_map_to_it(
+    geometry: tuple[ArrayLayout, tuple[int, ...]],
+) -> None:
+    """Law: the entries of a shard are a bijection to the chunks that translate to its key."""
+    layout, coords = geometry
+    shard = layout.shard(coords)
+    ids = np.arange(layout.spec.n_entries)
+    keys = shard.chunk_keys(ids)
+    assert len(set(keys)) == math.prod(layout.spec.chunks_per_shard)
+    for entry_id, key in enumerate(keys):
+        decoded = layout.encoding.decode(key.removeprefix("p/"), layout.ndim)
+        assert decoded is not None
+        chunk = layout.chunk(decoded)
+        assert chunk.shard.key == shard.key
+        assert chunk.entry_id == entry_id
+    for dim, n in enumerate(layout.spec.chunks_per_shard):
+        outside = [s * m for s, m in zip(coords, layout.spec.chunks_per_shard, strict=True)]
+        outside[dim] += n
+        assert layout.chunk(tuple(outside)).shard.key != shard.key
+
+
+@given(geometries(), st.data())
+def test_entries_in_the_grid(
+    geometry: tuple[ArrayLayout, tuple[int, ...]], data: st.DataObject
+) -> None:
+    """Law: the entries of a shard that are in the array are those whose coordinates are."""
+    layout, coords = geometry
+    shard = layout.shard(coords)
+    leading: tuple[int, ...] = ()
+    if coords and data.draw(st.booleans()):
+        n = layout.spec.chunks_per_shard[0]
+        leading = (coords[0] * n + data.draw(st.integers(0, n - 1)),)
+    expected = []
+    for i, key in enumerate(shard.chunk_keys(np.arange(layout.spec.n_entries))):
+        c = layout.encoding.decode(key.removeprefix("p/"), layout.ndim)
+        assert c is not None
+        if layout.has_chunk(c) and c[: len(leading)] == leading:
+            expected.append(i)
+    assert shard.entries_of(leading).tolist() == expected

@@ -1,0 +1,134 @@
+"""Whole shards: golden bytes written by hand from the draft, orders, round trips."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.index import DRAFT_INDEX, ZEP2_INDEX, IndexDamageError, IndexFormat
+from zarr_shardstore.format.orders import check_order, order_entries
+from zarr_shardstore.format.shard import build_shard, index_of_shard, split_shard
+from zarr_shardstore.format.spec import MAX_ENTRIES, ShardingSpec
+
+# chunks_per_shard (2, 2): chunk (0, 1) is "bb", (1, 1) is "dddd", (1, 0) is empty, (0, 0) missing.
+DATA = b"bb" + b"dddd"
+INDEX_AT_END = bytes.fromhex(
+    "ffffffffffffffff" "ffffffffffffffff"  # (0, 0) missing
+    "0000000000000000" "0200000000000000"  # (0, 1) at 0, 2 bytes
+    "0200000000000000" "0000000000000000"  # (1, 0) at 2, empty
+    "0200000000000000" "0400000000000000"  # (1, 1) at 2, 4 bytes
+)
+INDEX_AT_START = bytes.fromhex(
+    "ffffffffffffffff" "ffffffffffffffff"
+    "4000000000000000" "0200000000000000"  # 0x40: the index is 64 bytes
+    "4200000000000000" "0000000000000000"
+    "4200000000000000" "0400000000000000"
+)
+ENTRIES = {1: b"bb", 2: b"", 3: b"dddd"}
+
+
+def test_golden_index_at_end() -> None:
+    """The bytes of the draft's only form."""
+    assert build_shard(ENTRIES, (2, 2), DRAFT_INDEX, "C") == DATA + INDEX_AT_END
+
+
+def test_golden_index_at_start() -> None:
+    """ZEP 2's index_location start: offsets count from the start of the shard."""
+    form = IndexFormat(checksum=False, location="start")
+    assert build_shard(ENTRIES, (2, 2), form, "C") == INDEX_AT_START + DATA
+
+
+def test_golden_big_endian() -> None:
+    """A big-endian bytes codec turns each field around, and nothing else."""
+    big = np.frombuffer(INDEX_AT_END, "<u8").astype(">u8").tobytes()
+    form = IndexFormat(checksum=False, endian="big")
+    assert build_shard(ENTRIES, (2, 2), form, "C") == DATA + big
+
+
+def test_golden_gaps_and_any_order_are_read() -> None:
+    """Unused space and any order are legal: a dead old index between the entries."""
+    dead = b"\xee" * 7
+    index = bytes.fromhex(
+        "0b00000000000000" "0200000000000000"  # entry 0 comes last
+        "0000000000000000" "0400000000000000"
+    )
+    shard = b"last" + dead + b"xy" + index
+    entries = split_shard(shard, (2,), DRAFT_INDEX)
+    assert {i: bytes(v) for i, v in entries.items()} == {0: b"xy", 1: b"last"}
+
+
+def test_all_missing() -> None:
+    """A shard without entries is an index of 2⁶⁴−1."""
+    assert build_shard({}, (3, 1, 2), DRAFT_INDEX) == b"\xff" * 96
+    assert split_shard(b"\xff" * 96, (3, 1, 2), DRAFT_INDEX) == {}
+
+
+@given(
+    st.lists(st.integers(1, 4), max_size=3).map(tuple),
+    st.sampled_from(["C", "F", "morton"]),
+    st.booleans(),
+    st.sampled_from(["start", "end"]),
+    st.sampled_from(["little", "big"]),
+    st.data(),
+)
+def test_round_trip(
+    cps: tuple[int, ...], order: str, checksum: bool, location: str, endian: str, data: st.DataObject
+) -> None:
+    """Law: split(build(entries)) == entries, whatever order, form, or missing entries."""
+    n = ShardingSpec(cps, DRAFT_INDEX).n_entries
+    form = IndexFormat(checksum, location, endian)  # type: ignore[arg-type]
+    entries = data.draw(st.dictionaries(st.integers(0, n - 1), st.binary(max_size=20)))
+    shard = build_shard(entries, cps, form, order)  # type: ignore[arg-type]
+    assert len(shard) == sum(map(len, entries.values())) + form.nbytes(n)
+    assert {i: bytes(v) for i, v in split_shard(shard, cps, form).items()} == entries
+
+
+def test_an_entry_that_is_left_out_may_be_damaged() -> None:
+    """Whoever replaces an entry does not need its bytes."""
+    shard = bytearray(build_shard({0: b"ab", 1: b"cd"}, (2,), DRAFT_INDEX))
+    shard[4:12] = (10**9).to_bytes(8, "little")
+    with pytest.raises(IndexDamageError):
+        split_shard(bytes(shard), (2,), DRAFT_INDEX)
+    kept = split_shard(bytes(shard), (2,), DRAFT_INDEX, without={0})
+    assert {i: bytes(v) for i, v in kept.items()} == {1: b"cd"}
+
+
+def test_orders_by_hand() -> None:
+    """C counts the last dimension fastest, F the first; Morton makes squares."""
+    ids = np.arange(8)
+    assert order_entries(ids, (2, 4), "C").tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert order_entries(ids, (2, 4), "F").tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    # (0,0) (1,0) (0,1) (1,1), then the same for columns 2 and 3
+    assert order_entries(ids, (2, 4), "morton").tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    morton = order_entries(np.arange(16), (4, 4), "morton").tolist()
+    assert morton == [0, 4, 1, 5, 8, 12, 9, 13, 2, 6, 3, 7, 10, 14, 11, 15]
+
+
+@pytest.mark.parametrize("cps", [(4, 4), (3, 1, 2), (5, 3), (2, 3, 4), (1, 7)])
+def test_morton_order_is_that_of_zarr(cps: tuple[int, ...]) -> None:
+    """zarr-python's sharding codec writes the entries of a shard in the same order."""
+    zarr = pytest.importorskip("zarr")
+    base = zarr.storage.MemoryStore()
+    chunks = (1,) * len(cps)
+    z = zarr.create_array(base, shape=cps, chunks=chunks, shards=cps, dtype="u1", fill_value=0)
+    z[...] = 1
+    (shard,) = [v.to_bytes() for k, v in base._store_dict.items() if k.startswith("c/")]
+    offsets = index_of_shard(shard, cps, ZEP2_INDEX).fields[:, 0]
+    expected = order_entries(np.arange(len(offsets)), cps, "morton")
+    assert np.argsort(offsets).tolist() == expected.tolist()
+
+
+def test_unknown_order() -> None:
+    """A misspelled order is refused when the store is made, not when it writes."""
+    with pytest.raises(SpecError, match="'hilbert'"):
+        check_order("hilbert")
+
+
+@pytest.mark.parametrize("cps", [(0,), (2, -1), (1.5,), (True,), (2**31, 2**31), (MAX_ENTRIES, 2)])
+def test_impossible_chunks_per_shard(cps: tuple[int, ...]) -> None:
+    """Refused before any memory is asked for."""
+    with pytest.raises(SpecError, match="chunks_per_shard"):
+        ShardingSpec(cps, DRAFT_INDEX)

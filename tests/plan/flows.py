@@ -1,0 +1,55 @@
+"""A driver for tests: runs a flow against objects in a dict, and records its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from zarr_shardstore.io.mapping_backend import MappingBackend
+from zarr_shardstore.plan.requests import Flow, Found, Request
+
+T = TypeVar("T")
+
+
+class Recorder:
+    """Performs flows on `objects`.
+
+    Parameters
+    ----------
+    between
+        Called after each batch, to change the objects between the rounds of a flow.
+    tells_size
+        Whether replies tell the size of the object, as local files do.
+    """
+
+    def __init__(
+        self,
+        objects: dict[str, bytes],
+        *,
+        between: Callable[[int], None] = lambda _: None,
+        tells_size: bool = True,
+    ) -> None:
+        self.objects = objects
+        self.batches: list[list[Request]] = []
+        self._between = between
+        self._tells_size = tells_size
+
+    def run(self, flow: Flow[T]) -> T:
+        backend = MappingBackend(self.objects)
+        try:
+            batch = next(flow)
+            while True:
+                self.batches.append(batch)
+                replies: list[Any] = []
+                for request, reply in zip(batch, backend.perform(batch), strict=True):
+                    if isinstance(reply, Found):
+                        # The object itself is its version: equal bytes, equal state.
+                        version = self.objects.get(getattr(request, "key", ""))
+                        size = reply.size if self._tells_size else None
+                        reply = Found(reply.value, version, size)
+                    replies.append(reply)
+                self._between(len(self.batches))
+                batch = flow.send(replies)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result

@@ -1,0 +1,193 @@
+"""Write flows against recorded requests: what is read, what is written, what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.plan.flows import Recorder
+from zarr_shardstore.errors import CorruptShardError, SpecError
+from zarr_shardstore.format.index import DRAFT_INDEX
+from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef
+from zarr_shardstore.format.shard import build_shard, split_shard
+from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.plan.entries import EntryUpdate, Erase, Patch, Put
+from zarr_shardstore.plan.ranges import Suffix
+from zarr_shardstore.plan.requests import Delete, Exists, Get, Set
+from zarr_shardstore.plan.write import update_shard
+
+KEY = "a/c0/0"
+OLD = {0: b"zero", 1: b"one", 3: b"three"}
+
+
+def shard_of(grid: tuple[int, int] = (4, 4)) -> ShardRef:
+    spec = ShardingSpec((2, 2), DRAFT_INDEX)
+    return ArrayLayout("a", "a/", ChunkKeyEncoding("draft", "/"), grid, spec).shard((0, 0))
+
+
+def commit(
+    recorder: Recorder, *groups: Sequence[EntryUpdate], grid: tuple[int, int] = (4, 4)
+) -> Sequence[SpecError | None]:
+    return recorder.run(update_shard(shard_of(grid), groups, order="C"))
+
+
+def stored(recorder: Recorder) -> dict[int, bytes]:
+    shard = recorder.objects.get(KEY)
+    entries = {} if shard is None else split_shard(shard, (2, 2), DRAFT_INDEX)
+    return {i: bytes(v) for i, v in entries.items()}
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder({KEY: build_shard(OLD, (2, 2), DRAFT_INDEX)})
+
+
+def test_a_full_shard_is_one_set_and_no_read(recorder: Recorder) -> None:
+    """All entries have a new value: nothing of the old shard matters."""
+    commit(recorder, *[[Put(i, b"%d" % i)] for i in range(4)])
+    assert [[type(r) for r in batch] for batch in recorder.batches] == [[Set]]
+    assert stored(recorder) == {i: b"%d" % i for i in range(4)}
+
+
+def test_at_the_edge_the_entries_in_the_array_are_enough(recorder: Recorder) -> None:
+    """Entries outside the array cannot be filled, so they need not be."""
+    commit(recorder, [Put(0, b"x"), Put(2, b"y")], grid=(4, 1))
+    assert [[type(r) for r in batch] for batch in recorder.batches] == [[Set]]
+
+
+def test_a_part_is_one_read_and_one_set(recorder: Recorder) -> None:
+    """What is not replaced is kept."""
+    commit(recorder, [Put(2, b"two")], [Put(0, b"ZERO")])
+    assert recorder.batches[0] == [Get(KEY)]
+    assert [type(r) for r in recorder.batches[1]] == [Set]
+    assert stored(recorder) == {0: b"ZERO", 1: b"one", 2: b"two", 3: b"three"}
+
+
+def test_erasing_all_is_one_delete_and_no_read(recorder: Recorder) -> None:
+    """The whole shard goes."""
+    commit(recorder, [Erase(i) for i in range(4)])
+    assert recorder.batches == [[Delete(KEY)]]
+
+
+def test_erasing_the_last_entries_removes_the_shard(recorder: Recorder) -> None:
+    """An all-missing shard would be an object for nothing."""
+    commit(recorder, [Erase(i) for i in (0, 1, 3)])
+    assert recorder.objects == {}
+
+
+def test_erasing_what_is_missing_reads_the_index_and_writes_nothing(recorder: Recorder) -> None:
+    """zarr erases each chunk that is all fill value, stored or not."""
+    commit(recorder, [Erase(2)])
+    assert recorder.batches == [[Get(KEY, Suffix(64))]]
+
+
+def test_erasing_some_keeps_the_rest(recorder: Recorder) -> None:
+    """The bytes of the erased entry are gone too."""
+    commit(recorder, [Erase(1)])
+    assert stored(recorder) == {0: b"zero", 3: b"three"}
+    assert b"one" not in recorder.objects[KEY]
+
+
+def test_the_last_update_of_an_entry_counts(recorder: Recorder) -> None:
+    """Groups are applied in the order in which they arrived."""
+    commit(recorder, [Put(0, b"1")], [Erase(0)], [Put(0, b"3"), Patch(0, ((1, b"x"),))])
+    assert stored(recorder)[0] == b"3x"
+
+
+def test_only_if_missing(recorder: Recorder) -> None:
+    """set_if_not_exists is decided under the shard's lock, also within one commit."""
+    commit(
+        recorder,
+        [Put(0, b"no", only_if_missing=True)],
+        [Put(2, b"first", only_if_missing=True)],
+        [Put(2, b"second", only_if_missing=True)],
+    )
+    assert stored(recorder) == {**OLD, 2: b"first"}
+
+
+def test_nothing_changed_nothing_written(recorder: Recorder) -> None:
+    """All were there already."""
+    commit(recorder, [Put(0, b"no", only_if_missing=True)])
+    assert recorder.batches == [[Get(KEY)]]
+
+
+def test_pieces_from_the_start_of_all_entries_of_a_new_shard_read_nothing() -> None:
+    """The draft's set_partial_values of a whole shard: its absence is asked for, not read."""
+    recorder = Recorder({})
+    commit(recorder, [Patch(i, ((0, b"abc"),)) for i in range(4)])
+    assert recorder.batches[0] == [Exists(KEY)]
+    assert [type(r) for r in recorder.batches[1]] == [Set]
+    assert len(recorder.batches) == 2
+
+
+def test_pieces_from_the_start_keep_the_tail_of_a_longer_value(recorder: Recorder) -> None:
+    """The index tells that three is longer, so it is read."""
+    commit(recorder, [Patch(i, ((0, b"abcd"),)) for i in range(4)])
+    assert recorder.batches[:3] == [[Exists(KEY)], [Get(KEY, Suffix(64))], [Get(KEY)]]
+    assert stored(recorder) == {0: b"abcd", 1: b"abcd", 2: b"abcd", 3: b"abcde"}
+
+
+def test_pieces_from_the_start_that_cover_the_values_read_the_index_only(
+    recorder: Recorder,
+) -> None:
+    """No stored byte survives."""
+    commit(recorder, [Patch(i, ((0, b"abcde"),)) for i in range(4)])
+    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64))]]
+    assert [type(r) for r in recorder.batches[2]] == [Set]
+
+
+def test_a_group_with_a_bad_piece_is_left_out_whole(recorder: Recorder) -> None:
+    """The others of the commit are not harmed, and what it would have replaced is kept."""
+    outcomes = commit(
+        recorder, [Put(2, b"two")], [Put(0, b"lost?"), Patch(1, ((9, b"x"),))], [Erase(3)]
+    )
+    assert [type(o) for o in outcomes] == [type(None), SpecError, type(None)]
+    assert stored(recorder) == {0: b"zero", 1: b"one", 2: b"two"}
+
+
+def test_a_bad_group_that_would_have_covered_the_shard_loses_nothing(recorder: Recorder) -> None:
+    """It seemed that nothing had to be read; without the bad group that is not so."""
+    full = [Put(i, b"new") for i in range(4)]
+    (error, none) = commit(recorder, [*full, Patch(0, ((99, b"x"),))], [Put(2, b"two")])
+    assert isinstance(error, SpecError)
+    assert none is None
+    assert stored(recorder) == {**OLD, 2: b"two"}
+
+
+def damage(recorder: Recorder, entry_id: int) -> bytes:
+    shard = bytearray(recorder.objects[KEY])
+    at = len(shard) - 64 + 16 * entry_id
+    shard[at : at + 8] = (10**6).to_bytes(8, "little")
+    recorder.objects[KEY] = bytes(shard)
+    return bytes(shard)
+
+
+def test_a_shard_with_a_damaged_entry_is_not_rewritten(recorder: Recorder) -> None:
+    """Rewriting would lose what is left of it; the message says what to do."""
+    before = damage(recorder, 1)
+    with pytest.raises(CorruptShardError, match=r"a/c0/1.*erase or overwrite this chunk first"):
+        commit(recorder, [Put(2, b"two")])
+    assert recorder.objects[KEY] == before
+
+
+@pytest.mark.parametrize("update", [Put(1, b"new"), Erase(1)])
+def test_a_damaged_entry_can_be_overwritten_and_erased(
+    recorder: Recorder, update: EntryUpdate
+) -> None:
+    """The way out that the message names works, and keeps the sound entries."""
+    damage(recorder, 1)
+    commit(recorder, [update])
+    expected = {**OLD, 1: b"new"} if isinstance(update, Put) else {0: b"zero", 3: b"three"}
+    assert stored(recorder) == expected
+
+
+def test_a_truncated_shard_is_not_rewritten_but_can_be_replaced(recorder: Recorder) -> None:
+    """A full write needs nothing of it."""
+    recorder.objects[KEY] = b"torn"
+    with pytest.raises(CorruptShardError, match="nothing was written"):
+        commit(recorder, [Put(0, b"x")])
+    assert recorder.objects[KEY] == b"torn"
+    commit(recorder, [Put(i, b"new") for i in range(4)])
+    assert stored(recorder) == dict.fromkeys(range(4), b"new")
