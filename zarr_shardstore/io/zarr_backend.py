@@ -163,6 +163,9 @@ class ZarrBackend:
                 await store.delete(key)
             case DeletePrefix(""):
                 await store.clear()
+                # FsspecStore.clear stops at the first directory that it has removed already.
+                for key in [key async for key in store.list()]:
+                    await store.delete(key)
             case DeletePrefix(prefix):
                 await store.delete_dir(prefix.removesuffix("/"))
             case ListPrefix(prefix):

@@ -142,20 +142,21 @@ class Catalog:
             for key, a in zip(base_keys, answers, strict=True)
         ]
 
-    def directory_of(self, directory: str) -> Flow[GridDirectory | None]:
-        """Where a directory lies among the chunk keys of an array that has metadata.
+    def directory_of(self, directory: str, *, or_own: bool = False) -> Flow[GridDirectory | None]:
+        """Where a directory lies inside the grid of an array that has metadata.
 
-        ``None`` if it holds no chunk keys, or only deeper down.
+        ``None`` if it does not; with `or_own`, the array's own directory is found too.
         """
         path = directory.removesuffix("/")
-        nodes = [Node("v3", path)]
         # "foo/c/96/" continues to a chunk key, if foo is an array of enough dimensions.
-        nodes += [Node("v3", parent) for parent, _ in v3_candidates(path)]
-        if directory.startswith(DRAFT_DATA_ROOT):
-            nodes.append(Node("draft", path[len(DRAFT_DATA_ROOT) :]))
-            candidate = draft_candidate(path)
-            if candidate is not None:
-                nodes.append(Node("draft", candidate[0]))
+        nodes = [Node("v3", parent) for parent, _ in v3_candidates(path)]
+        candidate = draft_candidate(path)
+        if candidate is not None:
+            nodes.append(Node("draft", candidate[0]))
+        if or_own:
+            nodes.insert(0, Node("v3", path))
+            if directory.startswith(DRAFT_DATA_ROOT):
+                nodes.append(Node("draft", path[len(DRAFT_DATA_ROOT) :]))
         nodes = [node for node in nodes if node not in self._absent]
         yield from self._learn_unknown(nodes)
         for node in nodes:

@@ -12,8 +12,9 @@ from typing import Literal, TypeAlias
 from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.plan.listing import GridDirectory, entries_present
+from zarr_shardstore.plan.ranges import Range
 from zarr_shardstore.plan.read import read_indexes
-from zarr_shardstore.plan.requests import Exists, Flow, ListDir, ListPrefix
+from zarr_shardstore.plan.requests import Flow, Found, Get, ListDir, ListPrefix
 from zarr_shardstore.store.catalog import Catalog
 
 __all__ = ["Kind", "Listing"]
@@ -89,7 +90,7 @@ class Listing:
         keys only if they do. A base store that lists names does not tell their kind.
         """
         prefix = _as_directory(prefix)
-        directory = yield from self.catalog.directory_of(prefix)
+        directory = yield from self.catalog.directory_of(prefix, or_own=True)
         if directory is not None:
             return (yield from self._list_grid_directory(directory, prefix))
         if not self.catalog.may_lack_metadata(prefix):
@@ -112,8 +113,9 @@ class Listing:
         kinds = yield from self.list_dir(prefix)
         unknown = [name for name, kind in kinds.items() if kind is None]
         if unknown:
-            exist: list[bool] = yield [Exists(prefix + name) for name in unknown]
-            found = [name for name, is_key in zip(unknown, exist, strict=True) if is_key]
+            # A byte, because fsspec says of directories too that they exist.
+            replies: list[Found] = yield [Get(prefix + name, Range(0, 1)) for name in unknown]
+            found = [n for n, reply in zip(unknown, replies, strict=True) if reply.value is not None]
             kinds |= dict.fromkeys(unknown, "prefix")
             if found:
                 below = yield [ListDir(f"{prefix}{name}/") for name in found]

@@ -1,0 +1,74 @@
+"""Base stores for tests, one of each kind, and a way to look at what they hold."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from zarr.abc.store import Store
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
+
+
+class OtherMapping(MutableMapping[str, bytes]):
+    """A mapping that is no dict, as zict's and others' are."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+
+    def __getitem__(self, key: str) -> bytes:
+        return self.data[key]
+
+    def __setitem__(self, key: str, value: bytes) -> None:
+        assert type(value) is bytes, "values of mappings are plain bytes"
+        self.data[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.data[key]
+
+    def __iter__(self) -> Any:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+def fsspec_memory() -> FsspecStore:
+    fs = AsyncFileSystemWrapper(fsspec.filesystem("memory"), asynchronous=True)
+    return FsspecStore(fs, path=f"/test-{uuid.uuid4().hex}")
+
+
+def temporary_directory() -> Path:
+    """Removed when the process ends, by whoever cleans /tmp at the latest."""
+    return Path(tempfile.mkdtemp(prefix="zarr-shardstore-"))
+
+
+BASES: dict[str, Callable[[], Any]] = {
+    "dict": dict,
+    "mapping": OtherMapping,
+    "memory": MemoryStore,
+    "local": lambda: LocalStore(temporary_directory()),
+    "fsspec": fsspec_memory,
+}
+
+
+def objects_of(base: Any) -> dict[str, bytes]:
+    """Everything that a base store holds."""
+    if not isinstance(base, Store):
+        return dict(base)
+
+    async def read() -> dict[str, bytes]:
+        objects = {}
+        async for key in base.list():
+            value = await base.get(key, default_buffer_prototype())
+            assert value is not None
+            objects[key] = value.to_bytes()
+        return objects
+
+    return sync(read())
