@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from typing import Any, TypeAlias, TypeVar
@@ -121,8 +121,10 @@ class Runner:
                 found = await self._perform_others(requests)
             found = self._stamped(requests, found, before)
             replies.update((i, reply) for (i, _), reply in zip(others, found, strict=True))
-        if updates:
-            await _all_settled(self._commit_async(update) for _, update in updates)
+        if len(updates) == 1:
+            await self._commit_async(updates[0][1])
+        elif updates:
+            await _all_settled(self._commit_async, [update for _, update in updates])
         return [replies.get(i) for i in range(len(batch))]
 
     async def _perform_others(self, requests: list[Request]) -> list[Any]:
@@ -291,15 +293,16 @@ def _settle(
             pending.done.set_exception(error)
 
 
-async def _all_settled(coros: Iterable[Awaitable[None]]) -> None:
-    """Await all, a few at a time; then raise the first error, when nothing runs on."""
+async def _all_settled(
+    commit: Callable[[UpdateShard], Awaitable[None]], updates: list[UpdateShard]
+) -> None:
+    """Commit all, a few at a time; then raise the first error, when nothing runs on."""
     slots = asyncio.Semaphore(_MAX_SHARDS_AT_ONCE)
 
-    async def one(coro: Awaitable[None]) -> None:
+    async def one(update: UpdateShard) -> None:
         async with slots:
-            await coro
+            await commit(update)
 
-    outcomes = await asyncio.gather(*map(one, coros), return_exceptions=True)
-    for outcome in outcomes:
+    for outcome in await asyncio.gather(*map(one, updates), return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome

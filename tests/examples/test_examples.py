@@ -1,0 +1,50 @@
+"""Every example runs without an error or a warning, and says what it is about."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TIMEOUT_S = 300
+
+TELLING_LINES = {
+    "draft_operations.py": "get_partial_values: [b'BCD', b'DE', None]",
+    "wrap_existing_store.py": "new, by plain zarr: chunks (2, 5), shards (8, 20)",
+    "zarr_array_backend.py": "consolidated, by plain zarr: chunks (5, 3), shards (20, 6)",
+}
+
+
+def run_example(name: str, *arguments: str, options: tuple[str, ...] = (), cwd: Path) -> str:
+    """What the example prints, run by a Python with these options."""
+    command = [sys.executable, *options, str(EXAMPLES / name), *arguments]
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, encoding="utf-8", timeout=TIMEOUT_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", TELLING_LINES)
+def test_example(name: str, tmp_path: Path) -> None:
+    """An example prints its telling line."""
+    printed = run_example(name, options=("-W", "error"), cwd=tmp_path)
+    assert TELLING_LINES[name] in printed.splitlines()
+
+
+def test_demo(tmp_path: Path) -> None:
+    """The demo stores made data, reads it in both ways, and draws what it read."""
+    for package in ("nibabel", "matplotlib", "rich"):
+        pytest.importorskip(package)
+    printed = run_example("demo.py", "--made-data", "--output", "out", cwd=tmp_path)
+    line = "Plain zarr: chunks (16, 16, 16), shards (128, 128, 128); all values equal."
+    assert line in printed.splitlines()
+    assert (tmp_path / "out" / "brain.png").stat().st_size > 0
+
+
+def test_no_example_is_forgotten() -> None:
+    """Each script of the folder is run by a test."""
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"demo.py", *TELLING_LINES}
