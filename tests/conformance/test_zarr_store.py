@@ -98,9 +98,7 @@ class TestOverFsspecLocal(ShardingStoreTests):
     base_name = "FsspecStore"
 
     def make_base(self, tmp_path: Path) -> Store:
-        fs = AsyncFileSystemWrapper(
-            fsspec.filesystem("file", auto_mkdir=True), asynchronous=True
-        )
+        fs = AsyncFileSystemWrapper(fsspec.filesystem("file", auto_mkdir=True), asynchronous=True)
         return FsspecStore(fs, path=str(tmp_path / "base"))
 
 

@@ -43,7 +43,9 @@ def base(request: pytest.FixtureRequest) -> Any:
 def store(base: Any) -> ShardingStore:
     """An array ``z`` of 4 x 4 chunks in 4 shards, all ones."""
     store = ShardingStore(base, chunks_per_shard=2)
-    z = zarr.create_array(store, name="z", shape=(8, 8), chunks=(2, 2), dtype="u1", compressors=None)
+    z = zarr.create_array(
+        store, name="z", shape=(8, 8), chunks=(2, 2), dtype="u1", compressors=None
+    )
     z[:] = 1
     return store
 
@@ -159,7 +161,9 @@ def test_another_number_of_dimensions_without_metadata() -> None:
     assert list(m) == []
 
 
-@pytest.mark.parametrize("key", ["../x", "z/../../x", "/etc/x", "z//c/0/0", "z/./c/0/0", "a\0b", ""])
+@pytest.mark.parametrize(
+    "key", ["../x", "z/../../x", "/etc/x", "z//c/0/0", "z/./c/0/0", "a\0b", ""]
+)
 def test_keys_that_escape(base: Any, store: ShardingStore, key: str) -> None:
     """In every operation, before the base store hears of them."""
     m = ShardingMapping(store)
@@ -258,7 +262,10 @@ def test_the_three_spellings_of_the_draft(transformer: dict[str, Any]) -> None:
     ("transformers", "error"),
     [
         ([{"name": "encryption"}], UnsupportedError),
-        ([{"name": "sharding", "configuration": {"chunks_per_shard": [2, 2]}}] * 2, UnsupportedError),
+        (
+            [{"name": "sharding", "configuration": {"chunks_per_shard": [2, 2]}}] * 2,
+            UnsupportedError,
+        ),
         ([{"extension": URI, "type": "tree", "configuration": {}}], SpecError),
         (
             [{"extension": URI, "type": "tree", "configuration": {"chunks_per_shard": [2, 2]}}],

@@ -38,7 +38,7 @@ def test_size_of_the_example_of_zep_2() -> None:
 
 def test_bytes_written_by_hand() -> None:
     """Two entries, the second missing: little endian, offset before nbytes."""
-    data = bytes.fromhex("0300000000000000" "0a00000000000000" + "ff" * 16)
+    data = bytes.fromhex("03000000000000000a00000000000000" + "ff" * 16)
     index = ShardIndex.decode(data, 2, DRAFT_INDEX)
     assert index.entry(0) == (3, 10)
     assert index.entry(1) is None

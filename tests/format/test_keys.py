@@ -117,7 +117,11 @@ def test_keys_under_data_root_that_are_no_chunks(key: str) -> None:
 
 def test_candidates_come_shallowest_first() -> None:
     """A v3 array holds no other node, so the first array on the way owns the key."""
-    assert list(v3_candidates("0/c/c/1/2")) == [("0/c", "c/1/2"), ("0/c/c", "1/2"), ("0/c/c/1", "2")]
+    assert list(v3_candidates("0/c/c/1/2")) == [
+        ("0/c", "c/1/2"),
+        ("0/c/c", "1/2"),
+        ("0/c/c/1", "2"),
+    ]
     assert list(v3_candidates("5")) == [("", "5")]
     assert list(v3_candidates("c")) == [("", "c")]
 

@@ -16,16 +16,24 @@ from zarr_shardstore.format.spec import MAX_ENTRIES, ShardingSpec
 # chunks_per_shard (2, 2): chunk (0, 1) is "bb", (1, 1) is "dddd", (1, 0) is empty, (0, 0) missing.
 DATA = b"bb" + b"dddd"
 INDEX_AT_END = bytes.fromhex(
-    "ffffffffffffffff" "ffffffffffffffff"  # (0, 0) missing
-    "0000000000000000" "0200000000000000"  # (0, 1) at 0, 2 bytes
-    "0200000000000000" "0000000000000000"  # (1, 0) at 2, empty
-    "0200000000000000" "0400000000000000"  # (1, 1) at 2, 4 bytes
+    "ffffffffffffffff"
+    "ffffffffffffffff"  # (0, 0) missing
+    "0000000000000000"
+    "0200000000000000"  # (0, 1) at 0, 2 bytes
+    "0200000000000000"
+    "0000000000000000"  # (1, 0) at 2, empty
+    "0200000000000000"
+    "0400000000000000"  # (1, 1) at 2, 4 bytes
 )
 INDEX_AT_START = bytes.fromhex(
-    "ffffffffffffffff" "ffffffffffffffff"
-    "4000000000000000" "0200000000000000"  # 0x40: the index is 64 bytes
-    "4200000000000000" "0000000000000000"
-    "4200000000000000" "0400000000000000"
+    "ffffffffffffffff"
+    "ffffffffffffffff"
+    "4000000000000000"
+    "0200000000000000"  # 0x40: the index is 64 bytes
+    "4200000000000000"
+    "0000000000000000"
+    "4200000000000000"
+    "0400000000000000"
 )
 ENTRIES = {1: b"bb", 2: b"", 3: b"dddd"}
 
@@ -52,8 +60,10 @@ def test_golden_gaps_and_any_order_are_read() -> None:
     """Unused space and any order are legal: a dead old index between the entries."""
     dead = b"\xee" * 7
     index = bytes.fromhex(
-        "0b00000000000000" "0200000000000000"  # entry 0 comes last
-        "0000000000000000" "0400000000000000"
+        "0b00000000000000"
+        "0200000000000000"  # entry 0 comes last
+        "0000000000000000"
+        "0400000000000000"
     )
     shard = b"last" + dead + b"xy" + index
     entries = split_shard(shard, (2,), DRAFT_INDEX)
@@ -75,7 +85,12 @@ def test_all_missing() -> None:
     st.data(),
 )
 def test_round_trip(
-    cps: tuple[int, ...], order: str, checksum: bool, location: str, endian: str, data: st.DataObject
+    cps: tuple[int, ...],
+    order: str,
+    checksum: bool,
+    location: str,
+    endian: str,
+    data: st.DataObject,
 ) -> None:
     """Law: split(build(entries)) == entries, whatever order, form, or missing entries."""
     n = ShardingSpec(cps, DRAFT_INDEX).n_entries

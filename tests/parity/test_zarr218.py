@@ -83,9 +83,9 @@ def test_our_shards_are_read_there(tmp_path: Path, order: str) -> None:
         m[key] = chunks[key]
     m.update({k: v for k, v in chunks.items() if k not in one_by_one})
     stored = {p.relative_to(tmp_path) for p in (tmp_path / "data").rglob("*") if p.is_file()}
-    assert stored == {
-        p.relative_to(GOLDEN) for p in (GOLDEN / "data").rglob("*") if p.is_file()
-    }, "the same shards, under the same keys"
+    assert stored == {p.relative_to(GOLDEN) for p in (GOLDEN / "data").rglob("*") if p.is_file()}, (
+        "the same shards, under the same keys"
+    )
     assert OLD_PYTHON is not None
     done = subprocess.run(
         [OLD_PYTHON, str(SCRIPT), "--check", str(tmp_path)],

@@ -66,7 +66,12 @@ def test_pieces_are_written_over_the_value(
 
 @pytest.mark.parametrize(
     ("old", "pieces"),
-    [(b"ab", [(3, b"x")]), (None, [(1, b"x")]), (b"ab", [(-3, b"x")]), (b"", [(0, b"a"), (2, b"")])],
+    [
+        (b"ab", [(3, b"x")]),
+        (None, [(1, b"x")]),
+        (b"ab", [(-3, b"x")]),
+        (b"", [(0, b"a"), (2, b"")]),
+    ],
 )
 def test_a_piece_outside_the_value_is_refused(
     old: bytes | None, pieces: list[tuple[int, bytes]]

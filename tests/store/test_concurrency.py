@@ -301,7 +301,9 @@ def test_stores_work_in_child_processes(tmp_path: Path, method: str) -> None:
     store = ShardingStore(tmp_path, chunks_per_shard=(4, 4))
     sync(store.set(key(0, 0), buffer(b"")))  # threads and locks exist before the fork
     context = multiprocessing.get_context(method)
-    parts = [[c for c in COORDS if (c[0] // 4, c[1] // 4) == (i, j)] for i in (0, 1) for j in (0, 1)]
+    parts = [
+        [c for c in COORDS if (c[0] // 4, c[1] // 4) == (i, j)] for i in (0, 1) for j in (0, 1)
+    ]
     children = [context.Process(target=_write_in_child, args=(store, part)) for part in parts]
     for child in children:
         child.start()
@@ -317,4 +319,8 @@ def test_a_shard_is_never_left_half_written(tmp_path: Path) -> None:
     for n in range(5):
         m.update({key(*c): value(*c, n) for c in COORDS})
     files = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
-    assert files == {key(i, j) for i in (0, 1) for j in (0, 1)} == set(objects_of(LocalStore(tmp_path)))
+    assert (
+        files
+        == {key(i, j) for i in (0, 1) for j in (0, 1)}
+        == set(objects_of(LocalStore(tmp_path)))
+    )

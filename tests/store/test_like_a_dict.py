@@ -11,6 +11,7 @@ import json
 import math
 import os
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -94,8 +95,24 @@ def operations(draw: st.DrawFn, case: Case) -> tuple[Any, ...]:
     key = st.sampled_from(case.keys * 3 + case.foreign_keys)
     name = draw(
         st.sampled_from(
-            ["set", "set", "get", "range", "partial", "partial", "many", "erase", "erase_values"]
-            + ["erase_prefix", "list", "list_prefix", "list_dir", "exists", "size", "if_missing"]
+            [
+                "set",
+                "set",
+                "get",
+                "range",
+                "partial",
+                "partial",
+                "many",
+                "erase",
+                "erase_values",
+                "erase_prefix",
+                "list",
+                "list_prefix",
+                "list_dir",
+                "exists",
+                "size",
+                "if_missing",
+            ]
         )
     )
     match name:
@@ -138,7 +155,7 @@ def model_pieces(
         pieces.sort(key=lambda p: p[0])
         if pieces[0][0] < 0 and len(pieces) > 1:
             return None
-        if any(a + len(v) > b for (a, v), (b, _) in zip(pieces, pieces[1:], strict=False)):
+        if any(a + len(v) > b for (a, v), (b, _) in pairwise(pieces)):
             return None
         buffer = bytearray(new.get(key, b""))
         for start, value in pieces:
@@ -152,9 +169,11 @@ def model_pieces(
 def cut(value: bytes | None, kind: str, a: int, b: int) -> bytes | None:
     if value is None:
         return None
-    return {"range": value[a : a + b], "offset": value[a:], "suffix": value[max(0, len(value) - a) :]}[
-        kind
-    ]
+    return {
+        "range": value[a : a + b],
+        "offset": value[a:],
+        "suffix": value[max(0, len(value) - a) :],
+    }[kind]
 
 
 class Blocking:
@@ -169,8 +188,8 @@ class Blocking:
     def ranges(self, ranges: list[tuple[str, str, int, int]]) -> list[bytes | None]:
         forms = {
             "range": lambda a, b: (a, b),
-            "offset": lambda a, b: (a, None),
-            "suffix": lambda a, b: (-a, None),
+            "offset": lambda a, _: (a, None),
+            "suffix": lambda a, _: (-a, None),
         }
         return self.m.get_partial_values([(k, forms[kind](a, b)) for k, kind, a, b in ranges])
 
@@ -228,8 +247,8 @@ class Async:
     def ranges(self, ranges: list[tuple[str, str, int, int]]) -> list[bytes | None]:
         forms = {
             "range": lambda a, b: RangeByteRequest(a, a + b),
-            "offset": lambda a, b: OffsetByteRequest(a),
-            "suffix": lambda a, b: SuffixByteRequest(a),
+            "offset": lambda a, _: OffsetByteRequest(a),
+            "suffix": lambda a, _: SuffixByteRequest(a),
         }
         wanted = [(key, forms[kind](a, b)) for key, kind, a, b in ranges]
         found = self._run(self.s.get_partial_values(default_buffer_prototype(), wanted))

@@ -135,7 +135,7 @@ async def test_one_chunk_is_two_requests(base: CountingStore) -> None:
     assert [type(r) for _, r in base.reads] == [SuffixByteRequest, SuffixByteRequest]
 
 
-async def test_a_whole_shard_is_one_set_and_no_read(base: CountingStore) -> None:
+async def test_a_whole_shard_is_one_set_and_no_read() -> None:
     """In each way to write it; the first set of the store included."""
     shard_keys = [key(i, j) for i in range(4) for j in range(4)]
     ways = {

@@ -289,6 +289,20 @@ def test_an_array_created_with_shards_is_refused(base: Any) -> None:
     assert not [k for k in objects_of(base) if k.startswith("z/")]
 
 
+def test_a_new_v2_array_is_refused_where_it_should_be_sharded(tmp_path: Path) -> None:
+    """It would be stored in one file a chunk, unnoticed. One that exists passes through."""
+    zarr.create_array(LocalStore(tmp_path), name="old", shape=(4,), dtype="i1", zarr_format=2)
+    store = ShardingStore(tmp_path, chunks_per_shard=2)
+    old = zarr.open_array(store, path="old")
+    old[:] = 1
+    old.resize((6,))
+    with pytest.raises(UnsupportedError, match="zarr_format=3"):
+        zarr.create_array(store, name="new", shape=(4,), dtype="i1", zarr_format=2)
+    assert not (tmp_path / "new" / ".zarray").exists()
+    store = ShardingStore(tmp_path)
+    zarr.create_array(store, name="new", shape=(4,), dtype="i1", zarr_format=2)[:] = 3
+
+
 def test_a_policy_that_does_not_fit_the_array_is_refused(base: Any) -> None:
     """A tuple is for arrays of its length; a mapping leaves arrays out."""
     store = ShardingStore(base, chunks_per_shard=(2, 2))
@@ -303,7 +317,9 @@ def test_a_policy_that_does_not_fit_the_array_is_refused(base: Any) -> None:
 def test_unsharded_arrays_pass_through(tmp_path: Path) -> None:
     """A store that exists is wrapped as it is; its arrays keep their chunks."""
     data = RNG.integers(0, 9, (6, 6))
-    old = zarr.create_array(LocalStore(tmp_path), name="old", shape=(6, 6), chunks=(2, 2), dtype="i8")
+    old = zarr.create_array(
+        LocalStore(tmp_path), name="old", shape=(6, 6), chunks=(2, 2), dtype="i8"
+    )
     old[:] = data
     before = objects_of(LocalStore(tmp_path))
     z = zarr.open_array(ShardingStore(tmp_path, chunks_per_shard=2), path="old")

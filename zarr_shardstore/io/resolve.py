@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import fsspec
-from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.mapping import FSMap
 from zarr.abc.store import Store
@@ -65,12 +64,12 @@ def base_store_of(store: BaseStoreLike, storage_options: dict[str, Any] | None =
         return FsspecStore.from_url(store, storage_options=storage_options)
     if isinstance(store, str):
         return LocalStore(Path(store.removeprefix("file://")))
+    if isinstance(store, fsspec.AbstractFileSystem):
+        store = FSMap(store.root_marker or "/", store)
     if isinstance(store, FSMap):
         if isinstance(store.fs, LocalFileSystem):
             return LocalStore(Path(store.root))
         return FsspecStore.from_mapper(store)
-    if isinstance(store, fsspec.AbstractFileSystem):
-        return _store_of_filesystem(store)
     if isinstance(store, Path):
         return LocalStore(store)
     if hasattr(store, "fs") and hasattr(store, "path"):
@@ -93,9 +92,3 @@ def backend_of(store: BaseStore) -> Backend:
     if isinstance(store, Store):
         return ZarrBackend(store)
     return MappingBackend(store)
-
-
-def _store_of_filesystem(fs: fsspec.AbstractFileSystem) -> Store:
-    if not fs.async_impl:
-        fs = AsyncFileSystemWrapper(fs, asynchronous=True)
-    return FsspecStore(fs, path=fs.root_marker or "/")

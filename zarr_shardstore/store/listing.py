@@ -115,7 +115,9 @@ class Listing:
         if unknown:
             # A byte, because fsspec says of directories too that they exist.
             replies: list[Found] = yield [Get(prefix + name, Range(0, 1)) for name in unknown]
-            found = [n for n, reply in zip(unknown, replies, strict=True) if reply.value is not None]
+            found = [
+                n for n, reply in zip(unknown, replies, strict=True) if reply.value is not None
+            ]
             kinds |= dict.fromkeys(unknown, "prefix")
             if found:
                 below = yield [ListDir(f"{prefix}{name}/") for name in found]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.declarations import Declaration
 from zarr_shardstore.format.documents import Node, node_of_document
 from zarr_shardstore.format.keys import check_key, check_prefix
@@ -179,10 +179,12 @@ class Operations:
         for key, value in items:
             check_key(key)
             node = node_of_document(key)
-            if node is None:
-                values.append((key, value))
-            else:
+            if node is not None:
                 documents.append((node, key, value))
+            else:
+                if key.rpartition("/")[2] == ".zarray":
+                    yield from self._check_v2_array(key)
+                values.append((key, value))
         for node, key, value in documents:  # first: they say which of the other keys are chunks
             yield from self._set_document(node, key, memoryview(value), only_if_missing)
         chunks = yield from self._writable_chunks([key for key, _ in values])
@@ -297,6 +299,18 @@ class Operations:
             self.catalog.forget(node)  # another writer may have been first
         else:
             self.catalog.learn(node, array)
+
+    def _check_v2_array(self, key: str) -> Flow[None]:
+        """A new v2 array cannot be sharded; its user would find out by the number of files."""
+        path = key.removesuffix(".zarray").removesuffix("/")
+        if self.policy.has_rule(path):
+            (is_there,) = yield [Exists(key)]
+            if not is_there:
+                raise UnsupportedError(
+                    f"the array {path!r} has Zarr format 2, which cannot be sharded yet: create it "
+                    "with zarr_format=3, or leave it out of chunks_per_shard (a mapping from "
+                    "path, with None for this one)"
+                )
 
     def _chunk_or_key(self, key: str) -> Flow[ChunkRef | Misfit | None]:
         check_key(key)

@@ -199,9 +199,10 @@ class ShardingStore(Store):
 
     @property
     def _supports_sync_io(self) -> bool:
-        # zarr's convention for stores that wrap others: the *_sync methods always work, but
-        # are worth calling only if the base store has them too.
-        return self._sharding.runner.backend.can_block
+        # zarr's fused pipeline asks this. The *_sync methods work, but a pipeline that writes
+        # through them hands over one chunk a thread at a time, and each is a rewrite of its
+        # shard: 5.2 s where the async path, which commits together, takes 0.5 to 1.7 s.
+        return False
 
     async def _run(self, flow: Flow[T], *, only_reads: bool = False) -> T:
         await self._ensure_open()

@@ -1,0 +1,52 @@
+# The front door. `make demo` and `make test` do all their set-up themselves, on a machine
+# that has only Python (3.11 or newer) and make. PYTHON chooses the interpreter; each version
+# has virtual environments of its own.
+
+PYTHON ?= python3
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VENV := .venv-$(VERSION)
+# zarr-python 2.18.7, the draft's only other implementation, cannot share an environment.
+OLD_VENV := .venv-$(VERSION)-zarr2.18
+PIP := -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint format bench clean
+
+demo: $(VENV)/.demo
+	$(VENV)/bin/python examples/demo.py
+
+test: $(VENV)/.test $(OLD_VENV)/.done
+	ZARR_SHARDSTORE_ZARR218=$(CURDIR)/$(OLD_VENV)/bin/python \
+	$(VENV)/bin/python -m pytest -n auto $(ARGS)
+
+lint: $(VENV)/.test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.test
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(VENV)/.test
+	$(VENV)/bin/python benchmarks/arrays.py
+
+clean:
+	rm -rf .venv-* demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python $(PIP) -e '.[examples]'
+	touch $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python $(PIP) -e '.[examples,test]'
+	touch $@
+
+# Its own tests are imported when it reads storage transformers, hence pytest.
+$(OLD_VENV)/.done:
+	$(PYTHON) -m venv $(OLD_VENV)
+	$(OLD_VENV)/bin/python $(PIP) 'zarr==2.18.7' 'numcodecs[msgpack]<0.16' pytest
+	touch $@

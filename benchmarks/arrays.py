@@ -1,0 +1,129 @@
+"""Array reads and writes on local disk: this store, zarr's native sharding, plain chunks.
+
+One run, all side by side, medians of several rounds, ratios to the native figure of the same
+pipeline. The machine's noise is the spread that is printed behind each median. Requests are
+not timed here; what they are is asserted in ``tests/store/test_request_counts.py``.
+
+    python benchmarks/arrays.py [--rounds 5] [--shape 256 256 128]
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.storage import LocalStore
+
+from zarr_shardstore import ShardingStore
+
+CHUNK = 16
+CHUNKS_PER_SHARD = 8
+N_RANDOM = 500
+PIPELINES = ["BatchedCodecPipeline", "FusedCodecPipeline"]
+
+
+def smooth_data(shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    """Something that compresses about as images do: a smooth field and a little noise."""
+    rng = np.random.default_rng(0)
+    axes = np.meshgrid(*(np.linspace(0, 9, n, dtype="f4") for n in shape), indexing="ij")
+    field = sum(np.sin(a) for a in axes) * 1000 + 4000
+    return (field + rng.normal(0, 4, shape)).astype("u2")
+
+
+def stores(directory: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Name, store, and what else `create_array` needs."""
+    shard = (CHUNK * CHUNKS_PER_SHARD,) * 3
+    return {
+        "native": (LocalStore(directory / "native"), {"shards": shard}),
+        "plain": (LocalStore(directory / "plain"), {}),
+        "ours": (ShardingStore(directory / "ours", chunks_per_shard=CHUNKS_PER_SHARD), {}),
+    }
+
+
+def timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def one_round(
+    directory: Path, data: np.ndarray[Any, np.dtype[np.uint16]], seed: int
+) -> dict[tuple[str, str], float]:
+    """Seconds by (operation, store)."""
+    seconds: dict[tuple[str, str], float] = {}
+    rng = np.random.default_rng(seed)
+    grid = [-(-n // CHUNK) for n in data.shape]
+    corners = [tuple(int(rng.integers(n)) * CHUNK for n in grid) for _ in range(N_RANDOM)]
+    for name, (store, options) in stores(directory).items():
+        z = zarr.create_array(
+            store, shape=data.shape, chunks=(CHUNK,) * 3, dtype=data.dtype, **options
+        )
+
+        def write(z: zarr.Array = z) -> None:
+            z[...] = data
+
+        def read_chunks(z: zarr.Array = z) -> None:
+            for corner in corners:
+                z[tuple(slice(c, c + CHUNK) for c in corner)]
+
+        def write_chunks(z: zarr.Array = z) -> None:
+            for corner in corners[:50]:
+                region = tuple(slice(c, c + CHUNK) for c in corner)
+                z[region] = data[region]
+
+        seconds["bulk write", name] = timed(write)
+        seconds["bulk read", name] = timed(lambda z=z: z[...])
+        seconds[f"{N_RANDOM} random chunks", name] = timed(read_chunks)
+        seconds["50 chunk updates", name] = timed(write_chunks)
+        if not np.array_equal(z[...], data):
+            raise SystemExit(f"{name} does not hold what was written")
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--shape", type=int, nargs=3, default=(256, 256, 128))
+    arguments = parser.parse_args()
+    data = smooth_data(tuple(arguments.shape))
+    n_chunks = int(np.prod([-(-n // CHUNK) for n in data.shape]))
+    print(
+        f"zarr {zarr.__version__}; {data.shape} uint16, {n_chunks} chunks of {CHUNK}³, "
+        f"{CHUNKS_PER_SHARD}³ chunks a shard; medians of {arguments.rounds} (min to max)"
+    )
+    for pipeline in PIPELINES:
+        path = f"zarr.core.codec_pipeline.{pipeline}"
+        if not hasattr(zarr.core.codec_pipeline, pipeline):
+            continue
+        for concurrency in (10, 512):
+            rounds = []
+            settings = {"codec_pipeline.path": path, "async.concurrency": concurrency}
+            with zarr.config.set(settings):
+                for i in range(arguments.rounds):
+                    directory = Path(tempfile.mkdtemp(prefix="zarr-shardstore-bench-"))
+                    try:
+                        rounds.append(one_round(directory, data, seed=i))
+                    finally:
+                        shutil.rmtree(directory)
+            print(f"\n{pipeline}, async.concurrency={concurrency}")
+            for key in rounds[0]:
+                operation, name = key
+                values = [r[key] * 1000 for r in rounds]
+                median = statistics.median(values)
+                native = statistics.median(r[operation, "native"] * 1000 for r in rounds)
+                print(
+                    f"  {operation:18} {name:7} {median:8.0f} ms ({min(values):.0f} to "
+                    f"{max(values):.0f})   native / {name} = {native / median:.2f}"
+                )
+
+
+if __name__ == "__main__":
+    main()

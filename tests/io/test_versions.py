@@ -1,0 +1,67 @@
+"""Versions of objects: equal if and only if no write came between."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from zarr_shardstore.io import versions
+from zarr_shardstore.io.versions import publishing, version_of
+
+
+def test_two_looks_without_a_write_are_equal() -> None:
+    """Also of an object that this process never wrote."""
+    assert version_of("never") == version_of("never")
+    with publishing(["once"]):
+        pass
+    assert version_of("once") == version_of("once")
+
+
+def test_a_write_changes_the_version() -> None:
+    """Of that object, and of no other."""
+    before = version_of("a"), version_of("b")
+    with publishing(["a"]):
+        pass
+    assert version_of("a") != before[0]
+    assert version_of("b") == before[1]
+
+
+def test_while_it_is_written_an_object_has_no_version() -> None:
+    """Not even one that equals itself; and so until the last of several writers is done."""
+    with publishing(["a"]):
+        with publishing(["a"]):
+            pass
+        assert version_of("a") != version_of("a")
+    assert version_of("a") == version_of("a")
+
+
+def test_what_was_forgotten_is_never_taken_for_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is bounded; a reader that waited long sees a new version."""
+    monkeypatch.setattr(versions, "_MAX_REMEMBERED", 3)
+    with publishing(["early"]):
+        pass
+    before = version_of("early")
+    with publishing(["early"]):
+        pass
+    for i in range(10):
+        with publishing([i]):
+            pass
+    assert len(versions._finished) <= 3
+    assert version_of("early") != before
+
+
+def test_many_writers() -> None:
+    """The table is consistent afterwards."""
+
+    def write() -> None:
+        for i in range(300):
+            with publishing([i % 7, "x"]):
+                pass
+
+    threads = [threading.Thread(target=write) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert versions._under_way == {}

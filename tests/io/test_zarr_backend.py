@@ -1,0 +1,85 @@
+"""The backend for zarr stores copes with what stores of other people cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype, cpu
+from zarr.storage import MemoryStore, WrapperStore
+
+from zarr_shardstore.io.zarr_backend import ZarrBackend
+from zarr_shardstore.plan.ranges import Range, StartFrom, Suffix
+from zarr_shardstore.plan.requests import Exists, Get, GetSize
+
+
+class Refusing(WrapperStore[MemoryStore]):
+    """No suffix ranges (Azure), an error for a range behind the end (obstore), and
+    FileNotFoundError where one of many keys is missing (LocalStore)."""
+
+    n_many = 0
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        if isinstance(byte_range, SuffixByteRequest):
+            raise NotImplementedError("suffix ranges are not supported")
+        value = await self._store.get(key, prototype)
+        if isinstance(byte_range, RangeByteRequest) and value and byte_range.start >= len(value):
+            raise RuntimeError("range starts behind the end")
+        return await self._store.get(key, prototype, byte_range)
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        self.n_many += 1
+        raise FileNotFoundError("one of them")
+
+
+@pytest.fixture
+def store() -> Refusing:
+    return Refusing(MemoryStore({"a": cpu.Buffer.from_bytes(b"0123456789")}))
+
+
+async def read(store: Refusing, *gets: Get) -> list[bytes | None]:
+    replies = await ZarrBackend(store).perform_async(list(gets))
+    return [None if r.value is None else bytes(r.value) for r in replies]
+
+
+async def test_a_store_without_suffix_ranges(store: Refusing) -> None:
+    """The size is asked for, then bounded bytes."""
+    assert await read(store, Get("a", Suffix(3))) == [b"789"]
+    assert await read(store, Get("a", Suffix(99))) == [b"0123456789"]
+    with pytest.raises(NotImplementedError):
+        await read(store, Get("missing", Suffix(3)))
+
+
+async def test_a_range_behind_the_end_is_empty(store: Refusing) -> None:
+    """As of a value in memory."""
+    assert await read(store, Get("a", Range(10, 12))) == [b""]
+    assert await read(store, Get("a", StartFrom(4))) == [b"456789"]
+
+
+async def test_a_store_that_cannot_read_many_is_asked_once(store: Refusing) -> None:
+    """Then each range by itself, several at once."""
+    backend = ZarrBackend(store)
+    gets = [Get("a", Range(i, i + 1)) for i in range(5)] + [Get("missing")]
+    for _ in range(3):
+        replies = await backend.perform_async(list(gets))
+        assert [r.value and bytes(r.value) for r in replies] == [b"%d" % i for i in range(5)] + [
+            None
+        ]
+    assert store.n_many == 1
+
+
+async def test_the_first_error_of_a_batch_is_raised(store: Refusing) -> None:
+    """Not a group of errors, and nothing runs on."""
+    with pytest.raises(NotImplementedError):
+        await ZarrBackend(store).perform_async([Get("missing", Suffix(1)), Exists("a")])
+
+
+async def test_sizes_and_existence(store: Refusing) -> None:
+    """Of what is there and what is not."""
+    requests = [GetSize("a"), GetSize("b"), Exists("a"), Exists("b")]
+    assert await ZarrBackend(store).perform_async(requests) == [10, None, True, False]

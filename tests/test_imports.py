@@ -1,0 +1,36 @@
+"""The floors, and what importing costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import zarr_shardstore
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("package", ["format", "plan"])
+def test_the_pure_floors_need_no_zarr(package: str) -> None:
+    """They can be used where zarr and an event loop are not wanted."""
+    modules = modules_after(
+        f"import zarr_shardstore.{package}.{'shard' if package == 'format' else 'write'}"
+    )
+    assert not {m for m in modules if m.split(".")[0] in ("zarr", "fsspec", "asyncio")}
+
+
+def test_public_names() -> None:
+    """All that is announced is there, and nothing else is guessed."""
+    for name in zarr_shardstore.__all__:
+        assert getattr(zarr_shardstore, name) is not None
+    assert set(zarr_shardstore.__all__) == set(dir(zarr_shardstore))
+    with pytest.raises(AttributeError, match="no attribute 'Shardingstore'"):
+        _ = zarr_shardstore.Shardingstore
