@@ -35,7 +35,8 @@ def smooth_data(shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.uint16]]:
     rng = np.random.default_rng(0)
     axes = np.meshgrid(*(np.linspace(0, 9, n, dtype="f4") for n in shape), indexing="ij")
     field = sum(np.sin(a) for a in axes) * 1000 + 4000
-    return (field + rng.normal(0, 4, shape)).astype("u2")
+    data: np.ndarray[Any, np.dtype[np.uint16]] = (field + rng.normal(0, 4, shape)).astype("u2")
+    return data
 
 
 def stores(directory: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
@@ -67,20 +68,23 @@ def one_round(
             store, shape=data.shape, chunks=(CHUNK,) * 3, dtype=data.dtype, **options
         )
 
-        def write(z: zarr.Array = z) -> None:
+        def write(z: zarr.Array[Any] = z) -> None:
             z[...] = data
 
-        def read_chunks(z: zarr.Array = z) -> None:
+        def read(z: zarr.Array[Any] = z) -> None:
+            z[...]
+
+        def read_chunks(z: zarr.Array[Any] = z) -> None:
             for corner in corners:
                 z[tuple(slice(c, c + CHUNK) for c in corner)]
 
-        def write_chunks(z: zarr.Array = z) -> None:
+        def write_chunks(z: zarr.Array[Any] = z) -> None:
             for corner in corners[:50]:
                 region = tuple(slice(c, c + CHUNK) for c in corner)
                 z[region] = data[region]
 
         seconds["bulk write", name] = timed(write)
-        seconds["bulk read", name] = timed(lambda z=z: z[...])
+        seconds["bulk read", name] = timed(read)
         seconds[f"{N_RANDOM} random chunks", name] = timed(read_chunks)
         seconds["50 chunk updates", name] = timed(write_chunks)
         if not np.array_equal(z[...], data):

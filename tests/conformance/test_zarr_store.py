@@ -35,9 +35,7 @@ class ShardingStoreTests(StoreTests[ShardingStore, cpu.Buffer]):
         raise NotImplementedError
 
     @pytest.fixture(params=OPTIONS, ids=["plain", "int", "mapping"])
-    def store_kwargs(  # type: ignore[override]
-        self, request: pytest.FixtureRequest, tmp_path: Path
-    ) -> dict[str, Any]:
+    def store_kwargs(self, request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
         return {"store": self.make_base(tmp_path), **request.param}
 
     async def set(self, store: ShardingStore, key: str, value: Buffer) -> None:

@@ -19,7 +19,7 @@ from zarr_shardstore.format.index import (
 )
 
 FORMATS = [
-    IndexFormat(checksum, location, endian)  # type: ignore[arg-type]
+    IndexFormat(checksum, location, endian)
     for checksum in (False, True)
     for location in ("start", "end")
     for endian in ("little", "big")
@@ -104,6 +104,7 @@ def one_entry(offset: int, nbytes: int) -> ShardIndex:
         (16, 10, 26, "start", True),
         (15, 1, 26, "start", False),  # inside the index
         (16, 11, 26, "start", False),
+        (0, 0, 15, "end", False),  # the shard is shorter than its index
     ],
 )
 def test_entry_bounds(

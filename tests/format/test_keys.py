@@ -16,7 +16,7 @@ from zarr_shardstore.format.keys import (
 )
 
 ENCODINGS = [
-    ChunkKeyEncoding(style, separator)  # type: ignore[arg-type]
+    ChunkKeyEncoding(style, separator)
     for style in ("draft", "default", "v2")
     for separator in ("/", ".")
 ]

@@ -64,7 +64,8 @@ def test_each_form_of_a_base_store(tmp_path: Path, form: str) -> None:
 
 def test_values_in_a_mapper_are_plain_bytes(tmp_path: Path) -> None:
     """An fsspec mapper and a plain dict hold the same keys and bytes."""
-    mapper, plain = fsspec.get_mapper(memory_url()), {}
+    mapper = fsspec.get_mapper(memory_url())
+    plain: dict[str, bytes] = {}
     for base in (mapper, plain):
         z = zarr.create_array(ShardingStore(base, chunks_per_shard=2), shape=(4,), dtype="i4")
         z[:] = 5

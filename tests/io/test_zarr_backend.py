@@ -11,7 +11,7 @@ from zarr.storage import MemoryStore, WrapperStore
 
 from zarr_shardstore.io.zarr_backend import ZarrBackend
 from zarr_shardstore.plan.ranges import Range, StartFrom, Suffix
-from zarr_shardstore.plan.requests import Exists, Get, GetSize
+from zarr_shardstore.plan.requests import Exists, Get, GetSize, Request
 
 
 class Refusing(WrapperStore[MemoryStore]):
@@ -81,5 +81,5 @@ async def test_the_first_error_of_a_batch_is_raised(store: Refusing) -> None:
 
 async def test_sizes_and_existence(store: Refusing) -> None:
     """Of what is there and what is not."""
-    requests = [GetSize("a"), GetSize("b"), Exists("a"), Exists("b")]
+    requests: list[Request] = [GetSize("a"), GetSize("b"), Exists("a"), Exists("b")]
     assert await ZarrBackend(store).perform_async(requests) == [10, None, True, False]

@@ -32,6 +32,10 @@ def reads_of(*coords: tuple[int, int], layout: ArrayLayout = LAYOUT) -> list[Ent
     return [EntryRead(layout.chunk(c)) for c in coords]
 
 
+def contents(values: list[memoryview | None]) -> list[bytes | None]:
+    return [None if v is None else bytes(v) for v in values]
+
+
 def test_two_rounds_one_index_request_a_shard_and_coalesced_spans() -> None:
     """Five chunks of two shards: the exact requests, in two batches."""
     recorder = Recorder({"a/c0/0": SHARD_00, "a/c1/1": SHARD_11})
@@ -60,7 +64,7 @@ def test_index_at_the_start_is_asked_from_the_start() -> None:
     shard = build_shard({3: b"x"}, (2, 2), layout.spec.index)
     recorder = Recorder({"a/c0/0": shard})
     values, _ = recorder.run(read_entries(reads_of((1, 1), layout=layout), NO_GAPS))
-    assert values == [b"x"]
+    assert contents(values) == [b"x"]
     assert recorder.batches[0] == [Get("a/c0/0", Range(0, 68))]
 
 
@@ -70,7 +74,7 @@ def test_ranges_do_not_reach_into_the_neighbour() -> None:
     chunk = LAYOUT.chunk((0, 0))
     reads = [EntryRead(chunk, r) for r in (Range(2, 99), Range(50, 60), Suffix(99), Suffix(1))]
     values, _ = recorder.run(read_entries(reads, NO_GAPS))
-    assert values == [b"ro", b"", b"zero", b"o"]
+    assert contents(values) == [b"ro", b"", b"zero", b"o"]
 
 
 def test_a_shard_replaced_between_the_rounds_is_asked_again() -> None:
@@ -95,8 +99,8 @@ def test_a_shard_that_is_replaced_all_the_time_is_read_whole() -> None:
         objects["a/c0/0"] = build_shard({0: b"%d" % n_batches}, (2, 2), DRAFT_INDEX)
 
     recorder = Recorder(objects, between=replace)
-    (value,), _ = recorder.run(read_entries(reads_of((0, 0)), NO_GAPS))
-    assert value == b"4"
+    values, _ = recorder.run(read_entries(reads_of((0, 0)), NO_GAPS))
+    assert contents(values) == [b"4"]
     assert recorder.batches[-1] == [Get("a/c0/0")]
 
 
@@ -131,7 +135,7 @@ def test_an_entry_outside_the_data_names_shard_chunk_and_bytes(
         assert info.value.chunk_key == "a/c0/1"
         assert info.value.byte_range == (offset, offset + nbytes)
     values, _ = recorder.run(read_entries(reads_of((0, 0), (1, 1)), NO_GAPS))
-    assert values == [b"zero", b"three"]
+    assert contents(values) == [b"zero", b"three"]
 
 
 @pytest.mark.parametrize("n", [0, 1, 63])

@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import random
 import threading
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,7 +49,12 @@ def base(request: pytest.FixtureRequest) -> Any:
 def _no_queue_is_left() -> Iterable[None]:
     """Whatever happened, no shard stays held."""
     yield
-    assert commits._queues == {}
+    # A leader tells its callers first and leaves then; a moment is enough, or it never does.
+    for _ in range(500):
+        if not commits._queues:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"still held: {list(commits._queues)}")
 
 
 def assert_all_there(base: Any, n: int = 0) -> None:
@@ -119,7 +125,7 @@ def test_readers_see_old_or_new_never_a_mix(base: Any, reader: str) -> None:
     store = ShardingStore(base, chunks_per_shard=(4, 4))
     m = ShardingMapping(store)
     keys = [key(i, j) for i in range(4) for j in range(4)]
-    legal = {k: set() for k in keys}
+    legal: dict[str, set[bytes]] = {k: set() for k in keys}
     for k in keys:
         m[k] = k.encode()
         legal[k] = {f"{k}{'.' * n}".encode() for n in range(7)}
@@ -248,6 +254,21 @@ async def test_a_failing_base_store_fails_the_callers_and_holds_nothing() -> Non
     assert {k async for k in store.list()} == {key(0, 0), key(3, 3)}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_loop_that_ends_while_it_commits_does_not_hold_the_shard() -> None:
+    """Stopped without cancelling its tasks; the next writer, of another loop, takes over."""
+    base = SlowStore()
+    store = ShardingStore(base, chunks_per_shard=(4, 4))
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(store.set(key(0, 0), buffer(b"x")))
+    loop.run_until_complete(base.started.wait())
+    loop.close()
+    assert not task.done()
+    asyncio.run(asyncio.wait_for(store.set(key(0, 1), buffer(b"next")), 30))
+    assert ShardingMapping(store)[key(0, 1)] == b"next"
+
+
 async def test_a_bad_update_does_not_fail_its_siblings(base: Any) -> None:
     """Committed together, judged one by one."""
     store = ShardingStore(base, chunks_per_shard=(4, 4))
@@ -300,7 +321,7 @@ def test_stores_work_in_child_processes(tmp_path: Path, method: str) -> None:
     """After fork and spawn; each process has shards of its own."""
     store = ShardingStore(tmp_path, chunks_per_shard=(4, 4))
     sync(store.set(key(0, 0), buffer(b"")))  # threads and locks exist before the fork
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)  # typeshed's BaseContext has no Process
     parts = [
         [c for c in COORDS if (c[0] // 4, c[1] // 4) == (i, j)] for i in (0, 1) for j in (0, 1)
     ]

@@ -6,7 +6,7 @@ The base store counts calls of its public methods, as an object store would bill
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import pytest
@@ -138,7 +138,7 @@ async def test_one_chunk_is_two_requests(base: CountingStore) -> None:
 async def test_a_whole_shard_is_one_set_and_no_read() -> None:
     """In each way to write it; the first set of the store included."""
     shard_keys = [key(i, j) for i in range(4) for j in range(4)]
-    ways = {
+    ways: dict[str, Callable[[ShardingStore], Awaitable[object]]] = {
         "set_partial_values": lambda s: s.set_partial_values([(k, 0, b"abc") for k in shard_keys]),
         "_set_many": lambda s: s._set_many([(k, buffer(b"abc")) for k in shard_keys]),
         "gather": lambda s: asyncio.gather(*(s.set(k, buffer(b"abc")) for k in shard_keys)),

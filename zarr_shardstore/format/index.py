@@ -164,6 +164,7 @@ class ShardIndex:
         top = np.uint64(max(stop, 0))
         bad = (offsets < np.uint64(start)) | (offsets > top)
         bad |= nbytes > top - np.minimum(offsets, top)
+        bad |= stop < 0  # the shard is shorter than its index
         if bad.any():
             self.check_entry(int(ids[np.argmax(bad)]), shard_nbytes, form)
 

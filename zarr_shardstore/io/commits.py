@@ -65,6 +65,11 @@ def join(
     done.set_running_or_notify_cancel()
     with _lock:
         queue = _queues.get(scope)
+        if queue is not None and queue.loop is not None and queue.loop.is_closed():
+            # Its event loop ended before it was done: nobody else will commit what waits.
+            for pending in queue.waiting:
+                pending.done.set_exception(_interrupted())
+            queue = None
         leads = queue is None
         if queue is None:
             queue = _queues[scope] = _Queue(loop)
@@ -88,11 +93,14 @@ def abandon(scope: Hashable, taken: list[Pending]) -> None:
         queue = _queues.pop(scope, None)
     for pending in taken + (queue.waiting if queue else []):
         if not pending.done.done():
-            error = ShardConflictError(
-                "the writer that was committing this update was interrupted: the update may or "
-                "may not be stored; write it again"
-            )
-            pending.done.set_exception(error)
+            pending.done.set_exception(_interrupted())
+
+
+def _interrupted() -> ShardConflictError:
+    return ShardConflictError(
+        "the writer that was committing this update was interrupted: the update may or may not "
+        "be stored; write it again"
+    )
 
 
 def wait_blocking(scope: Hashable, done: Future[None]) -> None:

@@ -7,6 +7,7 @@ file, whatever other threads and processes rename over its name meanwhile.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 from collections.abc import Hashable, Iterator
@@ -34,6 +35,9 @@ from zarr_shardstore.plan.requests import (
 )
 
 __all__ = ["LocalBackend"]
+
+# What LocalStore calls a file that it has not renamed yet; a killed writer leaves it behind.
+_TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.partial$")
 
 _NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
@@ -134,9 +138,10 @@ class LocalBackend:
                 return self._list_files(prefix)
             case ListDir(prefix):
                 try:
-                    return os.listdir(self._root + prefix)
+                    names = os.listdir(self._root + prefix)
                 except (FileNotFoundError, NotADirectoryError):
                     return []
+                return [name for name in names if not _TEMPORARY.search(name)]
             case _:
                 raise TypeError(f"a backend does not perform {request!r}")
         return None
@@ -164,5 +169,5 @@ class LocalBackend:
         keys = []
         for directory, _, names in os.walk(top):
             key_prefix = os.path.join(directory, "")[len(self._root) :].replace(os.sep, "/")
-            keys += [key_prefix + name for name in names]
+            keys += [key_prefix + name for name in names if not _TEMPORARY.search(name)]
         return keys

@@ -169,7 +169,12 @@ class ShardingStore(Store):
     async def _ensure_open(self) -> None:
         if not self._is_open:
             if isinstance(self.base, Store):
-                await self.base._ensure_open()
+                try:
+                    await self.base._ensure_open()
+                except ValueError:
+                    # "already open": another thread, in a loop of its own, was faster.
+                    if not self.base._is_open:
+                        raise
             self._is_open = True
 
     def close(self) -> None:
