@@ -49,8 +49,15 @@ def test_spelling_of_each_encoding(
 
 @given(st.sampled_from(ENCODINGS), coords_strategy)
 def test_round_trip(encoding: ChunkKeyEncoding, coords: tuple[int, ...]) -> None:
-    """Law: decode(encode(coords)) == coords."""
-    assert encoding.decode(encoding.encode(coords), len(coords)) == coords
+    """Law: decode(encode(coords)) == coords, as a whole and component by component."""
+    suffix = encoding.encode(coords)
+    assert encoding.decode(suffix, len(coords)) == coords
+    assert encoding.decode_leading(suffix.split("/"), len(coords)) == coords
+    dims = encoding.dims_of_components(len(coords))
+    components = [
+        encoding.encode_component(i, tuple(coords[d] for d in ds)) for i, ds in enumerate(dims)
+    ]
+    assert "/".join(components) == suffix
 
 
 @given(st.sampled_from(ENCODINGS), coords_strategy, st.sampled_from(["", "foo", "a/b/c", "c/0"]))

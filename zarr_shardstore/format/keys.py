@@ -131,32 +131,37 @@ class ChunkKeyEncoding:
             if not text.startswith(marker):
                 return None
             text = text[len(marker) :]
-        numbers = text.split(".") if n_dims > 1 else [text]
-        if len(numbers) != n_dims or not all(map(_IS_NUMBER.fullmatch, numbers)):
-            return None
-        return tuple(map(int, numbers))
+        return _numbers(text, ".", n_dims)
 
     def encode(self, coords: Coords) -> str:
         """Suffix for `coords`."""
-        dims = self.dims_of_components(len(coords))
-        return "/".join(
-            self.encode_component(i, tuple(coords[d] for d in ds)) for i, ds in enumerate(dims)
-        )
+        numbers = self.separator.join(map(str, coords))
+        match self.style:
+            case "draft":
+                return f"c{numbers}"
+            case "default":
+                return f"c{self.separator}{numbers}" if coords else "c"
+            case "v2":
+                return numbers or "0"
 
     def decode(self, suffix: str, ndim: int) -> Coords | None:
         """Coordinates that `suffix` spells; ``None`` if it is no chunk suffix of `ndim`."""
-        return self.decode_leading(suffix.split("/"), ndim, complete=True)
+        if ndim == 0:
+            return self.decode_component(0, suffix, 0)
+        if self.style != "v2":
+            marker = "c" if self.style == "draft" else f"c{self.separator}"
+            if not suffix.startswith(marker):
+                return None
+            suffix = suffix[len(marker) :]
+        return _numbers(suffix, self.separator, ndim)
 
-    def decode_leading(
-        self, components: list[str], ndim: int, *, complete: bool = False
-    ) -> Coords | None:
+    def decode_leading(self, components: list[str], ndim: int) -> Coords | None:
         """Coordinates of the leading dimensions that `components` spell.
 
-        ``None`` if one of them is malformed, or there are too many; with `complete`, also if
-        there are too few.
+        ``None`` if one of them is malformed, or there are too many.
         """
         dims = self.dims_of_components(ndim)
-        if len(components) > len(dims) or (complete and len(components) < len(dims)):
+        if len(components) > len(dims):
             return None
         coords: Coords = ()
         for i, (text, ds) in enumerate(zip(components, dims, strict=False)):
@@ -165,6 +170,14 @@ class ChunkKeyEncoding:
                 return None
             coords += part
         return coords
+
+
+def _numbers(text: str, separator: str, n: int) -> Coords | None:
+    """The `n` numbers that `text` spells; ``None`` if it does not."""
+    numbers = text.split(separator)
+    if len(numbers) != n or not all(map(_IS_NUMBER.fullmatch, numbers)):
+        return None
+    return tuple(map(int, numbers))
 
 
 def v3_candidates(key: str) -> Iterator[tuple[str, str]]:

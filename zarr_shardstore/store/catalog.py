@@ -7,7 +7,7 @@ when it first meets a key that could be a chunk of that array, and never lists.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -218,23 +218,27 @@ class Catalog:
 
     def _locate_one(self, key: str, in_grid: bool, just_absent: set[Node]) -> _Answer | Node:
         """What is known about a key, or which document must be read to know more."""
-        draft = draft_candidate(key)
-        candidates = []
-        if draft is not None:
-            candidates.append((Node("draft", draft[0]), draft[1]))
-        is_draft_by_rule = draft is not None and self._policy.has_rule(draft[0])
-        if not is_draft_by_rule:
-            candidates += [(Node("v3", path), suffix) for path, suffix in v3_candidates(key)]
-        for node, suffix in candidates:
+        for node, suffix in self._candidates(key):
             array = self._arrays.get(node)
             if array is not None:
                 return _locate_in(array, key, suffix, in_grid)
             if node not in self._absent and node not in just_absent:
                 return node
-        for node, suffix in candidates:
-            if is_draft_by_rule or self._policy.names(node.path):
+        for node, suffix in self._candidates(key):
+            has_rule = self._policy.has_rule if node.hierarchy == "draft" else self._policy.names
+            if has_rule(node.path):
                 return self._locate_by_rule(node, key, suffix)
         return None
+
+    def _candidates(self, key: str) -> Iterator[tuple[Node, str]]:
+        """Places of arrays that may own a key, with the rest of the key."""
+        draft = draft_candidate(key)
+        if draft is not None:
+            yield Node("draft", draft[0]), draft[1]
+            if self._policy.has_rule(draft[0]):
+                return  # a chunk by the option; no document of another hierarchy is asked for
+        for path, suffix in v3_candidates(key):
+            yield Node("v3", path), suffix
 
     def _locate_by_rule(self, node: Node, key: str, suffix: str) -> _Answer:
         """A key of an array that has no document, spelled as it spells itself."""
