@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import pickle
 import tracemalloc
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.abc.store import Store
+from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath
@@ -375,6 +376,114 @@ def test_pieces_that_do_not_fit(base: Any, store: ShardingStore, pieces: Any) ->
     with pytest.raises(SpecError):
         sync(store.set_partial_values(pieces))
     assert objects_of(base) == before
+
+
+def test_numpy_integers_are_integers(base: Any, store: ShardingStore) -> None:
+    """Starts and lengths often come out of arrays."""
+    m = ShardingMapping(store)
+    one: Any = np.int64(1)
+    m.set_partial_values([("z/c/0/0", one, b"x")])
+    got = m.get_partial_values([("z/c/0/0", (one - 1, one + 1))])
+    assert got == [b"\1x"]
+    with pytest.raises(SpecError, match="whole number"):
+        m.set_partial_values([("z/c/0/0", 0.5, b"x")])  # type: ignore[list-item]
+
+
+def test_a_defaultdict_makes_nothing_up() -> None:
+    """Looking for a shard must not create it."""
+    base: dict[str, bytes] = collections.defaultdict(bytes)
+    m = ShardingMapping(base, chunks_per_shard=(2, 2))
+    assert m.get("data/root/a/c0/0") is None
+    assert dict(base) == {}
+
+
+def test_options_beside_a_store_that_has_its_own() -> None:
+    """They would have no effect."""
+    for options in ({"chunks_per_shard": 2}, {"order": "F"}, {"max_gap_bytes": 0}):
+        with pytest.raises(SpecError, match="has its options"):
+            ShardingMapping(ShardingStore({}), **options)
+
+
+def native_document(codecs: list[Any], shape: int = 8) -> dict[str, Any]:
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [shape],
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [8]}},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": 0,
+        "codecs": codecs,
+        "attributes": {},
+    }
+
+
+def sharding_codec(inner: list[Any], chunk: int, index_codecs: list[Any] | None = None) -> Any:
+    index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+    configuration = {"chunk_shape": [chunk], "codecs": inner, "index_codecs": index_codecs or index}
+    return {"name": "sharding_indexed", "configuration": configuration}
+
+
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+@pytest.mark.parametrize(
+    "codecs",
+    [
+        [sharding_codec([sharding_codec([{"name": "bytes"}], 2)], 4)],
+        [
+            {"name": "transpose", "configuration": {"order": [0]}},
+            sharding_codec([{"name": "bytes"}], 2),
+        ],
+    ],
+    ids=["nested", "behind a transpose"],
+)
+def test_a_sharding_codec_that_the_reader_was_shown_may_be_written_back(codecs: Any) -> None:
+    """zarr spells out defaults; attributes and shape are updated all the same."""
+    store = ShardingStore({"a/zarr.json": json.dumps(native_document(codecs)).encode()})
+    z = zarr.open_array(store, path="a")
+    z.attrs["x"] = 1
+    z.resize((16,))
+    z[:] = 3
+    again = zarr.open_array(store, path="a")
+    assert dict(again.attrs) == {"x": 1}
+    np.testing.assert_array_equal(again[:], np.full(16, 3))
+
+
+@pytest.mark.parametrize("index_codecs", [["bytes"], [{"name": "bytes"}], [{"name": "zstd"}]])
+def test_index_codecs_that_cannot_be_expressed_pass_through(index_codecs: Any) -> None:
+    """The document is shown as it is; whoever reads it natively decides."""
+    doc = native_document([sharding_codec([{"name": "bytes"}], 2, index_codecs)])
+    data = json.dumps(doc).encode()
+    assert ShardingMapping({"a/zarr.json": data})["a/zarr.json"] == data
+
+
+def test_a_damaged_member_does_not_close_the_group() -> None:
+    """Consolidated metadata with one document that is not complete."""
+    member = native_document([sharding_codec([{"name": "bytes"}], 2)])
+    del member["shape"]
+    group = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "consolidated_metadata": {"kind": "inline", "metadata": {"bad": member}},
+    }
+    data = json.dumps(group).encode()
+    assert ShardingMapping({"zarr.json": data})["zarr.json"] == data
+
+
+def test_a_failing_read_of_a_damaged_entry_is_blamed_on_the_entry() -> None:
+    """A base store that refuses the range, or runs out of memory: the shard is at fault."""
+
+    class Refusing(MemoryStore):
+        async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
+            if isinstance(byte_range, RangeByteRequest) and byte_range.end > 10**6:
+                raise MemoryError
+            return await super().get(key, prototype, byte_range)
+
+    base = Refusing()
+    store = ShardingStore(base, chunks_per_shard=2)
+    zarr.create_array(store, name="z", shape=(8, 8), chunks=(2, 2), dtype="u1")[:] = 1
+    put(base, "z/c/0/0", edit_entry(objects_of(base)["z/c/0/0"], 1, 10, 10**9))
+    with pytest.raises(CorruptShardError, match="z/c/0/1"):
+        sync(store.get("z/c/0/1", PROTOTYPE))
 
 
 def test_values_that_are_no_bytes(base: Any, store: ShardingStore) -> None:

@@ -12,10 +12,10 @@ from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.shard import build_shard
 from zarr_shardstore.format.spec import ShardingSpec
 from zarr_shardstore.plan.ranges import Range, Suffix
-from zarr_shardstore.plan.read import Coalescing, EntryRead, read_entries, read_indexes
+from zarr_shardstore.plan.read import EntryRead, ReadOptions, read_entries, read_indexes
 from zarr_shardstore.plan.requests import Get
 
-NO_GAPS = Coalescing(max_gap_bytes=0, max_coalesced_bytes=1 << 20)
+NO_GAPS = ReadOptions(max_gap_bytes=0, max_coalesced_bytes=1 << 20)
 
 
 def make_layout(form: IndexFormat = DRAFT_INDEX) -> ArrayLayout:

@@ -51,10 +51,51 @@ def test_a_full_shard_is_one_set_and_no_read(recorder: Recorder) -> None:
     assert stored(recorder) == {i: b"%d" % i for i in range(4)}
 
 
-def test_at_the_edge_the_entries_in_the_array_are_enough(recorder: Recorder) -> None:
-    """Entries outside the array cannot be filled, so they need not be."""
+def test_at_the_edge_the_entries_in_the_array_are_enough() -> None:
+    """Entries outside the array cannot be filled, so they need not be; the shard is new."""
+    recorder = Recorder({})
     commit(recorder, [Put(0, b"x"), Put(2, b"y")], grid=(4, 1))
-    assert [[type(r) for r in batch] for batch in recorder.batches] == [[Set]]
+    assert recorder.batches[0] == [Exists(KEY)]
+    assert [[type(r) for r in batch] for batch in recorder.batches[1:]] == [[Set]]
+
+
+@pytest.mark.parametrize("erase", [False, True])
+def test_entries_behind_the_edge_that_is_known_are_kept(recorder: Recorder, erase: bool) -> None:
+    """Another store has appended to the array; its chunks are in the shard already."""
+    updates: list[EntryUpdate] = [Erase(0), Erase(2)] if erase else [Put(0, b"x"), Put(2, b"y")]
+    commit(recorder, updates, grid=(4, 1))
+    mine = {} if erase else {0: b"x", 2: b"y"}
+    assert stored(recorder) == {**mine, 1: b"one", 3: b"three"}
+
+
+def test_replacing_a_shard_at_the_edge_reads_its_index_only(recorder: Recorder) -> None:
+    """Nothing lies behind the edge."""
+    commit(recorder, [Erase(1), Erase(3)])
+    recorder.batches.clear()
+    commit(recorder, [Put(0, b"x"), Put(2, b"y")], grid=(4, 1))
+    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64))]]
+    assert len(recorder.batches) == 3
+
+
+def test_only_if_missing_in_a_commit_that_covers_the_shard(recorder: Recorder) -> None:
+    """Whether it counts depends on what is stored, so the shard is read."""
+    commit(recorder, [Put(0, b"no", only_if_missing=True), *[Put(i, b"n") for i in (1, 2, 3)]])
+    assert stored(recorder) == {0: b"zero", 1: b"n", 2: b"n", 3: b"n"}
+
+
+def test_pieces_behind_the_start_in_a_commit_that_covers_the_shard(recorder: Recorder) -> None:
+    """The same for a piece that leaves the first bytes in place."""
+    commit(recorder, [Patch(0, ((1, b"E"),)), *[Put(i, b"n") for i in (1, 2, 3)]])
+    assert stored(recorder)[0] == b"zEro"
+
+
+def test_several_pieces_of_one_entry_in_one_commit(recorder: Recorder) -> None:
+    """The longest reach from the start decides, not the last and not the sum."""
+    rest: list[EntryUpdate] = [Put(i, b"n") for i in (0, 1, 2)]
+    commit(recorder, [Patch(3, ((0, b"abc"),))], [Patch(3, ((0, b"AB"),))], rest)
+    assert stored(recorder)[3] == b"ABcee"
+    commit(recorder, [Patch(3, ((0, b"12345"),))], [Patch(3, ((0, b"6"),))], rest)
+    assert stored(recorder)[3] == b"62345"
 
 
 def test_a_part_is_one_read_and_one_set(recorder: Recorder) -> None:
@@ -181,6 +222,14 @@ def test_a_damaged_entry_can_be_overwritten_and_erased(
     commit(recorder, [update])
     expected = {**OLD, 1: b"new"} if isinstance(update, Put) else {0: b"zero", 3: b"three"}
     assert stored(recorder) == expected
+
+
+def test_a_damaged_entry_that_is_needed_first_and_replaced_later(recorder: Recorder) -> None:
+    """The piece needs its bytes, so the commit fails as a whole, and nothing is written."""
+    before = damage(recorder, 1)
+    with pytest.raises(CorruptShardError):
+        commit(recorder, [Patch(1, ((1, b"x"),))], [Put(1, b"new")])
+    assert recorder.objects[KEY] == before
 
 
 def test_a_truncated_shard_is_not_rewritten_but_can_be_replaced(recorder: Recorder) -> None:

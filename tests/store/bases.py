@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, MutableMapping
@@ -45,8 +47,10 @@ def fsspec_memory() -> FsspecStore:
 
 
 def temporary_directory() -> Path:
-    """Removed when the process ends, by whoever cleans /tmp at the latest."""
-    return Path(tempfile.mkdtemp(prefix="zarr-shardstore-"))
+    """Removed when the process ends."""
+    directory = Path(tempfile.mkdtemp(prefix="zarr-shardstore-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
 
 
 BASES: dict[str, Callable[[], Any]] = {

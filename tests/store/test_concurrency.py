@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import pickle
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Iterable
@@ -23,6 +25,8 @@ from zarr.storage import LocalStore, MemoryStore
 from tests.store.bases import BASES, objects_of
 from zarr_shardstore import ShardConflictError, ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.io import commits
+from zarr_shardstore.io.mapping_backend import MappingBackend
+from zarr_shardstore.plan.requests import Set
 
 PROTOTYPE = default_buffer_prototype()
 COORDS = [(i, j) for i in range(8) for j in range(8)]
@@ -293,12 +297,118 @@ async def test_blocking_on_a_task_of_the_same_loop_is_an_error_not_a_deadlock() 
     await task
 
 
+@pytest.mark.parametrize("make_base", [dict, tempfile.mkdtemp, SlowStore])
+@pytest.mark.parametrize("n_turns", [1, 2, 3])
+def test_blocking_at_any_turn_of_an_async_write_ends(make_base: Any, n_turns: int) -> None:
+    """It waits, joins or is refused; it never hangs."""
+
+    async def write() -> None:
+        store = ShardingStore(make_base(), chunks_per_shard=(4, 4))
+        await store.set(key(3, 3), buffer(b"known array"))
+        task = asyncio.create_task(store.set(key(0, 0), buffer(b"x")))
+        for _ in range(n_turns):
+            await asyncio.sleep(0)
+        with contextlib.suppress(ShardConflictError):
+            store.set_sync(key(0, 1), buffer(b"y"))
+        await task
+
+    asyncio.run(asyncio.wait_for(write(), 30))
+
+
+async def test_stores_that_only_look_alike_write_to_their_own_base() -> None:
+    """obstore prints all its memory stores alike: they exclude each other, and no more."""
+    obstore = pytest.importorskip("obstore.store")
+    stores = [ShardingStore(obstore.MemoryStore(), chunks_per_shard=(4, 4)) for _ in range(2)]
+    await asyncio.gather(*(s.set(key(0, i), buffer(b"%d" % i)) for i, s in enumerate(stores)))
+    for i, store in enumerate(stores):
+        assert [k async for k in store.list()] == [key(0, i)]
+
+
+def test_a_leader_is_not_kept_by_those_who_come_later() -> None:
+    """While others write the shard without a pause, each call returns after its own commit."""
+
+    class Slow(dict[str, bytes]):
+        def __setitem__(self, k: str, v: bytes) -> None:
+            time.sleep(0.002)
+            super().__setitem__(k, v)
+
+    m = ShardingMapping(Slow(), chunks_per_shard=(8, 8))
+    counts = [0] * 4
+    stop = threading.Event()
+
+    def write(i: int) -> None:
+        while not stop.is_set():
+            m[key(0, i)] = b"%d" % counts[i]
+            counts[i] += 1
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3000):
+        if min(counts) >= 20:
+            break
+        time.sleep(0.01)
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert min(counts) >= 20, counts
+
+
+def test_the_same_files_by_another_name(tmp_path: Path) -> None:
+    """A symbolic link leads to the same locks."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    names = [tmp_path / "real", tmp_path / "link"]
+    mappings = [ShardingMapping(name, chunks_per_shard=(4, 4)) for name in names]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: mappings[i % 2].set(key(*COORDS[i]), value(*COORDS[i])), range(64)))
+    assert_all_there(LocalStore(tmp_path / "real"))
+
+
+async def test_a_cancelled_caller_may_reuse_its_buffer() -> None:
+    """The commit goes on with the bytes that it was given."""
+    base = SlowStore()
+    store = ShardingStore(base, chunks_per_shard=(4, 4))
+    array = np.full(8, 65, dtype="u1")
+    task = asyncio.create_task(store.set(key(0, 0), cpu.Buffer.from_array_like(array)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    array[:] = 66
+    await base.started.wait()
+    await asyncio.sleep(0.05)
+    assert ShardingMapping(store)[key(0, 0)] == b"A" * 8
+
+
+def test_concurrent_sets_on_a_dict_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader lets the siblings of its turn of the event loop join."""
+    written: list[str] = []
+    perform = MappingBackend._perform_one
+
+    def record(self: MappingBackend, request: Any) -> Any:
+        if isinstance(request, Set):
+            written.append(request.key)
+        return perform(self, request)
+
+    monkeypatch.setattr(MappingBackend, "_perform_one", record)
+    store = ShardingStore({}, chunks_per_shard=(4, 4))
+
+    async def write() -> None:
+        await asyncio.gather(*(store.set(key(*c), buffer(b"x")) for c in COORDS))
+
+    asyncio.run(write())
+    assert sorted(written) == [key(i, j) for i in (0, 1) for j in (0, 1)]
+
+
 def test_stores_pickle_and_share_shards(tmp_path: Path) -> None:
     """A copy writes to the same base, under the same locks."""
     store = ShardingStore(tmp_path, chunks_per_shard=(4, 4), order="F")
     copy = pickle.loads(pickle.dumps(store))
     assert copy == store
     assert copy.read_only == store.read_only
+    assert pickle.loads(pickle.dumps(store.with_read_only(True))).read_only
     with ThreadPoolExecutor(2) as pool:
         jobs = [
             pool.submit(s.set_sync, key(*c), buffer(value(*c)))
@@ -311,8 +421,10 @@ def test_stores_pickle_and_share_shards(tmp_path: Path) -> None:
 
 def _write_in_child(store: ShardingStore, part: list[tuple[int, int]]) -> None:
     m = ShardingMapping(store)
-    for c in part:
+    for c in part[::2]:
         m[key(*c)] = value(*c)
+    for c in part[1::2]:
+        sync(store.set(key(*c), buffer(value(*c))))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +285,15 @@ def test_names_that_look_like_chunk_keys(base: Any) -> None:
     assert len(chunks) == 9 * 2 * len(names)
 
 
+def test_an_array_beside_one_whose_name_starts_alike(base: Any) -> None:
+    """zarr lists the chunks of an array by its bare path."""
+    store = ShardingStore(base, chunks_per_shard=2)
+    z = make_array(store, np.ones((4, 4)), name="z")
+    make_array(store, np.ones((4, 4)), name="zz")
+    assert z.nchunks_initialized == 4
+    assert len(ShardingMapping(store).list_prefix("z/")) == 5
+
+
 def test_nbytes_stored_counts_chunks(base: Any) -> None:
     """getsize_prefix adds the sizes of values, as seen above."""
     store = ShardingStore(base, chunks_per_shard=2)
@@ -338,6 +351,120 @@ def test_unsharded_arrays_pass_through(tmp_path: Path) -> None:
     after = objects_of(LocalStore(tmp_path))
     assert before.keys() == after.keys()
     assert zarr.open_array(LocalStore(tmp_path), path="old", mode="r").shards is None
+
+
+@pytest.mark.parametrize("write", [3, 0], ids=["values", "fill value"])
+def test_chunks_that_another_store_appended_survive(base: Any, write: int) -> None:
+    """A store that knows only the smaller array fills all that it knows of the shard."""
+    a = make_array(ShardingStore(base, chunks_per_shard=8), np.ones(2, "u1"), name="z", chunks=(1,))
+    zarr.open_array(ShardingStore(base), path="z").append(np.array([7, 8], "u1"))
+    a[:] = write
+    expected = [write, write, 7, 8]
+    np.testing.assert_array_equal(zarr.open_array(ShardingStore(base), path="z")[:], expected)
+
+
+def test_an_existing_v2_array_that_the_option_names(base: Any) -> None:
+    """It has a document, of format 2: its chunks are chunks, and pass through."""
+    old = zarr.create_array(
+        plain(base) if isinstance(base, Store) else ShardingStore(base),
+        name="foo",
+        shape=(4, 4),
+        chunks=(1, 1),
+        dtype="u1",
+        zarr_format=2,
+    )
+    old[:] = np.arange(16).reshape(4, 4)
+    before = objects_of(base).keys()
+    z = zarr.open_array(ShardingStore(base, chunks_per_shard={"foo": (2, 2)}), path="foo")
+    np.testing.assert_array_equal(z[:], np.arange(16).reshape(4, 4))
+    z[:] = 5
+    assert objects_of(base).keys() == before | {"foo/0.0"}
+
+
+def test_erasing_what_is_no_chunk_erases_no_shards(base: Any) -> None:
+    """On a local base "z/c/0" is a directory of shards, not of the chunks z/c/0/*."""
+    store = ShardingStore(base, chunks_per_shard=4)
+    z = make_array(store, np.ones((8, 8), "u1"), name="z", chunks=(1, 1))
+    for key in ("z/c/0", "z/c", "z/c/0/0/0"):
+        sync(store.delete(key))
+    np.testing.assert_array_equal(z[:], np.ones((8, 8)))
+
+
+def test_arrays_come_and_go(base: Any) -> None:
+    """What this store erases and creates it knows at once."""
+    store = ShardingStore(base, chunks_per_shard=2)
+    erasures: list[Callable[[], Coroutine[Any, Any, None]]] = [
+        lambda: store.delete_dir("g/z"),
+        lambda: store.erase_prefix("g/"),
+        lambda: store.clear(),
+        lambda: store.erase_values([f"g/z/c/{i}" for i in range(4)] + ["g/z/zarr.json"]),
+    ]
+    for erase in erasures:
+        make_array(store, np.ones(8, "u1"))
+        sync(erase())
+        sync(store.set("g/z/c/0", cpu.Buffer.from_bytes(b"no array, no chunk")))
+        assert objects_of(base)["g/z/c/0"] == b"no array, no chunk"
+        sync(store.clear())
+
+
+def test_a_document_that_is_read_is_learned(base: Any) -> None:
+    """Another store re-declares the array; reading its document is enough to know."""
+    make_array(ShardingStore(base, chunks_per_shard=2), np.ones(8, "u1"))
+    store = ShardingStore(base)
+    np.testing.assert_array_equal(zarr.open_array(store, path="g/z")[:], np.ones(8))
+    other = ShardingStore(base, chunks_per_shard=4)
+    make_array(other, np.full(8, 2, "u1"), overwrite=True, chunks=(1,))
+    np.testing.assert_array_equal(zarr.open_array(store, path="g/z")[:], np.full(8, 2))
+
+
+def test_refresh(base: Any) -> None:
+    """Forgets what is known, so that chunk keys are looked at anew."""
+    store = ShardingStore(base)
+    m = ShardingMapping(store)
+    assert m.get("g/z/c/0") is None  # now it is known that there is no array
+    make_array(ShardingStore(base, chunks_per_shard=2), np.full(8, 3, "u1"), compressors=None)
+    store.refresh()
+    assert m["g/z/c/3"] == b"\3\3"
+
+
+def test_listing_is_clipped_to_the_grid(base: Any) -> None:
+    """Entries outside the array are in the shard, and are no keys."""
+    store = ShardingStore(base, chunks_per_shard=4)
+    z = make_array(store, np.ones((6, 6), "u1"), name="z", chunks=(1, 1), fill_value=0)
+    asyncio.run(z._async_array.resize((2, 3), delete_outside_chunks=False))
+    m = ShardingMapping(store)
+    assert sorted(m.list_prefix("z/c/")) == [f"z/c/{i}/{j}" for i in range(2) for j in range(3)]
+    assert sorted(m.list_dir("z/c/")[1]) == ["z/c/0/", "z/c/1/"]
+    assert sorted(m.list_dir("z/c/1/")[0]) == ["z/c/1/0", "z/c/1/1", "z/c/1/2"]
+    z.resize((6, 6))
+    np.testing.assert_array_equal(zarr.open_array(store, path="z")[:4, :4], np.ones((4, 4)))
+
+
+def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
+    """One call over 700 shards, with 256 files allowed."""
+    store = ShardingStore(tmp_path, chunks_per_shard=2)
+    z = make_array(store, np.arange(1400, dtype="u2"), name="z", chunks=(1,), compressors=None)
+    assert z.nchunks_initialized == 1399
+    script = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
+        "from zarr_shardstore import ShardingMapping\n"
+        "m = ShardingMapping(sys.argv[1]); keys = [f'z/c/{i}' for i in range(1400)]\n"
+        "values = m.get_partial_values([(k, (0, None)) for k in keys])\n"
+        "assert [int.from_bytes(v or b'\\t\\0', 'little') for v in values] == list(range(1400))\n"
+        "assert len(m.list()) == 1399 + 2\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120)
+
+
+def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path is resolved once, for reads and writes alike."""
+    monkeypatch.chdir(tmp_path)
+    z = make_array(ShardingStore("rel", chunks_per_shard=2), np.ones(4, "u1"))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    z[:] = 2
+    np.testing.assert_array_equal(z[:], np.full(4, 2))
+    assert list((tmp_path / "other").iterdir()) == []
 
 
 def test_temporary_files_of_a_killed_writer_are_no_keys(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "find_declaration",
     "has_sharding_codec",
     "index_of",
+    "sharding_shapes",
     "take_out",
 ]
 
@@ -101,6 +102,17 @@ def declare(doc: Mapping[str, Any], declaration: Declaration, spec: ShardingSpec
 def index_of(declaration: Declaration) -> IndexFormat:
     """Index format of new arrays."""
     return ZEP2_INDEX if declaration == "codec" else DRAFT_INDEX
+
+
+def sharding_shapes(doc: Mapping[str, Any]) -> list[Any]:
+    """The chunk shapes of the sharding codecs of a v3 array, from the outermost inwards."""
+    shapes = []
+    codecs = doc.get("codecs")
+    while codecs := [c for c in codecs or () if _name(c) == _CODEC]:
+        configuration = codecs[0].get("configuration") or {}
+        shapes.append(configuration.get("chunk_shape"))
+        codecs = configuration.get("codecs")
+    return shapes
 
 
 def has_sharding_codec(doc: Mapping[str, Any]) -> bool:
@@ -192,7 +204,8 @@ def _index_format(configuration: Mapping[str, Any]) -> IndexFormat | None:
     if location not in ("start", "end") or names not in (["bytes"], ["bytes", "crc32c"]):
         return None
     bytes_codec = configuration["index_codecs"][0]
-    endian = bytes_codec["configuration"]["endian"] if isinstance(bytes_codec, Mapping) else None
+    bytes_options = bytes_codec.get("configuration") if isinstance(bytes_codec, Mapping) else None
+    endian = (bytes_options or {}).get("endian")
     if endian not in ("little", "big"):
         return None
     return IndexFormat(checksum=len(names) == 2, location=location, endian=endian)

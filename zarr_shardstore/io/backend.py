@@ -32,6 +32,10 @@ class Backend(Protocol):
     def can_block(self) -> bool:
         """Whether `perform` may be called."""
 
+    @property
+    def max_shards_at_once(self) -> int | None:
+        """Shards that one read may touch in two rounds; more are read one part after another."""
+
     def scope(self, key: str) -> Hashable:
         """Identity of an object in this process, whichever store object it is reached by."""
 

@@ -6,7 +6,7 @@ import numpy as np
 from zarr.core.buffer import Buffer
 from zarr.core.buffer.cpu import Buffer as CpuBuffer
 
-__all__ = ["as_view", "to_buffer"]
+__all__ = ["as_view", "own_bytes", "to_buffer"]
 
 
 def as_view(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
@@ -25,6 +25,19 @@ def as_view(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
     raise TypeError(
         f"`value` must be a Buffer instance or bytes. Got an instance of {type(value)} instead."
     )
+
+
+def own_bytes(value: Buffer | bytes | bytearray | memoryview) -> bytes:
+    """The bytes of `value`, which nobody else can change.
+
+    For values that a commit may still hold when the caller was cancelled and goes on.
+
+    Raises
+    ------
+    TypeError
+        If `value` holds no bytes.
+    """
+    return value if isinstance(value, bytes) else bytes(as_view(value))
 
 
 def to_buffer(value: bytes | memoryview) -> Buffer:

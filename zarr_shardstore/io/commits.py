@@ -1,8 +1,11 @@
 """One writer at a time for each shard of the process, and group commit.
 
 Whoever updates a shard joins its queue. The first one in leads: it takes all updates that
-wait, commits them in one write, and goes on until none wait. The others wait for a future.
-So n concurrent updates of one shard cost a few writes, not n, and none is lost.
+wait, commits them in one write, and so on until none wait; when its own is committed, a worker
+thread goes on for it. The others wait for a future. So n concurrent updates of one shard cost a
+few writes, not n, and none is lost.
+
+The queue excludes: several stores may share it, each update is committed by its own store.
 
 A queue exists only while its shard is being written, so there is nothing to clean up.
 """
@@ -15,17 +18,19 @@ import threading
 from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.plan.requests import UpdateShard
 
-__all__ = ["Pending", "abandon", "join", "take", "wait_blocking", "worker_pool"]
+__all__ = ["Pending", "abandon", "join", "leave_loop", "take", "wait_blocking", "worker_pool"]
 
 
 @dataclass(slots=True)
 class Pending:
-    """An update that waits for its commit."""
+    """An update that waits for its commit by `owner`, the runner of the store it came from."""
 
+    owner: Any
     request: UpdateShard
     done: Future[None]
 
@@ -42,7 +47,7 @@ _pool: ThreadPoolExecutor | None = None
 
 
 def join(
-    scope: Hashable, request: UpdateShard, loop: asyncio.AbstractEventLoop | None
+    scope: Hashable, owner: Any, request: UpdateShard, loop: asyncio.AbstractEventLoop | None
 ) -> tuple[Future[None], bool]:
     """Put an update into the queue of its shard.
 
@@ -50,6 +55,8 @@ def join(
     ----------
     scope
         Identity of the shard in this process.
+    owner
+        Who commits the update, whoever leads.
     loop
         The event loop in which the caller would lead, if not by blocking.
 
@@ -73,7 +80,7 @@ def join(
         leads = queue is None
         if queue is None:
             queue = _queues[scope] = _Queue(loop)
-        queue.waiting.append(Pending(request, done))
+        queue.waiting.append(Pending(owner, request, done))
     return done, leads
 
 
@@ -85,6 +92,12 @@ def take(scope: Hashable) -> list[Pending]:
         if not waiting:
             del _queues[scope]
         return waiting
+
+
+def leave_loop(scope: Hashable) -> None:
+    """The leader goes on in a thread: whoever blocks the event loop may wait for it."""
+    with _lock:
+        _queues[scope].loop = None
 
 
 def abandon(scope: Hashable, taken: list[Pending]) -> None:

@@ -34,10 +34,16 @@ from zarr_shardstore.plan.requests import (
     SetIfNotExists,
 )
 
-__all__ = ["LocalBackend"]
+__all__ = ["MAX_SHARDS_AT_ONCE", "LocalBackend"]
 
 # What LocalStore calls a file that it has not renamed yet; a killed writer leaves it behind.
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.partial$")
+
+MAX_SHARDS_AT_ONCE = 128
+"""Shards whose files one read holds open; a process may have 1,024, which its threads share."""
+
+_MAX_OPEN_FILES = MAX_SHARDS_AT_ONCE + 32
+"""With those of other keys of the same read; the oldest is closed first."""
 
 _NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
@@ -72,6 +78,12 @@ class LocalBackend:
     def __init__(self, store: LocalStore) -> None:
         self.store = store
         self._root = os.path.join(os.path.abspath(store.root), "")
+        # Absolute: the working directory may change.
+        self._files = LocalStore(self._root, read_only=store.read_only)
+        # Open already: threads that open it when they first write would collide in zarr 3.1.
+        self._files._is_open = True
+        # The same files may be reached by several names.
+        self._real_root = os.path.join(os.path.realpath(store.root), "")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LocalBackend) and self._root == other._root
@@ -89,8 +101,12 @@ class LocalBackend:
     def can_block(self) -> bool:
         return True
 
+    @property
+    def max_shards_at_once(self) -> int | None:
+        return MAX_SHARDS_AT_ONCE
+
     def scope(self, key: str) -> Hashable:
-        return ("file", self._root + key)
+        return ("file", self._real_root + key)
 
     @contextmanager
     def session(self) -> Iterator[Perform]:
@@ -113,6 +129,8 @@ class LocalBackend:
             case Get(key, byte_range):
                 file = files.get(key)
                 if file is None:
+                    if len(files) >= _MAX_OPEN_FILES:
+                        self._forget(next(iter(files)), files)
                     try:
                         file = files[key] = _OpenFile(self._root + key)
                     except _NO_FILE:
@@ -124,13 +142,13 @@ class LocalBackend:
                 path = self._root + key
                 return os.path.getsize(path) if os.path.isfile(path) else None
             case Set(key, value):
-                self.store.set_sync(key, to_buffer(value))
+                self._files.set_sync(key, to_buffer(value))
                 self._forget(key, files)
             case SetIfNotExists(key, value):
-                sync(self.store.set_if_not_exists(key, to_buffer(value)))
+                sync(self._files.set_if_not_exists(key, to_buffer(value)))
                 self._forget(key, files)
             case Delete(key):
-                self.store.delete_sync(key)
+                self._files.delete_sync(key)
                 self._forget(key, files)
             case DeletePrefix(prefix):
                 self._delete_directory(prefix)

@@ -56,6 +56,10 @@ class MappingBackend:
     def can_block(self) -> bool:
         return True
 
+    @property
+    def max_shards_at_once(self) -> int | None:
+        return None
+
     def scope(self, key: str) -> Hashable:
         return ("mapping", id(self.mapping), key)
 
@@ -101,6 +105,8 @@ class MappingBackend:
         return None
 
     def _value(self, key: str) -> memoryview | None:
+        if hasattr(self.mapping, "__missing__") and key not in self.mapping:
+            return None  # a defaultdict would make a value up, and store it
         try:
             return memoryview(self.mapping[key]).toreadonly()
         except KeyError:

@@ -31,6 +31,8 @@ __all__ = ["Runner", "UpdateFlow"]
 
 T = TypeVar("T")
 
+_Outcome: TypeAlias = "Sequence[Exception | None] | Exception"
+
 UpdateFlow: TypeAlias = Callable[
     [ShardRef, Sequence[Sequence[EntryUpdate]]], Flow[Sequence[Exception | None]]
 ]
@@ -83,20 +85,13 @@ class Runner:
 
     def _commit(self, request: UpdateShard) -> None:
         scope = self.backend.scope(request.shard.key)
-        done, leads = commits.join(scope, request, None)
+        done, leads = commits.join(scope, self, request, None)
         if leads:
-            self._lead(scope)
+            _commit_blocking(scope, commits.take(scope))
+            rest = commits.take(scope)
+            if rest:  # others came meanwhile: they shall not wait for us, nor we for them
+                commits.worker_pool().submit(_lead_blocking, scope, rest)
         commits.wait_blocking(scope, done)
-
-    def _lead(self, scope: Hashable) -> None:
-        """Commit what waits for a shard, group by group, until nothing does."""
-        while taken := commits.take(scope):
-            try:
-                for shard, members in _groups(taken):
-                    _settle(members, _outcome(lambda: self.run(self._flow_of(shard, members))))  # noqa: B023
-            except BaseException:
-                commits.abandon(scope, taken)
-                raise
 
     # --------------------------------------------------------------- async
 
@@ -141,7 +136,7 @@ class Runner:
     async def _commit_async(self, request: UpdateShard) -> None:
         loop = asyncio.get_running_loop()
         scope = self.backend.scope(request.shard.key)
-        done, leads = commits.join(scope, request, loop if self.backend.mode == "async" else None)
+        done, leads = commits.join(scope, self, request, loop)
         if leads:
             try:
                 # One turn of the loop: siblings that are ready to write join this commit.
@@ -154,31 +149,21 @@ class Runner:
         """Lead apart from the caller, who may be cancelled without harm to the others."""
         match self.backend.mode:
             case "inline":
-                self._lead(scope)
+                _lead_blocking(scope, commits.take(scope))
             case "thread":
-                commits.worker_pool().submit(self._lead, scope)
+                commits.leave_loop(scope)
+                commits.worker_pool().submit(_lead_blocking, scope, commits.take(scope))
             case "async":
-                task = loop.create_task(self._lead_async(scope))
+                task = loop.create_task(_lead_async(scope))
                 _leading.add(task)
                 task.add_done_callback(_leading.discard)
 
-    async def _lead_async(self, scope: Hashable) -> None:
-        while taken := commits.take(scope):
-            try:
-                for shard, members in _groups(taken):
-                    _settle(
-                        members,
-                        await _outcome_async(self.run_async(self._flow_of(shard, members))),
-                    )
-            except BaseException:
-                commits.abandon(scope, taken)
-                raise
-
     # -------------------------------------------------------------- shared
 
-    def _flow_of(
+    def update_flow(
         self, shard: ShardRef, members: list[commits.Pending]
     ) -> Flow[Sequence[Exception | None]]:
+        """The flow that commits updates of one shard, in the order in which they came."""
         return self._update_flow(shard, [m.request.updates for m in members])
 
     def _versions(self, requests: list[Request]) -> list[object]:
@@ -210,6 +195,41 @@ class Runner:
 
 _leading: set[asyncio.Task[None]] = set()
 """Keeps leaders alive: an event loop holds its tasks only weakly."""
+
+
+def _lead_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
+    """Commit what waits for a shard, group by group, until nothing does."""
+    while taken:
+        _commit_blocking(scope, taken)
+        taken = commits.take(scope)
+
+
+def _commit_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
+    try:
+        for runner, shard, members in _groups(taken):
+            try:
+                outcome: _Outcome = runner.run(runner.update_flow(shard, members))
+            except Exception as error:
+                outcome = error
+            _settle(members, outcome)
+    except BaseException:
+        commits.abandon(scope, taken)
+        raise
+
+
+async def _lead_async(scope: Hashable) -> None:
+    while taken := commits.take(scope):
+        try:
+            for runner, shard, members in _groups(taken):
+                try:
+                    flow = runner.update_flow(shard, members)
+                    outcome: _Outcome = await runner.run_async(flow)
+                except Exception as error:
+                    outcome = error
+                _settle(members, outcome)
+        except BaseException:
+            commits.abandon(scope, taken)
+            raise
 
 
 def _drive(flow: Flow[T], perform: Perform) -> T:
@@ -262,28 +282,18 @@ def _split(
     return updates, others
 
 
-def _groups(taken: list[commits.Pending]) -> list[tuple[ShardRef, list[commits.Pending]]]:
-    """Runs of updates that agree on the layout of the shard: one, but for a re-declaration."""
-    return [(s, list(members)) for s, members in groupby(taken, key=lambda p: p.request.shard)]
+def _groups(
+    taken: list[commits.Pending],
+) -> list[tuple[Runner, ShardRef, list[commits.Pending]]]:
+    """Updates to commit together: of one store, and of one mind about the layout."""
+    groups = []
+    for _, pending in groupby(taken, key=lambda p: (id(p.owner), p.request.shard)):
+        members = list(pending)
+        groups.append((members[0].owner, members[0].request.shard, members))
+    return groups
 
 
-def _outcome(run: Callable[[], T]) -> T | Exception:
-    try:
-        return run()
-    except Exception as error:
-        return error
-
-
-async def _outcome_async(awaitable: Awaitable[T]) -> T | Exception:
-    try:
-        return await awaitable
-    except Exception as error:
-        return error
-
-
-def _settle(
-    members: list[commits.Pending], outcome: Sequence[Exception | None] | Exception
-) -> None:
+def _settle(members: list[commits.Pending], outcome: _Outcome) -> None:
     """Tell each waiting caller what became of its update."""
     errors = [outcome] * len(members) if isinstance(outcome, Exception) else outcome
     for pending, error in zip(members, errors, strict=True):

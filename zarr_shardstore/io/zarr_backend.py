@@ -57,12 +57,12 @@ def scope_of_store(store: Store, key: str) -> Hashable:
     if isinstance(store, MemoryStore):
         return ("memory", id(store._store_dict), key)
     if isinstance(store, LocalStore):
-        return ("file", os.path.abspath(store.root / key))
+        return ("file", os.path.realpath(store.root / key))
     if isinstance(store, FsspecStore):
         fs = getattr(store.fs, "sync_fs", store.fs)
         path = f"{store.path}/{key}"
         is_local = "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
-        return ("file", os.path.abspath(path)) if is_local else ("fsspec", fs, path)
+        return ("file", os.path.realpath(path)) if is_local else ("fsspec", fs, path)
     if isinstance(store, ObjectStore):
         return ("obstore", repr(store.store), key)
     return ("store", id(store), key)
@@ -93,6 +93,10 @@ class ZarrBackend:
     @property
     def mode(self) -> Mode:
         return "async"
+
+    @property
+    def max_shards_at_once(self) -> int | None:
+        return None
 
     def scope(self, key: str) -> Hashable:
         return scope_of_store(self.store, key)

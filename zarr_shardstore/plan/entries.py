@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import index
 from typing import TypeAlias
 
 from zarr_shardstore.errors import SpecError
@@ -71,10 +72,10 @@ def check_pieces(key: str, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     SpecError
         If two pieces overlap, or a negative start comes with another piece.
     """
-    ordered = tuple(sorted(pieces, key=_start))
-    for start, _ in ordered:
-        if not isinstance(start, int):
-            raise SpecError(f"key {key!r}: a start is an int, got {start!r}")
+    try:
+        ordered = tuple(sorted(((index(start), value) for start, value in pieces), key=_start))
+    except TypeError as error:
+        raise SpecError(f"key {key!r}: each start is a whole number ({error})") from error
     if ordered[0][0] < 0 and len(ordered) > 1:
         raise SpecError(
             f"key {key!r}: start {ordered[0][0]} counts from the end, so no other piece of the "

@@ -21,14 +21,14 @@ from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.plan.requests import Flow, Found, Get, GetSize, Request
 from zarr_shardstore.plan.spans import Span, plan_spans
 
-__all__ = ["Coalescing", "EntryRead", "corrupt", "read_entries", "read_indexes"]
+__all__ = ["EntryRead", "ReadOptions", "corrupt", "read_entries", "read_indexes"]
 
 _N_ATTEMPTS_IN_TWO_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Coalescing:
-    """When two ranges of one shard are worth one request.
+class ReadOptions:
+    """How much one read asks for at once.
 
     Parameters
     ----------
@@ -37,10 +37,13 @@ class Coalescing:
         system, costs less than a request anywhere; with 1 MiB more was lost than won.
     max_coalesced_bytes
         Largest span of more than one range.
+    max_shards_at_once
+        Shards that are read in the same two rounds; ``None``: all.
     """
 
     max_gap_bytes: int = 4 * 1024
     max_coalesced_bytes: int = 16 * 1024 * 1024
+    max_shards_at_once: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ def read_indexes(shards: Sequence[ShardRef]) -> Flow[list[ShardIndex | None]]:
 
 
 def read_entries(
-    reads: Sequence[EntryRead], coalescing: Coalescing, others: Sequence[Get] = ()
+    reads: Sequence[EntryRead], options: ReadOptions, others: Sequence[Get] = ()
 ) -> Flow[tuple[list[memoryview | None], list[Found]]]:
     """Read values of chunks; ``None`` where a chunk is missing.
 
@@ -124,7 +127,24 @@ def read_entries(
     by_shard: dict[str, list[int]] = {}
     for i, read in enumerate(reads):
         by_shard.setdefault(read.chunk.shard.key, []).append(i)
-    pending = list(by_shard.values())
+    groups = list(by_shard.values())
+    n_at_once = options.max_shards_at_once or len(groups) or 1
+    founds: list[Found] = []
+    for first in range(0, len(groups) or 1, n_at_once):
+        pending = groups[first : first + n_at_once]
+        others_now = others if first == 0 else ()
+        founds += yield from _read_groups(reads, pending, values, options, others_now)
+    return values, founds
+
+
+def _read_groups(
+    reads: Sequence[EntryRead],
+    pending: list[list[int]],
+    values: list[memoryview | None],
+    options: ReadOptions,
+    others: Sequence[Get],
+) -> Flow[list[Found]]:
+    """Fill `values` for some groups of reads, each of one shard; return the replies to `others`."""
     founds: list[Found] = []
     for attempt in range(_N_ATTEMPTS_IN_TWO_ROUNDS):
         shards = [reads[group[0]].chunk.shard for group in pending]
@@ -134,10 +154,10 @@ def read_entries(
             break
         replies: list[Found] = yield batch
         founds += replies[len(shards) :]
-        pending = yield from _read_spans(reads, pending, replies, values, coalescing)
+        pending = yield from _read_spans(reads, pending, replies, values, options)
     if pending:
         yield from _read_whole(reads, pending, values)
-    return values, founds
+    return founds
 
 
 def _read_spans(
@@ -145,7 +165,7 @@ def _read_spans(
     pending: list[list[int]],
     indexes: list[Found],
     values: list[memoryview | None],
-    coalescing: Coalescing,
+    options: ReadOptions,
 ) -> Flow[list[list[int]]]:
     """Fill `values`; return the groups of reads whose shard must be asked again."""
     shards = [reads[group[0]].chunk.shard for group in pending]
@@ -157,7 +177,7 @@ def _read_spans(
         try:
             index = _decode_index(shard, found)
             if index is not None:
-                span_reads += _plan_shard(shard, index, found, reads, group, values, coalescing)
+                span_reads += _plan_shard(shard, index, found, reads, group, values, options)
         except IndexDamageError:
             again.append(group)
     if not span_reads:
@@ -188,7 +208,7 @@ def _plan_shard(
     reads: Sequence[EntryRead],
     group: list[int],
     values: list[memoryview | None],
-    coalescing: Coalescing,
+    options: ReadOptions,
 ) -> list[_SpanRead]:
     """Spans that the reads of one shard need; values that need none are filled in."""
     wanted: list[tuple[int, int]] = []
@@ -208,8 +228,8 @@ def _plan_shard(
             owners.append(i)
     spans = plan_spans(
         wanted,
-        max_gap_bytes=coalescing.max_gap_bytes,
-        max_coalesced_bytes=coalescing.max_coalesced_bytes,
+        max_gap_bytes=options.max_gap_bytes,
+        max_coalesced_bytes=options.max_coalesced_bytes,
     )
     return [_SpanRead(shard, index, found, span, wanted, owners) for span in spans]
 

@@ -40,9 +40,11 @@ def update_shard(
     list
         For each group ``None``, or the error for which it was left out.
 
-    Cost: if the updates give every entry of the array in this shard a new value, one ``Set``
-    or one ``Delete`` and no read. Otherwise one read of the whole shard before it; for
-    erasures alone first one of the index, and nothing more if there is nothing to erase.
+    Cost: if the updates give every entry of the shard a new value, one ``Set`` or one
+    ``Delete`` and no read. At the edge of an array, where they give one to every entry of the
+    array, also one ``Exists``, and one read of the index if there is a shard. Otherwise one
+    read of the whole shard before it; for erasures alone first one of the index, and nothing
+    more if there is nothing to erase.
 
     Raises
     ------
@@ -113,11 +115,12 @@ def _entries_known_without_reading(
 def _is_replaced_whole(shard: ShardRef, known: dict[int, int | None]) -> Flow[bool]:
     """Whether no stored byte of the shard survives the updates.
 
-    A value written from 0 on leaves the tail of a longer stored one in place, so where there
-    is a shard its index decides.
+    A value written from 0 on leaves the tail of a longer stored one in place. At the edge of
+    the array there may be entries behind it: another store has appended to the array, or it
+    was cut and its chunks were kept. Where there is a shard its index decides.
     """
     patched = {i: nbytes for i, nbytes in known.items() if nbytes is not None}
-    if not patched:
+    if not patched and len(known) == shard.layout.spec.n_entries:
         return True
     (exists,) = yield [Exists(shard.key)]
     if not exists:
@@ -125,6 +128,8 @@ def _is_replaced_whole(shard: ShardRef, known: dict[int, int | None]) -> Flow[bo
     (index,) = yield from read_indexes([shard])
     if index is None:
         return True
+    if not known.keys() >= set(index.present_ids().tolist()):
+        return False
     stored = {i: index.entry(i) for i in patched}
     return all(e is None or e[1] <= patched[i] for i, e in stored.items())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from zarr.abc.store import Store
@@ -12,7 +13,7 @@ from zarr_shardstore.format.declarations import Declaration
 from zarr_shardstore.format.orders import EntryOrder, check_order
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.runner import Runner
-from zarr_shardstore.plan.read import Coalescing
+from zarr_shardstore.plan.read import ReadOptions
 from zarr_shardstore.store.operations import Operations, Options
 from zarr_shardstore.store.policy import ChunksPerShard, ShardingPolicy
 
@@ -29,8 +30,10 @@ class Sharding:
         self.base = base
         self.policy = policy
         self.options = options
-        self.operations = Operations(policy, options)
-        self.runner = Runner(backend_of(base), self.operations.update_shard)
+        backend = backend_of(base)
+        reading = replace(options.reading, max_shards_at_once=backend.max_shards_at_once)
+        self.operations = Operations(policy, replace(options, reading=reading))
+        self.runner = Runner(backend, self.operations.update_shard)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Sharding, (self.base, self.policy, self.options)
@@ -88,15 +91,15 @@ def open_sharding(
     if declaration not in ("codec", "storage_transformers"):
         raise SpecError(f"declaration is 'codec' or 'storage_transformers', got {declaration!r}")
     check_order(order)
-    defaults = Coalescing()
-    coalescing = Coalescing(
+    defaults = ReadOptions()
+    reading = ReadOptions(
         defaults.max_gap_bytes if max_gap_bytes is None else max_gap_bytes,
         defaults.max_coalesced_bytes if max_coalesced_bytes is None else max_coalesced_bytes,
     )
-    if coalescing.max_gap_bytes < 0 or coalescing.max_coalesced_bytes < 0:
-        raise SpecError(f"sizes are not negative, got {coalescing}")
+    if reading.max_gap_bytes < 0 or reading.max_coalesced_bytes < 0:
+        raise SpecError(f"sizes are not negative, got {reading}")
     base = base_store_of(store, dict(storage_options) if storage_options else None)
-    return Sharding(base, ShardingPolicy(chunks_per_shard), Options(declaration, order, coalescing))
+    return Sharding(base, ShardingPolicy(chunks_per_shard), Options(declaration, order, reading))
 
 
 def check_writable(is_read_only: bool) -> None:

@@ -167,6 +167,11 @@ class Catalog:
                     return found
         return None
 
+    def has_array(self, node: Node) -> Flow[bool]:
+        """Whether there is an array document at `node`."""
+        yield from self._learn_unknown([node])
+        return node in self._arrays
+
     def may_lack_metadata(self, directory: str) -> bool:
         """Whether a directory may be, or be inside, an array that only the option declares."""
         segments = directory.removesuffix("/").split("/")
@@ -214,6 +219,13 @@ class Catalog:
                 self.learn_document(node, found.value)
                 if node not in self._arrays:
                     absent.add(node)
+        # An array that the option names, and that exists in format 2, is not without metadata.
+        named = [n for n in absent if n.hierarchy == "v3" and self._policy.names(n.path)]
+        if named:
+            exist = yield [Exists(f"{n.path}/.zarray".lstrip("/")) for n in named]
+            for node, is_there in zip(named, exist, strict=True):
+                if is_there:
+                    self.learn(node, ArrayDocument(node, None, None, None))
         return absent
 
     def _locate_one(self, key: str, in_grid: bool, just_absent: set[Node]) -> _Answer | Node:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
+from zarr_shardstore.format.documents import Node
 from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.plan.listing import GridDirectory, entries_present
@@ -38,6 +39,14 @@ class Listing:
         for part in self.listing_rounds(base_keys):
             keys += yield from self.list_some(part, prefix)
         return keys
+
+    def directory_of_array(self, prefix: str) -> Flow[str]:
+        """`prefix` with a slash, if it is the path of a v3 array; else as it is."""
+        prefix = check_prefix(prefix)
+        if not prefix or prefix.endswith("/"):
+            return prefix
+        is_array = yield from self.catalog.has_array(Node("v3", prefix))
+        return f"{prefix}/" if is_array else prefix
 
     def list_base(self, prefix: str) -> Flow[list[str]]:
         """Keys of the base store that keys starting with `prefix` may come from."""

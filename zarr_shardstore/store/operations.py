@@ -28,8 +28,8 @@ from zarr_shardstore.plan.entries import (
     check_pieces,
 )
 from zarr_shardstore.plan.listing import GridDirectory
-from zarr_shardstore.plan.ranges import ByteRange, resolve_range
-from zarr_shardstore.plan.read import Coalescing, EntryRead, read_entries, read_indexes
+from zarr_shardstore.plan.ranges import ByteRange, Range, resolve_range
+from zarr_shardstore.plan.read import EntryRead, ReadOptions, read_entries, read_indexes
 from zarr_shardstore.plan.requests import (
     Delete,
     DeletePrefix,
@@ -60,7 +60,7 @@ class Options:
 
     declaration: Declaration = "codec"
     order: EntryOrder = "morton"
-    coalescing: Coalescing = field(default_factory=Coalescing)
+    reading: ReadOptions = field(default_factory=ReadOptions)
 
 
 class Operations:
@@ -107,7 +107,7 @@ class Operations:
                 reads.append(EntryRead(chunk, byte_range))
             elif not _is_outside(chunk):
                 others.append(Get(key, None if node else byte_range))
-        read, founds = yield from read_entries(reads, self.options.coalescing, others)
+        read, founds = yield from read_entries(reads, self.options.reading, others)
         values: list[memoryview | None] = []
         next_read, next_other = iter(read), iter(founds)
         for chunk, node, (_, byte_range) in zip(chunks, nodes, key_ranges, strict=True):
@@ -237,21 +237,31 @@ class Operations:
             check_key(key)
         chunks = yield from self.catalog.chunks_of(keys)
         updates: dict[ShardRef, list[EntryUpdate]] = {}
-        batch: list[Request] = []
+        relayed: list[str] = []
+        misfits: list[str] = []
         for chunk, key in zip(chunks, keys, strict=True):
             if isinstance(chunk, ChunkRef):
                 updates.setdefault(chunk.shard, []).append(Erase(chunk.entry_id))
+            elif chunk is None:
+                relayed.append(key)
             elif not _is_outside(chunk):
-                batch.append(Delete(key))
+                misfits.append(key)
+        if misfits:
+            # LocalStore erases a whole directory if the key names one: here that would be one
+            # of shards, which are not the chunks below the key. Only objects can be read.
+            founds: list[Found] = yield [Get(key, Range(0, 1)) for key in misfits]
+            objects = zip(misfits, founds, strict=True)
+            relayed += [key for key, found in objects if found.value is not None]
+        batch: list[Request] = [Delete(key) for key in relayed]
         batch += [UpdateShard(shard, tuple(erasures)) for shard, erasures in updates.items()]
         if batch:
             yield batch
-        for key in keys:
+        for key in relayed:
             node = node_of_document(key)
             if node is not None:
                 self.catalog.forget(node)
-            # LocalStore erases a whole directory if the key names one.
-            self.catalog.forget_directory(f"{key}/")
+            else:
+                self.catalog.forget_directory(f"{key}/")
 
     def erase_prefix(self, prefix: str) -> Flow[None]:
         """Erase all values whose key starts with `prefix`; whole directories are relayed."""
@@ -277,7 +287,7 @@ class Operations:
     ) -> memoryview | None:
         """A stored document as readers see it; the catalog learns it on the way."""
         if data is None:
-            self.catalog.learn(node, None)
+            self.catalog.forget(node)  # what is there instead is looked up when it matters
             return None
         value = presented(node, data)
         self.catalog.learn_document(node, data)

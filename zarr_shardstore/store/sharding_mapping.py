@@ -65,8 +65,9 @@ class ShardingMapping(MutableMapping[str, bytes]):
         read_only: bool = False,
     ) -> None:
         if isinstance(store, ShardingStore):
-            if chunks_per_shard is not None:
-                raise SpecError("the ShardingStore has its options: pass chunks_per_shard to it")
+            given = (chunks_per_shard, max_gap_bytes, max_coalesced_bytes, storage_options)
+            if given != (None,) * 4 or declaration != "codec" or order != "morton":
+                raise SpecError("the ShardingStore has its options: pass them to it")
             self._sharding = store._sharding
             self.read_only = read_only or store.read_only
             return

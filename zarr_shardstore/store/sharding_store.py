@@ -17,7 +17,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.declarations import Declaration
 from zarr_shardstore.format.orders import EntryOrder
-from zarr_shardstore.io.buffers import as_view
+from zarr_shardstore.io.buffers import as_view, own_bytes
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
 from zarr_shardstore.plan.requests import Flow
@@ -282,16 +282,16 @@ class ShardingStore(Store):
 
     async def set(self, key: str, value: Value) -> None:
         self._check_writable()
-        await self._run(self._sharding.operations.set(key, as_view(value)))
+        await self._run(self._sharding.operations.set(key, own_bytes(value)))
 
     async def set_if_not_exists(self, key: str, value: Value) -> None:
         self._check_writable()
-        flow = self._sharding.operations.set(key, as_view(value), only_if_missing=True)
+        flow = self._sharding.operations.set(key, own_bytes(value), only_if_missing=True)
         await self._run(flow)
 
     async def _set_many(self, values: Iterable[tuple[str, Value]]) -> None:
         self._check_writable()
-        items = [(key, as_view(value)) for key, value in values]
+        items = [(key, own_bytes(value)) for key, value in values]
         await self._run(self._sharding.operations.set_many(items))
 
     async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
@@ -306,7 +306,7 @@ class ShardingStore(Store):
             If pieces of one value overlap, or one starts outside its value.
         """
         self._check_writable()
-        pieces = [(key, start, as_view(value)) for key, start, value in key_start_values]
+        pieces = [(key, start, own_bytes(value)) for key, start, value in key_start_values]
         await self._run(self._sharding.operations.set_partial_values(pieces))
 
     async def delete(self, key: str) -> None:
@@ -340,7 +340,13 @@ class ShardingStore(Store):
             yield key
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """All keys that start with `prefix`.
+
+        The path of an array means its directory: zarr asks so for the chunks of ``lat``, and
+        does not expect those of ``lat_bounds``.
+        """
         listing = self._sharding.operations.listing
+        prefix = await self._run(listing.directory_of_array(prefix), only_reads=True)
         base_keys = await self._run(listing.list_base(prefix), only_reads=True)
         for part in listing.listing_rounds(base_keys):
             for key in await self._run(listing.list_some(part, prefix), only_reads=True):
