@@ -30,7 +30,7 @@ from zarr_shardstore.format.keys import (
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.spec import ShardingSpec
 from zarr_shardstore.plan.listing import GridDirectory, locate_directory
-from zarr_shardstore.plan.requests import Exists, Flow, Found, Get
+from zarr_shardstore.plan.requests import Exists, Flow, Found, Get, Request
 from zarr_shardstore.store.policy import ShardingPolicy
 
 __all__ = ["Catalog", "Misfit"]
@@ -214,19 +214,25 @@ class Catalog:
                     absent.add(node)
         unknown = [n for n in unknown if n not in absent]
         if unknown:
-            replies: list[Found] = yield [Get(document_key(n)) for n in unknown]
-            for node, found in zip(unknown, replies, strict=True):
-                self.learn_document(node, found.value)
+            # An array that the option names, and that exists in format 2, does not lack metadata.
+            named = [n for n in unknown if n.hierarchy == "v3" and self._policy.names(n.path)]
+            batch: list[Request] = [Get(document_key(n)) for n in unknown]
+            replies = yield batch + [Exists(f"{n.path}/.zarray".lstrip("/")) for n in named]
+            in_format_2 = {
+                n for n, is_there in zip(named, replies[len(unknown) :], strict=True) if is_there
+            }
+            for node, found in zip(unknown, replies, strict=False):
+                self._learn_reply(node, found, node in in_format_2)
                 if node not in self._arrays:
                     absent.add(node)
-        # An array that the option names, and that exists in format 2, is not without metadata.
-        named = [n for n in absent if n.hierarchy == "v3" and self._policy.names(n.path)]
-        if named:
-            exist = yield [Exists(f"{n.path}/.zarray".lstrip("/")) for n in named]
-            for node, is_there in zip(named, exist, strict=True):
-                if is_there:
-                    self.learn(node, ArrayDocument(node, None, None, None))
         return absent
+
+    def _learn_reply(self, node: Node, found: Found, is_in_format_2: bool) -> None:
+        """Remember in one step what is at `node`: other tasks must not see half of it."""
+        if found.value is None and is_in_format_2:
+            self.learn(node, ArrayDocument(node, None, None, None))
+        else:
+            self.learn_document(node, found.value)
 
     def _locate_one(self, key: str, in_grid: bool, just_absent: set[Node]) -> _Answer | Node:
         """What is known about a key, or which document must be read to know more."""
