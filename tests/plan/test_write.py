@@ -94,8 +94,36 @@ def test_several_pieces_of_one_entry_in_one_commit(recorder: Recorder) -> None:
     rest: list[EntryUpdate] = [Put(i, b"n") for i in (0, 1, 2)]
     commit(recorder, [Patch(3, ((0, b"abc"),))], [Patch(3, ((0, b"AB"),))], rest)
     assert stored(recorder)[3] == b"ABcee"
+    recorder.batches.clear()
     commit(recorder, [Patch(3, ((0, b"12345"),))], [Patch(3, ((0, b"6"),))], rest)
     assert stored(recorder)[3] == b"62345"
+    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64))]]
+    assert len(recorder.batches) == 3, "nothing but the index was read"
+
+
+def test_a_piece_is_judged_by_what_is_stored_though_all_is_replaced_later(
+    recorder: Recorder,
+) -> None:
+    """It fits the stored value, so its caller gets no error."""
+    full = [Put(i, b"n") for i in range(4)]
+    assert commit(recorder, [Patch(0, ((1, b"E"),))], full) == [None, None]
+    assert stored(recorder) == dict.fromkeys(range(4), b"n")
+
+
+def test_a_piece_is_judged_without_the_failed_group_before_it(recorder: Recorder) -> None:
+    """The failed one would have replaced the value; it did not, and the piece still fits."""
+    failing = [Put(0, b""), Patch(1, ((99, b"x"),))]
+    error, none = commit(recorder, failing, [Patch(0, ((4, b"!"),))])
+    assert isinstance(error, SpecError)
+    assert none is None
+    assert stored(recorder) == {**OLD, 0: b"zero!"}
+
+
+def test_a_damaged_entry_that_is_replaced_first_is_not_needed_later(recorder: Recorder) -> None:
+    """The piece goes into the new value."""
+    damage(recorder, 1)
+    commit(recorder, [Put(1, b"new")], [Patch(1, ((0, b"N"),))])
+    assert stored(recorder) == {**OLD, 1: b"New"}
 
 
 def test_a_part_is_one_read_and_one_set(recorder: Recorder) -> None:

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
+from zarr.abc.store import ByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from tests.store.bases import BASES, objects_of
 from zarr_shardstore import ShardConflictError, ShardingMapping, ShardingStore, SpecError
@@ -315,43 +316,81 @@ def test_blocking_at_any_turn_of_an_async_write_ends(make_base: Any, n_turns: in
     asyncio.run(asyncio.wait_for(write(), 30))
 
 
+class Prefixed(WrapperStore[MemoryStore]):
+    """Another part of the same store: it looks like the whole, and is not."""
+
+    def __init__(self, store: MemoryStore, prefix: str) -> None:
+        super().__init__(store)
+        self._prefix = prefix
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        return await self._store.get(self._prefix + key, prototype, byte_range)
+
+    async def set(self, key: str, value: Buffer) -> None:
+        await self._store.set(self._prefix + key, value)
+
+    async def exists(self, key: str) -> bool:
+        return await self._store.exists(self._prefix + key)
+
+
 async def test_stores_that_only_look_alike_write_to_their_own_base() -> None:
-    """obstore prints all its memory stores alike: they exclude each other, and no more."""
-    obstore = pytest.importorskip("obstore.store")
-    stores = [ShardingStore(obstore.MemoryStore(), chunks_per_shard=(4, 4)) for _ in range(2)]
+    """They exclude each other, and no more: each update is committed by its own store."""
+    base = MemoryStore()
+    stores = [ShardingStore(Prefixed(base, p), chunks_per_shard=(4, 4)) for p in ("a/", "b/")]
+    scopes = {store._sharding.runner.backend.scope("k") for store in stores}
+    assert len(scopes) == 1
     await asyncio.gather(*(s.set(key(0, i), buffer(b"%d" % i)) for i, s in enumerate(stores)))
     for i, store in enumerate(stores):
-        assert [k async for k in store.list()] == [key(0, i)]
+        values = [await store.get(key(0, j), PROTOTYPE) for j in (0, 1)]
+        expected = [b"0", None] if i == 0 else [None, b"1"]
+        assert [v and v.to_bytes() for v in values] == expected
 
 
 def test_a_leader_is_not_kept_by_those_who_come_later() -> None:
-    """While others write the shard without a pause, each call returns after its own commit."""
+    """Its call returns when its own update is committed; a worker thread commits the rest."""
+    first_begun, go_on, second_begun = threading.Event(), threading.Event(), threading.Event()
+    finish = threading.Event()
 
-    class Slow(dict[str, bytes]):
+    class Gated(dict[str, bytes]):
+        n_writes = 0
+
         def __setitem__(self, k: str, v: bytes) -> None:
-            time.sleep(0.002)
+            self.n_writes += 1
+            (first_begun if self.n_writes == 1 else second_begun).set()
+            (go_on if self.n_writes == 1 else finish).wait(30)
             super().__setitem__(k, v)
 
-    m = ShardingMapping(Slow(), chunks_per_shard=(8, 8))
-    counts = [0] * 4
-    stop = threading.Event()
+    m = ShardingMapping(Gated(), chunks_per_shard=(4, 4))
+    leader = threading.Thread(target=m.set, args=(key(0, 0), b"leader"))
+    follower = threading.Thread(target=m.set, args=(key(0, 1), b"follower"))
+    leader.start()
+    assert first_begun.wait(30)
+    follower.start()
+    while not any(queue.waiting for queue in commits._queues.values()):
+        time.sleep(0.001)
+    go_on.set()
+    assert second_begun.wait(30)
+    leader.join(10)
+    is_free = not leader.is_alive()
+    finish.set()
+    follower.join(30)
+    leader.join(30)
+    assert is_free
+    assert sorted(m) == [key(0, 0), key(0, 1)]
 
-    def write(i: int) -> None:
-        while not stop.is_set():
-            m[key(0, i)] = b"%d" % counts[i]
-            counts[i] += 1
 
-    threads = [threading.Thread(target=write, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for _ in range(3000):
-        if min(counts) >= 20:
-            break
-        time.sleep(0.01)
-    stop.set()
-    for thread in threads:
-        thread.join(60)
-    assert min(counts) >= 20, counts
+async def test_blocking_beside_a_commit_in_a_worker_thread_waits(tmp_path: Path) -> None:
+    """Local files are committed by a thread, which goes on while the event loop is blocked."""
+    store = ShardingStore(tmp_path, chunks_per_shard=(4, 4))
+    await store.set(key(3, 3), buffer(b"known array"))
+    for n in range(20):
+        task = asyncio.create_task(store.set(key(0, 0), buffer(b"%d" % n)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        store.set_sync(key(0, 1), buffer(b"%d" % n))
+        await task
 
 
 def test_the_same_files_by_another_name(tmp_path: Path) -> None:

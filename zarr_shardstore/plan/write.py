@@ -51,6 +51,22 @@ def update_shard(
     CorruptShardError
         If an entry that must stay is damaged, or the index is; nothing was written.
     """
+    outcomes: list[SpecError | None] = [None] * len(groups)
+    left = list(range(len(groups)))
+    while left:
+        failed = yield from _try_update(shard, [groups[i] for i in left], order)
+        if failed is None:
+            break
+        # What the failed group would have replaced may not have been read: plan without it.
+        position, error = failed
+        outcomes[left.pop(position)] = error
+    return outcomes
+
+
+def _try_update(
+    shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], order: EntryOrder
+) -> Flow[tuple[int, SpecError] | None]:
+    """Commit the groups; or none of them, and return the first that is wrong, and why."""
     updates = [update for group in groups for update in group]
     known, must_read = _entries_known_without_reading(updates)
     is_erasure = all(isinstance(update, Erase) for update in updates)
@@ -58,19 +74,18 @@ def update_shard(
     if is_full and (yield from _is_replaced_whole(shard, known)):
         old: dict[int, Bytes] = {}
     elif is_erasure and not (yield from _has_any(shard, known.keys())):
-        return [None] * len(groups)
+        return None
     else:
         old = yield from _read_entries_to_keep(shard, updates)
 
-    outcomes, new = _apply(shard, groups, old)
-    if any(outcomes):
-        # What a failed group would have replaced was not read above: plan without it.
-        good = [g for g, error in zip(groups, outcomes, strict=True) if error is None]
-        if good:
-            yield from update_shard(shard, good, order=order)
-        return outcomes
+    new: dict[int, Bytes | None] = {}
+    for position, group in enumerate(groups):
+        try:
+            _apply(shard, group, old, new)
+        except SpecError as error:
+            return position, error
     if not new:
-        return outcomes
+        return None
     entries = {i: v for i, v in {**old, **new}.items() if v is not None}
     if entries:
         spec = shard.layout.spec
@@ -78,7 +93,7 @@ def update_shard(
         yield [Set(shard.key, data)]
     else:
         yield [Delete(shard.key)]
-    return outcomes
+    return None
 
 
 def _entries_known_without_reading(
@@ -143,52 +158,42 @@ def _has_any(shard: ShardRef, entry_ids: Iterable[int]) -> Flow[bool]:
 def _read_entries_to_keep(
     shard: ShardRef, updates: Sequence[EntryUpdate]
 ) -> Flow[dict[int, Bytes]]:
-    """Stored entries, but for those that the first update replaces: these may be damaged."""
-    replaced: set[int] = set()
-    needed: set[int] = set()
+    """Stored entries, but for those whose first update replaces them: these may be damaged."""
+    is_replaced: dict[int, bool] = {}
     for update in updates:
         replaces = isinstance(update, Erase) or (
             isinstance(update, Put) and not update.only_if_missing
         )
-        (replaced if replaces and update.entry_id not in needed else needed).add(update.entry_id)
+        is_replaced.setdefault(update.entry_id, replaces)
+    replaced = [i for i, yes in is_replaced.items() if yes]
     found: Found
     (found,) = yield [Get(shard.key)]
     if found.value is None:
         return {}
     spec = shard.layout.spec
     try:
-        return dict(
-            split_shard(found.value, spec.chunks_per_shard, spec.index, without=replaced - needed)
-        )
+        return dict(split_shard(found.value, spec.chunks_per_shard, spec.index, without=replaced))
     except IndexDamageError as damage:
         hint = _KEEP_HINT if damage.entry_id is not None else "; nothing was written"
         raise corrupt(shard, damage, hint) from damage
 
 
 def _apply(
-    shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], old: dict[int, Bytes]
-) -> tuple[list[SpecError | None], dict[int, Bytes | None]]:
-    """New values by entry id (``None``: erased), and what is wrong with each group."""
-    new: dict[int, Bytes | None] = {}
-    outcomes: list[SpecError | None] = []
-    for group in groups:
-        trial: dict[int, Bytes | None] = {}
-        try:
-            for update in group:
-                i = update.entry_id
-                before = trial[i] if i in trial else new[i] if i in new else old.get(i)
-                match update:
-                    case Erase():
-                        trial[i] = None
-                    case Put(only_if_missing=True) if before is not None:
-                        pass
-                    case Put():
-                        trial[i] = update.value
-                    case Patch():
-                        trial[i] = apply_pieces(shard.chunk_key(i), before, update.pieces)
-        except SpecError as error:
-            outcomes.append(error)
-        else:
-            new.update(trial)
-            outcomes.append(None)
-    return outcomes, new
+    shard: ShardRef,
+    group: Sequence[EntryUpdate],
+    old: dict[int, Bytes],
+    new: dict[int, Bytes | None],
+) -> None:
+    """Put the new values of a group into `new`, by entry id (``None``: erased)."""
+    for update in group:
+        i = update.entry_id
+        before = new[i] if i in new else old.get(i)
+        match update:
+            case Erase():
+                new[i] = None
+            case Put(only_if_missing=True) if before is not None:
+                pass
+            case Put():
+                new[i] = update.value
+            case Patch():
+                new[i] = apply_pieces(shard.chunk_key(i), before, update.pieces)
