@@ -85,7 +85,7 @@ def test_only_if_missing_in_a_commit_that_covers_the_shard(recorder: Recorder) -
 
 def test_pieces_behind_the_start_in_a_commit_that_covers_the_shard(recorder: Recorder) -> None:
     """The same for a piece that leaves the first bytes in place."""
-    commit(recorder, [Patch(0, ((1, b"E"),)), *[Put(i, b"n") for i in (1, 2, 3)]])
+    commit(recorder, [Patch(0, ((1, b"E"),))], [Put(i, b"n") for i in (1, 2, 3)])
     assert stored(recorder)[0] == b"zEro"
 
 
