@@ -112,7 +112,7 @@ def test_a_piece_is_judged_by_what_is_stored_though_all_is_replaced_later(
 
 def test_a_piece_is_judged_without_the_failed_group_before_it(recorder: Recorder) -> None:
     """The failed one would have replaced the value; it did not, and the piece still fits."""
-    failing = [Put(0, b""), Patch(1, ((99, b"x"),))]
+    failing: list[EntryUpdate] = [Put(0, b""), Patch(1, ((99, b"x"),))]
     error, none = commit(recorder, failing, [Patch(0, ((4, b"!"),))])
     assert isinstance(error, SpecError)
     assert none is None
