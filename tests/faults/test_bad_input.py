@@ -300,6 +300,14 @@ def test_declarations_that_are_not_valid_or_not_known(
     assert base == before
 
 
+def test_a_document_nested_by_the_thousand() -> None:
+    """It is no array, and no reason to stop."""
+    deep = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    m = ShardingMapping({"z/zarr.json": deep, "z/c/0": b"x"})
+    assert m["z/zarr.json"] == deep
+    assert m["z/c/0"] == b"x"
+
+
 def test_hostile_metadata_asks_for_no_memory() -> None:
     """A native document whose shards have 2⁶² entries."""
     store = ShardingStore({}, chunks_per_shard=2)

@@ -150,3 +150,4 @@ def test_entries_in_the_grid(
         if layout.has_chunk(c) and c[: len(leading)] == leading:
             expected.append(i)
     assert shard.entries_of(leading).tolist() == expected
+    assert shard.n_grid_entries == len(shard.grid_entries())

@@ -285,9 +285,10 @@ def test_names_that_look_like_chunk_keys(base: Any) -> None:
     assert len(chunks) == 9 * 2 * len(names)
 
 
-def test_an_array_beside_one_whose_name_starts_alike(base: Any) -> None:
-    """zarr lists the chunks of an array by its bare path."""
-    store = ShardingStore(base, chunks_per_shard=2)
+@pytest.mark.parametrize("name", ["local", "fsspec"])
+def test_an_array_beside_one_whose_name_starts_alike(name: str) -> None:
+    """zarr lists the chunks of an array by its bare path, and means its directory."""
+    store = ShardingStore(BASES[name](), chunks_per_shard=2)
     z = make_array(store, np.ones((4, 4)), name="z")
     make_array(store, np.ones((4, 4)), name="zz")
     assert z.nchunks_initialized == 4

@@ -136,7 +136,7 @@ def parse_json(data: bytes | memoryview) -> dict[str, Any] | None:
     """The JSON object that a document holds; ``None`` if it holds none."""
     try:
         doc = json.loads(bytes(data))
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: nested by the thousand, to do harm
         return None
     return doc if isinstance(doc, dict) else None
 

@@ -7,6 +7,7 @@ spelling.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,6 +102,12 @@ class ShardRef:
         prefix, encode = self.layout.prefix, self.layout.encoding.encode
         cps = self.layout.spec.chunks_per_shard
         return [prefix + encode(c) for c in coords_of_entries(entry_ids, self.coords, cps)]
+
+    @property
+    def n_grid_entries(self) -> int:
+        """Number of entries that lie in the array."""
+        box = grid_box(self.coords, self.layout.spec.chunks_per_shard, self.layout.grid_shape)
+        return math.prod(stop - start for start, stop in box)
 
     def grid_entries(self) -> npt.NDArray[np.intp]:
         """Ascending ids of the entries that lie in the array: those available to fill."""

@@ -70,7 +70,11 @@ def _try_update(
     updates = [update for group in groups for update in group]
     known, must_read = _entries_known_without_reading(updates)
     is_erasure = all(isinstance(update, Erase) for update in updates)
-    is_full = not must_read and known.keys() >= set(shard.grid_entries().tolist())
+    is_full = (
+        not must_read
+        and len(known) >= shard.n_grid_entries  # a number: sets of all entries are large
+        and known.keys() >= set(shard.grid_entries().tolist())
+    )
     if is_full and (yield from _is_replaced_whole(shard, known)):
         old: dict[int, Bytes] = {}
     elif is_erasure and not (yield from _has_any(shard, known.keys())):

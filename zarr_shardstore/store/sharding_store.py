@@ -13,6 +13,7 @@ from zarr.abc.store import (
     SuffixByteRequest,
 )
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.storage import MemoryStore
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.declarations import Declaration
@@ -342,11 +343,13 @@ class ShardingStore(Store):
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """All keys that start with `prefix`.
 
-        The path of an array means its directory: zarr asks so for the chunks of ``lat``, and
-        does not expect those of ``lat_bounds``.
+        On a base store that lists directories, the path of an array means its directory: zarr
+        asks so for the chunks of ``lat``, and does not expect those of ``lat_bounds``. zarr's
+        MemoryStore and mappings take each prefix as text.
         """
         listing = self._sharding.operations.listing
-        prefix = await self._run(listing.directory_of_array(prefix), only_reads=True)
+        if isinstance(self.base, Store) and not isinstance(self.base, MemoryStore):
+            prefix = await self._run(listing.directory_of_array(prefix), only_reads=True)
         base_keys = await self._run(listing.list_base(prefix), only_reads=True)
         for part in listing.listing_rounds(base_keys):
             for key in await self._run(listing.list_some(part, prefix), only_reads=True):
