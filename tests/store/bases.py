@@ -46,6 +46,12 @@ def fsspec_memory() -> FsspecStore:
     return FsspecStore(fs, path=f"/test-{uuid.uuid4().hex}")
 
 
+def fsspec_local() -> FsspecStore:
+    """Writes in place: a reader beside a writer sees half a file."""
+    fs = AsyncFileSystemWrapper(fsspec.filesystem("file", auto_mkdir=True), asynchronous=True)
+    return FsspecStore(fs, path=str(temporary_directory()))
+
+
 def temporary_directory() -> Path:
     """Removed when the process ends."""
     directory = Path(tempfile.mkdtemp(prefix="zarr-shardstore-"))
@@ -59,6 +65,7 @@ BASES: dict[str, Callable[[], Any]] = {
     "memory": MemoryStore,
     "local": lambda: LocalStore(temporary_directory()),
     "fsspec": fsspec_memory,
+    "fsspec local": fsspec_local,
 }
 
 

@@ -36,6 +36,11 @@ class Backend(Protocol):
     def max_shards_at_once(self) -> int | None:
         """Shards that one read may touch in two rounds; more are read one part after another."""
 
+    @property
+    def replaces_at_once(self) -> bool:
+        """Whether a reader beside a writer sees an object before or after the write. If not,
+        a read waits for the writers of this process."""
+
     def scope(self, key: str) -> Hashable:
         """Identity of an object in this process, whichever store object it is reached by."""
 

@@ -105,6 +105,10 @@ class LocalBackend:
     def max_shards_at_once(self) -> int | None:
         return MAX_SHARDS_AT_ONCE
 
+    @property
+    def replaces_at_once(self) -> bool:
+        return True
+
     def scope(self, key: str) -> Hashable:
         return ("file", self._real_root + key)
 

@@ -60,6 +60,10 @@ class MappingBackend:
     def max_shards_at_once(self) -> int | None:
         return None
 
+    @property
+    def replaces_at_once(self) -> bool:
+        return True
+
     def scope(self, key: str) -> Hashable:
         return ("mapping", id(self.mapping), key)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import nullcontext
 from itertools import groupby
@@ -37,6 +38,12 @@ UpdateFlow: TypeAlias = Callable[
     [ShardRef, Sequence[Sequence[EntryUpdate]]], Flow[Sequence[Exception | None]]
 ]
 """The write strategy: a flow that commits groups of updates of one shard."""
+
+_PAUSE_S = 0.001
+"""Before a read that met a write in place is repeated: about what writing a shard takes."""
+
+_MAX_PAUSES = 10_000
+"""Then the reply is taken as it is: its checks find what is torn."""
 
 _MAX_SHARDS_AT_ONCE = 16
 """Shards of one call that are rewritten concurrently: each is in memory meanwhile."""
@@ -73,15 +80,24 @@ class Runner:
         replies: dict[int, Any] = {}
         if others:
             requests = [request for _, request in others]
-            before = self._versions(requests)
-            with self._announced(requests):
-                found = perform(requests)
-            found = self._stamped(requests, found, before)
+            found = self._perform_stamped(requests, perform)
+            for _ in range(_MAX_PAUSES):
+                if not (torn := self._torn(requests, found)):
+                    break
+                time.sleep(_PAUSE_S)
+                again = self._perform_stamped([requests[i] for i in torn], perform)
+                self._mend(found, torn, again)
             replies.update((i, reply) for (i, _), reply in zip(others, found, strict=True))
         for i, update in updates:
             self._commit(update)
             replies[i] = None
         return [replies[i] for i in range(len(batch))]
+
+    def _perform_stamped(self, requests: list[Request], perform: Perform) -> list[Any]:
+        before = self._versions(requests)
+        with self._announced(requests):
+            found = perform(requests)
+        return self._stamped(requests, found, before)
 
     def _commit(self, request: UpdateShard) -> None:
         scope = self.backend.scope(request.shard.key)
@@ -111,16 +127,25 @@ class Runner:
         replies: dict[int, Any] = {}
         if others:
             requests = [request for _, request in others]
-            before = self._versions(requests)
-            with self._announced(requests):
-                found = await self._perform_others(requests)
-            found = self._stamped(requests, found, before)
+            found = await self._perform_stamped_async(requests)
+            for _ in range(_MAX_PAUSES):
+                if not (torn := self._torn(requests, found)):
+                    break
+                await asyncio.sleep(_PAUSE_S)
+                again = await self._perform_stamped_async([requests[i] for i in torn])
+                self._mend(found, torn, again)
             replies.update((i, reply) for (i, _), reply in zip(others, found, strict=True))
         if len(updates) == 1:
             await self._commit_async(updates[0][1])
         elif updates:
             await _all_settled(self._commit_async, [update for _, update in updates])
         return [replies.get(i) for i in range(len(batch))]
+
+    async def _perform_stamped_async(self, requests: list[Request]) -> list[Any]:
+        before = self._versions(requests)
+        with self._announced(requests):
+            found = await self._perform_others(requests)
+        return self._stamped(requests, found, before)
 
     async def _perform_others(self, requests: list[Request]) -> list[Any]:
         match self.backend.mode:
@@ -182,6 +207,18 @@ class Runner:
                 reply = reply._replace(version=version if after == version else UNSTABLE)
             stamped.append(reply)
         return stamped
+
+    def _torn(self, requests: list[Request], found: list[Any]) -> list[int]:
+        """Positions of reads that may have seen half of a write of this process."""
+        if self.backend.replaces_at_once:
+            return []
+        pairs = enumerate(zip(requests, found, strict=True))
+        return [i for i, (r, f) in pairs if isinstance(r, Get) and f.version is UNSTABLE]
+
+    @staticmethod
+    def _mend(found: list[Any], torn: list[int], again: list[Any]) -> None:
+        for i, reply in zip(torn, again, strict=True):
+            found[i] = reply
 
     def _announced(self, requests: list[Request]) -> Any:
         """Announce the writes among the requests while they are performed."""

@@ -52,20 +52,33 @@ def has_sync_surface(store: Store) -> bool:
 
 def scope_of_store(store: Store, key: str) -> Hashable:
     """Identity of an object in this process: equal for equal stores where that can be told."""
-    while isinstance(store, WrapperStore):
-        store = store._store
+    store = _innermost(store)
     if isinstance(store, MemoryStore):
         return ("memory", id(store._store_dict), key)
     if isinstance(store, LocalStore):
         return ("file", os.path.realpath(store.root / key))
     if isinstance(store, FsspecStore):
-        fs = getattr(store.fs, "sync_fs", store.fs)
         path = f"{store.path}/{key}"
-        is_local = "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
-        return ("file", os.path.realpath(path)) if is_local else ("fsspec", fs, path)
+        if _is_local_fsspec(store):
+            return ("file", os.path.realpath(path))
+        return ("fsspec", getattr(store.fs, "sync_fs", store.fs), path)
     if isinstance(store, ObjectStore):
         return ("obstore", repr(store.store), key)
     return ("store", id(store), key)
+
+
+def _innermost(store: Store) -> Store:
+    """The store inside all of zarr's wrappers."""
+    while isinstance(store, WrapperStore):
+        store = store._store
+    return store
+
+
+def _is_local_fsspec(store: Store) -> bool:
+    if not isinstance(store, FsspecStore):
+        return False
+    protocol = getattr(store.fs, "sync_fs", store.fs).protocol
+    return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
 
 class ZarrBackend:
@@ -78,6 +91,7 @@ class ZarrBackend:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.can_block = has_sync_surface(store)
+        self.replaces_at_once = not _is_local_fsspec(_innermost(store))  # it writes in place
         # LocalStore raises where one of many keys is missing; ObjectStore merges ranges over
         # gaps of 1 MiB, so 20 kB asked for become 780 kB read. Others show when they raise.
         self._has_get_many = not isinstance(store, LocalStore | ObjectStore)
