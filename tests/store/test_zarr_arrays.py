@@ -226,6 +226,21 @@ def test_each_declaration_encoding_and_dimension(
         assert bool(stored.get("storage_transformers")) != is_codec
 
 
+def test_arrays_without_elements() -> None:
+    """Dimensions of length 0; zarr 3.1 also makes chunks of length 0, which hold nothing."""
+    store = ShardingStore({}, chunks_per_shard=2)
+    z = make_array(store, np.empty((0, 5), "i4"), name="z", chunks=(2, 2))
+    z.append(np.ones((3, 5), "i4"))
+    np.testing.assert_array_equal(z[:], np.ones((3, 5)))
+    doc = z.metadata.to_dict()
+    doc["shape"], doc["attributes"] = [0, 5], {}
+    doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [0, 2]}}
+    m = ShardingMapping(store)
+    data = json.dumps(doc, default=str).encode()
+    m["empty/zarr.json"] = data
+    assert m["empty/zarr.json"] == data
+
+
 def test_groups_and_members(base: Any) -> None:
     """Hierarchies are listed as they are, with the keys of chunks inside arrays."""
     store = ShardingStore(base, chunks_per_shard=2)

@@ -31,6 +31,7 @@ __all__ = [
     "Node",
     "document_key",
     "dump_document",
+    "has_empty_chunks",
     "node_of_document",
     "parse_array",
     "parse_json",
@@ -197,6 +198,14 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
     if not is_sound or encoding is None:
         return None
     return Geometry(tuple(shape), tuple(chunk_shape), encoding)
+
+
+def has_empty_chunks(doc: Mapping[str, Any]) -> bool:
+    """Whether chunks are 0 long in some dimension: such an array, of zarr 3.1, holds nothing."""
+    try:
+        return 0 in doc["chunk_grid"]["configuration"]["chunk_shape"]
+    except (KeyError, TypeError):
+        return False
 
 
 def _v3_encoding(encoding: Any) -> ChunkKeyEncoding | None:

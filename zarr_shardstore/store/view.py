@@ -26,6 +26,7 @@ from zarr_shardstore.format.documents import (
     Node,
     document_key,
     dump_document,
+    has_empty_chunks,
     parse_array,
     parse_json,
     plain_geometry,
@@ -124,7 +125,7 @@ def _declared_array(
             return doc
         return declare(doc, old.declaration, old.spec)
     if geometry is None:
-        if policy.has_rule(node.path):
+        if policy.has_rule(node.path) and not has_empty_chunks(doc):
             raise UnsupportedError(
                 f"the array {node.path!r} has a chunk grid or a chunk key encoding that cannot be "
                 "sharded: create it through the base store, or leave it out of chunks_per_shard "
