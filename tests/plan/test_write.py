@@ -260,6 +260,14 @@ def test_a_damaged_entry_that_is_needed_first_and_replaced_later(recorder: Recor
     assert recorder.objects[KEY] == before
 
 
+@pytest.mark.parametrize("erase", [False, True])
+def test_a_truncated_shard_at_the_edge_can_be_replaced_and_erased(erase: bool) -> None:
+    """All that the array has in it gets a new value; nothing else in it can be read."""
+    recorder = Recorder({KEY: b"torn"})
+    commit(recorder, [Erase(0), Erase(2)] if erase else [Put(0, b"x"), Put(2, b"y")], grid=(4, 1))
+    assert stored(recorder) == ({} if erase else {0: b"x", 2: b"y"})
+
+
 def test_a_truncated_shard_is_not_rewritten_but_can_be_replaced(recorder: Recorder) -> None:
     """A full write needs nothing of it."""
     recorder.objects[KEY] = b"torn"

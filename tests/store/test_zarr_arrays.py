@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from zarr.abc.store import Store
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from tests.store.bases import BASES, objects_of
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, UnsupportedError
@@ -403,6 +403,16 @@ def test_erasing_what_is_no_chunk_erases_no_shards(base: Any) -> None:
     z = make_array(store, np.ones((8, 8), "u1"), name="z", chunks=(1, 1))
     for key in ("z/c/0", "z/c", "z/c/0/0/0"):
         sync(store.delete(key))
+    np.testing.assert_array_equal(z[:], np.ones((8, 8)))
+
+
+def test_erasing_a_name_that_is_no_value_erases_nothing(base: Any) -> None:
+    """ "g/z" is an array, not a key; LocalStore would remove its directory."""
+    store = ShardingStore(base, chunks_per_shard=4)
+    z = make_array(store, np.ones((8, 8), "u1"), chunks=(1, 1))
+    if not isinstance(base, FsspecStore):
+        sync(store.erase("g/z"))
+        sync(store.erase("g"))
     np.testing.assert_array_equal(z[:], np.ones((8, 8)))
 
 

@@ -11,7 +11,7 @@ import re
 import shutil
 import stat
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from zarr.core.sync import sync
@@ -152,7 +152,10 @@ class LocalBackend:
                 sync(self._files.set_if_not_exists(key, to_buffer(value)))
                 self._forget(key, files)
             case Delete(key):
-                self._files.delete_sync(key)
+                # Not LocalStore.delete: it removes a whole directory if the key names one.
+                if os.path.isfile(self._root + key):
+                    with suppress(FileNotFoundError):
+                        os.unlink(self._root + key)
                 self._forget(key, files)
             case DeletePrefix(prefix):
                 self._delete_directory(prefix)

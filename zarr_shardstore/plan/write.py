@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.errors import CorruptShardError, SpecError
 from zarr_shardstore.format.index import IndexDamageError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
@@ -144,7 +144,12 @@ def _is_replaced_whole(shard: ShardRef, known: dict[int, int | None]) -> Flow[bo
     (exists,) = yield [Exists(shard.key)]
     if not exists:
         return True
-    (index,) = yield from read_indexes([shard])
+    try:
+        (index,) = yield from read_indexes([shard])
+    except CorruptShardError:
+        if patched:
+            raise
+        return True  # nothing in it can be read, so nothing is lost
     if index is None:
         return True
     if not known.keys() >= set(index.present_ids().tolist()):
