@@ -23,7 +23,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_protot
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
-from tests.store.bases import BASES, objects_of
+from tests.store.bases import BASES, fsspec_memory, objects_of
 from zarr_shardstore import ShardConflictError, ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.io import commits
 from zarr_shardstore.io.mapping_backend import MappingBackend
@@ -274,6 +274,31 @@ def test_a_loop_that_ends_while_it_commits_does_not_hold_the_shard() -> None:
     assert ShardingMapping(store)[key(0, 1)] == b"next"
 
 
+def test_a_loop_that_ends_before_its_task_leads_keeps_nobody_waiting() -> None:
+    """A writer of another loop has joined already when asyncio.run cancels the leader."""
+    store = ShardingStore(SlowStore(), chunks_per_shard=(4, 4))
+    outcome: list[str] = []
+
+    def follow() -> None:
+        write = store.set(key(0, 1), buffer(b"follower"))
+        asyncio.run(asyncio.wait_for(write, 20))
+        outcome.append("done")
+
+    follower = threading.Thread(target=follow)
+
+    async def lead() -> None:
+        await store.exists(key(0, 0))  # the array is known
+        task = asyncio.create_task(store.set(key(0, 0), buffer(b"leader")))
+        await asyncio.sleep(0)
+        follower.start()
+        time.sleep(0.3)
+        assert not task.done()
+
+    asyncio.run(lead())
+    follower.join(30)
+    assert outcome == ["done"]
+
+
 async def test_a_bad_update_does_not_fail_its_siblings(base: Any) -> None:
     """Committed together, judged one by one."""
     store = ShardingStore(base, chunks_per_shard=(4, 4))
@@ -298,7 +323,7 @@ async def test_blocking_on_a_task_of_the_same_loop_is_an_error_not_a_deadlock() 
     await task
 
 
-@pytest.mark.parametrize("make_base", [dict, tempfile.mkdtemp, SlowStore])
+@pytest.mark.parametrize("make_base", [dict, tempfile.mkdtemp, SlowStore, fsspec_memory])
 @pytest.mark.parametrize("n_turns", [1, 2, 3])
 def test_blocking_at_any_turn_of_an_async_write_ends(make_base: Any, n_turns: int) -> None:
     """It waits, joins or is refused; it never hangs."""

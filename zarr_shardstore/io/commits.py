@@ -47,7 +47,11 @@ _pool: ThreadPoolExecutor | None = None
 
 
 def join(
-    scope: Hashable, owner: Any, request: UpdateShard, loop: asyncio.AbstractEventLoop | None
+    scope: Hashable,
+    owner: Any,
+    request: UpdateShard,
+    loop: asyncio.AbstractEventLoop | None,
+    blocked: asyncio.AbstractEventLoop | None = None,
 ) -> tuple[Future[None], bool]:
     """Put an update into the queue of its shard.
 
@@ -59,6 +63,13 @@ def join(
         Who commits the update, whoever leads.
     loop
         The event loop in which the caller would lead, if not by blocking.
+    blocked
+        An event loop that waits for the caller, so that no task of it can commit anything.
+
+    Raises
+    ------
+    ShardConflictError
+        If a task of the blocked loop leads; the update was not queued.
 
     Returns
     -------
@@ -77,6 +88,8 @@ def join(
             for pending in queue.waiting:
                 pending.done.set_exception(_interrupted())
             queue = None
+        if queue is not None and blocked is not None and queue.loop is blocked:
+            raise _would_never_end()
         leads = queue is None
         if queue is None:
             queue = _queues[scope] = _Queue(loop)
@@ -95,7 +108,7 @@ def take(scope: Hashable) -> list[Pending]:
 
 
 def leave_loop(scope: Hashable) -> None:
-    """The leader goes on in a thread: whoever blocks the event loop may wait for it."""
+    """The leader goes on elsewhere: whoever blocks the event loop may wait for it."""
     with _lock:
         _queues[scope].loop = None
 
@@ -107,6 +120,13 @@ def abandon(scope: Hashable, taken: list[Pending]) -> None:
     for pending in taken + (queue.waiting if queue else []):
         if not pending.done.done():
             pending.done.set_exception(_interrupted())
+
+
+def _would_never_end() -> ShardConflictError:
+    return ShardConflictError(
+        "a blocking write of a shard that a task of the same event loop is writing would never "
+        "end; await the async operation instead"
+    )
 
 
 def _interrupted() -> ShardConflictError:
@@ -132,10 +152,7 @@ def wait_blocking(scope: Hashable, done: Future[None]) -> None:
         with _lock:
             queue = _queues.get(scope)
         if running is not None and queue is not None and queue.loop is running:
-            raise ShardConflictError(
-                "a blocking write of a shard that a task of the same event loop is writing "
-                "would never end; await the async operation instead"
-            )
+            raise _would_never_end()
     done.result()
 
 

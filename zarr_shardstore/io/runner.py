@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import nullcontext
+from contextvars import ContextVar
 from itertools import groupby
 from typing import Any, TypeAlias, TypeVar
 
-from zarr.core.sync import sync
+from zarr.core.sync import _get_loop, sync
 
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io import commits
@@ -71,9 +72,14 @@ class Runner:
     def run(self, flow: Flow[T]) -> T:
         """Run a flow in this thread; through zarr's event loop if the backend cannot block."""
         if not self.backend.can_block:
-            return sync(self.run_async(flow))
+            return sync(self._run_for(_running_loop(), flow))
         with self.backend.session() as perform:
             return _drive(flow, lambda batch: self._perform(batch, perform))
+
+    async def _run_for(self, blocked: asyncio.AbstractEventLoop | None, flow: Flow[T]) -> T:
+        """Run a flow for a caller that waits in another thread, and blocks its own event loop."""
+        _blocked.set(blocked)
+        return await self.run_async(flow)
 
     def _perform(self, batch: list[Request], perform: Perform) -> list[Any]:
         updates, others = _split(batch)
@@ -161,13 +167,16 @@ class Runner:
     async def _commit_async(self, request: UpdateShard) -> None:
         loop = asyncio.get_running_loop()
         scope = self.backend.scope(request.shard.key)
-        done, leads = commits.join(scope, self, request, loop)
+        done, leads = commits.join(scope, self, request, loop, _blocked.get())
         if leads:
             try:
                 # One turn of the loop: siblings that are ready to write join this commit.
                 await asyncio.sleep(0)
-            finally:
-                self._start_leading(scope, loop)
+            except BaseException:
+                # This loop may be about to end, and others wait: zarr's loop does not.
+                self._start_leading(scope, _get_loop())
+                raise
+            self._start_leading(scope, loop)
         await asyncio.wrap_future(done)
 
     def _start_leading(self, scope: Hashable, loop: asyncio.AbstractEventLoop) -> None:
@@ -179,9 +188,21 @@ class Runner:
                 commits.leave_loop(scope)
                 commits.worker_pool().submit(_lead_blocking, scope, commits.take(scope))
             case "async":
-                task = loop.create_task(_lead_async(scope))
+                if loop is not asyncio.get_running_loop():
+                    commits.leave_loop(scope)
+                    asyncio.run_coroutine_threadsafe(_lead_async(scope), loop)
+                    return
+                begun = asyncio.Event()
+                task = loop.create_task(_lead_async(scope, begun))
+
+                def done(task: asyncio.Task[None]) -> None:
+                    _leading.discard(task)
+                    if task.cancelled() and not begun.is_set():  # the loop ended before that
+                        commits.leave_loop(scope)
+                        asyncio.run_coroutine_threadsafe(_lead_async(scope), _get_loop())
+
                 _leading.add(task)
-                task.add_done_callback(_leading.discard)
+                task.add_done_callback(done)
 
     # -------------------------------------------------------------- shared
 
@@ -230,6 +251,9 @@ class Runner:
         return publishing(writes) if writes else nullcontext()
 
 
+_blocked: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("_blocked", default=None)
+"""The event loop that waits for this task, see `Runner.run`."""
+
 _leading: set[asyncio.Task[None]] = set()
 """Keeps leaders alive: an event loop holds its tasks only weakly."""
 
@@ -254,7 +278,9 @@ def _commit_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
         raise
 
 
-async def _lead_async(scope: Hashable) -> None:
+async def _lead_async(scope: Hashable, begun: asyncio.Event | None = None) -> None:
+    if begun is not None:
+        begun.set()
     while taken := commits.take(scope):
         try:
             for runner, shard, members in _groups(taken):
@@ -267,6 +293,13 @@ async def _lead_async(scope: Hashable) -> None:
         except BaseException:
             commits.abandon(scope, taken)
             raise
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _drive(flow: Flow[T], perform: Perform) -> T:
