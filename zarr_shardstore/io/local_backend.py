@@ -162,11 +162,7 @@ class LocalBackend:
             case ListPrefix(prefix):
                 return self._list_files(prefix)
             case ListDir(prefix):
-                try:
-                    names = os.listdir(self._root + prefix)
-                except (FileNotFoundError, NotADirectoryError):
-                    return []
-                return [name for name in names if not _TEMPORARY.search(name)]
+                return _names_in(self._root + prefix)
             case _:
                 raise TypeError(f"a backend does not perform {request!r}")
         return None
@@ -196,3 +192,23 @@ class LocalBackend:
             key_prefix = os.path.join(directory, "")[len(self._root) :].replace(os.sep, "/")
             keys += [key_prefix + name for name in names if not _TEMPORARY.search(name)]
         return keys
+
+
+def _names_in(directory: str) -> list[str]:
+    """Names of files and directories, without directories that hold no file: no key has them."""
+    try:
+        with os.scandir(directory) as entries:
+            return [
+                entry.name
+                for entry in entries
+                if not _TEMPORARY.search(entry.name)
+                and (not entry.is_dir() or _holds_a_file(entry.path))
+            ]
+    except _NO_FILE:
+        return []
+
+
+def _holds_a_file(directory: str) -> bool:
+    return any(
+        any(not _TEMPORARY.search(name) for name in names) for _, _, names in os.walk(directory)
+    )

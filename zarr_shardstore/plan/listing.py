@@ -67,8 +67,8 @@ class GridDirectory:
     def expand_name(self, name: str) -> list[str] | None:
         """Names of the chunk directories that a shard directory stands for.
 
-        All that are possible in the grid: whether they hold chunks is not looked up, as the
-        draft allows. ``None`` if `name` is no shard directory.
+        All that are possible in the grid; whether they hold chunks only the indexes of the
+        shards below say. ``None`` if `name` is no shard directory.
         """
         part = self._decode(name)
         if part is None or self._is_last:
@@ -80,6 +80,21 @@ class GridDirectory:
         ((start, stop),) = grid_box(part, cps[dim : dim + 1], grid and grid[dim : dim + 1])
         encode = self.layout.encoding.encode_component
         return [encode(self.n_components, (c,)) for c in range(start, stop)]
+
+    def shard_of_key(self, key: str) -> ShardRef | None:
+        """The shard that a key of the base store names; ``None`` if it names none."""
+        layout = self.layout
+        coords = layout.encoding.decode(key[len(layout.prefix) :], layout.ndim)
+        return None if coords is None else ShardRef(layout, coords, key)
+
+    def names_of_directories(self, shard: ShardRef, index: ShardIndex) -> list[str]:
+        """Names in this directory of the directories that hold chunks of a shard below it."""
+        ids = entries_present(shard, index, self.leading)
+        dim, cps = len(self.leading), self.layout.spec.chunks_per_shard
+        first = shard.coords[dim] * cps[dim]
+        encode = self.layout.encoding.encode_component
+        numbers = np.unique(np.unravel_index(ids, cps)[dim])
+        return [encode(self.n_components, (first + c,)) for c in numbers.tolist()]
 
     def names_of_entries(self, shard: ShardRef, index: ShardIndex) -> list[str]:
         """Names in this directory of the chunks that one of its shards holds."""

@@ -116,16 +116,17 @@ class Listing:
                 errors.append(error)
         return [item for item in listed if item[0].startswith(prefix)]
 
-    def list_dir(self, prefix: str) -> Flow[dict[str, Kind]]:
+    def list_dir(self, prefix: str, *, is_exact: bool = False) -> Flow[dict[str, Kind]]:
         """Names of the keys and directories directly in a directory, with what each is.
 
-        Directories of chunks are listed if the shard that could hold their chunks exists;
-        keys only if they do. A base store that lists names does not tell their kind.
+        Directories of chunks are listed if the shard that could hold their chunks exists, as
+        the draft allows; with `is_exact`, only if they hold any, which the index of each shard
+        below says. Keys are exact. A base store that lists names does not tell their kind.
         """
         prefix = _as_directory(prefix)
         directory = yield from self.catalog.directory_of(prefix, or_own=True)
         if isinstance(directory, GridDirectory):
-            return (yield from self._list_grid_directory(directory, prefix))
+            return (yield from self._list_grid_directory(directory, prefix, is_exact))
         if directory is None and not self.catalog.may_lack_metadata(prefix):
             (names,) = yield [ListDir(prefix)]
             return dict.fromkeys(names)
@@ -164,7 +165,9 @@ class Listing:
         is_widened = _array_directory_without_metadata(prefix) != prefix
         return is_widened and self.catalog.may_lack_metadata(prefix)
 
-    def _list_grid_directory(self, directory: GridDirectory, prefix: str) -> Flow[dict[str, Kind]]:
+    def _list_grid_directory(
+        self, directory: GridDirectory, prefix: str, is_exact: bool
+    ) -> Flow[dict[str, Kind]]:
         base_directory = directory.base_directory
         translated: list[str]
         relayed: list[str]
@@ -175,11 +178,19 @@ class Listing:
             translated, relayed = yield [ListDir(base_directory), ListDir(prefix)]
         kinds: dict[str, Kind] = {}
         shards: list[ShardRef] = []
+        is_vague = False
         for name in translated:
             shard = directory.shard_of_name(name)
             if shard is not None:
                 shards.append(shard)
-            kinds |= dict.fromkeys(directory.expand_name(name) or (), "prefix")
+            possible = directory.expand_name(name) or []
+            if is_exact and possible not in ([], [name]):
+                is_vague = True
+            else:
+                kinds |= dict.fromkeys(possible, "prefix")
+        if is_vague:
+            names = yield from self._directories_with_chunks(directory)
+            kinds |= dict.fromkeys(names, "prefix")
         indexes = yield from read_indexes(shards)
         for shard, index in zip(shards, indexes, strict=True):
             if index is not None:
@@ -188,6 +199,17 @@ class Listing:
             if directory.expand_name(name) is None and directory.shard_of_name(name) is None:
                 kinds.setdefault(name, None)
         return kinds
+
+    def _directories_with_chunks(self, directory: GridDirectory) -> Flow[list[str]]:
+        (base_keys,) = yield [ListPrefix(directory.base_directory)]
+        names: dict[str, None] = {}
+        for part in self.listing_rounds(base_keys):
+            shards = [s for s in map(directory.shard_of_key, part) if s is not None]
+            indexes = yield from read_indexes(shards)
+            for shard, index in zip(shards, indexes, strict=True):
+                if index is not None:
+                    names |= dict.fromkeys(directory.names_of_directories(shard, index))
+        return list(names)
 
 
 def raise_first(errors: Sequence[ShardStoreError]) -> None:

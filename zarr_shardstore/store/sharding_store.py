@@ -379,9 +379,12 @@ class ShardingStore(Store):
         raise_first(errors)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        for name in await self._run(
-            self._sharding.operations.listing.list_dir(prefix), only_reads=True
-        ):
+        """Names directly in a directory, each of a key or of a directory that holds keys.
+
+        Inside the chunk grid of a sharded array this reads the index of each shard below.
+        """
+        flow = self._sharding.operations.listing.list_dir(prefix, is_exact=True)
+        for name in await self._run(flow, only_reads=True):
             yield name
 
     # ----------------------------------------------------------------- blocking
