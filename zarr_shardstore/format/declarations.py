@@ -77,7 +77,10 @@ def declare(doc: Mapping[str, Any], declaration: Declaration, spec: ShardingSpec
     """The document as it is stored: `take_out` gives `doc` back."""
     cps = list(spec.chunks_per_shard)
     if declaration == "storage_transformers":
-        transformer = {"name": "sharding", "configuration": {"chunks_per_shard": cps}}
+        transformer: Document = {"name": "sharding", "configuration": {"chunks_per_shard": cps}}
+        if "node_type" not in doc:  # a draft document, which zarr-python 2.18 shall read too
+            transformer |= {"extension": _URI, "type": "indexed"}
+            transformer["configuration"] = {"chunks_per_shard": cps or [1]}
         return {**doc, "storage_transformers": [transformer]}
     chunk_shape = _chunk_shape(doc)
     shard_shape = [c * n for c, n in zip(chunk_shape, cps, strict=True)]
