@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         SpecError,
         UnsupportedError,
     )
+    from zarr_shardstore.store.draft_hierarchy import DraftHierarchyStore
     from zarr_shardstore.store.sharding_mapping import ShardingMapping
     from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CorruptShardError",
+    "DraftHierarchyStore",
     "ReadOnlyError",
     "ShardConflictError",
     "ShardStoreError",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "DraftHierarchyStore": "zarr_shardstore.store.draft_hierarchy",
     "ShardingMapping": "zarr_shardstore.store.sharding_mapping",
     "ShardingStore": "zarr_shardstore.store.sharding_store",
 }

@@ -89,6 +89,14 @@ class ChunkSpelling:
             return None
         return ChunkKeyEncoding("default", self.separator).encode(coords)
 
+    def leading_to_v3(self, suffix: str) -> str | None:
+        """As `to_v3`, also for the leading components of a suffix: ``c3`` is ``c/3``."""
+        encoding = ChunkKeyEncoding("draft", self.separator)
+        coords = encoding.decode_leading(suffix.split("/"), self.ndim)
+        if coords is None:
+            return None
+        return ChunkKeyEncoding("default", self.separator).encode(coords)
+
     def directory_to_draft(self, components: list[str]) -> str | None:
         """Where in the array's directory the chunks of a v3 directory are; ``""`` is itself.
 
@@ -173,10 +181,7 @@ def v3_candidate(key: str) -> tuple[str, str] | None:
     (('a/c', 'c/0/1'), ('a', 'c.0'), None)
     """
     segments = key.split("/")
-    if _IS_DOTTED.fullmatch(segments[-1]):
-        first = len(segments) - 1
-    else:
-        first = _marker_of(segments)
+    first = len(segments) - 1 if _IS_DOTTED.fullmatch(segments[-1]) else _marker_of(segments)
     if first is None:
         return None
     return "/".join(segments[:first]), "/".join(segments[first:])
