@@ -149,9 +149,9 @@ def values_of(case: Case, seed: int = 1) -> Values:
     rng = np.random.default_rng(seed + len(case["path"]))
     shape = case["shape"]
     if dtype.kind == "U":
-        return rng.choice(np.array(["", "a", "äb", "ß"]), shape).astype(dtype)
+        return np.array(rng.choice(["", "a", "äb", "ß"], shape), dtype)
     if dtype.kind == "b":
-        return rng.integers(0, 2, shape).astype(dtype)
+        return np.array(rng.integers(0, 2, shape), dtype)
     raw = rng.integers(0, 256, (*shape, dtype.itemsize), dtype="u1")
     values: Values = np.ascontiguousarray(raw).view(dtype).reshape(shape)
     return values
