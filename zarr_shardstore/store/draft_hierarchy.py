@@ -121,7 +121,11 @@ class DraftHierarchyStore(Store):
 
     def with_read_only(self, read_only: bool = False) -> DraftHierarchyStore:
         """The same store, not open, that takes writes or refuses them."""
-        return type(self)(self._store.with_read_only(read_only), read_only=read_only)
+        if self._store.read_only and not read_only:
+            return type(self)(self._store.with_read_only(False))
+        other = type(self)(self._store, read_only=read_only)
+        other._nodes = self._nodes  # what the one learns of arrays, the other knows
+        return other
 
     def refresh(self) -> None:
         """Forget what is known of arrays, here and in the store below.

@@ -58,14 +58,13 @@ async def list_dir(nodes: DraftNodes, prefix: str) -> AsyncIterator[str]:
     names: dict[str, None] = {}
     if document is not None:
         names[v3_key("")] = None
-    unsure = []
-    async for name in nodes.store.list_dir(DRAFT_META_ROOT + directory):
+    below = [name async for name in nodes.store.list_dir(DRAFT_META_ROOT + directory)]
+    directories = await _directories_among(nodes, directory, below)
+    for name in below:
         node = node_of_meta_key(f"{DRAFT_META_ROOT}{directory}{name}")
-        if node is not None:
+        if node is not None and name not in directories:
             names[node[0].removeprefix(directory)] = None
-        else:
-            unsure.append(name)
-    for name in unsure:
+    for name in directories:
         # Local files keep the directories of what was deleted.
         if name not in names and await nodes.has_nodes_below(directory + name):
             names[name] = None
@@ -75,6 +74,24 @@ async def list_dir(nodes: DraftNodes, prefix: str) -> AsyncIterator[str]:
             names[name] = None
     for name in names:
         yield name
+
+
+async def _directories_among(nodes: DraftNodes, directory: str, below: list[str]) -> list[str]:
+    """Which of the names in a directory below ``meta/root/`` are directories.
+
+    A node may be named as a document is, ``foo.array.json``. Where it has a document of its
+    own the store is asked; where it has none, it is taken for the document of ``foo``.
+    """
+    all_below = set(below)
+    directories = []
+    for name in below:
+        key = f"{DRAFT_META_ROOT}{directory}{name}"
+        if node_of_meta_key(key) is not None:
+            own = {f"{name}.array.json", f"{name}.group.json"}
+            if not own & all_below or await nodes.has_value(key):
+                continue
+        directories.append(name)
+    return directories
 
 
 async def _list_documents(nodes: DraftNodes, directory: str) -> AsyncIterator[str]:
@@ -135,6 +152,11 @@ async def _shown_names(
             shown.append(directory_of(draft[0]) + suffix)
         else:
             others.append(DRAFT_DATA_ROOT + rest)
-    shown += [key for key in await nodes.v3_keys(others) if key is not None]
+    for other, key in zip(others, await nodes.v3_keys(others), strict=True):
+        if key is not None:
+            shown.append(key)
+        elif [name async for name in nodes.store.list_dir(other)]:
+            # A key of this name would not be shown, but this is a directory.
+            shown.append(other.removeprefix(DRAFT_DATA_ROOT))
     inside = [key.removeprefix(directory) for key in shown if key.startswith(directory)]
     return [name.partition("/")[0] for name in inside]

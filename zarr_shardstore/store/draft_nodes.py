@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.buffer.cpu import Buffer as CpuBuffer
 
@@ -166,6 +167,11 @@ class DraftNodes:
         self._n_changes += 1
         for path in [p for p in self._spellings if directory_of(p).startswith(directory)]:
             self._spellings.pop(path, None)
+
+    async def has_value(self, base_key: str) -> bool:
+        """Whether a key of the store below has a value; a directory has none."""
+        first = RangeByteRequest(0, 1)  # fsspec says of directories too that they exist
+        return await self.store.get(base_key, default_buffer_prototype(), first) is not None
 
     async def _get(self, keys: Sequence[str]) -> list[bytes | None]:
         """Values of keys, in one round."""
