@@ -78,6 +78,7 @@ def mixed() -> tuple[dict[str, bytes], DraftHierarchyStore]:
         "data/root/s/c/note": b"other",
         "data/root/s/c/0/0": b"hidden: v3 would take it for a chunk",
         "data/root/s/zarr.json": b"hidden: v3 would take it for a document",
+        "data/root/s/.zattrs": b"hidden: v3 has no such document",
         "data/root/s/7": b"other",
         "data/root/g/dot/c0.1": b"01",
         "data/root/g/dot/c1/2": b"other",

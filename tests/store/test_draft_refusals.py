@@ -23,6 +23,7 @@ from tests.store.draft import (
     put,
     take,
 )
+from tests.store.test_request_counts import CountingStore
 from zarr_shardstore import (
     DraftHierarchyStore,
     ShardingStore,
@@ -107,6 +108,8 @@ def test_a_v3_hierarchy_is_not_mistaken() -> None:
     with pytest.raises(SpecError, match="through ShardingStore alone"):
         put(store, "y/zarr.json", document)
     assert not [key for key in base if key.startswith("meta")]
+    for run in (store.clear(), store.delete("zarr.json"), store.delete_dir("")):
+        assert "no entry point" in refused(store, run, base)
 
 
 @pytest.mark.parametrize(
@@ -207,3 +210,26 @@ def test_another_process_replaced_an_array() -> None:
     base["meta/root/s.array.json"] = draft_array([4, 4], [1, 1])
     store.refresh()
     assert take(store, "s/c/0/1") == b"01"
+
+
+@pytest.mark.parametrize(("cps", "n_reads"), [(None, 1), (2, 2)])
+def test_what_a_chunk_costs(cps: int | None, n_reads: int) -> None:
+    """What it costs below: nothing is added once the array is known, also for a second store."""
+    base = CountingStore()
+    store = DraftHierarchyStore(ShardingStore(base, chunks_per_shard=cps))
+    z = zarr.create_array(store, name="a/z", shape=(4, 4), chunks=(1, 1), dtype="u1")
+    z[:] = 1
+    for reader in (store, store.with_read_only(True)):
+        base.reads.clear()
+        assert take(reader, "a/z/c/1/1") is not None
+        assert {key for key, _ in base.reads} == {
+            "data/root/a/z/c0/0" if cps else "data/root/a/z/c1/1"
+        }
+        assert len(base.reads) == n_reads
+    fresh = DraftHierarchyStore(ShardingStore(base))
+    base.reads.clear()
+    base.rounds = 0
+    assert sync(fresh.exists("a/z/zarr.json"))
+    assert base.rounds == 1
+    assert take(fresh, "a/z/c/1/1") is not None
+    assert sum(key.startswith("data/") for key, _ in base.reads) == n_reads

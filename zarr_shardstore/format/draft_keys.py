@@ -8,6 +8,7 @@ v3                          draft
 ``foo/c/0/1``               ``data/root/foo/c0/1``, if ``foo`` is such an array
 ``foo/c.0.1``               ``data/root/foo/c0.1``, if ``foo`` is such an array
 ``foo/c``                   ``data/root/foo/c0``, or ``c``, if ``foo`` has 0 dims
+``foo/.zarray`` and such    nothing
 every other key             behind ``data/root/``
 ==========================  ==================================================
 
@@ -33,6 +34,7 @@ __all__ = [
     "directory_of",
     "draft_candidate_of",
     "group_key",
+    "is_v2_document",
     "node_of_meta_key",
     "node_of_v3_key",
     "parents_of",
@@ -47,6 +49,7 @@ DRAFT_META_ROOT = "meta/root/"
 ENTRY_POINT_KEY = "zarr.json"
 
 _DOCUMENT = "zarr.json"
+_V2_DOCUMENTS = (".zarray", ".zgroup", ".zattrs", ".zmetadata")
 _ARRAY = ".array.json"
 _GROUP = ".group.json"
 
@@ -152,6 +155,11 @@ def node_of_v3_key(key: str) -> str | None:
     if key == _DOCUMENT:
         return ""
     return key[: -len(_DOCUMENT) - 1] if key.endswith(f"/{_DOCUMENT}") else None
+
+
+def is_v2_document(key: str) -> bool:
+    """Whether this is the key of a Zarr v2 document; a draft hierarchy has none."""
+    return key.rpartition("/")[2] in _V2_DOCUMENTS
 
 
 def directory_of(path: str) -> str:

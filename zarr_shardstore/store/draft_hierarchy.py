@@ -334,6 +334,8 @@ class DraftHierarchyStore(Store):
         self._check_writable()
         path = check_prefix(prefix).removesuffix("/")
         await self._ensure_open()
+        if path == "":
+            await self._nodes.check_entry_point()
         directory = directory_of(path)
         # Documents last: if this is cut short, what is left is still an array.
         if await self._is_in_grid(path):

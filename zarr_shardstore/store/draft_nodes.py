@@ -33,6 +33,7 @@ from zarr_shardstore.format.draft_keys import (
     directory_of,
     draft_candidate_of,
     group_key,
+    is_v2_document,
     node_of_meta_key,
     node_of_v3_key,
     v3_candidate,
@@ -42,8 +43,6 @@ from zarr_shardstore.format.keys import DRAFT_DATA_ROOT
 from zarr_shardstore.store.sharding_store import ShardingStore
 
 __all__ = ["DraftNodes"]
-
-_V2_NAMES = (".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
 
 class DraftNodes:
@@ -156,11 +155,25 @@ class DraftNodes:
 
     async def erase(self, path: str) -> None:
         """Remove the documents of a node; also the entry point, if there is nothing else."""
+        if path == "":
+            await self.check_entry_point()
         self._n_changes += 1
         self._spellings.pop(path, None)
         await self.store.erase_values([array_key(path), group_key(path)])
         if path == "" and not await self.has_nodes_below(""):
             await self.store.delete(ENTRY_POINT_KEY)
+
+    async def check_entry_point(self) -> None:
+        """Refuse a base store that holds another hierarchy than one of the draft.
+
+        Raises
+        ------
+        SpecError, UnsupportedError
+            As `zarr_shardstore.format.draft_documents.check_entry_point`.
+        """
+        (entry_point,) = await self._get([ENTRY_POINT_KEY])
+        if entry_point is not None:
+            check_entry_point(parse_json(entry_point))
 
     def forget_below(self, directory: str) -> None:
         """Forget arrays in a directory, whose documents were removed."""
@@ -211,7 +224,8 @@ class DraftNodes:
     async def base_keys(self, keys: Sequence[str]) -> list[tuple[str, ...]]:
         """Where the values of v3 keys are that are no documents, the first for writing.
 
-        An empty tuple means a key that has no place: the draft would take it for a chunk.
+        An empty tuple means a key that has no place: the draft would take it for a chunk, or
+        it is that of a Zarr v2 document, for which zarr-python asks before it gives up.
         """
         as_v3 = [v3_candidate(key) for key in keys]
         as_draft = [draft_candidate_of(key) for key in keys]
@@ -222,7 +236,9 @@ class DraftNodes:
             if v3 and suffixes:
                 prefix = DRAFT_DATA_ROOT + directory_of(v3[0])
                 places.append(tuple(prefix + suffix for suffix in suffixes))
-            elif draft and draft[0] in known and known[draft[0]].to_v3(draft[1]) is not None:
+            elif is_v2_document(key) or (
+                draft and draft[0] in known and known[draft[0]].to_v3(draft[1]) is not None
+            ):
                 places.append(())
             else:
                 places.append((DRAFT_DATA_ROOT + key,))
@@ -238,7 +254,7 @@ class DraftNodes:
         UnsupportedError
             If it is the key of a Zarr v2 document.
         """
-        if key.rpartition("/")[2] in _V2_NAMES:
+        if is_v2_document(key):
             raise UnsupportedError(
                 f"{key!r} is a document of Zarr v2: through this store arrays and groups are "
                 "created with zarr_format=3"
@@ -262,8 +278,10 @@ class DraftNodes:
             suffix = known[draft[0]].to_v3(draft[1]) if draft and draft[0] in known else None
             if draft and suffix is not None:
                 keys.append(directory_of(draft[0]) + suffix)
-            elif (v3 and v3[0] in known and known[v3[0]].to_draft(v3[1])) or (
-                node_of_v3_key(rest) is not None
+            elif (
+                (v3 and v3[0] in known and known[v3[0]].to_draft(v3[1]))
+                or node_of_v3_key(rest) is not None
+                or is_v2_document(rest)
             ):
                 keys.append(None)
             else:
