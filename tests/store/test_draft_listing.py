@@ -127,6 +127,8 @@ def test_clear_leaves_what_is_not_of_the_hierarchy() -> None:
 def test_the_chunk_of_a_0d_array() -> None:
     """Read from where it is, written where zarr 2.18.7 reads it, erased from both places."""
     base, store = mixed()
+    sync(store.set_if_not_exists("q/c", buffer(b"late")))
+    assert take(store, "q/c") == b"as the draft says"
     put(store, "q/c", b"new")
     assert base["data/root/q/c0"] == b"new" == take(store, "q/c")
     sync(store.set_if_not_exists("p/c", buffer(b"late")))
@@ -135,6 +137,19 @@ def test_the_chunk_of_a_0d_array() -> None:
         sync(store.delete(key))
         assert take(store, key) is None
     assert not [k for k in base if k.startswith(("data/root/p/", "data/root/q/"))]
+
+
+def test_an_array_that_is_gone_has_no_chunks() -> None:
+    """What looked like its chunks are other keys, at once: removed, replaced, or in a group."""
+    base, store = mixed()
+    for key in ("s/c/0/1", "p/c", "g/dot/c.0.1"):
+        assert take(store, key) is not None
+    put(store, "s/zarr.json", b'{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    sync(store.delete("p/zarr.json"))
+    sync(store.delete_dir("g"))
+    for key in ("s/c/0/1", "p/c", "g/dot/c.0.1"):
+        put(store, key, b"no chunk")
+        assert base[f"data/root/{key}"] == b"no chunk"
 
 
 def test_documents_by_ranges() -> None:
