@@ -62,6 +62,7 @@ DTYPES: dict[str, Any] = {
     "|S5": b"a\xff",
     "<U3": "bä",
     ">U2": "",
+    "|V4": np.void(b"ab\0d"),
 }
 
 # numcodecs' configuration, and the codec of zarr-python 3
