@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         SpecError,
         UnsupportedError,
     )
+    from zarr_shardstore.store.draft_hierarchy import DraftHierarchyStore
     from zarr_shardstore.store.sharding_mapping import ShardingMapping
     from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CorruptShardError",
     "CorruptValueError",
+    "DraftHierarchyStore",
     "ReadOnlyError",
     "ShardConflictError",
     "ShardStoreError",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "DraftHierarchyStore": "zarr_shardstore.store.draft_hierarchy",
     "ShardingMapping": "zarr_shardstore.store.sharding_mapping",
     "ShardingStore": "zarr_shardstore.store.sharding_store",
 }

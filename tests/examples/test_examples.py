@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_S = 300
 
 TELLING_LINES = {
+    "draft_hierarchy.py": "refused: 'names/zarr.json'",
     "draft_operations.py": "get_partial_values: [b'BCD', b'DE', None]",
     "wrap_existing_store.py": "new, by plain zarr: chunks (2, 5), shards (8, 20)",
     "zarr_array_backend.py": "consolidated, by plain zarr: chunks (5, 3), shards (20, 6)",
