@@ -10,18 +10,25 @@ from zarr.abc.store import Store
 
 from zarr_shardstore.errors import ReadOnlyError, SpecError
 from zarr_shardstore.format.declarations import Native
+from zarr_shardstore.format.index import ZEP2_INDEX, IndexFormat
 from zarr_shardstore.format.orders import EntryOrder, check_order
-from zarr_shardstore.format.transformer_specs import TransformerSpec, transformer_specs
+from zarr_shardstore.format.transformer_specs import (
+    TransformerSpec,
+    index_format,
+    spell_transformers,
+    transformer_specs,
+)
+from zarr_shardstore.format.transformer_specs import index_codecs as spell_index_codecs
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.runner import Runner
 from zarr_shardstore.plan.read import ReadOptions
+from zarr_shardstore.store.new_arrays import NewArrays, V3Declaration
 from zarr_shardstore.store.operations import Operations, Options
 from zarr_shardstore.store.policy import ChunksPerShard, ShardingPolicy
 from zarr_shardstore.store.registry import check_known
 
 __all__ = ["Sharding", "Transformers", "V3Declaration", "check_writable", "open_sharding"]
 
-V3Declaration: TypeAlias = Literal["codec", "storage_transformers"]
 Transformers: TypeAlias = "Sequence[str | Mapping[str, Any]] | None"
 
 
@@ -31,23 +38,23 @@ class Sharding:
     Pickles without what it learned about arrays; another process learns it anew.
     """
 
-    def __init__(self, base: BaseStore, policy: ShardingPolicy, options: Options) -> None:
+    def __init__(self, base: BaseStore, new_arrays: NewArrays, options: Options) -> None:
         self.base = base
-        self.policy = policy
+        self.new_arrays = new_arrays
         self.options = options
         backend = backend_of(base)
         reading = replace(options.reading, max_shards_at_once=backend.max_shards_at_once)
-        self.operations = Operations(policy, replace(options, reading=reading))
+        self.operations = Operations(new_arrays, replace(options, reading=reading))
         self.runner = Runner(backend, self.operations.update_shard)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Sharding, (self.base, self.policy, self.options)
+        return Sharding, (self.base, self.new_arrays, self.options)
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Sharding)
             and self.runner.backend == other.runner.backend
-            and self.policy == other.policy
+            and self.new_arrays == other.new_arrays
             and self.options == other.options
         )
 
@@ -62,18 +69,21 @@ class Sharding:
         """The same with a base store that takes writes, as far as it offers that."""
         if not self.is_base_read_only or not isinstance(self.base, Store):
             return self
-        return Sharding(self.base.with_read_only(False), self.policy, self.options)
+        return Sharding(self.base.with_read_only(False), self.new_arrays, self.options)
 
     def describe(self) -> str:
         """Arguments that make this, for a repr."""
         parts = [repr(self.runner.backend)]
-        if self.policy.chunks_per_shard is not None:
-            parts.append(f"chunks_per_shard={self.policy.chunks_per_shard!r}")
-        if self.options.declaration != Options().declaration:
-            parts.append(f"declaration={self.options.declaration!r}")
-        if self.options.transformers is not None:
-            names = [spec.name for spec in self.options.transformers]
-            parts.append(f"storage_transformers={names!r}")
+        new, default = self.new_arrays, NewArrays(ShardingPolicy())
+        if new.policy.chunks_per_shard is not None:
+            parts.append(f"chunks_per_shard={new.policy.chunks_per_shard!r}")
+        if new.transformers is not None:
+            parts.append(f"storage_transformers={spell_transformers(new.transformers)!r}")
+        elif new.declaration != default.declaration:
+            parts.append(f"declaration={new.declaration!r}")
+        if new.index is not None:
+            parts.append(f"index_codecs={spell_index_codecs(new.index)!r}")
+            parts.append(f"index_location={new.index.location!r}")
         if self.options.native != Options().native:
             parts.append(f"native={self.options.native!r}")
         if self.options.order != Options().order:
@@ -87,6 +97,8 @@ def open_sharding(
     chunks_per_shard: ChunksPerShard,
     declaration: V3Declaration | None,
     storage_transformers: Transformers,
+    index_codecs: Sequence[Any] | None,
+    index_location: Literal["start", "end"] | None,
     native: Native,
     order: EntryOrder,
     max_gap_bytes: int | None,
@@ -122,8 +134,9 @@ def open_sharding(
     if reading.max_gap_bytes < 0 or reading.max_coalesced_bytes < 0:
         raise SpecError(f"sizes are not negative, got {reading}")
     base = base_store_of(store, dict(storage_options) if storage_options else None)
-    options = Options(declaration, order, reading, native, transformers)
-    return Sharding(base, ShardingPolicy(chunks_per_shard), options)
+    index = _check_index(index_codecs, index_location)
+    new_arrays = NewArrays(ShardingPolicy(chunks_per_shard), declaration, transformers, index)
+    return Sharding(base, new_arrays, Options(order, reading, native))
 
 
 def _check_transformers(given: Transformers) -> tuple[TransformerSpec, ...] | None:
@@ -135,6 +148,24 @@ def _check_transformers(given: Transformers) -> tuple[TransformerSpec, ...] | No
     for spec in specs:
         check_known(spec.name)
     return specs
+
+
+def _check_index(
+    codecs: Sequence[Any] | None, location: Literal["start", "end"] | None
+) -> IndexFormat | None:
+    if codecs is None and location is None:
+        return None
+    if codecs is None:
+        codecs = spell_index_codecs(ZEP2_INDEX)
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    spelled = [little if codec == "bytes" else codec for codec in codecs]
+    index = index_format({"index_codecs": spelled, "index_location": location or "end"})
+    if index is None:
+        raise SpecError(
+            "index_codecs is ['bytes'] or ['bytes', 'crc32c'], or the same as metadata writes "
+            f"it, and index_location is 'start' or 'end'; got {codecs!r} and {location!r}"
+        )
+    return index
 
 
 def check_writable(is_read_only: bool) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.consolidated import directory_of_v2_consolidated
@@ -19,7 +19,6 @@ from zarr_shardstore.format.documents import Node, node_of_document
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.orders import EntryOrder
-from zarr_shardstore.format.transformer_specs import TransformerSpec
 from zarr_shardstore.plan.entries import EntryUpdate, Erase, Piece, apply_pieces, check_pieces
 from zarr_shardstore.plan.listing import GridDirectory
 from zarr_shardstore.plan.ranges import ByteRange, Range, resolve_range
@@ -45,7 +44,7 @@ from zarr_shardstore.plan.write import update_shard
 from zarr_shardstore.store.arrays import ArrayReader, StoredArray
 from zarr_shardstore.store.catalog import Catalog, Misfit, StackedKey
 from zarr_shardstore.store.listing import Listing, raise_first
-from zarr_shardstore.store.policy import ShardingPolicy
+from zarr_shardstore.store.new_arrays import NewArrays
 from zarr_shardstore.store.view import View
 
 __all__ = ["Operations", "Options"]
@@ -58,11 +57,9 @@ _Owner: TypeAlias = "ChunkRef | StackedKey | Misfit | None"
 class Options:
     """Runtime options of a store; none of them is stored."""
 
-    declaration: Literal["codec", "storage_transformers"] = "codec"
     order: EntryOrder = "morton"
     reading: ReadOptions = field(default_factory=ReadOptions)
     native: Native = "flat"
-    transformers: tuple[TransformerSpec, ...] | None = None
 
 
 class Operations:
@@ -70,17 +67,17 @@ class Operations:
 
     Parameters
     ----------
-    policy : ShardingPolicy
-        Which new arrays are sharded.
+    new_arrays : NewArrays
+        Which new arrays are sharded, and how they are declared.
     options : Options
-        Declaration of new arrays, order of entries, coalescing.
+        Order of entries, coalescing, what becomes of native arrays.
     """
 
-    def __init__(self, policy: ShardingPolicy, options: Options) -> None:
+    def __init__(self, new_arrays: NewArrays, options: Options) -> None:
         self.options = options
-        self.catalog = Catalog(policy, ArrayReader(options.native, options.reading))
+        self.catalog = Catalog(new_arrays.policy, ArrayReader(options.native, options.reading))
         self.listing = Listing(self.catalog)
-        self._view = View(policy, options.declaration, options.transformers, self.catalog.reader)
+        self._view = View(new_arrays, self.catalog.reader)
 
     def update_shard(
         self, request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.declarations import Native
@@ -66,6 +66,8 @@ class ShardingMapping(MutableMapping[str, bytes]):
         chunks_per_shard: ChunksPerShard = None,
         declaration: V3Declaration | None = None,
         storage_transformers: Transformers = None,
+        index_codecs: Sequence[str | Mapping[str, Any]] | None = None,
+        index_location: Literal["start", "end"] | None = None,
         native: Native = "flat",
         order: EntryOrder = "morton",
         max_gap_bytes: int | None = None,
@@ -76,9 +78,10 @@ class ShardingMapping(MutableMapping[str, bytes]):
         if isinstance(store, ShardingStore):
             given = (
                 *(chunks_per_shard, declaration, storage_transformers),
+                *(index_codecs, index_location),
                 *(max_gap_bytes, max_coalesced_bytes, storage_options),
             )
-            if given != (None,) * 6 or native != "flat" or order != "morton":
+            if given != (None,) * 8 or native != "flat" or order != "morton":
                 raise SpecError("the ShardingStore has its options: pass them to it")
             self._sharding = store._sharding
             self.read_only = read_only or store.read_only
@@ -88,6 +91,8 @@ class ShardingMapping(MutableMapping[str, bytes]):
             chunks_per_shard=chunks_per_shard,
             declaration=declaration,
             storage_transformers=storage_transformers,
+            index_codecs=index_codecs,
+            index_location=index_location,
             native=native,
             order=order,
             max_gap_bytes=max_gap_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from zarr.abc.store import (
     ByteRequest,
@@ -63,6 +63,9 @@ class ShardingStore(Store):
         The stack of new arrays, nearest to the array first, as names or as metadata writes
         them: ``["crc32c", "sharding"]``. A ``"sharding"`` without a configuration takes
         `chunks_per_shard`, and is left out where that does not name the array.
+    index_codecs, index_location : optional
+        Form of the shard index of new arrays, as in ZEP 2: ``["bytes", "crc32c"]`` at the
+        ``"end"``; in the draft's transformer ``["bytes"]`` at the ``"end"``.
     native : {"flat", "passthrough"}
         What becomes of arrays with a ``sharding_indexed`` codec, whoever wrote them: their
         inner chunks appear as chunks, or they pass through as they are.
@@ -111,6 +114,8 @@ class ShardingStore(Store):
         chunks_per_shard: ChunksPerShard = None,
         declaration: V3Declaration | None = None,
         storage_transformers: Transformers = None,
+        index_codecs: Sequence[str | Mapping[str, Any]] | None = None,
+        index_location: Literal["start", "end"] | None = None,
         native: Native = "flat",
         order: EntryOrder = "morton",
         max_gap_bytes: int | None = None,
@@ -125,6 +130,8 @@ class ShardingStore(Store):
             chunks_per_shard=chunks_per_shard,
             declaration=declaration,
             storage_transformers=storage_transformers,
+            index_codecs=index_codecs,
+            index_location=index_location,
             native=native,
             order=order,
             max_gap_bytes=max_gap_bytes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from zarr_shardstore.errors import ShardStoreError, UnsupportedError
 from zarr_shardstore.format.consolidated import members, with_members
@@ -35,16 +35,9 @@ from zarr_shardstore.format.documents import (
     parse_json,
     plain_geometry,
 )
-from zarr_shardstore.format.index import DRAFT_INDEX, ZEP2_INDEX
-from zarr_shardstore.format.spec import ShardingSpec
-from zarr_shardstore.format.transformer_specs import (
-    SHARDING,
-    TransformerSpec,
-    sharding_transformer,
-)
 from zarr_shardstore.plan.requests import Flow, Found, Get, ListPrefix
 from zarr_shardstore.store.arrays import ArrayReader, StoredArray
-from zarr_shardstore.store.policy import ShardingPolicy
+from zarr_shardstore.store.new_arrays import NewArrays
 
 __all__ = ["View"]
 
@@ -64,26 +57,14 @@ class View:
 
     Parameters
     ----------
-    policy : ShardingPolicy
-        Which new arrays are sharded.
-    declaration
-        How new v3 arrays are declared; those of v2 and of the draft have one way each.
-    transformers : optional
-        Stack of new arrays; ``None``: sharding alone.
+    new_arrays : NewArrays
+        What arrays get that are not stored yet.
     reader : ArrayReader
         What a declaration means.
     """
 
-    def __init__(
-        self,
-        policy: ShardingPolicy,
-        declaration: Literal["codec", "storage_transformers"],
-        transformers: tuple[TransformerSpec, ...] | None,
-        reader: ArrayReader,
-    ) -> None:
-        self._policy = policy
-        self._declaration = declaration
-        self._transformers = transformers
+    def __init__(self, new_arrays: NewArrays, reader: ArrayReader) -> None:
+        self._new_arrays = new_arrays
         self._reader = reader
 
     # ------------------------------------------------------------------ up
@@ -207,9 +188,9 @@ class View:
             return doc
         twin = yield from self._twin(node, geometry)
         if twin is not None:
-            declared = self._declared(node, twin.document.transformers)
+            declared = self._new_arrays.declare(node, twin.document.transformers)
         else:
-            declared = yield from self._declared_by_policy(node, geometry)
+            declared = yield from self._declared_as_new(node, geometry)
         return doc if declared is None else declare(doc, declared)
 
     def _put_back(self, node: Node, doc: Document, old: _Stored) -> Document | None:
@@ -240,7 +221,7 @@ class View:
                 return kept
         if self._reader.native == "passthrough":
             return doc
-        if not self._policy.has_rule(node.path):
+        if not self._new_arrays.policy.has_rule(node.path):
             return declare_native(doc)  # zarr shards it; whoever opens it must know
         raise UnsupportedError(
             f"the array {node.path!r} was created with shards= (a sharding_indexed codec), but "
@@ -249,7 +230,7 @@ class View:
         )
 
     def _refuse_unknown_grid(self, node: Node, doc: Document) -> None:
-        if self._policy.has_rule(node.path) and not has_empty_chunks(doc):
+        if self._new_arrays.policy.has_rule(node.path) and not has_empty_chunks(doc):
             raise UnsupportedError(
                 f"the array {node.path!r} has a chunk grid or a chunk key encoding that cannot be "
                 "sharded: create it through the base store, or leave it out of chunks_per_shard "
@@ -267,22 +248,16 @@ class View:
         has_same = array is not None and geometry.has_same_chunks(array.document.geometry)
         return array if has_same else None
 
-    def _declared_by_policy(self, node: Node, geometry: Geometry) -> Flow[Declared | None]:
-        cps = self._policy.for_array(node.path, len(geometry.shape))
-        declared = self._declared(node, self._new_transformers(node, cps))
-        if declared is None:
-            return None
-        is_draft = node.hierarchy == "draft"
-        has_rule = self._policy.has_rule if is_draft else self._policy.names
-        was_sharded_by_rule = cps is not None and has_rule(node.path)
-        if is_draft and was_sharded_by_rule and self._transformers is None:
-            return declared  # the same with and without chunks
-        if not (yield from self._has_chunks(node, geometry)):
+    def _declared_as_new(self, node: Node, geometry: Geometry) -> Flow[Declared | None]:
+        ndim = len(geometry.shape)
+        declared = self._new_arrays.declared(node, ndim)
+        by_rule = None
+        if self._new_arrays.sharded_by_rule(node):
+            by_rule = self._new_arrays.declared_by_rule(node, ndim)
+        if declared in (None, by_rule) or not (yield from self._has_chunks(node, geometry)):
             return declared
-        if was_sharded_by_rule and cps is not None:
-            # Chunks that were written before their document are in shards already.
-            spec = sharding_transformer(ShardingSpec(cps, DRAFT_INDEX))
-            return self._declared(node, (spec,))
+        if by_rule is not None:
+            return by_rule  # chunks that were written before their document are in shards
         warnings.warn(
             f"the array {node.path!r} has chunks in this store already, each an object of its "
             "own, so it stays unsharded; to write an array through this store, write its "
@@ -290,40 +265,6 @@ class View:
             stacklevel=2,
         )
         return None
-
-    def _new_transformers(
-        self, node: Node, chunks_per_shard: tuple[int, ...] | None
-    ) -> tuple[TransformerSpec, ...]:
-        sharding = None
-        if chunks_per_shard is not None:
-            is_draft_form = (
-                node.hierarchy == "draft"
-                or self._transformers is not None
-                or (node.hierarchy == "v3" and self._declaration == "storage_transformers")
-            )
-            index = DRAFT_INDEX if is_draft_form else ZEP2_INDEX
-            sharding = sharding_transformer(ShardingSpec(chunks_per_shard, index))
-        if self._transformers is None:
-            return () if sharding is None else (sharding,)
-        stack = []
-        for spec in self._transformers:
-            if spec.name == SHARDING and not spec.configuration:
-                if sharding is not None:
-                    stack.append(sharding)
-            else:
-                stack.append(spec)
-        return tuple(stack)
-
-    def _declared(self, node: Node, transformers: tuple[TransformerSpec, ...]) -> Declared | None:
-        """How an array of this hierarchy declares transformers."""
-        if not transformers:
-            return None
-        if node.hierarchy == "v2":
-            return Declared("filters", transformers)
-        is_sharding_alone = [spec.name for spec in transformers] == [SHARDING]
-        if node.hierarchy == "v3" and self._declaration == "codec" and is_sharding_alone:
-            return Declared("codec", transformers)
-        return Declared("storage_transformers", transformers)
 
     def _has_chunks(self, node: Node, geometry: Geometry) -> Flow[bool]:
         """Whether objects are stored under chunk keys of an array that has no document yet."""

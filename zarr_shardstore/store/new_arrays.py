@@ -1,0 +1,96 @@
+"""What new arrays get: the stack of transformers that the options of a store ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from zarr_shardstore.format.declarations import Declared
+from zarr_shardstore.format.documents import Node
+from zarr_shardstore.format.index import DRAFT_INDEX, ZEP2_INDEX, IndexFormat
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.format.transformer_specs import (
+    SHARDING,
+    TransformerSpec,
+    sharding_transformer,
+)
+from zarr_shardstore.store.policy import ShardingPolicy
+
+__all__ = ["NewArrays", "V3Declaration"]
+
+V3Declaration: TypeAlias = Literal["codec", "storage_transformers"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewArrays:
+    """How new arrays are declared.
+
+    Parameters
+    ----------
+    policy : ShardingPolicy
+        Which of them are sharded, and how many chunks a shard has.
+    declaration
+        How v3 arrays are declared; those of v2 and of the draft have one way each.
+    transformers : optional
+        The stack; ``None``: sharding alone.
+    index : optional
+        Form of the shard index; ``None``: with a checksum, but for the draft's transformer.
+    """
+
+    policy: ShardingPolicy
+    declaration: V3Declaration = "codec"
+    transformers: tuple[TransformerSpec, ...] | None = None
+    index: IndexFormat | None = None
+
+    def declared(self, node: Node, ndim: int) -> Declared | None:
+        """What a new array declares; ``None``: plain chunks.
+
+        Raises
+        ------
+        SpecError
+            If the policy does not fit an array of `ndim` dimensions.
+        """
+        cps = self.policy.for_array(node.path, ndim)
+        sharding = None
+        if cps is not None:
+            sharding = sharding_transformer(ShardingSpec(cps, self.index or self._index(node)))
+        if self.transformers is None:
+            return self.declare(node, () if sharding is None else (sharding,))
+        stack = []
+        for spec in self.transformers:
+            if spec.name != SHARDING or spec.configuration:
+                stack.append(spec)
+            elif sharding is not None:
+                stack.append(sharding)
+        return self.declare(node, tuple(stack))
+
+    def declare(self, node: Node, transformers: tuple[TransformerSpec, ...]) -> Declared | None:
+        """How an array of this hierarchy declares these transformers."""
+        if not transformers:
+            return None
+        if node.hierarchy == "v2":
+            return Declared("filters", transformers)
+        is_sharding_alone = [spec.name for spec in transformers] == [SHARDING]
+        if node.hierarchy == "v3" and self.declaration == "codec" and is_sharding_alone:
+            return Declared("codec", transformers)
+        return Declared("storage_transformers", transformers)
+
+    def sharded_by_rule(self, node: Node) -> bool:
+        """Whether the policy alone makes shards of chunks that have no metadata."""
+        if node.hierarchy == "draft":
+            return self.policy.has_rule(node.path)
+        return self.policy.names(node.path)
+
+    def declared_by_rule(self, node: Node, ndim: int) -> Declared | None:
+        """What describes the shards that were written before the metadata."""
+        cps: Coords | None = self.policy.for_array(node.path, ndim)
+        if cps is None:
+            return None
+        return self.declare(node, (sharding_transformer(ShardingSpec(cps, DRAFT_INDEX)),))
+
+    def _index(self, node: Node) -> IndexFormat:
+        has_draft_form = node.hierarchy == "draft" or (
+            node.hierarchy == "v3" and self.declaration == "storage_transformers"
+        )
+        return DRAFT_INDEX if has_draft_form else ZEP2_INDEX
