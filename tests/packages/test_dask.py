@@ -82,7 +82,7 @@ def test_chunks_across_chunks_need_the_lock_of_dask(base: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["w-", "w"])
 @pytest.mark.parametrize("zarr_format", [3, 2])
-def test_a_store_is_taken(base: Any, mode: str, zarr_format: int) -> None:
+def test_a_store_is_taken(base: Any, mode: str, zarr_format: Any) -> None:
     """``to_zarr(store, component=...)`` creates the array, sharded by the store."""
     store = ShardingStore(base, chunks_per_shard=CHUNKS_PER_SHARD)
     zarr.create_group(store, path="g", zarr_format=zarr_format)
