@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zarr_shardstore.errors import (
         CorruptShardError,
+        CorruptValueError,
         ReadOnlyError,
         ShardConflictError,
         ShardStoreError,
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CorruptShardError",
+    "CorruptValueError",
     "ReadOnlyError",
     "ShardConflictError",
     "ShardStoreError",

@@ -7,6 +7,7 @@ The type says what the handler can do::
     │   └── ReadOnlyError                      open the store for writing
     ├── UnsupportedError (NotImplementedError) valid, but not expressible here
     ├── CorruptShardError                      stored bytes contradict the format
+    ├── CorruptValueError                      stored bytes contradict their checksum
     └── ShardConflictError                     another writer got in the way; try again
 
 Errors of the base store pass through unwrapped. All of these pickle.
@@ -18,6 +19,7 @@ from typing import Any
 
 __all__ = [
     "CorruptShardError",
+    "CorruptValueError",
     "ReadOnlyError",
     "ShardConflictError",
     "ShardStoreError",
@@ -96,6 +98,31 @@ def _rebuild_corrupt_shard_error(
     return CorruptShardError(
         message, shard_key=shard_key, chunk_key=chunk_key, byte_range=byte_range
     )
+
+
+class CorruptValueError(ShardStoreError):
+    """The bytes of a value contradict the checksum that a storage transformer keeps.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong, with the numbers that contradict each other.
+    key : str
+        Key of the value: of a chunk, or of a shard if the checksum lies below sharding.
+    """
+
+    def __init__(self, message: str, *, key: str) -> None:
+        super().__init__(f"value {key!r}: {message}")
+        self.message = message
+        self.key = key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild_corrupt_value_error, (self.message, self.key))
+
+
+def _rebuild_corrupt_value_error(message: str, key: str) -> CorruptValueError:
+    """Pickle calls this: the constructor's arguments are keyword-only."""
+    return CorruptValueError(message, key=key)
 
 
 class ShardConflictError(ShardStoreError):

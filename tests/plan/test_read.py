@@ -40,9 +40,8 @@ def test_two_rounds_one_index_request_a_shard_and_coalesced_spans() -> None:
     """Five chunks of two shards: the exact requests, in two batches."""
     recorder = Recorder({"a/c0/0": SHARD_00, "a/c1/1": SHARD_11})
     reads = reads_of((0, 0), (3, 2), (0, 1), (1, 1), (0, 0))
-    values, founds = recorder.run(read_entries(reads, NO_GAPS))
+    values = recorder.run(read_entries(reads, NO_GAPS))
     assert [v and bytes(v) for v in values] == [b"zero", b"two", b"one", b"three", b"zero"]
-    assert founds == []
     assert recorder.batches == [
         [Get("a/c0/0", Suffix(64)), Get("a/c1/1", Suffix(64))],
         [Get("a/c0/0", Range(0, 12)), Get("a/c1/1", Range(0, 3))],
@@ -53,7 +52,7 @@ def test_missing_and_empty_chunks_need_no_second_round() -> None:
     """A missing shard, a missing entry and an empty one are known from the index."""
     recorder = Recorder({"a/c1/1": SHARD_11})
     reads = reads_of((0, 0), (2, 2), (2, 3))
-    values, _ = recorder.run(read_entries(reads, NO_GAPS))
+    values = recorder.run(read_entries(reads, NO_GAPS))
     assert [v if v is None else bytes(v) for v in values] == [None, None, b""]
     assert len(recorder.batches) == 1
 
@@ -63,7 +62,7 @@ def test_index_at_the_start_is_asked_from_the_start() -> None:
     layout = make_layout(IndexFormat(checksum=True, location="start"))
     shard = build_shard({3: b"x"}, (2, 2), layout.spec.index)
     recorder = Recorder({"a/c0/0": shard})
-    values, _ = recorder.run(read_entries(reads_of((1, 1), layout=layout), NO_GAPS))
+    values = recorder.run(read_entries(reads_of((1, 1), layout=layout), NO_GAPS))
     assert contents(values) == [b"x"]
     assert recorder.batches[0] == [Get("a/c0/0", Range(0, 68))]
 
@@ -73,7 +72,7 @@ def test_ranges_do_not_reach_into_the_neighbour() -> None:
     recorder = Recorder({"a/c0/0": SHARD_00})
     chunk = LAYOUT.chunk((0, 0))
     reads = [EntryRead(chunk, r) for r in (Range(2, 99), Range(50, 60), Suffix(99), Suffix(1))]
-    values, _ = recorder.run(read_entries(reads, NO_GAPS))
+    values = recorder.run(read_entries(reads, NO_GAPS))
     assert contents(values) == [b"ro", b"", b"zero", b"o"]
 
 
@@ -86,7 +85,7 @@ def test_a_shard_replaced_between_the_rounds_is_asked_again() -> None:
             objects["a/c0/0"] = build_shard({0: b"ZERO", 1: b"ONE"}, (2, 2), DRAFT_INDEX, "F")
 
     recorder = Recorder(objects, between=replace)
-    values, _ = recorder.run(read_entries(reads_of((0, 1), (1, 1)), NO_GAPS))
+    values = recorder.run(read_entries(reads_of((0, 1), (1, 1)), NO_GAPS))
     assert values == [b"ONE", None]
     assert len(recorder.batches) == 4
 
@@ -99,7 +98,7 @@ def test_a_shard_that_is_replaced_all_the_time_is_read_whole() -> None:
         objects["a/c0/0"] = build_shard({0: b"%d" % n_batches}, (2, 2), DRAFT_INDEX)
 
     recorder = Recorder(objects, between=replace)
-    values, _ = recorder.run(read_entries(reads_of((0, 0)), NO_GAPS))
+    values = recorder.run(read_entries(reads_of((0, 0)), NO_GAPS))
     assert contents(values) == [b"4"]
     assert recorder.batches[-1] == [Get("a/c0/0")]
 
@@ -108,7 +107,7 @@ def test_a_shard_removed_between_the_rounds_is_missing() -> None:
     """Not an error: the reader sees the state after the removal."""
     objects = {"a/c0/0": SHARD_00}
     recorder = Recorder(objects, between=lambda _: objects.clear())
-    assert recorder.run(read_entries(reads_of((0, 0)), NO_GAPS))[0] == [None]
+    assert recorder.run(read_entries(reads_of((0, 0)), NO_GAPS)) == [None]
 
 
 def damaged(entry_id: int, offset: int, nbytes: int) -> bytes:
@@ -134,7 +133,7 @@ def test_an_entry_outside_the_data_names_shard_chunk_and_bytes(
         assert info.value.shard_key == "a/c0/0"
         assert info.value.chunk_key == "a/c0/1"
         assert info.value.byte_range == (offset, offset + nbytes)
-    values, _ = recorder.run(read_entries(reads_of((0, 0), (1, 1)), NO_GAPS))
+    values = recorder.run(read_entries(reads_of((0, 0), (1, 1)), NO_GAPS))
     assert contents(values) == [b"zero", b"three"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
@@ -327,18 +328,21 @@ def test_an_array_created_with_shards_is_refused(base: Any) -> None:
     assert ShardingMapping(base).list_prefix("z/") == []
 
 
-def test_a_new_v2_array_is_refused_where_it_should_be_sharded(tmp_path: Path) -> None:
-    """It would be stored in one file a chunk, unnoticed. One that exists passes through."""
-    zarr.create_array(LocalStore(tmp_path), name="old", shape=(4,), dtype="i1", zarr_format=2)
+def test_a_v2_array_that_is_not_sharded_stays_so(tmp_path: Path) -> None:
+    """Through a resize and an attribute update, beside new ones that are sharded."""
+    zarr.create_array(
+        LocalStore(tmp_path), name="old", shape=(4,), chunks=(1,), dtype="i1", zarr_format=2
+    )
     store = ShardingStore(tmp_path, chunks_per_shard=2)
     old = zarr.open_array(store, path="old")
     old[:] = 1
     old.resize((6,))
-    with pytest.raises(UnsupportedError, match="zarr_format=3"):
-        zarr.create_array(store, name="new", shape=(4,), dtype="i1", zarr_format=2)
-    assert not (tmp_path / "new" / ".zarray").exists()
-    store = ShardingStore(tmp_path)
-    zarr.create_array(store, name="new", shape=(4,), dtype="i1", zarr_format=2)[:] = 3
+    old.attrs["x"] = 1
+    old[:] = 2
+    assert (tmp_path / "old" / "5").stat().st_size
+    new = zarr.create_array(store, name="new", shape=(4,), chunks=(1,), dtype="i1", zarr_format=2)
+    new[:] = 3
+    assert sorted(os.listdir(tmp_path / "new")) == [".zarray", ".zattrs", "0", "1"]
 
 
 def test_a_policy_that_does_not_fit_the_array_is_refused(base: Any) -> None:

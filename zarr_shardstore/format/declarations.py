@@ -1,114 +1,169 @@
-"""How an array's metadata declares that it is sharded: read, take out, put back.
+"""How an array's metadata declares what stands between it and the store: read, take out, put back.
 
 ========================  ===================================================================
 ``codec``                 v3: ``codecs`` is one ``sharding_indexed``, the chunk grid is the
                           grid of shards. Every v3 reader reads it.
-``storage_transformers``  v3 and draft: the list holds one ``sharding``; the chunk grid and
-                          the codecs are those of the chunks.
+``storage_transformers``  v3 and draft: the list of transformers; the chunk grid and the
+                          codecs are those of the chunks.
+``filters``               v2: a marker in ``filters`` that holds the list. A reader that does
+                          not know it refuses the array, as it must: its chunks are shards.
 ========================  ===================================================================
 
 A document is the parsed JSON object. The functions never change their argument.
 
-Source: sharding storage transformer draft, "Configuration"; its earlier draft; zarr-python
-2.13 to 2.18, ``zarr/meta.py``; ZEP 2, "Configuration".
+Source: sharding storage transformer draft, "Configuration"; ZEP 2, "Configuration"; Zarr v2,
+"Metadata" (filters); Zarr v3 core, "Extension points" (must_understand).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.index import DRAFT_INDEX, ZEP2_INDEX, IndexFormat
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.index import IndexFormat
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.format.transformer_specs import (
+    SHARDING,
+    TransformerSpec,
+    index_codecs,
+    index_format,
+    name_of,
+    sharding_spec,
+    sharding_transformer,
+    spell_for_draft,
+    spell_transformers,
+    transformer_specs,
+)
 
 __all__ = [
+    "MARKER",
     "Declaration",
+    "Declared",
+    "Native",
     "declare",
+    "declare_native",
     "find_declaration",
     "has_sharding_codec",
-    "index_of",
+    "is_native_by_choice",
+    "put_back",
     "sharding_shapes",
     "take_out",
 ]
 
-Declaration = Literal["codec", "storage_transformers"]
-Document = dict[str, Any]
+Declaration = Literal["codec", "storage_transformers", "filters"]
+Native = Literal["flat", "passthrough"]
+"""How native sharded arrays appear: with their inner chunks as chunks, or as they are."""
 
-_URI = "https://purl.org/zarr/spec/storage_transformers/sharding/1.0"
+Document: TypeAlias = dict[str, Any]
+
+MARKER = "zarr_shardstore"
+"""Id of the marker in the filters of a v2 array, and name of the member that v3 readers ignore."""
+
 _CODEC = "sharding_indexed"
 
 
-def find_declaration(doc: Mapping[str, Any]) -> tuple[Declaration, ShardingSpec] | None:
-    """How an array document declares its sharding; ``None`` if it does not.
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What an array document declares: how, and which transformers, nearest to the array first."""
+
+    how: Declaration
+    transformers: tuple[TransformerSpec, ...]
+
+
+def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declared | None:
+    """How an array document declares its transformers; ``None`` for plain chunks.
 
     A ``sharding_indexed`` that this format cannot express (another codec around it, other
-    index codecs) is no declaration: such an array passes through as it is.
+    index codecs), or that the document or the caller says to leave alone, is no declaration:
+    such an array passes through as it is.
 
     Raises
     ------
     SpecError
         If the declaration contradicts itself, or asks for an impossible shard.
     UnsupportedError
-        If the list of storage transformers has one that is not known.
+        If the sharding has a form that is not known.
     """
-    transformers = doc.get("storage_transformers") or []
+    if _is_v2(doc):
+        marker = _marker_of(doc)
+        if marker is None:
+            return None
+        return Declared("filters", _checked(marker.get("storage_transformers"), _ndim(doc)))
+    transformers = doc.get("storage_transformers")
     if transformers:
-        return "storage_transformers", _spec_of_transformers(transformers, _ndim(doc))
+        return Declared("storage_transformers", _checked(transformers, _ndim(doc)))
+    if native == "passthrough" or is_native_by_choice(doc):
+        return None
     spec = _spec_of_codec(doc)
-    return None if spec is None else ("codec", spec)
+    return None if spec is None else Declared("codec", (sharding_transformer(spec),))
 
 
-def take_out(doc: Mapping[str, Any], declaration: Declaration) -> Document:
+def take_out(doc: Mapping[str, Any], how: Declaration) -> Document:
     """The document as the reader of plain chunks shall see it."""
-    if declaration == "storage_transformers":
-        return {**doc, "storage_transformers": []}
-    (codec,) = doc["codecs"]
-    inner = codec["configuration"]
-    return {
-        **doc,
-        "chunk_grid": _with_chunk_shape(doc, list(inner["chunk_shape"])),
-        "codecs": inner["codecs"],
-    }
+    match how:
+        case "filters":
+            rest = [f for f in doc["filters"] if not _is_marker(f)]
+            return {**doc, "filters": rest or None}
+        case "storage_transformers":
+            return {**doc, "storage_transformers": []}
+        case "codec":
+            inner = doc["codecs"][0]["configuration"]
+            grid = _with_chunk_shape(doc, list(inner["chunk_shape"]))
+            return {**doc, "chunk_grid": grid, "codecs": inner["codecs"]}
 
 
-def declare(doc: Mapping[str, Any], declaration: Declaration, spec: ShardingSpec) -> Document:
+def declare(doc: Mapping[str, Any], declared: Declared) -> Document:
     """The document as it is stored: `take_out` gives `doc` back."""
-    cps = list(spec.chunks_per_shard)
-    if declaration == "storage_transformers":
-        transformer = {"name": "sharding", "configuration": {"chunks_per_shard": cps}}
-        return {**doc, "storage_transformers": [transformer]}
-    chunk_shape = _chunk_shape(doc)
-    shard_shape = [c * n for c, n in zip(chunk_shape, cps, strict=True)]
-    index_codecs: list[Document] = [
-        {"name": "bytes", "configuration": {"endian": spec.index.endian}}
-    ]
-    if spec.index.checksum:
-        index_codecs.append({"name": "crc32c"})
-    configuration = {
-        "chunk_shape": list(chunk_shape),
-        "codecs": doc["codecs"],
-        "index_codecs": index_codecs,
-        "index_location": spec.index.location,
-    }
-    return {
-        **doc,
-        "chunk_grid": _with_chunk_shape(doc, shard_shape),
-        "codecs": [{"name": _CODEC, "configuration": configuration}],
-    }
+    match declared.how:
+        case "filters":
+            spelled = spell_transformers(declared.transformers)
+            marker = {"id": MARKER, "storage_transformers": spelled}
+            return {**doc, "filters": [*(doc.get("filters") or ()), marker]}
+        case "storage_transformers":
+            is_draft = "node_type" not in doc
+            spell = spell_for_draft if is_draft else spell_transformers
+            return {**doc, "storage_transformers": spell(declared.transformers)}
+        case "codec":
+            (transformer,) = declared.transformers
+            return _with_codec(doc, sharding_spec(transformer.configuration, _ndim(doc)))
 
 
-def index_of(declaration: Declaration) -> IndexFormat:
-    """Index format of new arrays."""
-    return ZEP2_INDEX if declaration == "codec" else DRAFT_INDEX
+def put_back(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration) -> Document:
+    """`doc` with the declaration that the `stored` document of the same chunks has, as spelled."""
+    match how:
+        case "filters":
+            return {**doc, "filters": [*(doc.get("filters") or ()), _marker_of(stored)]}
+        case "storage_transformers":
+            return {**doc, "storage_transformers": stored["storage_transformers"]}
+        case "codec":
+            (codec,) = stored["codecs"]
+            configuration = {**codec["configuration"], "codecs": doc["codecs"]}
+            return {
+                **doc,
+                "chunk_grid": _with_chunk_shape(doc, list(_chunk_shape(stored))),
+                "codecs": [{**codec, "configuration": configuration}],
+            }
+
+
+def declare_native(doc: Mapping[str, Any]) -> Document:
+    """A document whose sharding codec is left to zarr, here and wherever it is opened."""
+    return {**doc, MARKER: {"must_understand": False, "native": "passthrough"}}
+
+
+def is_native_by_choice(doc: Mapping[str, Any]) -> bool:
+    """Whether `declare_native` made the document."""
+    mark = doc.get(MARKER)
+    return isinstance(mark, Mapping) and mark.get("native") == "passthrough"
 
 
 def sharding_shapes(doc: Mapping[str, Any]) -> list[Any]:
     """The chunk shapes of the sharding codecs of a v3 array, from the outermost inwards."""
     shapes = []
     codecs = doc.get("codecs")
-    while codecs := [c for c in codecs or () if _name(c) == _CODEC]:
+    while codecs := [c for c in codecs or () if name_of(c) == _CODEC]:
         configuration = codecs[0].get("configuration") or {}
         shapes.append(configuration.get("chunk_shape"))
         codecs = configuration.get("codecs")
@@ -118,7 +173,31 @@ def sharding_shapes(doc: Mapping[str, Any]) -> list[Any]:
 def has_sharding_codec(doc: Mapping[str, Any]) -> bool:
     """Whether the codecs of a v3 array document do sharding, in any form."""
     codecs = doc.get("codecs")
-    return isinstance(codecs, list) and any(_name(c) == _CODEC for c in codecs)
+    return isinstance(codecs, list) and any(name_of(c) == _CODEC for c in codecs)
+
+
+def _is_v2(doc: Mapping[str, Any]) -> bool:
+    return doc.get("zarr_format") == 2
+
+
+def _is_marker(codec: Any) -> bool:
+    return isinstance(codec, Mapping) and codec.get("id") == MARKER
+
+
+def _marker_of(doc: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    filters = doc.get("filters")
+    found = [f for f in filters if _is_marker(f)] if isinstance(filters, list) else []
+    if len(found) > 1:
+        raise SpecError(f"filters has the marker {MARKER!r} {len(found)} times")
+    return found[0] if found else None
+
+
+def _checked(transformers: Any, ndim: int) -> tuple[TransformerSpec, ...]:
+    specs = transformer_specs(transformers)
+    for spec in specs:
+        if spec.name == SHARDING:
+            sharding_spec(spec.configuration, ndim)
+    return specs
 
 
 def _chunk_shape(doc: Mapping[str, Any]) -> Coords:
@@ -135,53 +214,36 @@ def _ndim(doc: Mapping[str, Any]) -> int:
     return len(doc["shape"])
 
 
-def _name(extension: Any) -> Any:
-    """Name of a codec, which v3 spells as an object or as a bare string."""
-    return extension.get("name") if isinstance(extension, Mapping) else extension
-
-
-def _spec_of_transformers(transformers: Any, ndim: int) -> ShardingSpec:
-    if not isinstance(transformers, list) or len(transformers) != 1:
-        raise UnsupportedError(
-            f"storage_transformers must be a list of one sharding transformer, got {transformers!r}"
-        )
-    (transformer,) = transformers
-    known = isinstance(transformer, Mapping) and (
-        transformer.get("name") == "sharding"
-        or transformer.get("storage_transformer") == _URI
-        or transformer.get("extension") == _URI
-    )
-    if not known:
-        raise UnsupportedError(f"the storage transformer {transformer!r} is not known")
-    configuration = transformer.get("configuration")
-    if not isinstance(configuration, Mapping) or "chunks_per_shard" not in configuration:
-        raise SpecError(f"the sharding transformer {transformer!r} has no chunks_per_shard")
-    layout = transformer.get("type", configuration.get("format", "indexed"))
-    if layout != "indexed":
-        raise UnsupportedError(f"the sharding format {layout!r} is not known, only 'indexed'")
-    cps = configuration["chunks_per_shard"]
-    if not isinstance(cps, list):
-        raise SpecError(f"chunks_per_shard is a list of whole numbers, got {cps!r}")
-    if ndim == 0 and cps == [1]:
-        cps = []  # zarr-python 2.18 writes [1] for a 0-d array
-    if len(cps) != ndim:
-        raise SpecError(f"chunks_per_shard {cps!r} has {len(cps)} numbers, the array {ndim} dims")
-    return ShardingSpec(tuple(cps), DRAFT_INDEX)
+def _with_codec(doc: Mapping[str, Any], spec: ShardingSpec) -> Document:
+    chunk_shape = _chunk_shape(doc)
+    shard_shape = [c * n for c, n in zip(chunk_shape, spec.chunks_per_shard, strict=True)]
+    configuration = {
+        "chunk_shape": list(chunk_shape),
+        "codecs": doc["codecs"],
+        "index_codecs": index_codecs(spec.index),
+        "index_location": spec.index.location,
+    }
+    return {
+        **doc,
+        "chunk_grid": _with_chunk_shape(doc, shard_shape),
+        "codecs": [{"name": _CODEC, "configuration": configuration}],
+    }
 
 
 def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec | None:
     codecs = doc.get("codecs")
-    if not isinstance(codecs, list) or len(codecs) != 1 or _name(codecs[0]) != _CODEC:
+    if not isinstance(codecs, list) or len(codecs) != 1 or name_of(codecs[0]) != _CODEC:
         return None
+    index: IndexFormat | None
     try:
         configuration = codecs[0]["configuration"]
         chunk_shape = configuration["chunk_shape"]
-        index = _index_format(configuration)
+        index = index_format(configuration)
         shard_shape = _chunk_shape(doc)
         list(configuration["codecs"])
     except (KeyError, TypeError, AttributeError) as error:
         raise SpecError(f"the codec {codecs[0]!r} is not complete: {error!r}") from error
-    if index is None or _name(doc["chunk_grid"]) != "regular":
+    if index is None or name_of(doc["chunk_grid"]) != "regular":
         return None
     if len(chunk_shape) != len(shard_shape) or len(chunk_shape) != _ndim(doc):
         raise SpecError(
@@ -195,17 +257,3 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec | None:
             )
     cps = tuple(outer // inner for outer, inner in zip(shard_shape, chunk_shape, strict=True))
     return ShardingSpec(cps, index)
-
-
-def _index_format(configuration: Mapping[str, Any]) -> IndexFormat | None:
-    """Index format of a ``sharding_indexed``; ``None`` if this format cannot express it."""
-    location = configuration.get("index_location", "end")
-    names = [_name(c) for c in configuration["index_codecs"]]
-    if location not in ("start", "end") or names not in (["bytes"], ["bytes", "crc32c"]):
-        return None
-    bytes_codec = configuration["index_codecs"][0]
-    bytes_options = bytes_codec.get("configuration") if isinstance(bytes_codec, Mapping) else None
-    endian = (bytes_options or {}).get("endian")
-    if endian not in ("little", "big"):
-        return None
-    return IndexFormat(checksum=len(names) == 2, location=location, endian=endian)

@@ -5,10 +5,11 @@ hierarchy   document of array ``foo/bar``   document of the root array
 ==========  ==============================  ===================================
 draft       meta/root/foo/bar.array.json    meta/root.array.json
 v3          foo/bar/zarr.json               zarr.json
+v2          foo/bar/.zarray                 .zarray
 ==========  ==============================  ===================================
 
 Source: Zarr v3 draft of 2022, "Storage keys" (``metadata_key_suffix`` is ``.json`` in every
-store we know of); Zarr v3 core, "Metadata".
+store we know of); Zarr v3 core, "Metadata"; Zarr v2, "Metadata".
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from zarr_shardstore.format.declarations import Declaration, find_declaration
+from zarr_shardstore.format.declarations import Declaration, Native, find_declaration
 from zarr_shardstore.format.grid import chunk_grid_shape
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, Coords
-from zarr_shardstore.format.layout import ArrayLayout
-from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.format.transformer_specs import TransformerSpec, sharding_spec
 
 __all__ = [
     "ArrayDocument",
@@ -32,17 +32,18 @@ __all__ = [
     "document_key",
     "dump_document",
     "has_empty_chunks",
+    "is_array_document",
     "node_of_document",
     "parse_array",
     "parse_json",
     "plain_geometry",
 ]
 
-Hierarchy = Literal["draft", "v3"]
+Hierarchy = Literal["draft", "v3", "v2"]
 
 _DRAFT_META = "meta/root"
 _DRAFT_SUFFIX = ".array.json"
-_V3_NAME = "zarr.json"
+_NAMES = {"v3": "zarr.json", "v2": ".zarray"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +59,38 @@ class Node:
         root = DRAFT_DATA_ROOT if self.hierarchy == "draft" else ""
         return f"{root}{self.path}/" if self.path else root
 
+    @property
+    def twin(self) -> Node | None:
+        """The array of the other format that may have the same chunk keys, as after a migration."""
+        match self.hierarchy:
+            case "v3":
+                return Node("v2", self.path)
+            case "v2":
+                return Node("v3", self.path)
+        return None
+
 
 def document_key(node: Node) -> str:
     """Key of the metadata document of an array.
 
     >>> document_key(Node("draft", "foo/bar"))
     'meta/root/foo/bar.array.json'
+    >>> document_key(Node("v2", "foo/bar"))
+    'foo/bar/.zarray'
     """
     if node.hierarchy == "draft":
         return _DRAFT_META + (f"/{node.path}" if node.path else "") + _DRAFT_SUFFIX
-    return f"{node.path}/{_V3_NAME}" if node.path else _V3_NAME
+    name = _NAMES[node.hierarchy]
+    return f"{node.path}/{name}" if node.path else name
 
 
 def node_of_document(key: str) -> Node | None:
     """The array whose document has this key; ``None`` if it is the key of no document."""
-    if key == _V3_NAME:
-        return Node("v3", "")
-    if key.endswith(f"/{_V3_NAME}"):
-        return Node("v3", key[: -len(_V3_NAME) - 1])
+    path, _, name = key.rpartition("/")
+    if name == "zarr.json":
+        return Node("v3", path)
+    if name == ".zarray":
+        return Node("v2", path)
     if key == _DRAFT_META + _DRAFT_SUFFIX:
         return Node("draft", "")
     if key.startswith(f"{_DRAFT_META}/") and key.endswith(_DRAFT_SUFFIX):
@@ -102,35 +117,30 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class ArrayDocument:
-    """What a stored array document says about keys.
+    """What a stored array document says about keys and values.
 
     Parameters
     ----------
     geometry : Geometry, optional
         Of the chunks; ``None`` if the document has a chunk grid or a key encoding that is not
         known here.
-    declaration, spec : optional
-        How the array is declared as sharded; ``None`` for plain chunks.
+    declaration : optional
+        How the transformers are declared; ``None`` for plain chunks.
+    transformers
+        What stands between the array and the store, nearest to the array first.
     """
 
     node: Node
     geometry: Geometry | None
-    declaration: Declaration | None
-    spec: ShardingSpec | None
+    declaration: Declaration | None = None
+    transformers: tuple[TransformerSpec, ...] = ()
 
     @property
-    def layout(self) -> ArrayLayout | None:
-        """Key translation of the array; ``None`` for plain chunks."""
-        if self.spec is None or self.geometry is None:
+    def grid_shape(self) -> Coords | None:
+        """Number of chunks along each dimension, if the geometry is known."""
+        if self.geometry is None:
             return None
-        grid_shape = chunk_grid_shape(self.geometry.shape, self.geometry.chunk_shape)
-        return ArrayLayout(
-            path=self.node.path,
-            prefix=self.node.chunk_prefix,
-            encoding=self.geometry.encoding,
-            grid_shape=grid_shape,
-            spec=self.spec,
-        )
+        return chunk_grid_shape(self.geometry.shape, self.geometry.chunk_shape)
 
 
 def parse_json(data: bytes | memoryview) -> dict[str, Any] | None:
@@ -147,7 +157,14 @@ def dump_document(doc: Mapping[str, Any]) -> bytes:
     return json.dumps(doc, indent=2).encode()
 
 
-def parse_array(node: Node, doc: Mapping[str, Any]) -> ArrayDocument | None:
+def is_array_document(node: Node, doc: Mapping[str, Any]) -> bool:
+    """Whether a document describes an array; only those of v3 may describe a group instead."""
+    return node.hierarchy != "v3" or doc.get("node_type") == "array"
+
+
+def parse_array(
+    node: Node, doc: Mapping[str, Any], native: Native = "flat"
+) -> ArrayDocument | None:
     """Read an array document; ``None`` if it describes no array.
 
     Raises
@@ -155,35 +172,41 @@ def parse_array(node: Node, doc: Mapping[str, Any]) -> ArrayDocument | None:
     SpecError, UnsupportedError
         As `find_declaration`.
     """
-    if node.hierarchy == "v3" and doc.get("node_type") != "array":
+    if not is_array_document(node, doc):
         return None
     geometry = plain_geometry(node.hierarchy, doc)
     if geometry is None:
-        return ArrayDocument(node, None, None, None)
-    found = find_declaration(doc)
+        return ArrayDocument(node, None)
+    found = find_declaration(doc, native)
     if found is None:
-        return ArrayDocument(node, geometry, None, None)
-    declaration, spec = found
-    if declaration == "codec":
-        cps = spec.chunks_per_shard
+        return ArrayDocument(node, geometry)
+    if found.how == "codec":
+        (transformer,) = found.transformers
+        cps = sharding_spec(transformer.configuration, len(geometry.shape)).chunks_per_shard
         chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
         geometry = Geometry(geometry.shape, chunk_shape, geometry.encoding)
-    return ArrayDocument(node, geometry, declaration, spec)
+    return ArrayDocument(node, geometry, found.how, found.transformers)
 
 
 def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | None:
     """Geometry of the chunk grid and the keys that a document states, sharded or not."""
     try:
-        grid = doc["chunk_grid"]
         encoding: ChunkKeyEncoding | None
-        if hierarchy == "draft":
-            is_regular = grid["type"] == "regular"
-            chunk_shape = grid["chunk_shape"]
-            encoding = _encoding("draft", grid.get("separator", "/"))
-        else:
-            is_regular = grid["name"] == "regular"
-            chunk_shape = grid["configuration"]["chunk_shape"]
-            encoding = _v3_encoding(doc["chunk_key_encoding"])
+        is_regular = True
+        match hierarchy:
+            case "draft":
+                grid = doc["chunk_grid"]
+                is_regular = grid["type"] == "regular"
+                chunk_shape = grid["chunk_shape"]
+                encoding = _encoding("draft", grid.get("separator", "/"))
+            case "v3":
+                grid = doc["chunk_grid"]
+                is_regular = grid["name"] == "regular"
+                chunk_shape = grid["configuration"]["chunk_shape"]
+                encoding = _v3_encoding(doc["chunk_key_encoding"])
+            case "v2":
+                chunk_shape = doc["chunks"]
+                encoding = _encoding("v2", doc.get("dimension_separator") or ".")
         shape = doc["shape"]
         numbers = [*shape, *chunk_shape]
     except (KeyError, TypeError, AttributeError):
@@ -203,6 +226,8 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
 def has_empty_chunks(doc: Mapping[str, Any]) -> bool:
     """Whether chunks are 0 long in some dimension: such an array, of zarr 3.1, holds nothing."""
     try:
+        if doc.get("zarr_format") == 2:
+            return 0 in doc["chunks"]
         return 0 in doc["chunk_grid"]["configuration"]["chunk_shape"]
     except (KeyError, TypeError):
         return False

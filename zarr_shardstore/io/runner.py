@@ -12,7 +12,6 @@ from typing import Any, TypeAlias, TypeVar
 
 from zarr.core.sync import _get_loop, sync
 
-from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io import commits
 from zarr_shardstore.io.backend import Backend, Perform
 from zarr_shardstore.io.versions import UNSTABLE, publishing, version_of
@@ -36,9 +35,10 @@ T = TypeVar("T")
 _Outcome: TypeAlias = "Sequence[Exception | None] | Exception"
 
 UpdateFlow: TypeAlias = Callable[
-    [ShardRef, Sequence[Sequence[EntryUpdate]]], Flow[Sequence[Exception | None]]
+    [UpdateShard, Sequence[Sequence[EntryUpdate]]], Flow[Sequence[Exception | None]]
 ]
-"""The write strategy: a flow that commits groups of updates of one shard."""
+"""The write strategy: a flow that commits groups of updates of one shard, the first of which
+the request has."""
 
 _PAUSE_S = 0.001
 """Before a read that met a write in place is repeated: about what writing a shard takes."""
@@ -206,11 +206,9 @@ class Runner:
 
     # -------------------------------------------------------------- shared
 
-    def update_flow(
-        self, shard: ShardRef, members: list[commits.Pending]
-    ) -> Flow[Sequence[Exception | None]]:
+    def update_flow(self, members: list[commits.Pending]) -> Flow[Sequence[Exception | None]]:
         """The flow that commits updates of one shard, in the order in which they came."""
-        return self._update_flow(shard, [m.request.updates for m in members])
+        return self._update_flow(members[0].request, [m.request.updates for m in members])
 
     def _versions(self, requests: list[Request]) -> list[object]:
         return [
@@ -267,9 +265,9 @@ def _lead_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
 
 def _commit_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
     try:
-        for runner, shard, members in _groups(taken):
+        for runner, members in _groups(taken):
             try:
-                outcome: _Outcome = runner.run(runner.update_flow(shard, members))
+                outcome: _Outcome = runner.run(runner.update_flow(members))
             except Exception as error:
                 outcome = error
             _settle(members, outcome)
@@ -283,10 +281,9 @@ async def _lead_async(scope: Hashable, begun: asyncio.Event | None = None) -> No
         begun.set()
     while taken := commits.take(scope):
         try:
-            for runner, shard, members in _groups(taken):
+            for runner, members in _groups(taken):
                 try:
-                    flow = runner.update_flow(shard, members)
-                    outcome: _Outcome = await runner.run_async(flow)
+                    outcome: _Outcome = await runner.run_async(runner.update_flow(members))
                 except Exception as error:
                     outcome = error
                 _settle(members, outcome)
@@ -352,14 +349,12 @@ def _split(
     return updates, others
 
 
-def _groups(
-    taken: list[commits.Pending],
-) -> list[tuple[Runner, ShardRef, list[commits.Pending]]]:
+def _groups(taken: list[commits.Pending]) -> list[tuple[Runner, list[commits.Pending]]]:
     """Updates to commit together: of one store, and of one mind about the layout."""
     groups = []
-    for _, pending in groupby(taken, key=lambda p: (id(p.owner), p.request.shard)):
+    for _, pending in groupby(taken, key=lambda p: (id(p.owner), p.request.shard, p.request.below)):
         members = list(pending)
-        groups.append((members[0].owner, members[0].request.shard, members))
+        groups.append((members[0].owner, members))
     return groups
 
 

@@ -7,7 +7,7 @@ negative start).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import index
@@ -18,7 +18,9 @@ from zarr_shardstore.errors import SpecError
 __all__ = [
     "EntryUpdate",
     "Erase",
+    "Modification",
     "Patch",
+    "Piece",
     "Put",
     "apply_pieces",
     "check_pieces",
@@ -61,7 +63,15 @@ class Patch:
         return end
 
 
-EntryUpdate: TypeAlias = Put | Erase | Patch
+@dataclass(frozen=True, slots=True)
+class Modification:
+    """Replace the value of an entry by what `change` makes of it (``None``: missing)."""
+
+    entry_id: int
+    change: Callable[[bytes | memoryview | None], bytes | memoryview]
+
+
+EntryUpdate: TypeAlias = Put | Erase | Patch | Modification
 
 
 def check_pieces(key: str, pieces: Iterable[Piece]) -> tuple[Piece, ...]:

@@ -18,10 +18,17 @@ from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.shard import index_of_shard
 from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
-from zarr_shardstore.plan.requests import Flow, Found, Get, GetSize, Request
+from zarr_shardstore.plan.requests import Flow, Found, Get, GetSize
 from zarr_shardstore.plan.spans import Span, plan_spans
 
-__all__ = ["EntryRead", "ReadOptions", "corrupt", "read_entries", "read_indexes"]
+__all__ = [
+    "EntryRead",
+    "ReadOptions",
+    "corrupt",
+    "read_entries",
+    "read_indexes",
+    "try_read_indexes",
+]
 
 _N_ATTEMPTS_IN_TWO_ROUNDS = 2
 
@@ -84,32 +91,32 @@ def read_indexes(shards: Sequence[ShardRef]) -> Flow[list[ShardIndex | None]]:
     CorruptShardError
         If an index cannot be decoded.
     """
+    indexes: list[ShardIndex | None] = []
+    for index in (yield from try_read_indexes(shards)):
+        if isinstance(index, CorruptShardError):
+            raise index
+        indexes.append(index)
+    return indexes
+
+
+def try_read_indexes(
+    shards: Sequence[ShardRef],
+) -> Flow[list[ShardIndex | CorruptShardError | None]]:
+    """As `read_indexes`, with the error in the place of an index that cannot be decoded."""
     if not shards:
         return []
     replies: list[Found] = yield [_get_index(shard) for shard in shards]
-    indexes = []
+    indexes: list[ShardIndex | CorruptShardError | None] = []
     for shard, found in zip(shards, replies, strict=True):
         try:
             indexes.append(_decode_index(shard, found))
         except IndexDamageError as damage:
-            raise corrupt(shard, damage) from damage
+            indexes.append(corrupt(shard, damage))
     return indexes
 
 
-def read_entries(
-    reads: Sequence[EntryRead], options: ReadOptions, others: Sequence[Get] = ()
-) -> Flow[tuple[list[memoryview | None], list[Found]]]:
+def read_entries(reads: Sequence[EntryRead], options: ReadOptions) -> Flow[list[memoryview | None]]:
     """Read values of chunks; ``None`` where a chunk is missing.
-
-    Parameters
-    ----------
-    others
-        Requests for whole objects, which go along with the first round.
-
-    Returns
-    -------
-    values, founds
-        Of `reads` and of `others`.
 
     Cost: one index request for each shard, then one request for each span; a chunk that was
     asked for twice is read once if the ranges touch.
@@ -129,12 +136,9 @@ def read_entries(
         by_shard.setdefault(read.chunk.shard.key, []).append(i)
     groups = list(by_shard.values())
     n_at_once = options.max_shards_at_once or len(groups) or 1
-    founds: list[Found] = []
-    for first in range(0, len(groups) or 1, n_at_once):
-        pending = groups[first : first + n_at_once]
-        others_now = others if first == 0 else ()
-        founds += yield from _read_groups(reads, pending, values, options, others_now)
-    return values, founds
+    for first in range(0, len(groups), n_at_once):
+        yield from _read_groups(reads, groups[first : first + n_at_once], values, options)
+    return values
 
 
 def _read_groups(
@@ -142,22 +146,14 @@ def _read_groups(
     pending: list[list[int]],
     values: list[memoryview | None],
     options: ReadOptions,
-    others: Sequence[Get],
-) -> Flow[list[Found]]:
-    """Fill `values` for some groups of reads, each of one shard; return the replies to `others`."""
-    founds: list[Found] = []
-    for attempt in range(_N_ATTEMPTS_IN_TWO_ROUNDS):
-        shards = [reads[group[0]].chunk.shard for group in pending]
-        batch: list[Request] = [_get_index(shard) for shard in shards]
-        batch += others if attempt == 0 else ()
-        if not batch:
-            break
-        replies: list[Found] = yield batch
-        founds += replies[len(shards) :]
+) -> Flow[None]:
+    """Fill `values` for some groups of reads, each of one shard."""
+    for _ in range(_N_ATTEMPTS_IN_TWO_ROUNDS):
+        replies: list[Found] = yield [_get_index(reads[group[0]].chunk.shard) for group in pending]
         pending = yield from _read_spans(reads, pending, replies, values, options)
-    if pending:
-        yield from _read_whole(reads, pending, values)
-    return founds
+        if not pending:
+            return
+    yield from _read_whole(reads, pending, values)
 
 
 def _read_spans(
@@ -171,7 +167,7 @@ def _read_spans(
     shards = [reads[group[0]].chunk.shard for group in pending]
     again: list[list[int]] = []
     span_reads: list[_SpanRead] = []
-    for shard, group, found in zip(shards, pending, indexes, strict=False):
+    for shard, group, found in zip(shards, pending, indexes, strict=True):
         for i in group:
             values[i] = None
         try:

@@ -7,12 +7,12 @@ the batches, blocking or async. An exception of a request is thrown into the flo
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from zarr_shardstore.format.layout import ShardRef
-from zarr_shardstore.plan.entries import EntryUpdate
+from zarr_shardstore.plan.entries import EntryUpdate, Piece, apply_pieces
 from zarr_shardstore.plan.ranges import ByteRange
 
 __all__ = [
@@ -25,10 +25,13 @@ __all__ = [
     "GetSize",
     "ListDir",
     "ListPrefix",
+    "Modify",
     "Request",
     "Set",
     "SetIfNotExists",
+    "SetPartial",
     "UpdateShard",
+    "relay",
 ]
 
 Bytes: TypeAlias = bytes | memoryview
@@ -89,6 +92,22 @@ class SetIfNotExists:
 
 
 @dataclass(frozen=True, slots=True)
+class SetPartial:
+    """Write pieces into a value; a missing one counts as empty. Only for transformers."""
+
+    key: str
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Modify:
+    """Replace a value by what `change` makes of it (``None``: missing). Only for transformers."""
+
+    key: str
+    change: Callable[[Bytes | None], Bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
     """Remove an object; no error if there is none. Reply: ``None``."""
 
@@ -121,11 +140,12 @@ class UpdateShard:
     """Commit updates of entries of one shard, together or not at all. Reply: ``None``.
 
     The driver holds the shard for one writer at a time, commits concurrent updates of one
-    shard together, and runs `write.update_shard` for it.
+    shard together, and runs `write.update_shard` for it, above the transformers `below`.
     """
 
     shard: ShardRef
     updates: tuple[EntryUpdate, ...]
+    below: tuple[Any, ...] = ()
 
 
 Request: TypeAlias = (
@@ -134,6 +154,8 @@ Request: TypeAlias = (
     | GetSize
     | Set
     | SetIfNotExists
+    | SetPartial
+    | Modify
     | Delete
     | DeletePrefix
     | ListPrefix
@@ -142,3 +164,19 @@ Request: TypeAlias = (
 )
 
 Flow: TypeAlias = Generator[list[Request], list[Any], T]
+
+
+def relay(requests: Sequence[Request]) -> Flow[list[Any]]:
+    """Ask the base store; a change of a value is a read and a write there, not one step."""
+    changes = {i: r for i, r in enumerate(requests) if isinstance(r, SetPartial | Modify)}
+    if not changes:
+        return (yield list(requests))
+    founds: list[Found] = yield [Get(request.key) for request in changes.values()]
+    batch = list(requests)
+    for (i, request), found in zip(changes.items(), founds, strict=True):
+        if isinstance(request, Modify):
+            new = request.change(found.value)
+        else:
+            new = apply_pieces(request.key, found.value, request.pieces)
+        batch[i] = Set(request.key, new)
+    return (yield batch)

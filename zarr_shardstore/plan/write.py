@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from zarr_shardstore.errors import CorruptShardError, SpecError
+from zarr_shardstore.errors import CorruptShardError, ShardStoreError
 from zarr_shardstore.format.index import IndexDamageError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.format.shard import build_shard, split_shard
-from zarr_shardstore.plan.entries import EntryUpdate, Erase, Patch, Put, apply_pieces
+from zarr_shardstore.plan.entries import EntryUpdate, Erase, Modification, Patch, Put, apply_pieces
 from zarr_shardstore.plan.read import corrupt, read_indexes
 from zarr_shardstore.plan.requests import Delete, Exists, Flow, Found, Get, Set
 
@@ -30,7 +30,7 @@ _KEEP_HINT = (
 
 def update_shard(
     shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], *, order: EntryOrder
-) -> Flow[list[SpecError | None]]:
+) -> Flow[list[ShardStoreError | None]]:
     """Commit groups of updates of one shard in one write; each group whole or not at all.
 
     The caller must hold the shard: no other writer may come between the read and the write.
@@ -51,7 +51,7 @@ def update_shard(
     CorruptShardError
         If an entry that must stay is damaged, or the index is; nothing was written.
     """
-    outcomes: list[SpecError | None] = [None] * len(groups)
+    outcomes: list[ShardStoreError | None] = [None] * len(groups)
     left = list(range(len(groups)))
     while left:
         failed = yield from _try_update(shard, [groups[i] for i in left], order)
@@ -65,7 +65,7 @@ def update_shard(
 
 def _try_update(
     shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], order: EntryOrder
-) -> Flow[tuple[int, SpecError] | None]:
+) -> Flow[tuple[int, ShardStoreError] | None]:
     """Commit the groups; or none of them, and return the first that is wrong, and why."""
     updates = [update for group in groups for update in group]
     known, must_read = _entries_known_without_reading(updates)
@@ -86,7 +86,7 @@ def _try_update(
     for position, group in enumerate(groups):
         try:
             _apply(shard, group, old, new)
-        except SpecError as error:
+        except ShardStoreError as error:
             return position, error
     if not new:
         return None
@@ -126,7 +126,7 @@ def _entries_known_without_reading(
                     must_read = True
                 else:
                     known[update.entry_id] = max(nbytes, known.get(update.entry_id) or 0)
-            case Put() if not is_known:
+            case Put() | Modification() if not is_known:
                 must_read = True
     return known, must_read
 
@@ -206,3 +206,5 @@ def _apply(
                 new[i] = update.value
             case Patch():
                 new[i] = apply_pieces(shard.chunk_key(i), before, update.pieces)
+            case Modification():
+                new[i] = update.change(before)

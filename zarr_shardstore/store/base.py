@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from zarr.abc.store import Store
 
 from zarr_shardstore.errors import ReadOnlyError, SpecError
-from zarr_shardstore.format.declarations import Declaration
+from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.orders import EntryOrder, check_order
+from zarr_shardstore.format.transformer_specs import TransformerSpec, transformer_specs
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.runner import Runner
 from zarr_shardstore.plan.read import ReadOptions
 from zarr_shardstore.store.operations import Operations, Options
 from zarr_shardstore.store.policy import ChunksPerShard, ShardingPolicy
+from zarr_shardstore.store.registry import check_known
 
-__all__ = ["Sharding", "open_sharding"]
+__all__ = ["Sharding", "Transformers", "V3Declaration", "check_writable", "open_sharding"]
+
+V3Declaration: TypeAlias = Literal["codec", "storage_transformers"]
+Transformers: TypeAlias = "Sequence[str | Mapping[str, Any]] | None"
 
 
 class Sharding:
@@ -66,6 +71,11 @@ class Sharding:
             parts.append(f"chunks_per_shard={self.policy.chunks_per_shard!r}")
         if self.options.declaration != Options().declaration:
             parts.append(f"declaration={self.options.declaration!r}")
+        if self.options.transformers is not None:
+            names = [spec.name for spec in self.options.transformers]
+            parts.append(f"storage_transformers={names!r}")
+        if self.options.native != Options().native:
+            parts.append(f"native={self.options.native!r}")
         if self.options.order != Options().order:
             parts.append(f"order={self.options.order!r}")
         return ", ".join(parts)
@@ -75,7 +85,9 @@ def open_sharding(
     store: BaseStoreLike,
     *,
     chunks_per_shard: ChunksPerShard,
-    declaration: Declaration,
+    declaration: V3Declaration | None,
+    storage_transformers: Transformers,
+    native: Native,
     order: EntryOrder,
     max_gap_bytes: int | None,
     max_coalesced_bytes: int | None,
@@ -88,8 +100,19 @@ def open_sharding(
     SpecError, TypeError
         If an option or the base store is not valid.
     """
-    if declaration not in ("codec", "storage_transformers"):
+    if native not in ("flat", "passthrough"):
+        raise SpecError(f"native is 'flat' or 'passthrough', got {native!r}")
+    if declaration not in (None, "codec", "storage_transformers"):
         raise SpecError(f"declaration is 'codec' or 'storage_transformers', got {declaration!r}")
+    transformers = _check_transformers(storage_transformers)
+    if declaration == "codec" and (native == "passthrough" or transformers is not None):
+        raise SpecError(
+            "arrays declared by the codec are native sharded arrays: with storage_transformers, or "
+            "with native='passthrough', leave declaration away"
+        )
+    if declaration is None:
+        is_codec = native == "flat" and transformers is None
+        declaration = "codec" if is_codec else "storage_transformers"
     check_order(order)
     defaults = ReadOptions()
     reading = ReadOptions(
@@ -99,7 +122,19 @@ def open_sharding(
     if reading.max_gap_bytes < 0 or reading.max_coalesced_bytes < 0:
         raise SpecError(f"sizes are not negative, got {reading}")
     base = base_store_of(store, dict(storage_options) if storage_options else None)
-    return Sharding(base, ShardingPolicy(chunks_per_shard), Options(declaration, order, reading))
+    options = Options(declaration, order, reading, native, transformers)
+    return Sharding(base, ShardingPolicy(chunks_per_shard), options)
+
+
+def _check_transformers(given: Transformers) -> tuple[TransformerSpec, ...] | None:
+    if given is None:
+        return None
+    specs = transformer_specs(given)
+    if len({spec.name for spec in specs}) != len(specs):
+        raise SpecError(f"a storage transformer comes once in a stack, got {given!r}")
+    for spec in specs:
+        check_known(spec.name)
+    return specs
 
 
 def check_writable(is_read_only: bool) -> None:

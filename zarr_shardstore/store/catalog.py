@@ -1,4 +1,4 @@
-"""Which keys belong to which sharded array.
+"""Which keys belong to which array that something stands between: a sharding, as a rule.
 
 A key is a chunk key only if the metadata document of its array says so; for arrays without a
 document the ``chunks_per_shard`` of the store says so. The catalog reads each document once,
@@ -7,18 +7,14 @@ when it first meets a key that could be a chunk of that array, and never lists.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.documents import (
-    ArrayDocument,
-    Node,
-    document_key,
-    parse_array,
-    parse_json,
-)
+from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.format.documents import Node, document_key, parse_json
+from zarr_shardstore.format.grid import is_inside
 from zarr_shardstore.format.index import DRAFT_INDEX
 from zarr_shardstore.format.keys import (
     DRAFT_DATA_ROOT,
@@ -30,18 +26,34 @@ from zarr_shardstore.format.keys import (
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.spec import ShardingSpec
 from zarr_shardstore.plan.listing import GridDirectory, locate_directory
-from zarr_shardstore.plan.requests import Exists, Flow, Found, Get, Request
+from zarr_shardstore.plan.requests import Exists, Flow, Found, Get
+from zarr_shardstore.store.arrays import ArrayReader, StoredArray
 from zarr_shardstore.store.policy import ShardingPolicy
 
-__all__ = ["Catalog", "Misfit"]
+__all__ = ["Catalog", "Misfit", "StackedKey"]
 
 _MAX_ABSENT = 65_536
 """Places without an array that are remembered; stray numeric keys could make any number."""
 
+_N_ATTEMPTS = 8
+"""Documents are read again if another store of the process changed one meanwhile; then the
+change and this operation run at the same time, and either order is right."""
+
+
+class _Changes:
+    """How often a store of this process changed what a document says about keys."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.lock = threading.Lock()
+
+
+_changes = _Changes()
+
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A key in a sharded array that is no chunk key of it.
+    """A key in an array that is no chunk key of it.
 
     Parameters
     ----------
@@ -59,31 +71,45 @@ class Misfit:
 
 
 @dataclass(frozen=True, slots=True)
+class StackedKey:
+    """A key of an array whose stack is not just one sharding."""
+
+    key: str
+    array: StoredArray
+
+
+@dataclass(frozen=True, slots=True)
 class _Located:
     """A key, cut into array and coordinates."""
 
-    layout: ArrayLayout
+    owner: StoredArray | ArrayLayout
     coords: Coords
 
 
-_Answer: TypeAlias = "_Located | Misfit | None"
+_Knowledge: TypeAlias = "StoredArray | ShardStoreError | None"
+"""What is at a place: an array, one whose document is bad, or no array."""
+
+_Answer: TypeAlias = "_Located | Misfit | ShardStoreError | None"
 """``None``: the key is no chunk key."""
 
 
 class Catalog:
     """What is known of the arrays of one store.
 
-    Thread safety: may be used from any thread; what is learned twice is learned equal.
+    Thread safety: may be used from any thread; what is learned twice is learned equal. What
+    another store of the process changes is noticed at the next operation, without a request.
     """
 
-    def __init__(self, policy: ShardingPolicy) -> None:
+    def __init__(self, policy: ShardingPolicy, reader: ArrayReader) -> None:
+        self.reader = reader
         self._policy = policy
-        self._arrays: dict[Node, ArrayDocument] = {}
+        self._arrays: dict[Node, StoredArray] = {}
         self._absent: dict[Node, None] = {}
+        self._n_changes = _changes.n
 
     # ------------------------------------------------------------ learning
 
-    def learn(self, node: Node, array: ArrayDocument | None) -> None:
+    def learn(self, node: Node, array: StoredArray | None) -> None:
         """Remember what is at `node`; ``None``: no array."""
         if array is not None:
             self._absent.pop(node, None)
@@ -94,10 +120,18 @@ class Catalog:
         while len(self._absent) > _MAX_ABSENT:
             self._absent.pop(next(iter(self._absent)), None)
 
-    def learn_document(self, node: Node, data: bytes | memoryview | None) -> None:
-        """Remember what the stored document of `node` says; ``None``: there is none."""
+    def read(self, node: Node, data: bytes | memoryview | None) -> StoredArray | None:
+        """What the stored document of `node` says; ``None``: there is none, or no array."""
         doc = None if data is None else parse_json(data)
-        self.learn(node, None if doc is None else parse_array(node, doc))
+        return None if doc is None else self.reader.read(node, doc)
+
+    def tell_others(self) -> None:
+        """A document changed: the other stores of the process shall read theirs again."""
+        with _changes.lock:
+            is_current = self._n_changes == _changes.n
+            _changes.n += 1
+            if is_current:  # this store knows what it did itself
+                self._n_changes = _changes.n
 
     def forget(self, node: Node) -> None:
         """Read the document of `node` again when it is next needed."""
@@ -115,13 +149,23 @@ class Catalog:
         self._arrays.clear()
         self._absent.clear()
 
+    def _notice_changes(self) -> None:
+        if self._n_changes != _changes.n:
+            self._n_changes = _changes.n
+            self.clear()
+
     # ----------------------------------------------------------- resolving
 
-    def chunks_of(self, keys: Sequence[str]) -> Flow[list[ChunkRef | Misfit | None]]:
+    def chunks_of(self, keys: Sequence[str]) -> Flow[list[ChunkRef | StackedKey | Misfit | None]]:
         """The chunks that keys name; ``None`` for a key that passes through.
 
         Before a key is called a misfit its document is read again: another process may have
         resized the array.
+
+        Raises
+        ------
+        SpecError, UnsupportedError
+            If the document of an array that a key belongs to is bad.
         """
         answers = yield from self._locate(keys, in_grid=True)
         misfits = {a.node for a in answers if isinstance(a, Misfit)}
@@ -129,134 +173,194 @@ class Catalog:
             for node in misfits:
                 self.forget(node)
             answers = yield from self._locate(keys, in_grid=True)
-        chunks: list[ChunkRef | Misfit | None] = []
-        for key, a in zip(keys, answers, strict=True):
-            chunks.append(a.layout.chunk(a.coords, key) if isinstance(a, _Located) else a)
+        chunks: list[ChunkRef | StackedKey | Misfit | None] = []
+        for key, answer in zip(keys, answers, strict=True):
+            match answer:
+                case ShardStoreError():
+                    raise answer
+                case _Located(StoredArray() as array, coords) if array.layout is None:
+                    chunks.append(StackedKey(key, array))
+                case _Located(owner, coords):
+                    chunks.append(_layout_of(owner).chunk(coords, key))
+                case _:
+                    chunks.append(answer)
         return chunks
 
-    def shards_of(self, base_keys: Sequence[str]) -> Flow[list[ShardRef | None]]:
-        """The shards that keys of the base store name; ``None`` for any other key."""
+    def shards_of(
+        self, base_keys: Sequence[str]
+    ) -> Flow[list[ShardRef | StackedKey | ShardStoreError | None]]:
+        """The shards that keys of the base store name; ``None`` for a key that is none.
+
+        Where the document of an array is bad, the error stands in the place of the shard.
+        """
         answers = yield from self._locate(base_keys, in_grid=False)
-        return [
-            ShardRef(a.layout, a.coords, key) if isinstance(a, _Located) else None
-            for key, a in zip(base_keys, answers, strict=True)
-        ]
+        shards: list[ShardRef | StackedKey | ShardStoreError | None] = []
+        for key, answer in zip(base_keys, answers, strict=True):
+            match answer:
+                case _Located(StoredArray() as array) if array.layout is None:
+                    shards.append(StackedKey(key, array))
+                case _Located(owner, coords):
+                    shards.append(ShardRef(_layout_of(owner), coords, key))
+                case ShardStoreError():
+                    shards.append(answer)
+                case _:
+                    shards.append(None)
+        return shards
 
-    def directory_of(self, directory: str, *, or_own: bool = False) -> Flow[GridDirectory | None]:
-        """Where a directory lies inside the grid of an array that has metadata.
+    def directory_of(
+        self, directory: str, *, or_own: bool = False
+    ) -> Flow[GridDirectory | StoredArray | None]:
+        """The array in whose grid a directory lies; ``None`` if there is none with metadata.
 
-        ``None`` if it does not; with `or_own`, the array's own directory is found too.
+        With `or_own` the array's own directory counts, and a bad document is raised. An array
+        whose stack is not just one sharding is returned as it is.
         """
         path = directory.removesuffix("/")
         # "foo/c/96/" continues to a chunk key, if foo is an array of enough dimensions.
-        nodes = [Node("v3", parent) for parent, _ in v3_candidates(path)]
+        nodes = [node for parent, _ in v3_candidates(path) for node in _flat_nodes(parent)]
         candidate = draft_candidate(path)
         if candidate is not None:
             nodes.append(Node("draft", candidate[0]))
         if or_own:
-            nodes.insert(0, Node("v3", path))
+            nodes[:0] = _flat_nodes(path)
             if directory.startswith(DRAFT_DATA_ROOT):
                 nodes.append(Node("draft", path[len(DRAFT_DATA_ROOT) :]))
-        nodes = [node for node in nodes if node not in self._absent]
-        yield from self._learn_unknown(nodes)
+        known = yield from self._know(nodes)
         for node in nodes:
-            array = self._arrays.get(node)
-            if array is not None and array.layout is not None:
+            array = known[node]
+            if isinstance(array, ShardStoreError) and or_own:
+                raise array
+            if isinstance(array, StoredArray) and array.stack:
+                if array.layout is None:
+                    return array
                 found = locate_directory(array.layout, directory)
                 if found is not None:
                     return found
         return None
 
-    def has_array(self, node: Node) -> Flow[bool]:
-        """Whether there is an array document at `node`."""
-        yield from self._learn_unknown([node])
-        return node in self._arrays
+    def has_array(self, path: str) -> Flow[bool]:
+        """Whether there is an array document of Zarr v3 or v2 at `path`."""
+        known = yield from self._know(_flat_nodes(path))
+        return any(array is not None for array in known.values())
 
     def may_lack_metadata(self, directory: str) -> bool:
         """Whether a directory may be, or be inside, an array that only the option declares."""
         segments = directory.removesuffix("/").split("/")
         parents = ["/".join(segments[:n]) for n in range(len(segments) + 1)]
-        if any(self._policy.names(p) and Node("v3", p) not in self._arrays for p in parents):
+        if any(self._policy.names(p) and not self._is_known(_flat_nodes(p)) for p in parents):
             return True
         root = DRAFT_DATA_ROOT.removesuffix("/")
         paths = [p[len(root) + 1 :] for p in parents if p == root or p.startswith(f"{root}/")]
-        return any(self._policy.has_rule(p) and Node("draft", p) not in self._arrays for p in paths)
+        return any(
+            self._policy.has_rule(p) and not self._is_known([Node("draft", p)]) for p in paths
+        )
+
+    def _is_known(self, nodes: Iterable[Node]) -> bool:
+        return any(node in self._arrays for node in nodes)
 
     def _locate(self, keys: Sequence[str], *, in_grid: bool) -> Flow[list[_Answer]]:
-        absent: set[Node] = set()
+        self._notice_changes()
+        known: dict[Node, _Knowledge] = {}
         answers: list[_Answer] = [None] * len(keys)
         open_positions: Sequence[int] = range(len(keys))
         while open_positions:
-            unknown: dict[int, Node] = {}
+            unknown: dict[int, list[Node]] = {}
             for i in open_positions:
-                answer = self._locate_one(keys[i], in_grid, absent)
-                if isinstance(answer, Node):
+                answer = self._locate_one(keys[i], in_grid, known)
+                if isinstance(answer, list):
                     unknown[i] = answer
                 else:
                     answers[i] = answer
             if unknown:
-                absent |= yield from self._learn_unknown(list(dict.fromkeys(unknown.values())))
+                nodes = dict.fromkeys(node for nodes in unknown.values() for node in nodes)
+                known |= yield from self._know(list(nodes))
             open_positions = list(unknown)
         return answers
 
-    def _learn_unknown(self, nodes: Sequence[Node]) -> Flow[set[Node]]:
-        """Read the documents of nodes that are not known yet; return those without an array."""
-        absent: set[Node] = set()
-        unknown = [n for n in nodes if n not in self._arrays and n not in self._absent]
+    def _know(self, nodes: Sequence[Node]) -> Flow[dict[Node, _Knowledge]]:
+        """What is at places; documents that are not known are read, in one round as a rule."""
+        for _ in range(_N_ATTEMPTS):
+            self._notice_changes()
+            n_changes = self._n_changes
+            known: dict[Node, _Knowledge] = {}
+            for node in nodes:
+                if node in self._arrays or node in self._absent:
+                    known[node] = self._arrays.get(node)
+            unknown = [node for node in nodes if node not in known]
+            if not unknown:
+                return known
+            learned = yield from self._read_documents(unknown)
+            known |= learned
+            if n_changes == self._n_changes == _changes.n:
+                for node, array in learned.items():
+                    if not isinstance(array, ShardStoreError):
+                        self.learn(node, array)
+                break
+        return known
+
+    def _read_documents(self, nodes: Sequence[Node]) -> Flow[dict[Node, _Knowledge]]:
+        learned: dict[Node, _Knowledge] = {}
         # Where the store's own rule would apply, a document is not expected: ask whether it
         # is there before it is read, so that writing a whole shard reads nothing.
-        doubtful = [n for n in unknown if n.hierarchy == "draft" and self._policy.has_rule(n.path)]
+        doubtful = [n for n in nodes if n.hierarchy == "draft" and self._policy.has_rule(n.path)]
         if doubtful:
             exist: list[bool] = yield [Exists(document_key(n)) for n in doubtful]
-            for node, is_there in zip(doubtful, exist, strict=True):
-                if not is_there:
-                    self.learn(node, None)
-                    absent.add(node)
-        unknown = [n for n in unknown if n not in absent]
-        if unknown:
-            # An array that the option names, and that exists in format 2, does not lack metadata.
-            named = [n for n in unknown if n.hierarchy == "v3" and self._policy.names(n.path)]
-            batch: list[Request] = [Get(document_key(n)) for n in unknown]
-            replies = yield batch + [Exists(f"{n.path}/.zarray".lstrip("/")) for n in named]
-            in_format_2 = {
-                n for n, is_there in zip(named, replies[len(unknown) :], strict=True) if is_there
-            }
-            for node, found in zip(unknown, replies, strict=False):
-                self._learn_reply(node, found, node in in_format_2)
-                if node not in self._arrays:
-                    absent.add(node)
-        return absent
+            learned |= {n: None for n, yes in zip(doubtful, exist, strict=True) if not yes}
+        expected = [n for n in nodes if n not in learned]
+        if expected:
+            founds: list[Found] = yield [Get(document_key(n)) for n in expected]
+            for node, found in zip(expected, founds, strict=True):
+                try:
+                    learned[node] = self.read(node, found.value)
+                except ShardStoreError as error:
+                    learned[node] = error
+        return learned
 
-    def _learn_reply(self, node: Node, found: Found, is_in_format_2: bool) -> None:
-        """Remember in one step what is at `node`: other tasks must not see half of it."""
-        if found.value is None and is_in_format_2:
-            self.learn(node, ArrayDocument(node, None, None, None))
-        else:
-            self.learn_document(node, found.value)
-
-    def _locate_one(self, key: str, in_grid: bool, just_absent: set[Node]) -> _Answer | Node:
-        """What is known about a key, or which document must be read to know more."""
-        for node, suffix in self._candidates(key):
-            array = self._arrays.get(node)
-            if array is not None:
-                return _locate_in(array, key, suffix, in_grid)
-            if node not in self._absent and node not in just_absent:
-                return node
-        for node, suffix in self._candidates(key):
+    def _locate_one(
+        self, key: str, in_grid: bool, just_learned: dict[Node, _Knowledge]
+    ) -> _Answer | list[Node]:
+        """What is known about a key, or which documents must be read to know more."""
+        for nodes, suffix in self._candidates(key):
+            unknown: list[Node] = []
+            otherwise: _Answer = None
+            for node in nodes:
+                if node in just_learned:
+                    array = just_learned[node]
+                elif node in self._absent:
+                    array = None
+                else:
+                    array = self._arrays.get(node)
+                    if array is None:
+                        unknown.append(node)
+                if unknown:
+                    continue  # those before this one come first
+                if isinstance(array, StoredArray):
+                    answer = _locate_in(array, key, suffix, in_grid)
+                    if _may_spell(array, suffix):
+                        return answer
+                    otherwise = answer  # or of the array of the other format at this path
+                elif array is not None:
+                    return array
+            if unknown:
+                return unknown
+            if otherwise is not None:
+                return otherwise
+        for nodes, suffix in self._candidates(key):
+            node = nodes[0]
             has_rule = self._policy.has_rule if node.hierarchy == "draft" else self._policy.names
             if has_rule(node.path):
                 return self._locate_by_rule(node, key, suffix)
         return None
 
-    def _candidates(self, key: str) -> Iterator[tuple[Node, str]]:
+    def _candidates(self, key: str) -> Iterator[tuple[list[Node], str]]:
         """Places of arrays that may own a key, with the rest of the key."""
         draft = draft_candidate(key)
         if draft is not None:
-            yield Node("draft", draft[0]), draft[1]
+            yield [Node("draft", draft[0])], draft[1]
             if self._policy.has_rule(draft[0]):
                 return  # a chunk by the option; no document of another hierarchy is asked for
         for path, suffix in v3_candidates(key):
-            yield Node("v3", path), suffix
+            yield [Node("v3", path)] if suffix.startswith("c") else _flat_nodes(path), suffix
 
     def _locate_by_rule(self, node: Node, key: str, suffix: str) -> _Answer:
         """A key of an array that has no document, spelled as it spells itself."""
@@ -276,26 +380,43 @@ class Catalog:
         return _Located(ArrayLayout(node.path, node.chunk_prefix, encoding, None, spec), coords)
 
 
-def _locate_in(array: ArrayDocument, key: str, suffix: str, in_grid: bool) -> _Answer:
-    layout = array.layout
-    if layout is None:
+def _flat_nodes(path: str) -> list[Node]:
+    """Places of an array whose keys are below its own path; v3 comes first, as in zarr."""
+    return [Node("v3", path), Node("v2", path)]
+
+
+def _layout_of(owner: StoredArray | ArrayLayout) -> ArrayLayout:
+    layout = owner.layout if isinstance(owner, StoredArray) else owner
+    assert layout is not None
+    return layout
+
+
+def _may_spell(array: StoredArray, suffix: str) -> bool:
+    geometry = array.document.geometry
+    return geometry is None or (geometry.encoding.style == "v2") != suffix.startswith("c")
+
+
+def _locate_in(array: StoredArray, key: str, suffix: str, in_grid: bool) -> _Answer:
+    geometry, grid_shape = array.document.geometry, array.grid_shape
+    if not array.stack or geometry is None or grid_shape is None:
         return None
-    coords = layout.encoding.decode(suffix, layout.ndim)
+    encoding, ndim, path = geometry.encoding, len(grid_shape), array.node.path
+    coords = encoding.decode(suffix, ndim)
     if coords is None:
+        first = array.node.chunk_prefix + encoding.encode((0,) * ndim)
         return Misfit(
             array.node,
             False,
-            f"key {key!r} is no chunk key of the array {layout.path!r}, which has {layout.ndim} "
-            f"dimensions and keys like {layout.chunk((0,) * layout.ndim).key!r}",
+            f"key {key!r} is no chunk key of the array {path!r}, which has {ndim} dimensions "
+            f"and keys like {first!r}",
         )
-    if in_grid and not layout.has_chunk(coords):
+    if in_grid and not is_inside(coords, grid_shape):
         return Misfit(
             array.node,
             True,
-            f"key {key!r} lies outside the array {layout.path!r}, which has "
-            f"{layout.grid_shape} chunks",
+            f"key {key!r} lies outside the array {path!r}, which has {grid_shape} chunks",
         )
-    return _Located(layout, coords)
+    return _Located(array, coords)
 
 
 def _encoding_of(node: Node, suffix: str) -> ChunkKeyEncoding:

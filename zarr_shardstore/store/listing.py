@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeGuard
 
+from zarr_shardstore.errors import CorruptShardError, ShardStoreError
 from zarr_shardstore.format.documents import Node
 from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.plan.listing import GridDirectory, entries_present
 from zarr_shardstore.plan.ranges import Range
-from zarr_shardstore.plan.read import read_indexes
+from zarr_shardstore.plan.read import read_indexes, try_read_indexes
 from zarr_shardstore.plan.requests import Flow, Found, Get, ListDir, ListPrefix
-from zarr_shardstore.store.catalog import Catalog
+from zarr_shardstore.plan.stack import keys_above
+from zarr_shardstore.store.arrays import StoredArray
+from zarr_shardstore.store.catalog import Catalog, StackedKey
 
-__all__ = ["Kind", "Listing"]
+__all__ = ["Kind", "Listing", "raise_first"]
 
 _SHARDS_PER_LISTING_ROUND = 64
 
@@ -36,16 +39,18 @@ class Listing:
         """All keys that start with `prefix`."""
         base_keys = yield from self.list_base(prefix)
         keys: list[str] = []
+        errors: list[ShardStoreError] = []
         for part in self.listing_rounds(base_keys):
-            keys += yield from self.list_some(part, prefix)
+            keys += yield from self.list_some(part, prefix, errors)
+        raise_first(errors)
         return keys
 
     def directory_of_array(self, prefix: str) -> Flow[str]:
-        """`prefix` with a slash, if it is the path of a v3 array; else as it is."""
+        """`prefix` with a slash, if it is the path of an array; else as it is."""
         prefix = check_prefix(prefix)
         if not prefix or prefix.endswith("/"):
             return prefix
-        is_array = yield from self.catalog.has_array(Node("v3", prefix))
+        is_array = yield from self.catalog.has_array(prefix)
         return f"{prefix}/" if is_array else prefix
 
     def list_base(self, prefix: str) -> Flow[list[str]]:
@@ -53,7 +58,9 @@ class Listing:
         prefix = check_prefix(prefix)
         directory = prefix[: prefix.rfind("/") + 1]
         in_grid = yield from self.catalog.directory_of(directory)
-        if in_grid is None and self.catalog.may_lack_metadata(directory):
+        if isinstance(in_grid, StoredArray):
+            directory, in_grid = in_grid.node.chunk_prefix, None
+        elif in_grid is None and self.catalog.may_lack_metadata(directory):
             directory = _array_directory_without_metadata(directory)
         directories = [directory]
         if in_grid is not None and in_grid.base_directory != directory:
@@ -67,29 +74,46 @@ class Listing:
         n = _SHARDS_PER_LISTING_ROUND
         return (base_keys[i : i + n] for i in range(0, len(base_keys), n))
 
-    def list_some(self, base_keys: Sequence[str], prefix: str) -> Flow[list[str]]:
-        """Keys that start with `prefix` and are stored in these objects of the base store."""
-        sizes = yield from self.list_sizes(base_keys, prefix)
+    def list_some(
+        self, base_keys: Sequence[str], prefix: str, errors: list[ShardStoreError]
+    ) -> Flow[list[str]]:
+        """Keys that start with `prefix` and are stored in these objects of the base store.
+
+        Shards and documents that cannot be read go to `errors`, and block nothing else.
+        """
+        sizes = yield from self.list_sizes(base_keys, prefix, errors)
         return [key for key, _ in sizes]
 
     def list_sizes(
-        self, base_keys: Sequence[str], prefix: str
+        self, base_keys: Sequence[str], prefix: str, errors: list[ShardStoreError]
     ) -> Flow[list[tuple[str, int | None]]]:
         """As `list_some`, each key with its size in bytes where the index tells it."""
         prefix = check_prefix(prefix)
         shards = yield from self.catalog.shards_of(base_keys)
-        wanted = [s for s in shards if s is not None]
-        indexes = iter((yield from read_indexes(wanted)))
+        indexes = iter((yield from try_read_indexes([s for s in shards if _is_shard(s)])))
         listed: list[tuple[str, int | None]] = []
+        stacked: dict[Node, tuple[StoredArray, list[str]]] = {}
         for base_key, shard in zip(base_keys, shards, strict=True):
-            if shard is None:
-                listed.append((base_key, None))
-                continue
-            index = next(indexes)
-            if index is not None:
-                ids = entries_present(shard, index)
-                sizes = index.fields[ids, 1].tolist()
-                listed += zip(shard.chunk_keys(ids), sizes, strict=True)
+            match shard:
+                case None:
+                    listed.append((base_key, None))
+                case StackedKey(key, array):
+                    stacked.setdefault(array.node, (array, []))[1].append(key)
+                case ShardStoreError():
+                    errors.append(shard)
+                case ShardRef():
+                    index = next(indexes)
+                    if isinstance(index, CorruptShardError):
+                        errors.append(index)
+                    elif index is not None:
+                        ids = entries_present(shard, index)
+                        sizes = index.fields[ids, 1].tolist()
+                        listed += zip(shard.chunk_keys(ids), sizes, strict=True)
+        for array, keys in stacked.values():
+            try:
+                listed += yield from keys_above(array.stack, keys)
+            except ShardStoreError as error:
+                errors.append(error)
         return [item for item in listed if item[0].startswith(prefix)]
 
     def list_dir(self, prefix: str) -> Flow[dict[str, Kind]]:
@@ -100,9 +124,9 @@ class Listing:
         """
         prefix = _as_directory(prefix)
         directory = yield from self.catalog.directory_of(prefix, or_own=True)
-        if directory is not None:
+        if isinstance(directory, GridDirectory):
             return (yield from self._list_grid_directory(directory, prefix))
-        if not self.catalog.may_lack_metadata(prefix):
+        if directory is None and not self.catalog.may_lack_metadata(prefix):
             (names,) = yield [ListDir(prefix)]
             return dict.fromkeys(names)
         kinds: dict[str, Kind] = {}
@@ -164,6 +188,18 @@ class Listing:
             if directory.expand_name(name) is None and directory.shard_of_name(name) is None:
                 kinds.setdefault(name, None)
         return kinds
+
+
+def raise_first(errors: Sequence[ShardStoreError]) -> None:
+    """Raise the first of the errors that a listing met, if any, now that all else is listed."""
+    if errors:
+        if len(errors) > 1:
+            errors[0].add_note(f"and {len(errors) - 1} more shards or keys could not be listed")
+        raise errors[0]
+
+
+def _is_shard(found: object) -> TypeGuard[ShardRef]:
+    return isinstance(found, ShardRef)
 
 
 def _as_directory(prefix: str) -> str:

@@ -10,26 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.declarations import Declaration
+from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.format.consolidated import directory_of_v2_consolidated
+from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.documents import Node, node_of_document
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.orders import EntryOrder
-from zarr_shardstore.plan.entries import (
-    EntryUpdate,
-    Erase,
-    Patch,
-    Piece,
-    Put,
-    apply_pieces,
-    check_pieces,
-)
+from zarr_shardstore.format.transformer_specs import TransformerSpec
+from zarr_shardstore.plan.entries import EntryUpdate, Erase, Piece, apply_pieces, check_pieces
 from zarr_shardstore.plan.listing import GridDirectory
 from zarr_shardstore.plan.ranges import ByteRange, Range, resolve_range
-from zarr_shardstore.plan.read import EntryRead, ReadOptions, read_entries, read_indexes
+from zarr_shardstore.plan.read import ReadOptions
 from zarr_shardstore.plan.requests import (
     Delete,
     DeletePrefix,
@@ -41,26 +35,34 @@ from zarr_shardstore.plan.requests import (
     Request,
     Set,
     SetIfNotExists,
+    SetPartial,
     UpdateShard,
+    relay,
 )
+from zarr_shardstore.plan.sharding import perform_on_chunks
+from zarr_shardstore.plan.stack import Stack, perform, through, together
 from zarr_shardstore.plan.write import update_shard
-from zarr_shardstore.store.catalog import Catalog, Misfit
-from zarr_shardstore.store.listing import Listing
+from zarr_shardstore.store.arrays import ArrayReader, StoredArray
+from zarr_shardstore.store.catalog import Catalog, Misfit, StackedKey
+from zarr_shardstore.store.listing import Listing, raise_first
 from zarr_shardstore.store.policy import ShardingPolicy
-from zarr_shardstore.store.view import declared_document, presented
+from zarr_shardstore.store.view import View
 
 __all__ = ["Operations", "Options"]
 
 Value: TypeAlias = bytes | memoryview
+_Owner: TypeAlias = "ChunkRef | StackedKey | Misfit | None"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Runtime options of a store; none of them is stored."""
 
-    declaration: Declaration = "codec"
+    declaration: Literal["codec", "storage_transformers"] = "codec"
     order: EntryOrder = "morton"
     reading: ReadOptions = field(default_factory=ReadOptions)
+    native: Native = "flat"
+    transformers: tuple[TransformerSpec, ...] | None = None
 
 
 class Operations:
@@ -75,16 +77,17 @@ class Operations:
     """
 
     def __init__(self, policy: ShardingPolicy, options: Options) -> None:
-        self.policy = policy
         self.options = options
-        self.catalog = Catalog(policy)
+        self.catalog = Catalog(policy, ArrayReader(options.native, options.reading))
         self.listing = Listing(self.catalog)
+        self._view = View(policy, options.declaration, options.transformers, self.catalog.reader)
 
     def update_shard(
-        self, shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]]
+        self, request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
     ) -> Flow[Sequence[Exception | None]]:
         """The write strategy, for the driver."""
-        return update_shard(shard, groups, order=self.options.order)
+        flow = update_shard(request.shard, groups, order=self.options.order)
+        return through(request.below, flow) if request.below else flow
 
     # --------------------------------------------------------------- reads
 
@@ -98,28 +101,17 @@ class Operations:
         for key, byte_range in key_ranges:
             check_key(key)
             resolve_range(byte_range, 0)
-        chunks = yield from self.catalog.chunks_of([key for key, _ in key_ranges])
-        nodes = [node_of_document(key) for key, _ in key_ranges]
-        reads: list[EntryRead] = []
-        others: list[Get] = []
-        for chunk, node, (key, byte_range) in zip(chunks, nodes, key_ranges, strict=True):
-            if isinstance(chunk, ChunkRef):
-                reads.append(EntryRead(chunk, byte_range))
-            elif not _is_outside(chunk):
-                others.append(Get(key, None if node else byte_range))
-        read, founds = yield from read_entries(reads, self.options.reading, others)
+        owners = yield from self.catalog.chunks_of([key for key, _ in key_ranges])
+        requests = [
+            Get(key, None if _is_document(key) else byte_range) for key, byte_range in key_ranges
+        ]
+        founds: list[Found | None] = yield from self._perform(requests, owners)
         values: list[memoryview | None] = []
-        next_read, next_other = iter(read), iter(founds)
-        for chunk, node, (_, byte_range) in zip(chunks, nodes, key_ranges, strict=True):
-            if isinstance(chunk, ChunkRef):
-                values.append(next(next_read))
-            elif _is_outside(chunk):
-                values.append(None)
-            else:
-                value = next(next_other).value
-                if node is not None:
-                    value = self._shown(node, value, byte_range)
-                values.append(value)
+        for found, (key, byte_range) in zip(founds, key_ranges, strict=True):
+            value = None if found is None else found.value
+            if _is_document(key):
+                value = self._shown(key, value, byte_range)
+            values.append(value)
         return values
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> Flow[memoryview | None]:
@@ -129,37 +121,33 @@ class Operations:
 
     def exists(self, key: str) -> Flow[bool]:
         """Whether there is a value; for a chunk, by one read of its shard's index."""
-        chunk = yield from self._chunk_or_key(key)
-        if isinstance(chunk, ChunkRef):
-            return (yield from self._entry_nbytes(chunk)) is not None
-        if _is_outside(chunk):
-            return False
-        (is_there,) = yield [Exists(key)]
+        check_key(key)
+        owners = yield from self.catalog.chunks_of([key])
+        (is_there,) = yield from self._perform([Exists(key)], owners)
         return bool(is_there)
 
     def get_size(self, key: str) -> Flow[int | None]:
         """Size of a value in bytes; ``None`` if there is none. No chunk is read."""
-        chunk = yield from self._chunk_or_key(key)
-        if isinstance(chunk, ChunkRef):
-            return (yield from self._entry_nbytes(chunk))
-        if _is_outside(chunk):
-            return None
-        if node_of_document(key) is not None:
+        if _is_document(key):
             value = yield from self.get(key)
             return None if value is None else len(value)
+        check_key(key)
+        owners = yield from self.catalog.chunks_of([key])
         size: int | None
-        (size,) = yield [GetSize(key)]
+        (size,) = yield from self._perform([GetSize(key)], owners)
         return size
 
     def get_total_size(self, prefix: str) -> Flow[int]:
         """Sum of the sizes of all values whose key starts with `prefix`, in bytes."""
         total = 0
+        errors: list[ShardStoreError] = []
         base_keys = yield from self.listing.list_base(prefix)
         for part in self.listing.listing_rounds(base_keys):
-            for key, size in (yield from self.listing.list_sizes(part, prefix)):
+            for key, size in (yield from self.listing.list_sizes(part, prefix, errors)):
                 if size is None:
                     size = yield from self.get_size(key)
                 total += size or 0
+        raise_first(errors)
         return total
 
     # -------------------------------------------------------------- writes
@@ -175,31 +163,15 @@ class Operations:
             If a key is not valid, or not for its array; no value of the call was written.
         """
         values: list[tuple[str, Value]] = []
-        documents: list[tuple[Node, str, Value]] = []
+        documents: list[tuple[str, Value]] = []
         for key, value in items:
             check_key(key)
-            node = node_of_document(key)
-            if node is not None:
-                documents.append((node, key, value))
-            else:
-                if key.rpartition("/")[2] == ".zarray":
-                    yield from self._check_v2_array(key)
-                values.append((key, value))
-        for node, key, value in documents:  # first: they say which of the other keys are chunks
-            yield from self._set_document(node, key, memoryview(value), only_if_missing)
-        chunks = yield from self._writable_chunks([key for key, _ in values])
-        updates: dict[ShardRef, list[EntryUpdate]] = {}
-        batch: list[Request] = []
-        relay = SetIfNotExists if only_if_missing else Set
-        for chunk, (key, value) in zip(chunks, values, strict=True):
-            if chunk is not None:
-                put = Put(chunk.entry_id, value, only_if_missing)
-                updates.setdefault(chunk.shard, []).append(put)
-            else:
-                batch.append(relay(key, value))
-        batch += [UpdateShard(shard, tuple(puts)) for shard, puts in updates.items()]
-        if batch:
-            yield batch
+            (documents if _is_document(key) else values).append((key, value))
+        for key, value in documents:  # first: they say which of the other keys are chunks
+            yield from self._set_document(key, memoryview(value), only_if_missing)
+        owners = yield from self._writable([key for key, _ in values])
+        request = SetIfNotExists if only_if_missing else Set
+        yield from self._perform([request(key, value) for key, value in values], owners)
 
     def set(self, key: str, value: Value, *, only_if_missing: bool = False) -> Flow[None]:
         """Store one whole value."""
@@ -219,127 +191,150 @@ class Operations:
             check_key(key)
             pieces.setdefault(key, []).append((start, value))
         patches = {key: check_pieces(key, parts) for key, parts in pieces.items()}
-        chunks = yield from self._writable_chunks(list(patches))
-        updates: dict[ShardRef, list[EntryUpdate]] = {}
-        for chunk, (key, parts) in zip(chunks, patches.items(), strict=True):
-            if chunk is not None:
-                updates.setdefault(chunk.shard, []).append(Patch(chunk.entry_id, parts))
-            else:
+        owners = yield from self._writable(list(patches))
+        requests: list[SetPartial] = []
+        chunk_owners: list[_Owner] = []
+        for owner, (key, parts) in zip(owners, patches.items(), strict=True):
+            if owner is None:  # perhaps a document: what is changed is what readers see
                 old = yield from self.get(key)
                 yield from self.set(key, apply_pieces(key, old, parts))
-        if updates:
-            yield [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
+            else:
+                requests.append(SetPartial(key, parts))
+                chunk_owners.append(owner)
+        yield from self._perform(requests, chunk_owners)
 
     def erase_values(self, keys: Iterable[str]) -> Flow[None]:
         """Erase values; those of one shard together. A missing key is no error."""
         keys = list(dict.fromkeys(keys))
         for key in keys:
             check_key(key)
-        chunks = yield from self.catalog.chunks_of(keys)
-        updates: dict[ShardRef, list[EntryUpdate]] = {}
-        relayed: list[str] = []
-        misfits: list[str] = []
-        for chunk, key in zip(chunks, keys, strict=True):
-            if isinstance(chunk, ChunkRef):
-                updates.setdefault(chunk.shard, []).append(Erase(chunk.entry_id))
-            elif chunk is None:
-                relayed.append(key)
-            elif not _is_outside(chunk):
-                misfits.append(key)
+        owners = yield from self.catalog.chunks_of(keys)
+        misfits = [
+            key
+            for key, owner in zip(keys, owners, strict=True)
+            if isinstance(owner, Misfit) and not owner.is_outside
+        ]
+        objects: set[str] = set()
         if misfits:
             # LocalStore erases a whole directory if the key names one: here that would be one
             # of shards, which are not the chunks below the key. Only objects can be read.
             founds: list[Found] = yield [Get(key, Range(0, 1)) for key in misfits]
-            objects = zip(misfits, founds, strict=True)
-            relayed += [key for key, found in objects if found.value is not None]
-        batch: list[Request] = [Delete(key) for key in relayed]
-        batch += [UpdateShard(shard, tuple(erasures)) for shard, erasures in updates.items()]
-        if batch:
-            yield batch
-        for key in relayed:
-            node = node_of_document(key)
-            if node is not None:
-                self.catalog.forget(node)
-            else:
-                self.catalog.forget_directory(f"{key}/")
+            found = zip(misfits, founds, strict=True)
+            objects = {key for key, reply in found if reply.value is not None}
+        requests: list[Delete] = []
+        kept: list[_Owner] = []
+        for key, owner in zip(keys, owners, strict=True):
+            is_misfit = isinstance(owner, Misfit)
+            if not is_misfit or key in objects:
+                requests.append(Delete(key))
+                kept.append(None if is_misfit else owner)
+        yield from self._perform(requests, kept)
+        for request, owner in zip(requests, kept, strict=True):
+            if owner is None:
+                self._forget_erased(request.key)
 
     def erase_prefix(self, prefix: str) -> Flow[None]:
         """Erase all values whose key starts with `prefix`; whole directories are relayed."""
         prefix = check_prefix(prefix)
         if prefix and not prefix.endswith("/"):
-            keys = yield from self.listing.list_all(prefix)
-            yield from self.erase_values(keys)
+            yield from self._erase_listed(prefix)
             return
         directory = yield from self.catalog.directory_of(prefix)
-        if directory is not None and directory.leading:
+        if isinstance(directory, GridDirectory) and directory.leading:
             yield from self._erase_grid_directory(directory, prefix)
-        elif directory is None and self.listing.is_translated_without_metadata(prefix):
-            keys = yield from self.listing.list_all(prefix)
-            yield from self.erase_values(keys)
+        elif isinstance(directory, StoredArray) or (
+            directory is None and self.listing.is_translated_without_metadata(prefix)
+        ):
+            yield from self._erase_listed(prefix)
         else:
             yield [DeletePrefix(prefix)]
             self.catalog.forget_directory(prefix)
+            self.catalog.tell_others()
 
     # ------------------------------------------------------------- details
 
+    def _perform(self, requests: Sequence[Request], owners: Sequence[_Owner]) -> Flow[list[Any]]:
+        """Reply to requests for keys, of whatever array, side by side. Misfits get ``None``."""
+        stacks: dict[Node, tuple[Stack, list[int]]] = {}
+        chunks: list[int] = []
+        others: list[int] = []
+        for i, owner in enumerate(owners):
+            if isinstance(owner, ChunkRef):
+                chunks.append(i)
+            elif isinstance(owner, StackedKey):
+                array = owner.array
+                stacks.setdefault(array.node, (array.stack, []))[1].append(i)
+            elif not _is_outside(owner):
+                others.append(i)
+        parts: list[tuple[list[int], Flow[list[Any]]]] = []
+        if chunks:
+            refs = [owner for owner in owners if isinstance(owner, ChunkRef)]
+            of_chunks = [requests[i] for i in chunks]
+            parts.append((chunks, perform_on_chunks(of_chunks, refs, self.options.reading)))
+        if others:
+            parts.append((others, relay([requests[i] for i in others])))
+        for stack, positions in stacks.values():
+            parts.append((positions, perform(stack, [requests[i] for i in positions])))
+        replies: list[Any] = [None] * len(requests)
+        results = yield from together([flow for _, flow in parts])
+        for (positions, _), result in zip(parts, results, strict=True):
+            for i, reply in zip(positions, result, strict=True):
+                replies[i] = reply
+        return replies
+
     def _shown(
-        self, node: Node, data: memoryview | None, byte_range: ByteRange | None
+        self, key: str, data: memoryview | None, byte_range: ByteRange | None
     ) -> memoryview | None:
         """A stored document as readers see it; the catalog learns it on the way."""
+        node = node_of_document(key)
         if data is None:
-            self.catalog.forget(node)  # what is there instead is looked up when it matters
+            if node is not None:
+                self.catalog.forget(node)  # what is there is looked up when it matters
             return None
-        value = presented(node, data)
-        self.catalog.learn_document(node, data)
+        if node is None:
+            value = self._view.presented_directory(directory_of_v2_consolidated(key) or "", data)
+        else:
+            value = self._view.presented(node, data)
+            self.catalog.learn(node, self.catalog.read(node, data))
         start, stop = resolve_range(byte_range, len(value))
         return value[start:stop]
 
-    def _set_document(
-        self, node: Node, key: str, data: memoryview, only_if_missing: bool
-    ) -> Flow[None]:
+    def _set_document(self, key: str, data: memoryview, only_if_missing: bool) -> Flow[None]:
         found: Found
         (found,) = yield [Get(key)]
         if only_if_missing and found.value is not None:
             return
-        stored, array = yield from declared_document(
-            node, data, found.value, self.policy, self.options.declaration
-        )
-        yield [SetIfNotExists(key, stored) if only_if_missing else Set(key, stored)]
+        request = SetIfNotExists if only_if_missing else Set
+        node = node_of_document(key)
+        if node is None:
+            directory = directory_of_v2_consolidated(key) or ""
+            yield [request(key, (yield from self._view.stored_directory(directory, data)))]
+            return
+        stored, array, is_changed = yield from self._view.stored(node, data, found.value)
+        yield [request(key, stored)]
+        if is_changed:
+            self.catalog.tell_others()
         if only_if_missing:
             self.catalog.forget(node)  # another writer may have been first
         else:
             self.catalog.learn(node, array)
 
-    def _check_v2_array(self, key: str) -> Flow[None]:
-        """A new v2 array cannot be sharded; its user would find out by the number of files."""
-        path = key.removesuffix(".zarray").removesuffix("/")
-        if self.policy.has_rule(path):
-            (is_there,) = yield [Exists(key)]
-            if not is_there:
-                raise UnsupportedError(
-                    f"the array {path!r} has Zarr format 2, which cannot be sharded yet: create it "
-                    "with zarr_format=3, or leave it out of chunks_per_shard (a mapping from "
-                    "path, with None for this one)"
-                )
+    def _writable(self, keys: Sequence[str]) -> Flow[list[_Owner]]:
+        owners = yield from self.catalog.chunks_of(keys)
+        for owner in owners:
+            if isinstance(owner, Misfit):
+                raise SpecError(owner.message)
+        return owners
 
-    def _chunk_or_key(self, key: str) -> Flow[ChunkRef | Misfit | None]:
-        check_key(key)
-        (chunk,) = yield from self.catalog.chunks_of([key])
-        return chunk
+    def _forget_erased(self, key: str) -> None:
+        node = node_of_document(key)
+        if node is not None:
+            self.catalog.forget(node)
+            self.catalog.tell_others()
 
-    def _writable_chunks(self, keys: Sequence[str]) -> Flow[list[ChunkRef | None]]:
-        chunks = yield from self.catalog.chunks_of(keys)
-        writable: list[ChunkRef | None] = []
-        for chunk in chunks:
-            if isinstance(chunk, Misfit):
-                raise SpecError(chunk.message)
-            writable.append(chunk)
-        return writable
-
-    def _entry_nbytes(self, chunk: ChunkRef) -> Flow[int | None]:
-        (index,) = yield from read_indexes([chunk.shard])
-        entry = None if index is None else index.entry(chunk.entry_id)
-        return None if entry is None else entry[1]
+    def _erase_listed(self, prefix: str) -> Flow[None]:
+        keys = yield from self.listing.list_all(prefix)
+        yield from self.erase_values(keys)
 
     def _erase_grid_directory(self, directory: GridDirectory, prefix: str) -> Flow[None]:
         """Erase the chunks under a prefix that reaches into the grid of an array."""
@@ -347,7 +342,7 @@ class Operations:
         shards = yield from self.catalog.shards_of(base_keys)
         batch: list[Request] = []
         for base_key, shard in zip(base_keys, shards, strict=True):
-            if shard is not None:
+            if isinstance(shard, ShardRef):
                 ids = shard.entries_of(directory.leading).tolist()
                 if ids:
                     batch.append(UpdateShard(shard, tuple(map(Erase, ids))))
@@ -357,6 +352,11 @@ class Operations:
             yield batch
 
 
-def _is_outside(chunk: ChunkRef | Misfit | None) -> bool:
+def _is_document(key: str) -> bool:
+    """Whether the view shows something else than what is stored."""
+    return node_of_document(key) is not None or directory_of_v2_consolidated(key) is not None
+
+
+def _is_outside(owner: _Owner) -> bool:
     """Whether the key is one of a chunk outside the array: it is missing, whatever is stored."""
-    return isinstance(chunk, Misfit) and chunk.is_outside
+    return isinstance(owner, Misfit) and owner.is_outside

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeAlias, TypeVar
 
-from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.declarations import Declaration
+from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.buffers import as_view
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
 from zarr_shardstore.plan.requests import Flow
-from zarr_shardstore.store.base import Sharding, check_writable, open_sharding
+from zarr_shardstore.store.base import (
+    Sharding,
+    Transformers,
+    V3Declaration,
+    check_writable,
+    open_sharding,
+)
+from zarr_shardstore.store.listing import raise_first
 from zarr_shardstore.store.policy import ChunksPerShard
 from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -57,7 +64,9 @@ class ShardingMapping(MutableMapping[str, bytes]):
         store: ShardingStore | BaseStoreLike,
         *,
         chunks_per_shard: ChunksPerShard = None,
-        declaration: Declaration = "codec",
+        declaration: V3Declaration | None = None,
+        storage_transformers: Transformers = None,
+        native: Native = "flat",
         order: EntryOrder = "morton",
         max_gap_bytes: int | None = None,
         max_coalesced_bytes: int | None = None,
@@ -65,8 +74,11 @@ class ShardingMapping(MutableMapping[str, bytes]):
         read_only: bool = False,
     ) -> None:
         if isinstance(store, ShardingStore):
-            given = (chunks_per_shard, max_gap_bytes, max_coalesced_bytes, storage_options)
-            if given != (None,) * 4 or declaration != "codec" or order != "morton":
+            given = (
+                *(chunks_per_shard, declaration, storage_transformers),
+                *(max_gap_bytes, max_coalesced_bytes, storage_options),
+            )
+            if given != (None,) * 6 or native != "flat" or order != "morton":
                 raise SpecError("the ShardingStore has its options: pass them to it")
             self._sharding = store._sharding
             self.read_only = read_only or store.read_only
@@ -75,6 +87,8 @@ class ShardingMapping(MutableMapping[str, bytes]):
             store,
             chunks_per_shard=chunks_per_shard,
             declaration=declaration,
+            storage_transformers=storage_transformers,
+            native=native,
             order=order,
             max_gap_bytes=max_gap_bytes,
             max_coalesced_bytes=max_coalesced_bytes,
@@ -125,8 +139,10 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def __iter__(self) -> Iterator[str]:
         listing = self._sharding.operations.listing
         base_keys = self._run(listing.list_base(""))
+        errors: list[ShardStoreError] = []
         for part in listing.listing_rounds(base_keys):
-            yield from self._run(listing.list_some(part, ""))
+            yield from self._run(listing.list_some(part, "", errors))
+        raise_first(errors)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -15,14 +15,21 @@ from zarr.abc.store import (
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.storage import MemoryStore
 
-from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.declarations import Declaration
+from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.buffers import as_view, own_bytes
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
 from zarr_shardstore.plan.requests import Flow
-from zarr_shardstore.store.base import Sharding, check_writable, open_sharding
+from zarr_shardstore.store.base import (
+    Sharding,
+    Transformers,
+    V3Declaration,
+    check_writable,
+    open_sharding,
+)
+from zarr_shardstore.store.listing import raise_first
 from zarr_shardstore.store.policy import ChunksPerShard
 
 __all__ = ["ShardingStore"]
@@ -48,9 +55,17 @@ class ShardingStore(Store):
         ``None``. Stored arrays keep what their metadata says. Where there is no metadata at
         all, it says which keys are chunks: of each array under ``data/root/``, and, if it is
         a mapping, of the arrays that it names.
-    declaration : {"codec", "storage_transformers"}
+    declaration : {"codec", "storage_transformers"}, optional
         How metadata of new v3 arrays says that they are sharded: by the ``sharding_indexed``
-        codec, which every v3 reader reads, or by the draft's storage transformer.
+        codec, which every v3 reader reads (the default), or by the draft's storage
+        transformer. Draft arrays have the transformer, v2 arrays a marker in their filters.
+    storage_transformers : sequence of str or mapping, optional
+        The stack of new arrays, nearest to the array first, as names or as metadata writes
+        them: ``["crc32c", "sharding"]``. A ``"sharding"`` without a configuration takes
+        `chunks_per_shard`, and is left out where that does not name the array.
+    native : {"flat", "passthrough"}
+        What becomes of arrays with a ``sharding_indexed`` codec, whoever wrote them: their
+        inner chunks appear as chunks, or they pass through as they are.
     order : {"morton", "C", "F"}
         In which order the entries of a shard are written.
     max_gap_bytes, max_coalesced_bytes : int, optional
@@ -94,7 +109,9 @@ class ShardingStore(Store):
         store: BaseStoreLike,
         *,
         chunks_per_shard: ChunksPerShard = None,
-        declaration: Declaration = "codec",
+        declaration: V3Declaration | None = None,
+        storage_transformers: Transformers = None,
+        native: Native = "flat",
         order: EntryOrder = "morton",
         max_gap_bytes: int | None = None,
         max_coalesced_bytes: int | None = None,
@@ -107,6 +124,8 @@ class ShardingStore(Store):
             store,
             chunks_per_shard=chunks_per_shard,
             declaration=declaration,
+            storage_transformers=storage_transformers,
+            native=native,
             order=order,
             max_gap_bytes=max_gap_bytes,
             max_coalesced_bytes=max_coalesced_bytes,
@@ -155,8 +174,10 @@ class ShardingStore(Store):
     def refresh(self) -> None:
         """Forget what is known of arrays; their metadata is read again when they are next met.
 
-        For when another process created, removed, resized or re-declared arrays. What this
-        store reads and writes itself, metadata documents included, it knows at once.
+        Call it when another process created, removed, moved or re-declared an array that this
+        store has met, or anybody changed metadata in the base store itself. What is written
+        through this store, and through any other `ShardingStore` or `ShardingMapping` of this
+        process, is known at once. A resize by another process needs no call.
         """
         self._sharding.operations.catalog.clear()
 
@@ -351,9 +372,11 @@ class ShardingStore(Store):
         if isinstance(self.base, Store) and not isinstance(self.base, MemoryStore):
             prefix = await self._run(listing.directory_of_array(prefix), only_reads=True)
         base_keys = await self._run(listing.list_base(prefix), only_reads=True)
+        errors: list[ShardStoreError] = []
         for part in listing.listing_rounds(base_keys):
-            for key in await self._run(listing.list_some(part, prefix), only_reads=True):
+            for key in await self._run(listing.list_some(part, prefix, errors), only_reads=True):
                 yield key
+        raise_first(errors)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         for name in await self._run(

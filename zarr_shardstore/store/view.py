@@ -1,217 +1,351 @@
-"""The view: metadata shows plain chunks; the declaration of sharding stays below.
+"""The view: metadata shows plain chunks; what stands between them and the store stays below.
 
-It is taken out of a document on the way up and put back on the way down, also inside
-consolidated metadata, so that zarr-python works unchanged and resizes and attribute updates
-keep it.
+A declaration is taken out of a document on the way up and put back on the way down, also
+inside consolidated metadata, so that zarr-python works unchanged and resizes and attribute
+updates keep it.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from zarr_shardstore.errors import ShardStoreError, UnsupportedError
+from zarr_shardstore.format.consolidated import members, with_members
 from zarr_shardstore.format.declarations import (
-    Declaration,
+    MARKER,
+    Declared,
     declare,
+    declare_native,
     find_declaration,
     has_sharding_codec,
-    index_of,
+    is_native_by_choice,
+    put_back,
     sharding_shapes,
     take_out,
 )
 from zarr_shardstore.format.documents import (
-    ArrayDocument,
     Geometry,
     Node,
     document_key,
     dump_document,
     has_empty_chunks,
-    parse_array,
+    is_array_document,
     parse_json,
     plain_geometry,
 )
+from zarr_shardstore.format.index import DRAFT_INDEX, ZEP2_INDEX
 from zarr_shardstore.format.spec import ShardingSpec
-from zarr_shardstore.plan.requests import Flow, Found, Get
+from zarr_shardstore.format.transformer_specs import (
+    SHARDING,
+    TransformerSpec,
+    sharding_transformer,
+)
+from zarr_shardstore.plan.requests import Flow, Found, Get, ListPrefix
+from zarr_shardstore.store.arrays import ArrayReader, StoredArray
 from zarr_shardstore.store.policy import ShardingPolicy
 
-__all__ = ["declared_document", "is_array_document", "presented"]
+__all__ = ["View"]
 
-Document = Mapping[str, Any]
-
-
-def presented(node: Node, data: memoryview) -> memoryview:
-    """Bytes of a stored document as readers see it; `data` itself if nothing is sharded.
-
-    Raises
-    ------
-    SpecError, UnsupportedError
-        If the document declares a sharding that is not valid or not known.
-    """
-    doc = parse_json(data)
-    if doc is None:
-        return data
-    if is_array_document(node, doc):
-        array = parse_array(node, doc)
-        if array is None or array.declaration is None:
-            return data
-        return memoryview(dump_document(take_out(doc, array.declaration)))
-    members = _consolidated_members(doc)
-    shown = {path: _presented_member(member) for path, member in members.items()}
-    if shown == members:
-        return data
-    return memoryview(dump_document(_with_members(doc, shown)))
+Document: TypeAlias = Mapping[str, Any]
+Bytes: TypeAlias = bytes | memoryview
 
 
-def declared_document(
-    node: Node,
-    data: memoryview,
-    stored: memoryview | None,
-    policy: ShardingPolicy,
-    declaration: Declaration,
-) -> Flow[tuple[bytes | memoryview, ArrayDocument | None]]:
-    """Bytes to store for a document that a user writes, and the array that they describe.
+class _Stored(NamedTuple):
+    """A stored array document, and what it says; no array where it is missing or bad."""
 
-    An array that is stored with the same chunks keeps what it is, sharded or not; any other
-    is new, and sharded by `policy`.
+    doc: Document | None
+    array: StoredArray | None
+
+
+class View:
+    """Documents as readers see them, and as they are stored.
 
     Parameters
     ----------
-    data, stored
-        The document as the user wrote it, and as it is stored now (``None``: it is not).
+    policy : ShardingPolicy
+        Which new arrays are sharded.
     declaration
-        How new v3 arrays are declared; draft arrays always by ``storage_transformers``.
-
-    Raises
-    ------
-    UnsupportedError
-        If the array does sharding itself (``shards=``), or its chunk grid cannot be sharded.
-    SpecError
-        If the store's chunks_per_shard does not fit the array.
+        How new v3 arrays are declared; those of v2 and of the draft have one way each.
+    transformers : optional
+        Stack of new arrays; ``None``: sharding alone.
+    reader : ArrayReader
+        What a declaration means.
     """
-    doc = parse_json(data)
-    if doc is None:
-        return data, None
-    if not is_array_document(node, doc):
-        return (yield from _declared_group(node, doc, data)), None
-    new = _declared_array(node, doc, stored, policy, declaration)
-    return (data if new is doc else dump_document(new)), parse_array(node, new)
 
+    def __init__(
+        self,
+        policy: ShardingPolicy,
+        declaration: Literal["codec", "storage_transformers"],
+        transformers: tuple[TransformerSpec, ...] | None,
+        reader: ArrayReader,
+    ) -> None:
+        self._policy = policy
+        self._declaration = declaration
+        self._transformers = transformers
+        self._reader = reader
 
-def is_array_document(node: Node, doc: Document) -> bool:
-    """Whether a document describes an array. Each document of the draft's form does."""
-    return node.hierarchy == "draft" or doc.get("node_type") == "array"
+    # ------------------------------------------------------------------ up
 
+    def presented(self, node: Node, data: memoryview) -> memoryview:
+        """Bytes of a stored document as readers see it; `data` itself if nothing is declared.
 
-def _declared_array(
-    node: Node,
-    doc: Document,
-    stored: memoryview | None,
-    policy: ShardingPolicy,
-    declaration: Declaration,
-) -> Document:
-    stored_doc = None if stored is None else parse_json(stored)
-    old = None if stored_doc is None else parse_array(node, stored_doc)
-    geometry = plain_geometry(node.hierarchy, doc)
-    if has_sharding_codec(doc):
-        _refuse_new_sharding_codec(node, doc, stored_doc, old)
-        if old is None or old.declaration is None:
-            return doc
-    elif doc.get("storage_transformers"):
-        find_declaration(doc)  # declared by the writer, who is taken at its word, if valid
+        Raises
+        ------
+        SpecError, UnsupportedError
+            If the document declares what is not valid or not known.
+        """
+        doc = parse_json(data)
+        if doc is None:
+            return data
+        if not is_array_document(node, doc):
+            return self._presented_members(node.path, doc, data)
+        array = self._reader.read(node, doc)
+        shown = doc if array is None else self._shown(doc, array)
+        return data if shown is doc else memoryview(dump_document(shown))
+
+    def presented_directory(self, path: str, data: memoryview) -> memoryview:
+        """The same for the consolidated v2 metadata of the directory `path`."""
+        doc = parse_json(data)
+        return data if doc is None else self._presented_members(path, doc, data)
+
+    def _shown(self, doc: Document, array: StoredArray) -> Document:
+        if array.document.declaration is not None:
+            return take_out(doc, array.document.declaration)
+        if is_native_by_choice(doc):
+            return {name: value for name, value in doc.items() if name != MARKER}
         return doc
-    if old is not None and _is_same_array(geometry, old, doc, stored_doc):
-        if old.declaration is None or old.spec is None:
+
+    def _presented_members(self, path: str, doc: Document, data: memoryview) -> memoryview:
+        changed: dict[str, Document] = {}
+        for name, (node, member) in members(path, doc).items():
+            try:
+                array = self._reader.read(node, member)
+            except ShardStoreError:
+                continue  # a damaged one must not close the whole group
+            shown = member if array is None else self._shown(member, array)
+            if shown is not member:
+                changed[name] = shown
+        return memoryview(dump_document(with_members(doc, changed))) if changed else data
+
+    # ---------------------------------------------------------------- down
+
+    def stored(
+        self, node: Node, data: memoryview, stored: memoryview | None
+    ) -> Flow[tuple[Bytes, StoredArray | None, bool]]:
+        """Bytes to store for a document that a user writes, and what they say.
+
+        An array that is stored with the same chunks keeps what it is, sharded or not; any
+        other is new, and sharded by the policy.
+
+        Parameters
+        ----------
+        data, stored
+            The document as the user wrote it, and as it is stored now (``None``: it is not).
+
+        Returns
+        -------
+        data, array, is_changed
+            The last says whether keys mean something else than before.
+
+        Raises
+        ------
+        UnsupportedError
+            If the array does sharding itself (``shards=``) and shall be sharded here too, or
+            its chunk grid cannot be sharded.
+        SpecError
+            If the store's chunks_per_shard does not fit the array.
+        """
+        old = self._parsed(node, stored)
+        doc = parse_json(data)
+        if doc is None:
+            return data, None, old.array is not None
+        if not is_array_document(node, doc):
+            new: Document = yield from self._stored_members(node.path, doc)
+            return self._dumped(new, doc, data), None, old.array is not None
+        new = yield from self._stored_array(node, doc, old)
+        array = self._reader.read(node, new)
+        before = None if old.array is None else old.array.document
+        is_changed = before != (None if array is None else array.document)
+        return self._dumped(new, doc, data), array, is_changed
+
+    def stored_directory(self, path: str, data: memoryview) -> Flow[Bytes]:
+        """The same for the consolidated v2 metadata of the directory `path`."""
+        doc = parse_json(data)
+        if doc is None:
+            return data
+        return self._dumped((yield from self._stored_members(path, doc)), doc, data)
+
+    def _stored_members(self, path: str, doc: Document) -> Flow[Document]:
+        """Arrays in consolidated metadata are declared as they are stored."""
+        found = members(path, doc)
+        if not found:
             return doc
-        return declare(doc, old.declaration, old.spec)
-    if geometry is None:
-        if policy.has_rule(node.path) and not has_empty_chunks(doc):
+        replies: list[Found] = yield [Get(document_key(node)) for node, _ in found.values()]
+        changed: dict[str, Document] = {}
+        for (name, (node, member)), reply in zip(found.items(), replies, strict=True):
+            old = self._parsed(node, reply.value)
+            declared = self._put_back(node, member, old)
+            if declared is not None and declared is not member:
+                changed[name] = declared
+        return with_members(doc, changed) if changed else doc
+
+    def _stored_array(self, node: Node, doc: Document, old: _Stored) -> Flow[Document]:
+        if has_sharding_codec(doc):
+            return self._stored_native(node, doc, old)
+        by_writer = find_declaration(doc, "passthrough")
+        if by_writer is not None:
+            self._reader.read(node, doc)  # the writer is taken at its word, if it is valid
+            return doc
+        kept = self._put_back(node, doc, old)
+        if kept is not None:
+            return kept
+        geometry = plain_geometry(node.hierarchy, doc)
+        if geometry is None:
+            self._refuse_unknown_grid(node, doc)
+            return doc
+        twin = yield from self._twin(node, geometry)
+        if twin is not None:
+            declared = self._declared(node, twin.document.transformers)
+        else:
+            declared = yield from self._declared_by_policy(node, geometry)
+        return doc if declared is None else declare(doc, declared)
+
+    def _put_back(self, node: Node, doc: Document, old: _Stored) -> Document | None:
+        """`doc` as the update of a stored array that it is; ``None`` if it is another array."""
+        if old.doc is None or old.array is None:
+            return None
+        before = old.array.document
+        geometry = plain_geometry(node.hierarchy, doc)
+        if geometry is None or before.geometry is None:
+            # Not known here, so compare what decides about chunks as it is written.
+            names = ("chunk_grid", "chunk_key_encoding", "chunks", "dimension_separator")
+            return doc if all(old.doc.get(n) == doc.get(n) for n in names) else None
+        if is_native_by_choice(old.doc) and sharding_shapes(old.doc) == sharding_shapes(doc):
+            return declare_native(doc)
+        if not geometry.has_same_chunks(before.geometry):
+            return None
+        if before.declaration is None:
+            return doc
+        return put_back(doc, old.doc, before.declaration)
+
+    def _stored_native(self, node: Node, doc: Document, old: _Stored) -> Document:
+        """A document with a sharding codec of its own."""
+        if old.doc is not None and old.array is not None:
+            # Not the codecs as they are written: zarr spells out defaults that others leave out.
+            shown = self._shown(old.doc, old.array)
+            kept = self._put_back(node, doc, old)
+            if kept is not None and sharding_shapes(shown) == sharding_shapes(doc):
+                return kept
+        if self._reader.native == "passthrough":
+            return doc
+        if not self._policy.has_rule(node.path):
+            return declare_native(doc)  # zarr shards it; whoever opens it must know
+        raise UnsupportedError(
+            f"the array {node.path!r} was created with shards= (a sharding_indexed codec), but "
+            "this store does the sharding: leave shards= away, or leave the array out of "
+            "chunks_per_shard (a mapping from path, with None for this one)"
+        )
+
+    def _refuse_unknown_grid(self, node: Node, doc: Document) -> None:
+        if self._policy.has_rule(node.path) and not has_empty_chunks(doc):
             raise UnsupportedError(
                 f"the array {node.path!r} has a chunk grid or a chunk key encoding that cannot be "
                 "sharded: create it through the base store, or leave it out of chunks_per_shard "
                 "(a mapping from path, with None for this one)"
             )
-        return doc
-    cps = policy.for_array(node.path, len(geometry.shape))
-    if cps is None:
-        return doc
-    if node.hierarchy == "draft":
-        declaration = "storage_transformers"
-    return declare(doc, declaration, ShardingSpec(cps, index_of(declaration)))
 
+    def _twin(self, node: Node, geometry: Geometry) -> Flow[StoredArray | None]:
+        """The array of the same chunks in the other Zarr format, as after a migration."""
+        twin = node.twin
+        if twin is None or geometry.encoding.style != "v2":
+            return None
+        found: Found
+        (found,) = yield [Get(document_key(twin))]
+        array = self._parsed(twin, found.value).array
+        has_same = array is not None and geometry.has_same_chunks(array.document.geometry)
+        return array if has_same else None
 
-def _is_same_array(
-    geometry: Geometry | None, old: ArrayDocument, doc: Document, stored_doc: Document | None
-) -> bool:
-    if geometry is None or old.geometry is None:
-        # Not known here, so compare what decides about chunks as it is written.
-        names = ("chunk_grid", "chunk_key_encoding")
-        return stored_doc is not None and all(stored_doc.get(n) == doc.get(n) for n in names)
-    return geometry.has_same_chunks(old.geometry)
+    def _declared_by_policy(self, node: Node, geometry: Geometry) -> Flow[Declared | None]:
+        cps = self._policy.for_array(node.path, len(geometry.shape))
+        declared = self._declared(node, self._new_transformers(node, cps))
+        if declared is None:
+            return None
+        is_draft = node.hierarchy == "draft"
+        has_rule = self._policy.has_rule if is_draft else self._policy.names
+        was_sharded_by_rule = cps is not None and has_rule(node.path)
+        if is_draft and was_sharded_by_rule and self._transformers is None:
+            return declared  # the same with and without chunks
+        if not (yield from self._has_chunks(node, geometry)):
+            return declared
+        if was_sharded_by_rule and cps is not None:
+            # Chunks that were written before their document are in shards already.
+            spec = sharding_transformer(ShardingSpec(cps, DRAFT_INDEX))
+            return self._declared(node, (spec,))
+        warnings.warn(
+            f"the array {node.path!r} has chunks in this store already, each an object of its "
+            "own, so it stays unsharded; to write an array through this store, write its "
+            "metadata before its chunks",
+            stacklevel=2,
+        )
+        return None
 
+    def _new_transformers(
+        self, node: Node, chunks_per_shard: tuple[int, ...] | None
+    ) -> tuple[TransformerSpec, ...]:
+        sharding = None
+        if chunks_per_shard is not None:
+            is_draft_form = (
+                node.hierarchy == "draft"
+                or self._transformers is not None
+                or (node.hierarchy == "v3" and self._declaration == "storage_transformers")
+            )
+            index = DRAFT_INDEX if is_draft_form else ZEP2_INDEX
+            sharding = sharding_transformer(ShardingSpec(chunks_per_shard, index))
+        if self._transformers is None:
+            return () if sharding is None else (sharding,)
+        stack = []
+        for spec in self._transformers:
+            if spec.name == SHARDING and not spec.configuration:
+                if sharding is not None:
+                    stack.append(sharding)
+            else:
+                stack.append(spec)
+        return tuple(stack)
 
-def _refuse_new_sharding_codec(
-    node: Node, doc: Document, stored_doc: Document | None, old: ArrayDocument | None
-) -> None:
-    """A sharding codec in a document is allowed only if the reader was shown it."""
-    if stored_doc is not None and old is not None:
-        shown = stored_doc if old.declaration is None else take_out(stored_doc, old.declaration)
-        # Not the codecs as they are written: zarr spells out the defaults that others leave out.
-        if sharding_shapes(shown) == sharding_shapes(doc):
-            return
-    raise UnsupportedError(
-        f"the array {node.path!r} was created with shards= (a sharding_indexed codec), but this "
-        "store does the sharding: leave shards= away and pass chunks_per_shard= to "
-        "ShardingStore, or create the array through the base store"
-    )
+    def _declared(self, node: Node, transformers: tuple[TransformerSpec, ...]) -> Declared | None:
+        """How an array of this hierarchy declares transformers."""
+        if not transformers:
+            return None
+        if node.hierarchy == "v2":
+            return Declared("filters", transformers)
+        is_sharding_alone = [spec.name for spec in transformers] == [SHARDING]
+        if node.hierarchy == "v3" and self._declaration == "codec" and is_sharding_alone:
+            return Declared("codec", transformers)
+        return Declared("storage_transformers", transformers)
 
+    def _has_chunks(self, node: Node, geometry: Geometry) -> Flow[bool]:
+        """Whether objects are stored under chunk keys of an array that has no document yet."""
+        prefix, ndim = node.chunk_prefix, len(geometry.shape)
+        try:
+            (keys,) = yield [ListPrefix(prefix)]
+        except NotImplementedError:
+            return False  # a base store that cannot list
+        decode = geometry.encoding.decode
+        return any(decode(key[len(prefix) :], ndim) is not None for key in keys)
 
-def _consolidated_members(doc: Document) -> dict[str, Any]:
-    """Documents by path that a group document holds in its consolidated metadata."""
-    consolidated = doc.get("consolidated_metadata")
-    members = consolidated.get("metadata") if isinstance(consolidated, Mapping) else None
-    return dict(members) if isinstance(members, Mapping) else {}
+    # ------------------------------------------------------------- details
 
+    def _parsed(self, node: Node, data: Bytes | None) -> _Stored:
+        """A stored document; a bad one counts as none, so that it can be replaced."""
+        doc = None if data is None else parse_json(data)
+        if doc is None:
+            return _Stored(None, None)
+        try:
+            return _Stored(doc, self._reader.read(node, doc))
+        except ShardStoreError:
+            return _Stored(doc, None)
 
-def _with_members(doc: Document, members: dict[str, Any]) -> Document:
-    consolidated = {**doc["consolidated_metadata"], "metadata": members}
-    return {**doc, "consolidated_metadata": consolidated}
-
-
-def _presented_member(member: Any) -> Any:
-    """A document of consolidated metadata; a damaged one must not close the whole group."""
-    if not isinstance(member, Mapping) or member.get("node_type") != "array":
-        return member
-    if plain_geometry("v3", member) is None:
-        return member
-    try:
-        found = find_declaration(member)
-    except ShardStoreError:
-        return member
-    return member if found is None else take_out(member, found[0])
-
-
-def _declared_group(node: Node, doc: Document, data: memoryview) -> Flow[bytes | memoryview]:
-    """A group document; arrays in its consolidated metadata are declared as they are stored."""
-    members = _consolidated_members(doc)
-    nodes = {
-        path: Node("v3", f"{node.path}/{path}".strip("/"))
-        for path, member in members.items()
-        if isinstance(member, Mapping) and member.get("node_type") == "array"
-    }
-    if not nodes:
-        return data
-    replies: list[Found] = yield [Get(document_key(n)) for n in nodes.values()]
-    for (path, member_node), found in zip(nodes.items(), replies, strict=True):
-        stored_doc = None if found.value is None else parse_json(found.value)
-        old = None if stored_doc is None else parse_array(member_node, stored_doc)
-        geometry = plain_geometry("v3", members[path])
-        if (
-            old is not None
-            and old.declaration is not None
-            and old.spec is not None
-            and geometry is not None
-            and geometry.has_same_chunks(old.geometry)
-        ):
-            members[path] = declare(members[path], old.declaration, old.spec)
-    return dump_document(_with_members(doc, members))
+    def _dumped(self, new: Document, doc: Document, data: memoryview) -> Bytes:
+        return data if new is doc else dump_document(new)

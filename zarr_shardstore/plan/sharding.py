@@ -1,0 +1,172 @@
+"""The ``sharding`` transformer: requests for chunks become requests for shards.
+
+Source: sharding storage transformer draft, "API implementation".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
+from zarr_shardstore.format.transformer_specs import sharding_spec
+from zarr_shardstore.plan.entries import EntryUpdate, Erase, Modification, Patch, Put
+from zarr_shardstore.plan.listing import entries_present
+from zarr_shardstore.plan.read import EntryRead, ReadOptions, read_entries, read_indexes
+from zarr_shardstore.plan.requests import (
+    Delete,
+    Exists,
+    Flow,
+    Found,
+    Get,
+    GetSize,
+    Modify,
+    Request,
+    Set,
+    SetIfNotExists,
+    SetPartial,
+    UpdateShard,
+)
+from zarr_shardstore.plan.stack import ArrayContext, together
+
+__all__ = ["ShardingTransformer", "perform_on_chunks", "sharding"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingTransformer:
+    """Packs the chunks of one array into shards.
+
+    Parameters
+    ----------
+    layout : ArrayLayout
+        Where chunks and shards are.
+    reading : ReadOptions
+        Coalescing.
+    """
+
+    layout: ArrayLayout
+    reading: ReadOptions
+
+    def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
+        """As `perform_on_chunks`."""
+        chunks = [self._chunk(_key_of(request)) for request in requests]
+        return (yield from perform_on_chunks(requests, chunks, self.reading))
+
+    def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
+        """Keys of the chunks that shards hold, and their sizes; other keys as they are."""
+        shards = [self._shard(key) for key in keys]
+        indexes = iter((yield from read_indexes([s for s in shards if s is not None])))
+        above: list[tuple[str, int | None]] = []
+        for key, shard in zip(keys, shards, strict=True):
+            if shard is None:
+                above.append((key, None))
+                continue
+            index = next(indexes)
+            if index is not None:
+                ids = entries_present(shard, index)
+                above += zip(shard.chunk_keys(ids), index.fields[ids, 1].tolist(), strict=True)
+        return above
+
+    def _chunk(self, key: str) -> ChunkRef:
+        coords = self.layout.encoding.decode(key[len(self.layout.prefix) :], self.layout.ndim)
+        if coords is None:
+            raise SpecError(f"key {key!r} is no chunk key of the array {self.layout.path!r}")
+        return self.layout.chunk(coords, key)
+
+    def _shard(self, key: str) -> ShardRef | None:
+        coords = self.layout.encoding.decode(key[len(self.layout.prefix) :], self.layout.ndim)
+        return None if coords is None else ShardRef(self.layout, coords, key)
+
+
+def sharding(configuration: Mapping[str, Any], array: ArrayContext) -> ShardingTransformer:
+    """Make the transformer that metadata calls ``sharding``."""
+    spec = sharding_spec(configuration, len(array.grid_shape))
+    layout = ArrayLayout(array.path, array.prefix, array.encoding, array.grid_shape, spec)
+    return ShardingTransformer(layout, array.reading)
+
+
+def perform_on_chunks(
+    requests: Sequence[Request], chunks: Sequence[ChunkRef], reading: ReadOptions
+) -> Flow[list[Any]]:
+    """Reply to requests for chunks, also of several arrays.
+
+    Parameters
+    ----------
+    chunks
+        The chunk of each request.
+
+    Cost: two rounds for all reads, as `read_entries`; one round for the sizes; one
+    `UpdateShard` for each shard that changes. All three side by side.
+    """
+    reads: dict[int, EntryRead] = {}
+    sizes: dict[int, ChunkRef] = {}
+    updates: dict[ShardRef, list[EntryUpdate]] = {}
+    for i, (request, chunk) in enumerate(zip(requests, chunks, strict=True)):
+        match request:
+            case Get(_, byte_range):
+                reads[i] = EntryRead(chunk, byte_range)
+            case GetSize() | Exists():
+                sizes[i] = chunk
+            case _:
+                updates.setdefault(chunk.shard, []).append(_entry_update(request, chunk.entry_id))
+    flows: list[Flow[Any]] = []
+    if reads:
+        flows.append(_read(list(reads.values()), reading))
+    if sizes:
+        flows.append(_read_sizes(list(sizes.values())))
+    if updates:
+        flows.append(_update(updates))
+    results = iter((yield from together(flows)))
+    replies: list[Any] = [None] * len(requests)
+    for positions in (reads, sizes):
+        if positions:
+            for i, reply in zip(positions, next(results), strict=True):
+                replies[i] = reply
+    for i in sizes:
+        if isinstance(requests[i], Exists):
+            replies[i] = replies[i] is not None
+    return replies
+
+
+def _read(reads: Sequence[EntryRead], reading: ReadOptions) -> Flow[list[Found]]:
+    values = yield from read_entries(reads, reading)
+    return [Found(value, None) for value in values]
+
+
+def _read_sizes(chunks: Sequence[ChunkRef]) -> Flow[list[int | None]]:
+    """Size of each chunk in bytes; ``None`` if it is missing. No chunk is read."""
+    shards = list({chunk.shard.key: chunk.shard for chunk in chunks}.values())
+    indexes = yield from read_indexes(shards)
+    by_key = {shard.key: index for shard, index in zip(shards, indexes, strict=True)}
+    sizes: list[int | None] = []
+    for chunk in chunks:
+        index = by_key[chunk.shard.key]
+        entry = None if index is None else index.entry(chunk.entry_id)
+        sizes.append(None if entry is None else entry[1])
+    return sizes
+
+
+def _update(updates: Mapping[ShardRef, Sequence[EntryUpdate]]) -> Flow[None]:
+    yield [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
+
+
+def _entry_update(request: Request, entry_id: int) -> EntryUpdate:
+    match request:
+        case Set(_, value):
+            return Put(entry_id, value)
+        case SetIfNotExists(_, value):
+            return Put(entry_id, value, only_if_missing=True)
+        case SetPartial(_, pieces):
+            return Patch(entry_id, pieces)
+        case Modify(_, change):
+            return Modification(entry_id, change)
+        case Delete():
+            return Erase(entry_id)
+    raise TypeError(f"a transformer does not perform {request!r}")
+
+
+def _key_of(request: Request) -> str:
+    assert not isinstance(request, UpdateShard), "the driver performs these"
+    return request.key  # type: ignore[union-attr]

@@ -1,0 +1,268 @@
+"""The stack of storage transformers between one array and the base store.
+
+::
+
+    array ── requests for chunk keys ──▶ transformer 1 ──▶ … ──▶ transformer n ──▶ base store
+                                         nearest to the array
+
+A transformer replies to requests for the keys above it by making requests for keys below it,
+as a flow. So it decides, waits for nothing itself, and works under both drivers.
+
+Source: sharding storage transformer draft, "Storage transformer implementation"; Zarr v3
+draft of 2022, "Storage transformers".
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
+
+from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
+from zarr_shardstore.plan.entries import apply_pieces
+from zarr_shardstore.plan.ranges import resolve_range
+from zarr_shardstore.plan.read import ReadOptions
+from zarr_shardstore.plan.requests import (
+    Delete,
+    Exists,
+    Flow,
+    Found,
+    Get,
+    GetSize,
+    Modify,
+    Request,
+    Set,
+    SetIfNotExists,
+    SetPartial,
+    UpdateShard,
+    relay,
+)
+
+__all__ = [
+    "ArrayContext",
+    "Stack",
+    "StorageTransformer",
+    "ValueTransformer",
+    "keys_above",
+    "perform",
+    "through",
+    "together",
+]
+
+Bytes: TypeAlias = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayContext:
+    """What a transformer may know about the array that it is made for.
+
+    Parameters
+    ----------
+    path : str
+        Path of the array, ``""`` for the root.
+    prefix : str
+        What comes before the suffix in each chunk key: ``""`` or ends with ``/``.
+    encoding : ChunkKeyEncoding
+        Spelling of coordinates in chunk keys.
+    grid_shape : tuple of int
+        Number of chunks along each dimension.
+    document : mapping
+        Metadata document as readers see it.
+    reading : ReadOptions
+        How the store was told to read.
+    """
+
+    path: str
+    prefix: str
+    encoding: ChunkKeyEncoding
+    grid_shape: Coords
+    document: Mapping[str, Any]
+    reading: ReadOptions
+
+
+class StorageTransformer(Protocol):
+    """One transformer of one array. Stateless, so that any thread and any task may use it.
+
+    The keys above and below lie in the directory of the array.
+    """
+
+    def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
+        """Reply to requests for keys above, in order, by requests for keys below.
+
+        The requests are `Get`, `Exists`, `GetSize`, `Set`, `SetIfNotExists`, `SetPartial`,
+        `Modify` and `Delete`; each has one key. A batch that is yielded may have any of
+        them, and gets one reply for each, as `zarr_shardstore.plan.requests` says.
+        """
+
+    def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
+        """Keys of the values that these keys below hold, with their sizes where they are known."""
+
+
+Stack: TypeAlias = "tuple[StorageTransformer, ...]"
+"""Transformers of one array, nearest to the array first."""
+
+
+class ValueTransformer(ABC):
+    """A transformer that keeps keys and changes values, each as a whole.
+
+    Cost: a read of a range, and of the size, reads the whole value.
+    """
+
+    @abstractmethod
+    def encode(self, key: str, value: Bytes) -> Bytes:
+        """The value that is stored."""
+
+    @abstractmethod
+    def decode(self, key: str, stored: Bytes) -> Bytes:
+        """The value that was stored. Raises an error that names `key` if it cannot."""
+
+    def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
+        """Relay the requests, with values encoded and decoded on the way."""
+        replies = yield [self._request_below(request) for request in requests]
+        return [self._reply_above(*pair) for pair in zip(requests, replies, strict=True)]
+
+    def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
+        """The same keys; sizes are not known."""
+        return [(key, None) for key in keys]
+        yield  # a flow without requests
+
+    def _request_below(self, request: Request) -> Request:
+        match request:
+            case Get(key) | GetSize(key):
+                return Get(key)
+            case Set(key, value):
+                return Set(key, self.encode(key, value))
+            case SetIfNotExists(key, value):
+                return SetIfNotExists(key, self.encode(key, value))
+            case SetPartial(key, pieces):
+                return self._modify(key, lambda old: apply_pieces(key, old, pieces))
+            case Modify(key, change):
+                return self._modify(key, change)
+            case Exists() | Delete():
+                return request
+        raise TypeError(f"a transformer does not perform {request!r}")
+
+    def _modify(self, key: str, change: Any) -> Modify:
+        def changed(stored: Bytes | None) -> Bytes:
+            old = None if stored is None else self.decode(key, stored)
+            return self.encode(key, change(old))
+
+        return Modify(key, changed)
+
+    def _reply_above(self, request: Request, reply: Any) -> Any:
+        if not isinstance(request, Get | GetSize):
+            return reply
+        found: Found = reply
+        value = None
+        if found.value is not None:
+            value = memoryview(self.decode(request.key, found.value))
+        if isinstance(request, GetSize):
+            return None if value is None else len(value)
+        if value is None:
+            return found
+        start, stop = resolve_range(request.byte_range, len(value))
+        return Found(value[start:stop], found.version, len(value))
+
+
+def perform(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
+    """Perform requests for keys above a stack by requests of the base store."""
+    if not stack:
+        return (yield from relay(requests))
+    updates = {i: r for i, r in enumerate(requests) if isinstance(r, UpdateShard)}
+    if not updates:
+        replies: list[Any] = yield from through(stack[1:], stack[0].perform(requests))
+        return replies
+    # The driver updates a shard when it is its turn: what the shard lies on goes along.
+    others = [r for i, r in enumerate(requests) if i not in updates]
+    handed_over = [replace(update, below=stack) for update in updates.values()]
+    flows: list[Flow[list[Any]]] = [relay(handed_over)]
+    if others:
+        flows.append(perform(stack, others))
+    update_replies, *other_replies = yield from together(flows)
+    rest = iter(other_replies[0] if others else ())
+    done = iter(update_replies)
+    return [next(done) if i in updates else next(rest) for i in range(len(requests))]
+
+
+def through(stack: Stack, flow: Flow[Any]) -> Flow[Any]:
+    """Run a flow above a stack: the stack performs its requests."""
+    try:
+        batch = next(flow)
+        while True:
+            try:
+                replies = yield from perform(stack, batch)
+            except Exception as error:
+                batch = flow.throw(error)
+            else:
+                batch = flow.send(replies)
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        flow.close()
+
+
+def keys_above(stack: Stack, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
+    """Keys above a stack of the values that keys of the base store hold, with known sizes."""
+    sized: list[tuple[str, int | None]] = [(key, None) for key in keys]
+    for n in reversed(range(len(stack))):
+        flow = stack[n].keys_above([key for key, _ in sized])
+        sized = yield from through(stack[n + 1 :], flow)
+    return sized
+
+
+def together(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
+    """Run flows side by side: the batches of one round are one batch. Return their results.
+
+    If a request fails, each flow of that round is told, and the first error that one of them
+    makes of it is raised.
+    """
+    if len(flows) == 1:
+        return [(yield from flows[0])]
+    results: list[Any] = [None] * len(flows)
+    batches: dict[int, list[Request]] = {}
+    try:
+        for i, flow in enumerate(flows):
+            _advance(i, flow, None, batches, results)
+        while batches:
+            sizes = {i: len(batch) for i, batch in batches.items()}
+            try:
+                replies = yield [request for batch in batches.values() for request in batch]
+            except Exception as error:
+                for i in sizes:
+                    yield from _told(flows[i], error)
+                raise
+            batches = {}
+            for i, size in sizes.items():
+                _advance(i, flows[i], replies[:size], batches, results)
+                replies = replies[size:]
+    finally:
+        for flow in flows:
+            flow.close()
+    return results
+
+
+def _advance(
+    i: int,
+    flow: Flow[Any],
+    replies: list[Any] | None,
+    batches: dict[int, list[Request]],
+    results: list[Any],
+) -> None:
+    try:
+        batches[i] = next(flow) if replies is None else flow.send(replies)
+    except StopIteration as stop:
+        results[i] = stop.value
+
+
+def _told(flow: Flow[Any], error: Exception) -> Flow[None]:
+    """Let a flow look into a failure; it raises another error if it knows better."""
+    try:
+        batch = flow.throw(error)
+        while True:
+            batch = flow.send((yield batch))
+    except StopIteration:
+        pass
+    except Exception as raised:
+        if raised is not error:
+            raise

@@ -1,0 +1,88 @@
+"""Stored arrays: what their documents declare, made into a stack of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zarr_shardstore.errors import UnsupportedError
+from zarr_shardstore.format.declarations import Native, take_out
+from zarr_shardstore.format.documents import ArrayDocument, Node, parse_array
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.plan.read import ReadOptions
+from zarr_shardstore.plan.sharding import ShardingTransformer
+from zarr_shardstore.plan.stack import ArrayContext, Stack
+from zarr_shardstore.store.registry import make_transformer
+
+__all__ = ["ArrayReader", "StoredArray"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """One array: its document, and what stands between it and the base store.
+
+    Parameters
+    ----------
+    stack
+        Transformers, nearest to the array first; empty for plain chunks.
+    """
+
+    document: ArrayDocument
+    stack: Stack = ()
+    layout: ArrayLayout | None = field(init=False)
+    """Where chunks and shards are, if the stack is one sharding; these are treated together."""
+    grid_shape: Coords | None = field(init=False)
+    """Number of chunks along each dimension, if it is known."""
+
+    def __post_init__(self) -> None:
+        top = self.stack[0] if len(self.stack) == 1 else None
+        layout = top.layout if isinstance(top, ShardingTransformer) else None
+        object.__setattr__(self, "layout", layout)
+        object.__setattr__(self, "grid_shape", self.document.grid_shape)
+
+    @property
+    def node(self) -> Node:
+        """Its place."""
+        return self.document.node
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayReader:
+    """Reads array documents as one store was told to."""
+
+    native: Native
+    reading: ReadOptions
+
+    def read(self, node: Node, doc: Mapping[str, Any]) -> StoredArray | None:
+        """The array that a stored document describes; ``None`` if it describes no array.
+
+        Raises
+        ------
+        SpecError
+            If it declares what is not possible.
+        UnsupportedError
+            If it declares a transformer that is not known.
+        """
+        document = parse_array(node, doc, self.native)
+        if document is None:
+            return None
+        geometry, grid_shape = document.geometry, document.grid_shape
+        if document.declaration is None or geometry is None or grid_shape is None:
+            return StoredArray(document)
+        context = ArrayContext(
+            path=node.path,
+            prefix=node.chunk_prefix,
+            encoding=geometry.encoding,
+            grid_shape=grid_shape,
+            document=take_out(doc, document.declaration),
+            reading=self.reading,
+        )
+        stack = tuple(make_transformer(spec, context) for spec in document.transformers)
+        if sum(isinstance(transformer, ShardingTransformer) for transformer in stack) > 1:
+            raise UnsupportedError(
+                f"the array {node.path!r} has more than one sharding in its storage transformers; "
+                "shards of shards cannot be updated safely"
+            )
+        return StoredArray(document, stack)

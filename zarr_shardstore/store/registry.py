@@ -1,0 +1,83 @@
+"""Storage transformers by name: those of this package, and those that others add.
+
+A package adds one by an entry point, whose object takes the configuration (a mapping) and the
+array (an `ArrayContext`) and returns a `StorageTransformer`::
+
+    [project.entry-points."zarr_shardstore.storage_transformers"]
+    "example.org/rot13" = "example_package:rot13"
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, TypeAlias
+
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.transformer_specs import SHARDING, TransformerSpec
+from zarr_shardstore.plan.checksum import crc32c
+from zarr_shardstore.plan.sharding import sharding
+from zarr_shardstore.plan.stack import ArrayContext, StorageTransformer
+
+__all__ = ["TransformerFactory", "check_known", "make_transformer", "register_storage_transformer"]
+
+TransformerFactory: TypeAlias = Callable[[Mapping[str, Any], ArrayContext], StorageTransformer]
+
+ENTRY_POINTS = "zarr_shardstore.storage_transformers"
+
+_lock = threading.Lock()
+_factories: dict[str, TransformerFactory] = {SHARDING: sharding, "crc32c": crc32c}
+
+
+def register_storage_transformer(name: str, factory: TransformerFactory) -> None:
+    """Make a storage transformer known in this process.
+
+    Parameters
+    ----------
+    name
+        Name in metadata; a URI, or a name with a domain, so that nobody else means another.
+    factory
+        Called with the configuration and the array, each time an array is met.
+
+    Raises
+    ------
+    SpecError
+        If the name is taken by another one.
+    """
+    with _lock:
+        if _factories.setdefault(name, factory) is not factory:
+            raise SpecError(f"there is a storage transformer {name!r} already")
+
+
+def check_known(name: str) -> None:
+    """Raise `UnsupportedError` if no storage transformer of that name is known."""
+    _factory(name)
+
+
+def make_transformer(spec: TransformerSpec, array: ArrayContext) -> StorageTransformer:
+    """Make the transformer that metadata names.
+
+    Raises
+    ------
+    UnsupportedError
+        If no transformer of that name is known.
+    """
+    return _factory(spec.name)(spec.configuration, array)
+
+
+def _factory(name: str) -> TransformerFactory:
+    factory = _factories.get(name)
+    if factory is not None:
+        return factory
+    found = [e for e in entry_points(group=ENTRY_POINTS) if e.name == name]
+    if not found:
+        known = {*_factories, *(e.name for e in entry_points(group=ENTRY_POINTS))}
+        raise UnsupportedError(
+            f"the storage transformer {name!r} is not known: install the package that provides "
+            f"it (entry point {ENTRY_POINTS!r}), or register it; known are "
+            f"{', '.join(map(repr, sorted(known)))}"
+        )
+    loaded: TransformerFactory = found[0].load()
+    with _lock:
+        return _factories.setdefault(name, loaded)
