@@ -24,7 +24,7 @@ N_CHUNKS, N_SHARDS = 9 * 7, 5 * 3
 ONE_CHUNK = {"array.chunk-size": 3 * 2 * DATA.itemsize}
 
 
-@pytest.fixture(params=["dict", "memory", "local", "fsspec"])
+@pytest.fixture(params=["memory", "local"])
 def base(request: pytest.FixtureRequest) -> Any:
     return BASES[request.param]()
 

@@ -59,9 +59,13 @@ def make_whole() -> xr.Dataset:
 WHOLE = make_whole()
 
 
-@pytest.fixture(params=["dict", "memory", "local"])
+@pytest.fixture
 def base(request: pytest.FixtureRequest) -> Any:
-    return BASES[request.param]()
+    """A dict, if a test asks for nothing else."""
+    return BASES[getattr(request, "param", "dict")]()
+
+
+on_each_base = pytest.mark.parametrize("base", ["dict", "memory", "local"], indirect=True)
 
 
 @pytest.fixture(params=[3, 2], ids=["v3", "v2"])
@@ -98,6 +102,7 @@ def times(start: int, stop: int) -> xr.Dataset:
 
 @pytest.mark.parametrize("consolidated", [True, False])
 @pytest.mark.parametrize("chunks", [None, {}], ids=["numpy", "dask"])
+@on_each_base
 def test_what_is_written_is_read(
     base: Any, store: ShardingStore, zarr_format: Any, consolidated: bool, chunks: Any
 ) -> None:
@@ -114,6 +119,7 @@ def test_what_is_written_is_read(
 
 
 @pytest.mark.parametrize("consolidated", [True, False])
+@on_each_base
 def test_the_base_is_opened_by_xarray_itself(
     base: Any, store: ShardingStore, consolidated: bool
 ) -> None:
@@ -135,6 +141,7 @@ def test_the_base_is_opened_by_xarray_itself(
     [(0, 6, 12, N_TIMES), (0, 3, 8, N_TIMES), (0, 1, 2, 3, 4, 5, N_TIMES), (0, 5, 16, N_TIMES)],
     ids=["at shards", "anywhere", "one by one", "across shards"],
 )
+@on_each_base
 def test_append(base: Any, store: ShardingStore, zarr_format: Any, cuts: tuple[int, ...]) -> None:
     """Pieces that end within a chunk and within a shard; each array stays in few objects."""
     for start, stop in pairwise(cuts):
@@ -180,6 +187,7 @@ def test_regions_of_two_dimensions(base: Any, store: ShardingStore) -> None:
     xr.testing.assert_identical(xr.open_zarr(store, chunks=None).load(), expected)
 
 
+@on_each_base
 def test_dask_chunks_need_not_be_whole_shards(
     base: Any, store: ShardingStore, zarr_format: Any
 ) -> None:
@@ -208,6 +216,7 @@ def test_appending_dask_arrays(base: Any, store: ShardingStore, zarr_format: Any
 
 
 class TestModes:
+    @on_each_base
     def test_w_leaves_nothing_of_what_was_there(
         self, base: Any, store: ShardingStore, zarr_format: Any
     ) -> None:
@@ -220,6 +229,7 @@ class TestModes:
         xr.testing.assert_identical(xr.open_zarr(store, chunks=None).load(), small)
         assert n_values(objects_of(base)) == {"t": 2, "time": 1, "lat": 1, "lon": 1}
 
+    @on_each_base
     def test_a_replaces_and_adds_variables(
         self, base: Any, store: ShardingStore, zarr_format: Any
     ) -> None:
