@@ -235,6 +235,15 @@ class TestInShards:
         assert n_values(objects_of(base), "s0") == n_written(expected[0], SHARDS)
 
 
+def test_the_packages_alone_refuse_shards_of_v2(tmp_path: Path) -> None:
+    """OME-Zarr 0.4 knows no sharding: an error, and not shards read as chunks."""
+    write_by_ome_zarr(ShardingStore(tmp_path, chunks_per_shard=CHUNKS_PER_SHARD), "0.4")
+    with pytest.raises(ValueError, match="codec not available: .*zarr_shardstore"):
+        levels_by_ome_zarr(LocalStore(tmp_path))
+    with pytest.raises(Exception, match="zarr_shardstore"):  # of zarrs, which has no type for it
+        levels_by_ngff_zarr(str(tmp_path))
+
+
 class TestNativeSharding:
     """OME-Zarr 0.5: sharding is part of its Zarr, so readers need no wrapper."""
 

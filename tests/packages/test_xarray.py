@@ -141,7 +141,6 @@ def test_the_base_is_opened_by_xarray_itself(
     [(0, 6, 12, N_TIMES), (0, 3, 8, N_TIMES), (0, 1, 2, 3, 4, 5, N_TIMES), (0, 5, 16, N_TIMES)],
     ids=["at shards", "anywhere", "one by one", "across shards"],
 )
-@on_each_base
 def test_append(base: Any, store: ShardingStore, zarr_format: Any, cuts: tuple[int, ...]) -> None:
     """Pieces that end within a chunk and within a shard; each array stays in few objects."""
     for start, stop in pairwise(cuts):
@@ -176,6 +175,13 @@ def test_regions(
     assert n_values(objects_of(base)) == N_SHARDS
 
 
+def test_xarray_alone_refuses_shards_of_v2(base: Any, store: ShardingStore) -> None:
+    """Zarr v2 knows no sharding: an error, and not shards read as chunks."""
+    WHOLE.to_zarr(store, zarr_format=2, encoding=ENCODING)
+    with pytest.raises(ValueError, match="codec not available: .*zarr_shardstore"):
+        xr.open_zarr(plain(base), chunks=None).load()
+
+
 def test_regions_of_two_dimensions(base: Any, store: ShardingStore) -> None:
     """A window that cuts through chunks and shards changes nothing beside it."""
     WHOLE.to_zarr(store, zarr_format=3, encoding=ENCODING)
@@ -187,7 +193,6 @@ def test_regions_of_two_dimensions(base: Any, store: ShardingStore) -> None:
     xr.testing.assert_identical(xr.open_zarr(store, chunks=None).load(), expected)
 
 
-@on_each_base
 def test_dask_chunks_need_not_be_whole_shards(
     base: Any, store: ShardingStore, zarr_format: Any
 ) -> None:
@@ -229,7 +234,6 @@ class TestModes:
         xr.testing.assert_identical(xr.open_zarr(store, chunks=None).load(), small)
         assert n_values(objects_of(base)) == {"t": 2, "time": 1, "lat": 1, "lon": 1}
 
-    @on_each_base
     def test_a_replaces_and_adds_variables(
         self, base: Any, store: ShardingStore, zarr_format: Any
     ) -> None:

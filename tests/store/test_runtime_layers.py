@@ -125,7 +125,8 @@ def test_updates_are_seen(base: Store, store: Store) -> None:
     z = make_array(store)
     z[:] = DATA
     expected = DATA.copy()
-    for window, value in [(np.s_[3:9, 1:6], 7), (np.s_[0:2], 0), (np.s_[10, 6], 5), (np.s_[:], 0)]:
+    changes: list[Any] = [(np.s_[3:9, 1:6], 7), (np.s_[0:2], 0), (np.s_[10, 6], 5), (np.s_[:], 0)]
+    for window, value in changes:
         np.testing.assert_array_equal(z[:], expected)
         z[window] = expected[window] = value
         np.testing.assert_array_equal(zarr.open_array(store, path="g/z", mode="r")[:], expected)
