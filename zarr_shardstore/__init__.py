@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from zarr_shardstore.store.draft_hierarchy import DraftHierarchyStore
+    from zarr_shardstore.store.registry import register_storage_transformer
     from zarr_shardstore.store.sharding_mapping import ShardingMapping
     from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -37,12 +38,14 @@ __all__ = [
     "SpecError",
     "UnsupportedError",
     "__version__",
+    "register_storage_transformer",
 ]
 
 _MODULES = {
     "DraftHierarchyStore": "zarr_shardstore.store.draft_hierarchy",
     "ShardingMapping": "zarr_shardstore.store.sharding_mapping",
     "ShardingStore": "zarr_shardstore.store.sharding_store",
+    "register_storage_transformer": "zarr_shardstore.store.registry",
 }
 
 

@@ -18,7 +18,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
 import zarr_shardstore
-from tests.store.bases import BASES, objects_of
+from tests.store.bases import BASES, objects_of, put
 from zarr_shardstore import (
     CorruptShardError,
     ReadOnlyError,
@@ -50,13 +50,6 @@ def store(base: Any) -> ShardingStore:
     )
     z[:] = 1
     return store
-
-
-def put(base: Any, key: str, value: bytes) -> None:
-    if isinstance(base, Store):
-        sync(base.set(key, buffer(value)))
-    else:
-        base[key] = value
 
 
 def edit_entry(shard: bytes, entry_id: int, offset: int, nbytes: int) -> bytes:

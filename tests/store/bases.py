@@ -83,3 +83,11 @@ def objects_of(base: Any) -> dict[str, bytes]:
         return objects
 
     return sync(read())
+
+
+def put(base: Any, key: str, value: bytes) -> None:
+    """Store an object in a base store, past any `ShardingStore`."""
+    if isinstance(base, Store):
+        sync(base.set(key, default_buffer_prototype().buffer.from_bytes(value)))
+    else:
+        base[key] = value

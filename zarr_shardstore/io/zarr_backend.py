@@ -74,6 +74,17 @@ def _innermost(store: Store) -> Store:
     return store
 
 
+def _deletes_only_by_key(store: Store) -> bool:
+    """Whether a wrapper must be told of each key: zarr's CacheStore passes `delete_dir` on to
+    the store below it, and would go on serving what that removed."""
+    cls = type(store)
+    return (
+        isinstance(store, WrapperStore)
+        and cls.delete is not WrapperStore.delete
+        and cls.delete_dir is WrapperStore.delete_dir
+    )
+
+
 def _is_local_fsspec(store: Store) -> bool:
     if not isinstance(store, FsspecStore):
         return False
@@ -186,6 +197,9 @@ class ZarrBackend:
                 await store.set_if_not_exists(key, to_buffer(value))
             case Delete(key):
                 await store.delete(key)
+            case DeletePrefix(prefix) if _deletes_only_by_key(store):
+                for key in [key async for key in store.list_prefix(prefix)]:
+                    await store.delete(key)
             case DeletePrefix(""):
                 await store.clear()
                 # FsspecStore.clear stops at the first directory that it has removed already.
