@@ -11,12 +11,15 @@ refuse, the test is expected to fail: the claim stays, and a reader that improve
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zarr
 
@@ -220,6 +223,32 @@ def test_a_reader_that_does_not_know_it_refuses_each_chunk(
     """Also one whose key has a shard, and one whose key has no object, as if it were missing."""
     skip_what_is_not_here(reader)
     assert_refused(read(reader, way, declaration, FIRST_CHUNK, LAST_CHUNK))
+
+
+@pytest.mark.parametrize(
+    ("reader", "way", "declaration"),
+    cases(["zarr"], [*TRANSFORMERS, *MARKER], reads_chunks_otherwise),
+)
+def test_a_writer_that_does_not_know_it_refuses(
+    tmp_path: Path, reader: str, way: Way, declaration: str
+) -> None:
+    """It raises before it puts a chunk where a shard is, which would cost the shard's others."""
+    store = WRITERS[declaration](tmp_path, "C", False)
+    zarr.open_array(store, path=PATH)[:] = DATA
+    zarr.consolidate_metadata(store)
+    has_written = False
+    with contextlib.suppress(Exception):
+        z: Any
+        if way == "array":
+            z = zarr.open_array(str(tmp_path), path=PATH, mode="r+")
+        elif way == "group":
+            z = zarr.open_group(str(tmp_path), mode="r+", use_consolidated=False)[PATH]
+        else:
+            z = zarr.open_consolidated(str(tmp_path), mode="r+")[PATH]
+        z[:2, :3] = 0
+        has_written = True
+    assert not has_written
+    np.testing.assert_array_equal(zarr.open_array(store, path=PATH)[:], DATA)
 
 
 REASONS = {
