@@ -7,6 +7,9 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 VENV := .venv-$(VERSION)
 # zarr-python 2.18.7, the draft's only other implementation, cannot share an environment.
 OLD_VENV := .venv-$(VERSION)-zarr2.18
+# zarrita.js is one of the readers that are tested; without npm its tests are skipped.
+ZARRITA := 0.7.5
+ZARRITA_DIR := .node-zarrita
 PIP := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test lint format bench clean
@@ -14,8 +17,9 @@ PIP := -m pip install --quiet --disable-pip-version-check
 demo: $(VENV)/.demo
 	$(VENV)/bin/python examples/demo.py
 
-test: $(VENV)/.test $(OLD_VENV)/.done
+test: $(VENV)/.test $(OLD_VENV)/.done $(ZARRITA_DIR)/.done-$(ZARRITA)
 	ZARR_SHARDSTORE_ZARR218=$(CURDIR)/$(OLD_VENV)/bin/python \
+	ZARR_SHARDSTORE_NODE_MODULES=$(CURDIR)/$(ZARRITA_DIR)/node_modules \
 	$(VENV)/bin/python -m pytest -n auto $(ARGS)
 
 lint: $(VENV)/.test
@@ -32,7 +36,7 @@ bench: $(VENV)/.test
 	$(VENV)/bin/python benchmarks/arrays.py
 
 clean:
-	rm -rf .venv-* demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv-* $(ZARRITA_DIR) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -50,3 +54,9 @@ $(OLD_VENV)/.done:
 	$(PYTHON) -m venv $(OLD_VENV)
 	$(OLD_VENV)/bin/python $(PIP) 'zarr==2.18.7' 'numcodecs[msgpack]<0.16' pytest
 	touch $@
+
+$(ZARRITA_DIR)/.done-$(ZARRITA):
+	@rm -rf $(ZARRITA_DIR); mkdir $(ZARRITA_DIR)
+	@if npm install --prefix $(ZARRITA_DIR) --silent --no-audit --no-fund --no-package-lock \
+	    --fetch-retries=1 zarrita@$(ZARRITA) 2>/dev/null; then touch $@; \
+	else rm -rf $(ZARRITA_DIR)/*; echo "zarrita.js was not installed: its tests are skipped"; fi
