@@ -4,10 +4,14 @@
 ``codec``                 v3: ``codecs`` is one ``sharding_indexed``, the chunk grid is the
                           grid of shards. Every v3 reader reads it.
 ``storage_transformers``  v3 and draft: the list of transformers; the chunk grid and the
-                          codecs are those of the chunks.
-``filters``               v2: a marker in ``filters`` that holds the list. A reader that does
-                          not know it refuses the array, as it must: its chunks are shards.
+                          codecs are those of the chunks. In v3 a member that must be
+                          understood stands beside the list, which not every reader looks at.
+``filters``               v2: a marker in ``filters`` that holds the list; ``chunks`` is the
+                          shape of the shards, if there are any.
 ========================  ===================================================================
+
+A reader that does not know a declaration must refuse the array: it would take shards for
+chunks. spec_notes/readers.md says how each of them is made to.
 
 A document is the parsed JSON object. The functions never change their argument.
 
@@ -43,6 +47,7 @@ __all__ = [
     "Declaration",
     "Declared",
     "Native",
+    "chunks_per_shard",
     "declare",
     "declare_native",
     "find_declaration",
@@ -88,13 +93,17 @@ def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declare
         If the sharding has a form that is not known.
     """
     if _is_v2(doc):
-        marker = _marker_of(doc)
-        if marker is None:
+        if _marker_of(doc) is None:
             return None
-        return Declared("filters", _checked(marker.get("storage_transformers"), _ndim(doc)))
+        declared = Declared("filters", _checked(_transformers_of_marker(doc), _ndim(doc)))
+        cps = chunks_per_shard(declared, _ndim(doc))
+        if any(c % n for c, n in zip(doc["chunks"], cps, strict=True)):
+            raise SpecError(f"shards of {doc['chunks']} cannot be cut into {list(cps)} chunks")
+        return declared
     transformers = doc.get("storage_transformers")
     if transformers:
-        return Declared("storage_transformers", _checked(transformers, _ndim(doc)))
+        specs = transformer_specs(transformers)
+        return Declared("storage_transformers", _checked(specs, _ndim(doc)))
     if native == "passthrough" or is_native_by_choice(doc):
         return None
     spec = _spec_of_codec(doc)
@@ -106,9 +115,12 @@ def take_out(doc: Mapping[str, Any], how: Declaration) -> Document:
     match how:
         case "filters":
             rest = [f for f in doc["filters"] if not _is_marker(f)]
-            return {**doc, "filters": rest or None}
+            cps = chunks_per_shard(Declared(how, _transformers_of_marker(doc)), _ndim(doc))
+            chunks = [c // n for c, n in zip(doc["chunks"], cps, strict=True)]
+            return {**doc, "chunks": chunks, "filters": rest or None}
         case "storage_transformers":
-            return {**doc, "storage_transformers": []}
+            rest_of_doc = {name: value for name, value in doc.items() if name != MARKER}
+            return {**rest_of_doc, "storage_transformers": []}
         case "codec":
             inner = doc["codecs"][0]["configuration"]
             grid = _with_chunk_shape(doc, list(inner["chunk_shape"]))
@@ -121,11 +133,14 @@ def declare(doc: Mapping[str, Any], declared: Declared) -> Document:
         case "filters":
             spelled = spell_transformers(declared.transformers)
             marker = {"id": MARKER, "storage_transformers": spelled}
-            return {**doc, "filters": [*(doc.get("filters") or ()), marker]}
+            cps = chunks_per_shard(declared, _ndim(doc))
+            chunks = [c * n for c, n in zip(doc["chunks"], cps, strict=True)]
+            return {**doc, "chunks": chunks, "filters": [*(doc.get("filters") or ()), marker]}
+        case "storage_transformers" if "node_type" not in doc:
+            return {**doc, "storage_transformers": spell_for_draft(declared.transformers)}
         case "storage_transformers":
-            is_draft = "node_type" not in doc
-            spell = spell_for_draft if is_draft else spell_transformers
-            return {**doc, "storage_transformers": spell(declared.transformers)}
+            spelled = spell_transformers(declared.transformers)
+            return {**doc, "storage_transformers": spelled, MARKER: {"must_understand": True}}
         case "codec":
             (transformer,) = declared.transformers
             return _with_codec(doc, sharding_spec(transformer.configuration, _ndim(doc)))
@@ -135,9 +150,13 @@ def put_back(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration
     """`doc` with the declaration that the `stored` document of the same chunks has, as spelled."""
     match how:
         case "filters":
-            return {**doc, "filters": [*(doc.get("filters") or ()), _marker_of(stored)]}
+            filters = [*(doc.get("filters") or ()), _marker_of(stored)]
+            return {**doc, "chunks": stored["chunks"], "filters": filters}
         case "storage_transformers":
-            return {**doc, "storage_transformers": stored["storage_transformers"]}
+            kept = {
+                name: stored[name] for name in ("storage_transformers", MARKER) if name in stored
+            }
+            return {**doc, **kept}
         case "codec":
             (codec,) = stored["codecs"]
             configuration = {**codec["configuration"], "codecs": doc["codecs"]}
@@ -146,6 +165,15 @@ def put_back(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration
                 "chunk_grid": _with_chunk_shape(doc, list(_chunk_shape(stored))),
                 "codecs": [{**codec, "configuration": configuration}],
             }
+
+
+def chunks_per_shard(declared: Declared, ndim: int) -> Coords:
+    """By how much the declaration multiplies the chunk shape in the document, in each dimension."""
+    if declared.how != "storage_transformers":
+        for spec in declared.transformers:
+            if spec.name == SHARDING:
+                return sharding_spec(spec.configuration, ndim).chunks_per_shard
+    return (1,) * ndim
 
 
 def declare_native(doc: Mapping[str, Any]) -> Document:
@@ -192,8 +220,12 @@ def _marker_of(doc: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return found[0] if found else None
 
 
-def _checked(transformers: Any, ndim: int) -> tuple[TransformerSpec, ...]:
-    specs = transformer_specs(transformers)
+def _transformers_of_marker(doc: Mapping[str, Any]) -> tuple[TransformerSpec, ...]:
+    marker = _marker_of(doc)
+    return () if marker is None else transformer_specs(marker.get("storage_transformers"))
+
+
+def _checked(specs: tuple[TransformerSpec, ...], ndim: int) -> tuple[TransformerSpec, ...]:
     for spec in specs:
         if spec.name == SHARDING:
             sharding_spec(spec.configuration, ndim)

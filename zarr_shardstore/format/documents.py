@@ -19,10 +19,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from zarr_shardstore.format.declarations import Declaration, Native, find_declaration
+from zarr_shardstore.format.declarations import (
+    Declaration,
+    Native,
+    chunks_per_shard,
+    find_declaration,
+)
 from zarr_shardstore.format.grid import chunk_grid_shape
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, Coords
-from zarr_shardstore.format.transformer_specs import TransformerSpec, sharding_spec
+from zarr_shardstore.format.transformer_specs import TransformerSpec
 
 __all__ = [
     "ArrayDocument",
@@ -180,11 +185,9 @@ def parse_array(
     found = find_declaration(doc, native)
     if found is None:
         return ArrayDocument(node, geometry)
-    if found.how == "codec":
-        (transformer,) = found.transformers
-        cps = sharding_spec(transformer.configuration, len(geometry.shape)).chunks_per_shard
-        chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
-        geometry = Geometry(geometry.shape, chunk_shape, geometry.encoding)
+    cps = chunks_per_shard(found, len(geometry.shape))
+    chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
+    geometry = Geometry(geometry.shape, chunk_shape, geometry.encoding)
     return ArrayDocument(node, geometry, found.how, found.transformers)
 
 
