@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from zarr.core.buffer import Buffer
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.buffer.cpu import Buffer as CpuBuffer
 
-__all__ = ["as_view", "own_bytes", "to_buffer"]
+__all__ = ["as_view", "own_bytes", "to_buffer", "to_buffer_of"]
 
 
 def as_view(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
@@ -43,3 +43,10 @@ def own_bytes(value: Buffer | bytes | bytearray | memoryview) -> bytes:
 def to_buffer(value: bytes | memoryview) -> Buffer:
     """A CPU buffer that shares the memory of `value`."""
     return CpuBuffer.from_bytes(value)
+
+
+def to_buffer_of(value: memoryview | None, prototype: BufferPrototype | None) -> Buffer | None:
+    """A value in the buffer that zarr asked for; ``None``: there is none."""
+    if value is None:
+        return None
+    return (prototype or default_buffer_prototype()).buffer.from_bytes(value)

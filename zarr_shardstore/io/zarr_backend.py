@@ -8,20 +8,15 @@ from collections.abc import Coroutine, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from zarr.abc.store import (
-    ByteRequest,
-    OffsetByteRequest,
-    RangeByteRequest,
-    Store,
-    SuffixByteRequest,
-)
+from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
 
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.buffers import as_view, to_buffer
-from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
+from zarr_shardstore.io.byte_requests import byte_request_of
+from zarr_shardstore.plan.ranges import ByteRange, Suffix, resolve_range
 from zarr_shardstore.plan.requests import (
     Delete,
     DeletePrefix,
@@ -139,7 +134,7 @@ class ZarrBackend:
         store: Any = self.store  # has the sync surface, see `can_block`
         match request:
             case Get(key, byte_range):
-                found = _found(store.get_sync(key, byte_range=_byte_request(byte_range)))
+                found = _found(store.get_sync(key, byte_range=byte_request_of(byte_range)))
                 if self._may_be_cut(found, byte_range):
                     found = _cut(_found(store.get_sync(key)), byte_range)
                 return found
@@ -170,7 +165,7 @@ class ZarrBackend:
         try:
             values = await self.store.get_partial_values(
                 default_buffer_prototype(),
-                [(get.key, _byte_request(get.byte_range)) for get in gets],
+                [(get.key, byte_request_of(get.byte_range)) for get in gets],
             )
         except (FileNotFoundError, NotImplementedError, ValueError):
             # Some stores raise for a missing key, some take no suffix: `get` says which.
@@ -218,7 +213,7 @@ class ZarrBackend:
     async def _get(self, key: str, byte_range: ByteRange | None) -> Found:
         prototype = default_buffer_prototype()
         try:
-            found = _found(await self.store.get(key, prototype, _byte_request(byte_range)))
+            found = _found(await self.store.get(key, prototype, byte_request_of(byte_range)))
             if self._may_be_cut(found, byte_range):
                 found = _cut(_found(await self.store.get(key, prototype)), byte_range)
             return found
@@ -262,18 +257,6 @@ def _cut(found: Found, byte_range: ByteRange | None) -> Found:
         return found
     start, stop = resolve_range(byte_range, len(found.value))
     return Found(found.value[start:stop], None, len(found.value))
-
-
-def _byte_request(byte_range: ByteRange | None) -> ByteRequest | None:
-    match byte_range:
-        case None:
-            return None
-        case Range(start, stop):
-            return RangeByteRequest(start, stop)
-        case StartFrom(start):
-            return OffsetByteRequest(start)
-        case Suffix(nbytes):
-            return SuffixByteRequest(nbytes)
 
 
 async def _concurrently(coros: list[Coroutine[Any, Any, Any]]) -> list[Any]:

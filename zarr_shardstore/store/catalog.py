@@ -1,19 +1,18 @@
 """Which keys belong to which array that something stands between: a sharding, as a rule.
 
 A key is a chunk key only if the metadata document of its array says so; for arrays without a
-document the ``chunks_per_shard`` of the store says so. The catalog reads each document once,
-when it first meets a key that could be a chunk of that array, and never lists.
+document the ``chunks_per_shard`` of the store says so. Documents are read when a key is first met
+that could be a chunk of their array; nothing is listed.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from zarr_shardstore.errors import ShardStoreError, SpecError
-from zarr_shardstore.format.documents import Node, document_key, parse_json
+from zarr_shardstore.format.documents import Node
 from zarr_shardstore.format.grid import is_inside
 from zarr_shardstore.format.index import DRAFT_INDEX
 from zarr_shardstore.format.keys import (
@@ -26,29 +25,12 @@ from zarr_shardstore.format.keys import (
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.spec import ShardingSpec
 from zarr_shardstore.plan.listing import GridDirectory, locate_directory
-from zarr_shardstore.plan.requests import Exists, Flow, Found, Get
-from zarr_shardstore.store.arrays import ArrayReader, StoredArray
+from zarr_shardstore.plan.requests import Flow
+from zarr_shardstore.store.arrays import StoredArray
+from zarr_shardstore.store.known_arrays import Knowledge, KnownArrays
 from zarr_shardstore.store.policy import ShardingPolicy
 
 __all__ = ["Catalog", "Misfit", "StackedKey"]
-
-_MAX_ABSENT = 65_536
-"""Places without an array that are remembered; stray numeric keys could make any number."""
-
-_N_ATTEMPTS = 8
-"""Documents are read again if another store of the process changed one meanwhile; then the
-change and this operation run at the same time, and either order is right."""
-
-
-class _Changes:
-    """How often a store of this process changed what a document says about keys."""
-
-    def __init__(self) -> None:
-        self.n = 0
-        self.lock = threading.Lock()
-
-
-_changes = _Changes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,75 +68,19 @@ class _Located:
     coords: Coords
 
 
-_Knowledge: TypeAlias = "StoredArray | ShardStoreError | None"
-"""What is at a place: an array, one whose document is bad, or no array."""
-
 _Answer: TypeAlias = "_Located | Misfit | ShardStoreError | None"
 """``None``: the key is no chunk key."""
 
 
 class Catalog:
-    """What is known of the arrays of one store.
+    """Finds the array that a key belongs to.
 
-    Thread safety: may be used from any thread; what is learned twice is learned equal. What
-    another store of the process changes is noticed at the next operation, without a request.
+    Thread safety: may be used from any thread.
     """
 
-    def __init__(self, policy: ShardingPolicy, reader: ArrayReader) -> None:
-        self.reader = reader
+    def __init__(self, policy: ShardingPolicy, known: KnownArrays) -> None:
         self._policy = policy
-        self._arrays: dict[Node, StoredArray] = {}
-        self._absent: dict[Node, None] = {}
-        self._n_changes = _changes.n
-
-    # ------------------------------------------------------------ learning
-
-    def learn(self, node: Node, array: StoredArray | None) -> None:
-        """Remember what is at `node`; ``None``: no array."""
-        if array is not None:
-            self._absent.pop(node, None)
-            self._arrays[node] = array
-            return
-        self._arrays.pop(node, None)
-        self._absent[node] = None
-        while len(self._absent) > _MAX_ABSENT:
-            self._absent.pop(next(iter(self._absent)), None)
-
-    def read(self, node: Node, data: bytes | memoryview | None) -> StoredArray | None:
-        """What the stored document of `node` says; ``None``: there is none, or no array."""
-        doc = None if data is None else parse_json(data)
-        return None if doc is None else self.reader.read(node, doc)
-
-    def tell_others(self) -> None:
-        """A document changed: the other stores of the process shall read theirs again."""
-        with _changes.lock:
-            is_current = self._n_changes == _changes.n
-            _changes.n += 1
-            if is_current:  # this store knows what it did itself
-                self._n_changes = _changes.n
-
-    def forget(self, node: Node) -> None:
-        """Read the document of `node` again when it is next needed."""
-        self._arrays.pop(node, None)
-        self._absent.pop(node, None)
-
-    def forget_directory(self, prefix: str) -> None:
-        """Forget all arrays whose document key starts with `prefix`."""
-        for known in (self._arrays, self._absent):
-            for node in [n for n in list(known) if document_key(n).startswith(prefix)]:
-                known.pop(node, None)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._arrays.clear()
-        self._absent.clear()
-
-    def _notice_changes(self) -> None:
-        if self._n_changes != _changes.n:
-            self._n_changes = _changes.n
-            self.clear()
-
-    # ----------------------------------------------------------- resolving
+        self._known = known
 
     def chunks_of(self, keys: Sequence[str]) -> Flow[list[ChunkRef | StackedKey | Misfit | None]]:
         """The chunks that keys name; ``None`` for a key that passes through.
@@ -171,7 +97,7 @@ class Catalog:
         misfits = {a.node for a in answers if isinstance(a, Misfit)}
         if misfits:
             for node in misfits:
-                self.forget(node)
+                self._known.forget(node)
             answers = yield from self._locate(keys, in_grid=True)
         chunks: list[ChunkRef | StackedKey | Misfit | None] = []
         for key, answer in zip(keys, answers, strict=True):
@@ -225,7 +151,7 @@ class Catalog:
             nodes[:0] = _flat_nodes(path)
             if directory.startswith(DRAFT_DATA_ROOT):
                 nodes.append(Node("draft", path[len(DRAFT_DATA_ROOT) :]))
-        known = yield from self._know(nodes)
+        known = yield from self._known.know(nodes)
         for node in nodes:
             array = known[node]
             if isinstance(array, ShardStoreError) and or_own:
@@ -240,27 +166,24 @@ class Catalog:
 
     def has_array(self, path: str) -> Flow[bool]:
         """Whether there is an array document of Zarr v3 or v2 at `path`."""
-        known = yield from self._know(_flat_nodes(path))
+        known = yield from self._known.know(_flat_nodes(path))
         return any(array is not None for array in known.values())
 
     def may_lack_metadata(self, directory: str) -> bool:
         """Whether a directory may be, or be inside, an array that only the option declares."""
         segments = directory.removesuffix("/").split("/")
         parents = ["/".join(segments[:n]) for n in range(len(segments) + 1)]
-        if any(self._policy.names(p) and not self._is_known(_flat_nodes(p)) for p in parents):
+        if any(self._policy.names(p) and not self._known.has_any(_flat_nodes(p)) for p in parents):
             return True
         root = DRAFT_DATA_ROOT.removesuffix("/")
         paths = [p[len(root) + 1 :] for p in parents if p == root or p.startswith(f"{root}/")]
         return any(
-            self._policy.has_rule(p) and not self._is_known([Node("draft", p)]) for p in paths
+            self._policy.has_rule(p) and not self._known.has_any([Node("draft", p)]) for p in paths
         )
 
-    def _is_known(self, nodes: Iterable[Node]) -> bool:
-        return any(node in self._arrays for node in nodes)
-
     def _locate(self, keys: Sequence[str], *, in_grid: bool) -> Flow[list[_Answer]]:
-        self._notice_changes()
-        known: dict[Node, _Knowledge] = {}
+        self._known.notice_changes()
+        known: dict[Node, Knowledge] = {}
         answers: list[_Answer] = [None] * len(keys)
         open_positions: Sequence[int] = range(len(keys))
         while open_positions:
@@ -273,65 +196,21 @@ class Catalog:
                     answers[i] = answer
             if unknown:
                 nodes = dict.fromkeys(node for nodes in unknown.values() for node in nodes)
-                known |= yield from self._know(list(nodes))
+                known |= yield from self._known.know(list(nodes))
             open_positions = list(unknown)
         return answers
 
-    def _know(self, nodes: Sequence[Node]) -> Flow[dict[Node, _Knowledge]]:
-        """What is at places; documents that are not known are read, in one round as a rule."""
-        for _ in range(_N_ATTEMPTS):
-            self._notice_changes()
-            n_changes = self._n_changes
-            known: dict[Node, _Knowledge] = {}
-            for node in nodes:
-                if node in self._arrays or node in self._absent:
-                    known[node] = self._arrays.get(node)
-            unknown = [node for node in nodes if node not in known]
-            if not unknown:
-                return known
-            learned = yield from self._read_documents(unknown)
-            known |= learned
-            if n_changes == self._n_changes == _changes.n:
-                for node, array in learned.items():
-                    if not isinstance(array, ShardStoreError):
-                        self.learn(node, array)
-                break
-        return known
-
-    def _read_documents(self, nodes: Sequence[Node]) -> Flow[dict[Node, _Knowledge]]:
-        learned: dict[Node, _Knowledge] = {}
-        # Where the store's own rule would apply, a document is not expected: ask whether it
-        # is there before it is read, so that writing a whole shard reads nothing.
-        doubtful = [n for n in nodes if n.hierarchy == "draft" and self._policy.has_rule(n.path)]
-        if doubtful:
-            exist: list[bool] = yield [Exists(document_key(n)) for n in doubtful]
-            learned |= {n: None for n, yes in zip(doubtful, exist, strict=True) if not yes}
-        expected = [n for n in nodes if n not in learned]
-        if expected:
-            founds: list[Found] = yield [Get(document_key(n)) for n in expected]
-            for node, found in zip(expected, founds, strict=True):
-                try:
-                    learned[node] = self.read(node, found.value)
-                except ShardStoreError as error:
-                    learned[node] = error
-        return learned
-
     def _locate_one(
-        self, key: str, in_grid: bool, just_learned: dict[Node, _Knowledge]
+        self, key: str, in_grid: bool, just_learned: dict[Node, Knowledge]
     ) -> _Answer | list[Node]:
         """What is known about a key, or which documents must be read to know more."""
         for nodes, suffix in self._candidates(key):
             unknown: list[Node] = []
             otherwise: _Answer = None
             for node in nodes:
-                if node in just_learned:
-                    array = just_learned[node]
-                elif node in self._absent:
-                    array = None
-                else:
-                    array = self._arrays.get(node)
-                    if array is None:
-                        unknown.append(node)
+                array = just_learned.get(node) or self._known.array_at(node)
+                if array is None and node not in just_learned and self._known.is_unknown(node):
+                    unknown.append(node)
                 if unknown:
                     continue  # those before this one come first
                 if isinstance(array, StoredArray):

@@ -43,6 +43,7 @@ from zarr_shardstore.plan.stack import Stack, perform, through, together
 from zarr_shardstore.plan.write import update_shard
 from zarr_shardstore.store.arrays import ArrayReader, StoredArray
 from zarr_shardstore.store.catalog import Catalog, Misfit, StackedKey
+from zarr_shardstore.store.known_arrays import KnownArrays
 from zarr_shardstore.store.listing import Listing, raise_first
 from zarr_shardstore.store.new_arrays import NewArrays
 from zarr_shardstore.store.view import View
@@ -75,9 +76,11 @@ class Operations:
 
     def __init__(self, new_arrays: NewArrays, options: Options) -> None:
         self.options = options
-        self.catalog = Catalog(new_arrays.policy, ArrayReader(options.native, options.reading))
+        reader = ArrayReader(options.native, options.reading)
+        self.known = KnownArrays(new_arrays.policy, reader)
+        self.catalog = Catalog(new_arrays.policy, self.known)
         self.listing = Listing(self.catalog)
-        self._view = View(new_arrays, self.catalog.reader)
+        self._view = View(new_arrays, reader)
 
     def update_shard(
         self, request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
@@ -98,6 +101,7 @@ class Operations:
         for key, byte_range in key_ranges:
             check_key(key)
             resolve_range(byte_range, 0)
+        n_changes = self.known.notice_changes()
         owners = yield from self.catalog.chunks_of([key for key, _ in key_ranges])
         requests = [
             Get(key, None if _is_document(key) else byte_range) for key, byte_range in key_ranges
@@ -107,7 +111,7 @@ class Operations:
         for found, (key, byte_range) in zip(founds, key_ranges, strict=True):
             value = None if found is None else found.value
             if _is_document(key):
-                value = self._shown(key, value, byte_range)
+                value = self._shown(key, value, byte_range, n_changes)
             values.append(value)
         return values
 
@@ -245,8 +249,8 @@ class Operations:
             yield from self._erase_listed(prefix)
         else:
             yield [DeletePrefix(prefix)]
-            self.catalog.forget_directory(prefix)
-            self.catalog.tell_others()
+            self.known.forget_directory(prefix)
+            self.known.tell_others()
 
     # ------------------------------------------------------------- details
 
@@ -280,19 +284,19 @@ class Operations:
         return replies
 
     def _shown(
-        self, key: str, data: memoryview | None, byte_range: ByteRange | None
+        self, key: str, data: memoryview | None, byte_range: ByteRange | None, n_changes: int
     ) -> memoryview | None:
         """A stored document as readers see it; the catalog learns it on the way."""
         node = node_of_document(key)
         if data is None:
             if node is not None:
-                self.catalog.forget(node)  # what is there is looked up when it matters
+                self.known.forget(node)  # what is there is looked up when it matters
             return None
         if node is None:
             value = self._view.presented_directory(directory_of_v2_consolidated(key) or "", data)
         else:
             value = self._view.presented(node, data)
-            self.catalog.learn(node, self.catalog.read(node, data))
+            self.known.learn(node, self.known.read(node, data), n_changes)
         start, stop = resolve_range(byte_range, len(value))
         return value[start:stop]
 
@@ -310,11 +314,11 @@ class Operations:
         stored, array, is_changed = yield from self._view.stored(node, data, found.value)
         yield [request(key, stored)]
         if is_changed:
-            self.catalog.tell_others()
+            self.known.tell_others()
         if only_if_missing:
-            self.catalog.forget(node)  # another writer may have been first
+            self.known.forget(node)  # another writer may have been first
         else:
-            self.catalog.learn(node, array)
+            self.known.learn(node, array)
 
     def _writable(self, keys: Sequence[str]) -> Flow[list[_Owner]]:
         owners = yield from self.catalog.chunks_of(keys)
@@ -326,8 +330,8 @@ class Operations:
     def _forget_erased(self, key: str) -> None:
         node = node_of_document(key)
         if node is not None:
-            self.catalog.forget(node)
-            self.catalog.tell_others()
+            self.known.forget(node)
+            self.known.tell_others()
 
     def _erase_listed(self, prefix: str) -> Flow[None]:
         keys = yield from self.listing.list_all(prefix)

@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 
-from zarr.abc.store import (
-    ByteRequest,
-    OffsetByteRequest,
-    RangeByteRequest,
-    Store,
-    SuffixByteRequest,
-)
-from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.abc.store import ByteRequest, Store
+from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import MemoryStore
 
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.orders import EntryOrder
-from zarr_shardstore.io.buffers import as_view, own_bytes
+from zarr_shardstore.io.buffers import as_view, own_bytes, to_buffer_of
+from zarr_shardstore.io.byte_requests import range_of
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
-from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
 from zarr_shardstore.plan.requests import Flow
 from zarr_shardstore.store.base import (
     Sharding,
@@ -186,7 +180,7 @@ class ShardingStore(Store):
         through this store, and through any other `ShardingStore` or `ShardingMapping` of this
         process, is known at once. A resize by another process needs no call.
         """
-        self._sharding.operations.catalog.clear()
+        self._sharding.operations.known.clear()
 
     # ----------------------------------------------------- open and capabilities
 
@@ -250,8 +244,8 @@ class ShardingStore(Store):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        flow = self._sharding.operations.get(key, _range_of(byte_range))
-        return _wrap(await self._run(flow, only_reads=True), prototype)
+        flow = self._sharding.operations.get(key, range_of(byte_range))
+        return to_buffer_of(await self._run(flow, only_reads=True), prototype)
 
     async def get_partial_values(
         self,
@@ -259,18 +253,18 @@ class ShardingStore(Store):
         key_ranges: Iterable[tuple[str, ByteRequest | None]],
     ) -> list[Buffer | None]:
         """Values or ranges of values, ``None`` for missing keys, in at most two rounds."""
-        ranges = [(key, _range_of(byte_range)) for key, byte_range in key_ranges]
+        ranges = [(key, range_of(byte_range)) for key, byte_range in key_ranges]
         values = await self._run(self._sharding.operations.get_many(ranges), only_reads=True)
-        return [_wrap(value, prototype) for value in values]
+        return [to_buffer_of(value, prototype) for value in values]
 
     async def _get_many(
         self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
     ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
         requests = list(requests)
-        ranges = [(key, _range_of(byte_range)) for key, _, byte_range in requests]
+        ranges = [(key, range_of(byte_range)) for key, _, byte_range in requests]
         values = await self._run(self._sharding.operations.get_many(ranges), only_reads=True)
         for (key, prototype, _), value in zip(requests, values, strict=True):
-            yield key, _wrap(value, prototype)
+            yield key, to_buffer_of(value, prototype)
 
     async def get_ranges(
         self,
@@ -404,8 +398,8 @@ class ShardingStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """As `get`, blocking."""
-        flow = self._sharding.operations.get(key, _range_of(byte_range))
-        return _wrap(self._sharding.runner.run(flow), prototype)
+        flow = self._sharding.operations.get(key, range_of(byte_range))
+        return to_buffer_of(self._sharding.runner.run(flow), prototype)
 
     def set_sync(self, key: str, value: Value) -> None:
         """As `set`, blocking."""
@@ -421,23 +415,3 @@ class ShardingStore(Store):
 def _directory(prefix: str) -> str:
     """zarr means a directory by a prefix, with or without its slash."""
     return prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
-
-
-def _range_of(byte_range: ByteRequest | None) -> ByteRange | None:
-    match byte_range:
-        case None:
-            return None
-        case RangeByteRequest(start, end):
-            return Range(start, end)
-        case OffsetByteRequest(offset):
-            return StartFrom(offset)
-        case SuffixByteRequest(suffix):
-            return Suffix(suffix)
-    raise TypeError(f"Unexpected byte_range, got {byte_range}.")
-
-
-def _wrap(value: memoryview | None, prototype: BufferPrototype | None) -> Buffer | None:
-    if value is None:
-        return None
-    buffer_cls = (prototype or default_buffer_prototype()).buffer
-    return buffer_cls.from_bytes(value)
