@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from tests.store.bases import BASES, OtherMapping, objects_of, put
 from zarr_shardstore import ShardingMapping, ShardingStore, UnsupportedError
@@ -250,6 +250,32 @@ def test_a_copy_in_the_order_of_the_keys_loses_nothing(base: Any, zarr_format: i
     np.testing.assert_array_equal(zarr.open_array(ShardingStore(base), path="z")[:], 1)
 
 
+@pytest.mark.parametrize(
+    "kind", [(3, "default", "."), (3, "v2", "/"), (3, "v2", "."), (2, "v2", "/")]
+)
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_groups_that_are_named_as_chunks_are_no_chunks(
+    base: Any, kind: tuple[int, str, str], ndim: int
+) -> None:
+    """A root array beside groups 0, 1 and c: it is sharded without a warning."""
+    zarr_format, style, separator = kind
+    put(base, "0/1x/notes", b"")
+    put(base, "1/zarr.json", b"{}")
+    put(base, "c/0x/notes", b"")
+    z = zarr.create_array(
+        ShardingStore(base, chunks_per_shard=2),
+        shape=(4,) * ndim,
+        chunks=(1,) * ndim,
+        dtype="i1",
+        zarr_format=zarr_format,  # type: ignore[arg-type]
+        chunk_key_encoding={"name": style, "separator": separator},
+    )
+    if isinstance(base, LocalStore | FsspecStore) and ndim == 1 and style == "v2":
+        return  # its shards would have the names of those directories
+    z[...] = 1
+    assert len(ShardingMapping(base).list()) > len(objects_of(base))
+
+
 @pytest.mark.parametrize("option", [{"z": 2}, {"z": (2, 2)}])
 @pytest.mark.parametrize("style", ["default", "v2"])
 def test_chunks_of_a_named_array_before_its_metadata(base: Any, option: Any, style: str) -> None:
@@ -359,6 +385,9 @@ def test_an_unsharded_array_may_be_made_by_a_store_that_cannot_list(tmp_path: Pa
         supports_listing = False
 
         def list_prefix(self, prefix: str) -> Any:
+            raise NotImplementedError
+
+        def list_dir(self, prefix: str) -> Any:
             raise NotImplementedError
 
     store = ShardingStore(NoListing(tmp_path), chunks_per_shard=2)

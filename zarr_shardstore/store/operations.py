@@ -103,16 +103,20 @@ class Operations:
             resolve_range(byte_range, 0)
         n_changes = self.known.notice_changes()
         owners = yield from self.catalog.chunks_of([key for key, _ in key_ranges])
+        # A key that is a chunk is no document; only of others it must be looked at.
+        is_document = [
+            not isinstance(owner, ChunkRef) and _is_document(key)
+            for owner, (key, _) in zip(owners, key_ranges, strict=True)
+        ]
         requests = [
-            Get(key, None if _is_document(key) else byte_range) for key, byte_range in key_ranges
+            Get(key, None if yes else byte_range)
+            for yes, (key, byte_range) in zip(is_document, key_ranges, strict=True)
         ]
         founds: list[Found | None] = yield from self._perform(requests, owners)
-        values: list[memoryview | None] = []
-        for found, (key, byte_range) in zip(founds, key_ranges, strict=True):
-            value = None if found is None else found.value
-            if _is_document(key):
-                value = self._shown(key, value, byte_range, n_changes)
-            values.append(value)
+        values = [None if found is None else found.value for found in founds]
+        for i, (key, byte_range) in enumerate(key_ranges):
+            if is_document[i]:
+                values[i] = self._shown(key, values[i], byte_range, n_changes)
         return values
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> Flow[memoryview | None]:

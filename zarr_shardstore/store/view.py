@@ -35,7 +35,8 @@ from zarr_shardstore.format.documents import (
     parse_json,
     plain_geometry,
 )
-from zarr_shardstore.plan.requests import Flow, Found, Get, ListPrefix
+from zarr_shardstore.plan.ranges import Range
+from zarr_shardstore.plan.requests import Flow, Found, Get, ListDir, ListPrefix
 from zarr_shardstore.store.arrays import ArrayReader, StoredArray
 from zarr_shardstore.store.new_arrays import NewArrays
 
@@ -43,6 +44,10 @@ __all__ = ["View"]
 
 Document: TypeAlias = Mapping[str, Any]
 Bytes: TypeAlias = bytes | memoryview
+
+
+_N_LOOKS = 64
+"""Names like those of chunks that are looked at; more directories of such names are not met."""
 
 
 class _Stored(NamedTuple):
@@ -267,14 +272,27 @@ class View:
         return None
 
     def _has_chunks(self, node: Node, geometry: Geometry) -> Flow[bool]:
-        """Whether objects are stored under chunk keys of an array that has no document yet."""
-        prefix, ndim = node.chunk_prefix, len(geometry.shape)
+        """Whether objects are stored under chunk keys of an array that has no document yet.
+
+        Cost: one listing of its directory, as a rule; more only below names that look like
+        those of chunks.
+        """
+        prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
+        dims = encoding.dims_of_components(ndim)
         try:
-            (keys,) = yield [ListPrefix(prefix)]
+            (names,) = yield [ListDir(prefix)]
         except NotImplementedError:
             return False  # a base store that cannot list
-        decode = geometry.encoding.decode
-        return any(decode(key[len(prefix) :], ndim) is not None for key in keys)
+        first = [n for n in names if encoding.decode_component(0, n, len(dims[0])) is not None]
+        if not first:
+            return False
+        if len(dims) == 1:
+            # A byte, because a directory may have such a name too.
+            founds = yield [Get(prefix + name, Range(0, 1)) for name in first[:_N_LOOKS]]
+            return any(found.value is not None for found in founds)
+        listings = yield [ListPrefix(f"{prefix}{name}/") for name in first]
+        keys = (key for listing in listings for key in listing)
+        return any(encoding.decode(key[len(prefix) :], ndim) is not None for key in keys)
 
     # ------------------------------------------------------------- details
 
