@@ -10,6 +10,8 @@ import pytest
 import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec
 from zarr.core.metadata import ArrayV3Metadata
+from zarr.core.sync import sync
+from zarr.metadata.migrate_v3 import migrate_v2_to_v3, remove_metadata
 
 from zarr_shardstore import ShardingStore
 
@@ -154,3 +156,26 @@ def test_what_cannot_be_expressed_passes_through(tmp_path: Path) -> None:
     z.attrs["a"] = 1
     assert native[0, 0] == 5
     assert codecs_of(zarr.open_array(str(tmp_path / "z"), mode="r")) == codecs_of(native)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["<f4", ">i4"])
+def test_zarrs_own_migration_hands_v2_shards_to_native_readers(
+    tmp_path: Path, order: Any, dtype: str
+) -> None:
+    """Metadata alone is written anew, through the store; the shards are those of the codec."""
+    store = ShardingStore(tmp_path, chunks_per_shard=(2, 3))
+    data = RNG.integers(1, 99, (11, 7)).astype(dtype)
+    z = zarr.create_array(
+        store, name="z", shape=data.shape, chunks=(2, 2), dtype=dtype, order=order, zarr_format=2
+    )
+    z[:] = data
+    shards = {p.name: p.read_bytes() for p in (tmp_path / "z").glob("*.*") if p.name[0] != "."}
+    migrate_v2_to_v3(input_store=ShardingStore(tmp_path))
+    sync(remove_metadata(ShardingStore(tmp_path), zarr_format=2))
+    for reader in ("zarr", "zarrs", "tensorstore"):
+        np.testing.assert_array_equal(read_natively(reader, tmp_path / "z"), data)
+    assert {name: (tmp_path / "z" / name).read_bytes() for name in shards} == shards
+    again = zarr.open_array(ShardingStore(tmp_path), path="z")
+    assert (again.chunks, again.shards) == ((2, 2), None)
+    np.testing.assert_array_equal(again[:], data)
