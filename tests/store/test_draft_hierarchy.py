@@ -273,3 +273,28 @@ def test_the_other_document_of_a_node_is_removed() -> None:
     assert set(base) == {"zarr.json"}
     sync(store.delete("zarr.json"))
     assert not base
+
+
+def test_what_another_store_of_the_process_declares_is_known_at_once() -> None:
+    """Another separator, other shards; a store that had met the array spells the new keys."""
+    base: dict[str, bytes] = {}
+    first = DraftHierarchyStore(ShardingStore(base, chunks_per_shard=2))
+    second = DraftHierarchyStore(ShardingStore(base, chunks_per_shard=3))
+    for store, separator in ((first, "/"), (second, ".")):
+        encoding: Any = {"name": "default", "separator": separator}
+        z = zarr.create_array(
+            store,
+            name="z",
+            shape=(6, 6),
+            chunks=(1, 1),
+            dtype="i4",
+            overwrite=True,
+            chunk_key_encoding=encoding,
+        )
+        z[:] = 1
+    zarr.open_array(first, path="z")[0, 0] = 2
+    again = zarr.open_array(DraftHierarchyStore(ShardingStore(base)), path="z")
+    assert (again[0, 0], again[5, 5]) == (2, 1)
+    assert sync(first.exists("z/c.5.5"))
+    assert not sync(first.exists("z/c/5/5"))
+    assert len([key for key in base if key.startswith("data/root/z/")]) == 4

@@ -40,6 +40,7 @@ from zarr_shardstore.format.draft_keys import (
     v3_key,
 )
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT
+from zarr_shardstore.store import changes
 from zarr_shardstore.store.sharding_store import ShardingStore
 
 __all__ = ["DraftNodes"]
@@ -55,6 +56,14 @@ class DraftNodes:
         self.store = store
         self._spellings: dict[str, ChunkSpelling] = {}
         self._n_changes = 0
+        self._n_changes_of_process = changes.n_changes()
+
+    def _notice_changes(self) -> None:
+        """Forget everything if a store of this process changed a document."""
+        n_changes = changes.n_changes()
+        if self._n_changes_of_process != n_changes:
+            self._n_changes_of_process = n_changes
+            self.forget()
 
     def forget(self) -> None:
         """Forget what was learned of arrays."""
@@ -74,6 +83,7 @@ class DraftNodes:
             If a document cannot be shown as one of v3; the message names its key.
         """
         keys = [key for path in paths for key in (array_key(path), group_key(path))]
+        self._notice_changes()
         n_changes = self._n_changes
         *stored, entry_point = await self._get([*keys, ENTRY_POINT_KEY])
         shown: list[bytes | None] = []
@@ -206,6 +216,7 @@ class DraftNodes:
 
         Cost: one round for all that are not known yet.
         """
+        self._notice_changes()
         wanted = dict.fromkeys(paths)
         unknown = [path for path in wanted if path not in self._spellings]
         if unknown:

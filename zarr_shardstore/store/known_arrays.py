@@ -6,13 +6,13 @@ other processes change needs `KnownArrays.clear`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.documents import Node, document_key, parse_json
 from zarr_shardstore.plan.requests import Exists, Flow, Found, Get
+from zarr_shardstore.store import changes
 from zarr_shardstore.store.arrays import ArrayReader, StoredArray
 from zarr_shardstore.store.policy import ShardingPolicy
 
@@ -25,16 +25,6 @@ _N_ATTEMPTS = 8
 """Documents are read again if another store of the process changed one meanwhile; then the
 change and this operation run at the same time, and either order is right."""
 
-
-class _Changes:
-    """How often a store of this process changed what a document says about keys."""
-
-    def __init__(self) -> None:
-        self.n = 0
-        self.lock = threading.Lock()
-
-
-_changes = _Changes()
 
 Knowledge: TypeAlias = "StoredArray | ShardStoreError | None"
 """What is at a place: an array, one whose document is bad, or no array."""
@@ -51,7 +41,7 @@ class KnownArrays:
         self._policy = policy
         self._arrays: dict[Node, StoredArray] = {}
         self._absent: dict[Node, None] = {}
-        self._n_changes = _changes.n
+        self._n_changes = changes.n_changes()
 
     def learn(self, node: Node, array: StoredArray | None, n_changes: int | None = None) -> None:
         """Remember what is at `node`; ``None``: no array.
@@ -59,7 +49,7 @@ class KnownArrays:
         With `n_changes`, what `notice_changes` returned before the document was read: only if
         nothing changed since.
         """
-        if n_changes is not None and not n_changes == self._n_changes == _changes.n:
+        if n_changes is not None and not n_changes == self._n_changes == changes.n_changes():
             return
         if array is not None:
             self._absent.pop(node, None)
@@ -77,11 +67,7 @@ class KnownArrays:
 
     def tell_others(self) -> None:
         """A document changed: the other stores of the process shall read theirs again."""
-        with _changes.lock:
-            is_current = self._n_changes == _changes.n
-            _changes.n += 1
-            if is_current:  # this store knows what it did itself
-                self._n_changes = _changes.n
+        self._n_changes = changes.count_change(self._n_changes)
 
     def forget(self, node: Node) -> None:
         """Read the document of `node` again when it is next needed."""
@@ -101,8 +87,9 @@ class KnownArrays:
 
     def notice_changes(self) -> int:
         """Forget everything if another store changed something; return the count of changes."""
-        if self._n_changes != _changes.n:
-            self._n_changes = _changes.n
+        n_changes = changes.n_changes()
+        if self._n_changes != n_changes:
+            self._n_changes = n_changes
             self.clear()
         return self._n_changes
 
@@ -115,7 +102,7 @@ class KnownArrays:
             for node, array in learned.items():
                 if not isinstance(array, ShardStoreError):
                     self.learn(node, array, n_changes)
-            if not learned or n_changes == _changes.n:
+            if not learned or n_changes == changes.n_changes():
                 break
         return known | learned
 
