@@ -162,17 +162,34 @@ def test_flows_together_may_explain_a_failure() -> None:
 
     flow = together([explains("a", None), explains("b", SpecError("b is to blame"))])
     next(flow)
-    assert flow.throw(OSError("broken")) == [GetSize("a")]
-    assert flow.send([7]) == [GetSize("b")]
+    assert flow.throw(OSError("broken")) == [GetSize("a"), GetSize("b")]
     with pytest.raises(SpecError, match="b is to blame"):
-        flow.send([7])
+        flow.send([7, 7])
     assert closed == ["a", "b"]
     flow = together([explains("a", None), explains("b", None)])
     next(flow)
     flow.throw(OSError("broken"))
-    flow.send([7])
     with pytest.raises(OSError, match="broken"):
-        flow.send([7])
+        flow.send([7, 7])
+
+
+def test_flows_together_may_go_on_after_a_failure() -> None:
+    """As each would alone."""
+
+    def tries(name: str) -> Flow[str]:
+        try:
+            yield [Get(name)]
+        except OSError:
+            yield [Exists(name)]
+            return f"{name} anyway"
+        return name
+
+    flow = together([tries("a"), tries("b")])
+    next(flow)
+    assert flow.throw(OSError("broken")) == [Exists("a"), Exists("b")]
+    with pytest.raises(StopIteration) as stop:
+        flow.send([True, True])
+    assert stop.value.value == ["a anyway", "b anyway"]
 
 
 def test_an_error_of_a_transformer_reaches_the_flow_above() -> None:

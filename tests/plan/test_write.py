@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.plan.flows import Recorder
-from zarr_shardstore.errors import CorruptShardError, ShardStoreError, SpecError
+from zarr_shardstore.errors import CorruptShardError, SpecError
 from zarr_shardstore.format.index import DRAFT_INDEX
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
@@ -29,7 +29,7 @@ def shard_of(grid: tuple[int, int] = (4, 4)) -> ShardRef:
 
 def commit(
     recorder: Recorder, *groups: Sequence[EntryUpdate], grid: tuple[int, int] = (4, 4)
-) -> Sequence[ShardStoreError | None]:
+) -> Sequence[Exception | None]:
     return recorder.run(update_shard(shard_of(grid), groups, order="C"))
 
 

@@ -150,7 +150,8 @@ def put_back(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration
     """`doc` with the declaration that the `stored` document of the same chunks has, as spelled."""
     match how:
         case "filters":
-            filters = [*(doc.get("filters") or ()), _marker_of(stored)]
+            rest = [f for f in doc.get("filters") or () if not _is_marker(f)]
+            filters = [*rest, _marker_of(stored)]
             return {**doc, "chunks": stored["chunks"], "filters": filters}
         case "storage_transformers":
             kept = {

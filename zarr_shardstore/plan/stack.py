@@ -15,8 +15,9 @@ draft of 2022, "Storage transformers".
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
@@ -84,7 +85,8 @@ class ArrayContext:
 class StorageTransformer(Protocol):
     """One transformer of one array. Stateless, so that any thread and any task may use it.
 
-    The keys above and below lie in the directory of the array.
+    The keys above and below are chunk keys of the array, as its metadata spells them; a
+    transformer may put several values above into one below, as sharding does.
     """
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
@@ -214,55 +216,42 @@ def keys_above(stack: Stack, keys: Sequence[str]) -> Flow[list[tuple[str, int | 
 def together(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
     """Run flows side by side: the batches of one round are one batch. Return their results.
 
-    If a request fails, each flow of that round is told, and the first error that one of them
-    makes of it is raised.
+    If a request fails, each flow of that round is told, and may go on; those that end with an
+    error end the whole, when the others are done, with the first that says more than "it failed".
     """
     if len(flows) == 1:
         return [(yield from flows[0])]
     results: list[Any] = [None] * len(flows)
     batches: dict[int, list[Request]] = {}
+    failures: list[Exception] = []
+    told: list[Exception] = []
+
+    def advance(i: int, step: Callable[[], list[Request]]) -> None:
+        try:
+            batches[i] = step()
+        except StopIteration as stop:
+            results[i] = stop.value
+        except Exception as error:
+            failures.append(error)
+
     try:
         for i, flow in enumerate(flows):
-            _advance(i, flow, None, batches, results)
-        while batches:
-            sizes = {i: len(batch) for i, batch in batches.items()}
+            advance(i, partial(next, flow))
+        while batches and (told or not failures):
+            round_of, batches = batches, {}
             try:
-                replies = yield [request for batch in batches.values() for request in batch]
+                replies = yield [request for batch in round_of.values() for request in batch]
             except Exception as error:
-                for i in sizes:
-                    yield from _told(flows[i], error)
-                raise
-            batches = {}
-            for i, size in sizes.items():
-                _advance(i, flows[i], replies[:size], batches, results)
-                replies = replies[size:]
+                told.append(error)
+                for i in round_of:
+                    advance(i, partial(flows[i].throw, error))
+            else:
+                for i, batch in round_of.items():
+                    advance(i, partial(flows[i].send, replies[: len(batch)]))
+                    replies = replies[len(batch) :]
+        if failures:
+            raise next((f for f in failures if f not in told), failures[0])
     finally:
         for flow in flows:
             flow.close()
     return results
-
-
-def _advance(
-    i: int,
-    flow: Flow[Any],
-    replies: list[Any] | None,
-    batches: dict[int, list[Request]],
-    results: list[Any],
-) -> None:
-    try:
-        batches[i] = next(flow) if replies is None else flow.send(replies)
-    except StopIteration as stop:
-        results[i] = stop.value
-
-
-def _told(flow: Flow[Any], error: Exception) -> Flow[None]:
-    """Let a flow look into a failure; it raises another error if it knows better."""
-    try:
-        batch = flow.throw(error)
-        while True:
-            batch = flow.send((yield batch))
-    except StopIteration:
-        pass
-    except Exception as raised:
-        if raised is not error:
-            raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from zarr_shardstore.errors import CorruptShardError, ShardStoreError
+from zarr_shardstore.errors import CorruptShardError, CorruptValueError
 from zarr_shardstore.format.index import IndexDamageError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
@@ -30,7 +30,7 @@ _KEEP_HINT = (
 
 def update_shard(
     shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], *, order: EntryOrder
-) -> Flow[list[ShardStoreError | None]]:
+) -> Flow[list[Exception | None]]:
     """Commit groups of updates of one shard in one write; each group whole or not at all.
 
     The caller must hold the shard: no other writer may come between the read and the write.
@@ -51,7 +51,7 @@ def update_shard(
     CorruptShardError
         If an entry that must stay is damaged, or the index is; nothing was written.
     """
-    outcomes: list[ShardStoreError | None] = [None] * len(groups)
+    outcomes: list[Exception | None] = [None] * len(groups)
     left = list(range(len(groups)))
     while left:
         failed = yield from _try_update(shard, [groups[i] for i in left], order)
@@ -65,7 +65,7 @@ def update_shard(
 
 def _try_update(
     shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], order: EntryOrder
-) -> Flow[tuple[int, ShardStoreError] | None]:
+) -> Flow[tuple[int, Exception] | None]:
     """Commit the groups; or none of them, and return the first that is wrong, and why."""
     updates = [update for group in groups for update in group]
     known, must_read = _entries_known_without_reading(updates)
@@ -86,7 +86,7 @@ def _try_update(
     for position, group in enumerate(groups):
         try:
             _apply(shard, group, old, new)
-        except ShardStoreError as error:
+        except Exception as error:  # also of a transformer: others' updates do not suffer
             return position, error
     if not new:
         return None
@@ -146,7 +146,7 @@ def _is_replaced_whole(shard: ShardRef, known: dict[int, int | None]) -> Flow[bo
         return True
     try:
         (index,) = yield from read_indexes([shard])
-    except CorruptShardError:
+    except (CorruptShardError, CorruptValueError):
         if patched:
             raise
         return True  # nothing in it can be read, so nothing is lost

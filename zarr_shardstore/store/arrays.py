@@ -9,6 +9,7 @@ from typing import Any
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.format.declarations import Native, take_out
 from zarr_shardstore.format.documents import ArrayDocument, Node, parse_array
+from zarr_shardstore.format.grid import is_inside
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.plan.read import ReadOptions
@@ -46,6 +47,30 @@ class StoredArray:
     def node(self) -> Node:
         """Its place."""
         return self.document.node
+
+    def coords_of(self, key: str) -> Coords | None:
+        """Chunk coordinates that a key spells, also outside the grid; ``None`` if it is none."""
+        geometry, prefix = self.document.geometry, self.node.chunk_prefix
+        if geometry is None or not key.startswith(prefix):
+            return None
+        return geometry.encoding.decode(key[len(prefix) :], len(geometry.shape))
+
+    def is_outside(self, key: str) -> bool:
+        """Whether a key is that of a chunk outside the grid."""
+        coords = self.coords_of(key)
+        return (
+            coords is not None
+            and self.grid_shape is not None
+            and not is_inside(coords, self.grid_shape)
+        )
+
+    def is_inside_grid(self, directory: str) -> bool:
+        """Whether the path of a directory of this array spells a coordinate."""
+        geometry = self.document.geometry
+        rest = directory[len(self.node.chunk_prefix) :].removesuffix("/")
+        if geometry is None or not rest:
+            return False
+        return bool(geometry.encoding.decode_leading(rest.split("/"), len(geometry.shape)))
 
 
 @dataclass(frozen=True, slots=True)

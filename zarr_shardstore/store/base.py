@@ -13,6 +13,7 @@ from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.index import ZEP2_INDEX, IndexFormat
 from zarr_shardstore.format.orders import EntryOrder, check_order
 from zarr_shardstore.format.transformer_specs import (
+    SHARDING,
     TransformerSpec,
     index_format,
     spell_transformers,
@@ -88,6 +89,12 @@ class Sharding:
             parts.append(f"native={self.options.native!r}")
         if self.options.order != Options().order:
             parts.append(f"order={self.options.order!r}")
+        reading, default_reading = self.options.reading, ReadOptions()
+        parts += [
+            f"{name}={getattr(reading, name)!r}"
+            for name in ("max_gap_bytes", "max_coalesced_bytes")
+            if getattr(reading, name) != getattr(default_reading, name)
+        ]
         return ", ".join(parts)
 
 
@@ -143,8 +150,8 @@ def _check_transformers(given: Transformers) -> tuple[TransformerSpec, ...] | No
     if given is None:
         return None
     specs = transformer_specs(given)
-    if len({spec.name for spec in specs}) != len(specs):
-        raise SpecError(f"a storage transformer comes once in a stack, got {given!r}")
+    if [spec.name for spec in specs].count(SHARDING) > 1:
+        raise SpecError(f"sharding comes once in a stack, got {given!r}")
     for spec in specs:
         check_known(spec.name)
     return specs

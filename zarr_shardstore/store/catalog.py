@@ -27,7 +27,7 @@ from zarr_shardstore.format.spec import ShardingSpec
 from zarr_shardstore.plan.listing import GridDirectory, locate_directory
 from zarr_shardstore.plan.requests import Flow
 from zarr_shardstore.store.arrays import StoredArray
-from zarr_shardstore.store.known_arrays import Knowledge, KnownArrays
+from zarr_shardstore.store.known_arrays import Knowledge, KnownArrays, State
 from zarr_shardstore.store.policy import ShardingPolicy
 
 __all__ = ["Catalog", "Misfit", "StackedKey"]
@@ -93,12 +93,13 @@ class Catalog:
         SpecError, UnsupportedError
             If the document of an array that a key belongs to is bad.
         """
-        answers = yield from self._locate(keys, in_grid=True)
+        knowledge = self._known.now()
+        answers = yield from self._locate(keys, knowledge, in_grid=True)
         misfits = {a.node for a in answers if isinstance(a, Misfit)}
         if misfits:
             for node in misfits:
-                self._known.forget(node)
-            answers = yield from self._locate(keys, in_grid=True)
+                knowledge.forget(node)
+            answers = yield from self._locate(keys, knowledge, in_grid=True)
         chunks: list[ChunkRef | StackedKey | Misfit | None] = []
         for key, answer in zip(keys, answers, strict=True):
             match answer:
@@ -119,7 +120,7 @@ class Catalog:
 
         Where the document of an array is bad, the error stands in the place of the shard.
         """
-        answers = yield from self._locate(base_keys, in_grid=False)
+        answers = yield from self._locate(base_keys, self._known.now(), in_grid=False)
         shards: list[ShardRef | StackedKey | ShardStoreError | None] = []
         for key, answer in zip(base_keys, answers, strict=True):
             match answer:
@@ -134,12 +135,17 @@ class Catalog:
         return shards
 
     def directory_of(
-        self, directory: str, *, or_own: bool = False
+        self, directory: str, *, or_own: bool = False, is_strict: bool = True
     ) -> Flow[GridDirectory | StoredArray | None]:
         """The array in whose grid a directory lies; ``None`` if there is none with metadata.
 
-        With `or_own` the array's own directory counts, and a bad document is raised. An array
-        whose stack is not just one sharding is returned as it is.
+        With `or_own` the array's own directory counts. An array whose stack is not just one
+        sharding is returned as it is.
+
+        Raises
+        ------
+        SpecError, UnsupportedError
+            If it is strict, and the document of such an array is bad.
         """
         path = directory.removesuffix("/")
         # "foo/c/96/" continues to a chunk key, if foo is an array of enough dimensions.
@@ -151,10 +157,10 @@ class Catalog:
             nodes[:0] = _flat_nodes(path)
             if directory.startswith(DRAFT_DATA_ROOT):
                 nodes.append(Node("draft", path[len(DRAFT_DATA_ROOT) :]))
-        known = yield from self._known.know(nodes)
+        known = yield from self._known.know(nodes, self._known.now())
         for node in nodes:
             array = known[node]
-            if isinstance(array, ShardStoreError) and or_own:
+            if isinstance(array, ShardStoreError) and is_strict:
                 raise array
             if isinstance(array, StoredArray) and array.stack:
                 if array.layout is None:
@@ -166,50 +172,52 @@ class Catalog:
 
     def has_array(self, path: str) -> Flow[bool]:
         """Whether there is an array document of Zarr v3 or v2 at `path`."""
-        known = yield from self._known.know(_flat_nodes(path))
+        known = yield from self._known.know(_flat_nodes(path), self._known.now())
         return any(array is not None for array in known.values())
 
     def may_lack_metadata(self, directory: str) -> bool:
         """Whether a directory may be, or be inside, an array that only the option declares."""
+        known = self._known.now()
         segments = directory.removesuffix("/").split("/")
         parents = ["/".join(segments[:n]) for n in range(len(segments) + 1)]
-        if any(self._policy.names(p) and not self._known.has_any(_flat_nodes(p)) for p in parents):
+        if any(self._policy.names(p) and not known.has_any(_flat_nodes(p)) for p in parents):
             return True
         root = DRAFT_DATA_ROOT.removesuffix("/")
         paths = [p[len(root) + 1 :] for p in parents if p == root or p.startswith(f"{root}/")]
         return any(
-            self._policy.has_rule(p) and not self._known.has_any([Node("draft", p)]) for p in paths
+            self._policy.has_rule(p) and not known.has_any([Node("draft", p)]) for p in paths
         )
 
-    def _locate(self, keys: Sequence[str], *, in_grid: bool) -> Flow[list[_Answer]]:
-        self._known.notice_changes()
-        known: dict[Node, Knowledge] = {}
+    def _locate(
+        self, keys: Sequence[str], knowledge: Knowledge, *, in_grid: bool
+    ) -> Flow[list[_Answer]]:
+        known: dict[Node, State] = {}
         answers: list[_Answer] = [None] * len(keys)
         open_positions: Sequence[int] = range(len(keys))
         while open_positions:
             unknown: dict[int, list[Node]] = {}
             for i in open_positions:
-                answer = self._locate_one(keys[i], in_grid, known)
+                answer = self._locate_one(keys[i], in_grid, knowledge, known)
                 if isinstance(answer, list):
                     unknown[i] = answer
                 else:
                     answers[i] = answer
             if unknown:
                 nodes = dict.fromkeys(node for nodes in unknown.values() for node in nodes)
-                known |= yield from self._known.know(list(nodes))
+                known |= yield from self._known.know(list(nodes), knowledge)
             open_positions = list(unknown)
         return answers
 
     def _locate_one(
-        self, key: str, in_grid: bool, just_learned: dict[Node, Knowledge]
+        self, key: str, in_grid: bool, knowledge: Knowledge, just_learned: dict[Node, State]
     ) -> _Answer | list[Node]:
         """What is known about a key, or which documents must be read to know more."""
         for nodes, suffix in self._candidates(key):
             unknown: list[Node] = []
             otherwise: _Answer = None
             for node in nodes:
-                array = just_learned.get(node) or self._known.array_at(node)
-                if array is None and node not in just_learned and self._known.is_unknown(node):
+                array = just_learned.get(node) or knowledge.arrays.get(node)
+                if array is None and node not in just_learned and node not in knowledge.absent:
                     unknown.append(node)
                 if unknown:
                     continue  # those before this one come first

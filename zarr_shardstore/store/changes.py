@@ -5,6 +5,7 @@ Whoever keeps what documents say compares the count, and reads them again when i
 
 from __future__ import annotations
 
+import os
 import threading
 
 __all__ = ["count_change", "n_changes"]
@@ -18,13 +19,20 @@ def n_changes() -> int:
     return _n
 
 
-def count_change(seen: int) -> int:
-    """Count a change; return what its maker, who had seen `seen` changes, has seen now.
-
-    That is the new count, unless somebody else made a change that it has not noticed.
-    """
+def count_change(seen: int) -> tuple[int, bool]:
+    """Count a change; return the new count, and whether its maker had seen all others."""
     global _n
     with _lock:
-        is_current = seen == _n
+        is_alone = seen == _n
         _n += 1
-        return _n if is_current else seen
+        return _n, is_alone
+
+
+def _reset_after_fork() -> None:
+    """Another thread of the parent may have held it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)

@@ -57,7 +57,7 @@ class Listing:
         """Keys of the base store that keys starting with `prefix` may come from."""
         prefix = check_prefix(prefix)
         directory = prefix[: prefix.rfind("/") + 1]
-        in_grid = yield from self.catalog.directory_of(directory)
+        in_grid = yield from self.catalog.directory_of(directory, is_strict=False)
         if isinstance(in_grid, StoredArray):
             directory, in_grid = in_grid.node.chunk_prefix, None
         elif in_grid is None and self.catalog.may_lack_metadata(directory):
@@ -110,10 +110,7 @@ class Listing:
                         sizes = index.fields[ids, 1].tolist()
                         listed += zip(shard.chunk_keys(ids), sizes, strict=True)
         for array, keys in stacked.values():
-            try:
-                listed += yield from keys_above(array.stack, keys)
-            except ShardStoreError as error:
-                errors.append(error)
+            listed += yield from _keys_above(array, keys, errors)
         return [item for item in listed if item[0].startswith(prefix)]
 
     def list_dir(self, prefix: str, *, is_exact: bool = False) -> Flow[dict[str, Kind]]:
@@ -210,6 +207,22 @@ class Listing:
                 if index is not None:
                     names |= dict.fromkeys(directory.names_of_directories(shard, index))
         return list(names)
+
+
+def _keys_above(
+    array: StoredArray, keys: list[str], errors: list[ShardStoreError]
+) -> Flow[list[tuple[str, int | None]]]:
+    """Keys in the array of the values that objects hold; a damaged one blocks no other."""
+    try:
+        above = yield from keys_above(array.stack, keys)
+    except ShardStoreError as error:
+        if len(keys) == 1:
+            errors.append(error)
+            return []
+        above = []
+        for key in keys:
+            above += yield from _keys_above(array, [key], errors)
+    return [item for item in above if not array.is_outside(item[0])]
 
 
 def raise_first(errors: Sequence[ShardStoreError]) -> None:

@@ -43,7 +43,7 @@ from zarr_shardstore.plan.stack import Stack, perform, through, together
 from zarr_shardstore.plan.write import update_shard
 from zarr_shardstore.store.arrays import ArrayReader, StoredArray
 from zarr_shardstore.store.catalog import Catalog, Misfit, StackedKey
-from zarr_shardstore.store.known_arrays import KnownArrays
+from zarr_shardstore.store.known_arrays import Knowledge, KnownArrays
 from zarr_shardstore.store.listing import Listing, raise_first
 from zarr_shardstore.store.new_arrays import NewArrays
 from zarr_shardstore.store.view import View
@@ -101,7 +101,7 @@ class Operations:
         for key, byte_range in key_ranges:
             check_key(key)
             resolve_range(byte_range, 0)
-        n_changes = self.known.notice_changes()
+        knowledge = self.known.now()
         owners = yield from self.catalog.chunks_of([key for key, _ in key_ranges])
         # A key that is a chunk is no document; only of others it must be looked at.
         is_document = [
@@ -116,7 +116,7 @@ class Operations:
         values = [None if found is None else found.value for found in founds]
         for i, (key, byte_range) in enumerate(key_ranges):
             if is_document[i]:
-                values[i] = self._shown(key, values[i], byte_range, n_changes)
+                values[i] = self._shown(key, values[i], byte_range, knowledge)
         return values
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> Flow[memoryview | None]:
@@ -233,10 +233,12 @@ class Operations:
             if not is_misfit or key in objects:
                 requests.append(Delete(key))
                 kept.append(None if is_misfit else owner)
-        yield from self._perform(requests, kept)
-        for request, owner in zip(requests, kept, strict=True):
-            if owner is None:
-                self._forget_erased(request.key)
+        nodes = [node for request in requests if (node := node_of_document(request.key))]
+        try:
+            yield from self._perform(requests, kept)
+        finally:
+            for node in nodes:
+                self.known.changed(node)
 
     def erase_prefix(self, prefix: str) -> Flow[None]:
         """Erase all values whose key starts with `prefix`; whole directories are relayed."""
@@ -247,14 +249,18 @@ class Operations:
         directory = yield from self.catalog.directory_of(prefix)
         if isinstance(directory, GridDirectory) and directory.leading:
             yield from self._erase_grid_directory(directory, prefix)
-        elif isinstance(directory, StoredArray) or (
-            directory is None and self.listing.is_translated_without_metadata(prefix)
+        elif (
+            directory.is_inside_grid(prefix)
+            if isinstance(directory, StoredArray)
+            else directory is None and self.listing.is_translated_without_metadata(prefix)
         ):
             yield from self._erase_listed(prefix)
         else:
-            yield [DeletePrefix(prefix)]
-            self.known.forget_directory(prefix)
-            self.known.tell_others()
+            try:
+                yield [DeletePrefix(prefix)]
+            finally:
+                if directory is None:  # otherwise there are no documents below
+                    self.known.changed(below=prefix)
 
     # ------------------------------------------------------------- details
 
@@ -288,19 +294,23 @@ class Operations:
         return replies
 
     def _shown(
-        self, key: str, data: memoryview | None, byte_range: ByteRange | None, n_changes: int
+        self,
+        key: str,
+        data: memoryview | None,
+        byte_range: ByteRange | None,
+        knowledge: Knowledge,
     ) -> memoryview | None:
-        """A stored document as readers see it; the catalog learns it on the way."""
+        """A stored document as readers see it; what it says is learned on the way."""
         node = node_of_document(key)
         if data is None:
             if node is not None:
-                self.known.forget(node)  # what is there is looked up when it matters
+                knowledge.forget(node)  # what is there is looked up when it matters
             return None
         if node is None:
             value = self._view.presented_directory(directory_of_v2_consolidated(key) or "", data)
         else:
-            value = self._view.presented(node, data)
-            self.known.learn(node, self.known.read(node, data), n_changes)
+            value, array = self._view.presented(node, data)
+            knowledge.learn(node, array)
         start, stop = resolve_range(byte_range, len(value))
         return value[start:stop]
 
@@ -316,13 +326,15 @@ class Operations:
             yield [request(key, (yield from self._view.stored_directory(directory, data)))]
             return
         stored, array, is_changed = yield from self._view.stored(node, data, found.value)
-        yield [request(key, stored)]
-        if is_changed:
-            self.known.tell_others()
-        if only_if_missing:
-            self.known.forget(node)  # another writer may have been first
-        else:
-            self.known.learn(node, array)
+        is_certain = False
+        try:
+            yield [request(key, stored)]
+            is_certain = not only_if_missing  # otherwise another writer may have been first
+        finally:
+            if is_changed or not is_certain:
+                self.known.changed(node, array if is_certain else None)
+            else:
+                self.known.now().learn(node, array)
 
     def _writable(self, keys: Sequence[str]) -> Flow[list[_Owner]]:
         owners = yield from self.catalog.chunks_of(keys)
@@ -330,12 +342,6 @@ class Operations:
             if isinstance(owner, Misfit):
                 raise SpecError(owner.message)
         return owners
-
-    def _forget_erased(self, key: str) -> None:
-        node = node_of_document(key)
-        if node is not None:
-            self.known.forget(node)
-            self.known.tell_others()
 
     def _erase_listed(self, prefix: str) -> Flow[None]:
         keys = yield from self.listing.list_all(prefix)

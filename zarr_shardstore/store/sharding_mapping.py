@@ -112,7 +112,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
     def refresh(self) -> None:
         """As `ShardingStore.refresh`."""
-        self._sharding.operations.known.clear()
+        self._sharding.operations.known.refresh()
 
     def _run(self, flow: Flow[T]) -> T:
         return self._sharding.runner.run(flow)

@@ -180,7 +180,7 @@ class ShardingStore(Store):
         through this store, and through any other `ShardingStore` or `ShardingMapping` of this
         process, is known at once. A resize by another process needs no call.
         """
-        self._sharding.operations.known.clear()
+        self._sharding.operations.known.refresh()
 
     # ----------------------------------------------------- open and capabilities
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from zarr_shardstore.errors import ShardStoreError, UnsupportedError
+from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.consolidated import members, with_members
 from zarr_shardstore.format.declarations import (
     MARKER,
@@ -26,16 +26,20 @@ from zarr_shardstore.format.declarations import (
     take_out,
 )
 from zarr_shardstore.format.documents import (
+    ArrayDocument,
     Geometry,
     Node,
     document_key,
     dump_document,
     has_empty_chunks,
     is_array_document,
+    parse_array,
     parse_json,
     plain_geometry,
 )
-from zarr_shardstore.plan.ranges import Range
+from zarr_shardstore.format.index import IndexDamageError
+from zarr_shardstore.format.shard import index_of_shard
+from zarr_shardstore.format.transformer_specs import SHARDING, sharding_spec
 from zarr_shardstore.plan.requests import Flow, Found, Get, ListDir, ListPrefix
 from zarr_shardstore.store.arrays import ArrayReader, StoredArray
 from zarr_shardstore.store.new_arrays import NewArrays
@@ -74,8 +78,8 @@ class View:
 
     # ------------------------------------------------------------------ up
 
-    def presented(self, node: Node, data: memoryview) -> memoryview:
-        """Bytes of a stored document as readers see it; `data` itself if nothing is declared.
+    def presented(self, node: Node, data: memoryview) -> tuple[memoryview, StoredArray | None]:
+        """Bytes of a stored document as readers see it, and the array that it describes.
 
         Raises
         ------
@@ -84,12 +88,12 @@ class View:
         """
         doc = parse_json(data)
         if doc is None:
-            return data
+            return data, None
         if not is_array_document(node, doc):
-            return self._presented_members(node.path, doc, data)
+            return self._presented_members(node.path, doc, data), None
         array = self._reader.read(node, doc)
         shown = doc if array is None else self._shown(doc, array)
-        return data if shown is doc else memoryview(dump_document(shown))
+        return memoryview(_dumped(shown, doc, data)), array
 
     def presented_directory(self, path: str, data: memoryview) -> memoryview:
         """The same for the consolidated v2 metadata of the directory `path`."""
@@ -146,33 +150,43 @@ class View:
         old = self._parsed(node, stored)
         doc = parse_json(data)
         if doc is None:
-            return data, None, old.array is not None
+            return data, None, old.doc is not None
         if not is_array_document(node, doc):
             new: Document = yield from self._stored_members(node.path, doc)
-            return self._dumped(new, doc, data), None, old.array is not None
+            return _dumped(new, doc, data), None, old.array is not None
         new = yield from self._stored_array(node, doc, old)
         array = self._reader.read(node, new)
-        before = None if old.array is None else old.array.document
-        is_changed = before != (None if array is None else array.document)
-        return self._dumped(new, doc, data), array, is_changed
+        is_changed = old.doc is None or _keys_of(node, old.doc) != _keys_of(node, new)
+        return _dumped(new, doc, data), array, is_changed
 
     def stored_directory(self, path: str, data: memoryview) -> Flow[Bytes]:
         """The same for the consolidated v2 metadata of the directory `path`."""
         doc = parse_json(data)
         if doc is None:
             return data
-        return self._dumped((yield from self._stored_members(path, doc)), doc, data)
+        return _dumped((yield from self._stored_members(path, doc)), doc, data)
 
     def _stored_members(self, path: str, doc: Document) -> Flow[Document]:
-        """Arrays in consolidated metadata are declared as they are stored."""
-        found = members(path, doc)
+        """Arrays in consolidated metadata are declared as they are stored, or will be."""
+        found = {
+            name: (node, member)
+            for name, (node, member) in members(path, doc).items()
+            if not has_sharding_codec(member) and not _is_declared(node, member)
+        }
         if not found:
             return doc
         replies: list[Found] = yield [Get(document_key(node)) for node, _ in found.values()]
         changed: dict[str, Document] = {}
         for (name, (node, member)), reply in zip(found.items(), replies, strict=True):
-            old = self._parsed(node, reply.value)
-            declared = self._put_back(node, member, old)
+            try:
+                old = self._parsed(node, reply.value)
+            except ShardStoreError:
+                continue
+            if old.doc is not None:
+                declared = self._put_back(node, member, old)
+            else:
+                # It comes before its array, as when a store is copied in the order of keys.
+                declared = yield from self._stored_array(node, member, old)
             if declared is not None and declared is not member:
                 changed[name] = declared
         return with_members(doc, changed) if changed else doc
@@ -180,8 +194,7 @@ class View:
     def _stored_array(self, node: Node, doc: Document, old: _Stored) -> Flow[Document]:
         if has_sharding_codec(doc):
             return self._stored_native(node, doc, old)
-        by_writer = find_declaration(doc, "passthrough")
-        if by_writer is not None:
+        if _is_declared(node, doc):
             self._reader.read(node, doc)  # the writer is taken at its word, if it is valid
             return doc
         kept = self._put_back(node, doc, old)
@@ -208,8 +221,9 @@ class View:
             # Not known here, so compare what decides about chunks as it is written.
             names = ("chunk_grid", "chunk_key_encoding", "chunks", "dimension_separator")
             return doc if all(old.doc.get(n) == doc.get(n) for n in names) else None
-        if is_native_by_choice(old.doc) and sharding_shapes(old.doc) == sharding_shapes(doc):
-            return declare_native(doc)
+        if is_native_by_choice(old.doc):
+            is_same = sharding_shapes(old.doc) == sharding_shapes(doc)
+            return declare_native(doc) if is_same else None
         if not geometry.has_same_chunks(before.geometry):
             return None
         if before.declaration is None:
@@ -259,10 +273,15 @@ class View:
         by_rule = None
         if self._new_arrays.sharded_by_rule(node):
             by_rule = self._new_arrays.declared_by_rule(node, ndim)
-        if declared in (None, by_rule) or not (yield from self._has_chunks(node, geometry)):
+        if declared is None or declared == by_rule:
+            return declared
+        found = yield from self._first_chunk(node, geometry)
+        if found is None:
             return declared
         if by_rule is not None:
             return by_rule  # chunks that were written before their document are in shards
+        if _is_shard(found, declared, ndim):
+            return declared  # its document was erased, and comes back
         warnings.warn(
             f"the array {node.path!r} has chunks in this store already, each an object of its "
             "own, so it stays unsharded; to write an array through this store, write its "
@@ -271,40 +290,78 @@ class View:
         )
         return None
 
-    def _has_chunks(self, node: Node, geometry: Geometry) -> Flow[bool]:
-        """Whether objects are stored under chunk keys of an array that has no document yet.
+    def _first_chunk(self, node: Node, geometry: Geometry) -> Flow[memoryview | None]:
+        """An object that is stored under a chunk key of an array that has no document yet.
 
         Cost: one listing of its directory, as a rule; more only below names that look like
-        those of chunks.
+        those of chunks. A base store that cannot list, or does not allow it, has none.
         """
         prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
         dims = encoding.dims_of_components(ndim)
         try:
             (names,) = yield [ListDir(prefix)]
-        except NotImplementedError:
-            return False  # a base store that cannot list
-        first = [n for n in names if encoding.decode_component(0, n, len(dims[0])) is not None]
-        if not first:
-            return False
-        if len(dims) == 1:
-            # A byte, because a directory may have such a name too.
-            founds = yield [Get(prefix + name, Range(0, 1)) for name in first[:_N_LOOKS]]
-            return any(found.value is not None for found in founds)
-        listings = yield [ListPrefix(f"{prefix}{name}/") for name in first]
-        keys = (key for listing in listings for key in listing)
-        return any(encoding.decode(key[len(prefix) :], ndim) is not None for key in keys)
+            first = [n for n in names if encoding.decode_component(0, n, len(dims[0])) is not None]
+            keys = [prefix + name for name in first]
+            if len(dims) > 1 and first:
+                listings = yield [ListPrefix(f"{key}/") for key in keys]
+                keys = [key for listing in listings for key in listing]
+        except Exception:
+            return None
+        keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]
+        for key in keys[:_N_LOOKS]:  # more than one, because a directory may have such a name
+            found: Found
+            (found,) = yield [Get(key)]
+            if found.value is not None:
+                return found.value
+        return None
 
     # ------------------------------------------------------------- details
 
     def _parsed(self, node: Node, data: Bytes | None) -> _Stored:
-        """A stored document; a bad one counts as none, so that it can be replaced."""
+        """A stored document; one that is not valid counts as none, and can be replaced.
+
+        Raises
+        ------
+        UnsupportedError
+            If it declares what is not known: others may know it, so it is not replaced.
+        """
         doc = None if data is None else parse_json(data)
         if doc is None:
             return _Stored(None, None)
         try:
             return _Stored(doc, self._reader.read(node, doc))
-        except ShardStoreError:
+        except SpecError:
             return _Stored(doc, None)
 
-    def _dumped(self, new: Document, doc: Document, data: memoryview) -> Bytes:
-        return data if new is doc else dump_document(new)
+
+def _dumped(new: Document, doc: Document, data: memoryview) -> Bytes:
+    return data if new is doc else dump_document(new)
+
+
+def _is_declared(node: Node, doc: Document) -> bool:
+    """Whether the writer declares transformers itself."""
+    has_geometry = plain_geometry(node.hierarchy, doc) is not None
+    return has_geometry and find_declaration(doc, "passthrough") is not None
+
+
+def _keys_of(node: Node, doc: Document) -> ArrayDocument | Document | None:
+    """What a document says about keys, to whatever store reads it."""
+    try:
+        return parse_array(node, doc)
+    except ShardStoreError:
+        return doc
+
+
+def _is_shard(value: memoryview, declared: Declared, ndim: int) -> bool:
+    """Whether an object is a shard as declared: its index fits, by checksum or by its entries."""
+    *_, bottom = declared.transformers
+    if bottom.name != SHARDING:
+        return False
+    spec = sharding_spec(bottom.configuration, ndim)
+    try:
+        index = index_of_shard(value, spec.chunks_per_shard, spec.index)
+        index.check_entries(len(value), spec.index)
+    except IndexDamageError:
+        return False
+    nbytes = sum(index.fields[index.present_ids(), 1].tolist())
+    return bool(0 < nbytes <= len(value) - spec.index_nbytes)
