@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         SpecError,
         UnsupportedError,
     )
+    from zarr_shardstore.plan.stack import ArrayContext, StorageTransformer, ValueTransformer
     from zarr_shardstore.store.draft_hierarchy import DraftHierarchyStore
     from zarr_shardstore.store.registry import register_storage_transformer
     from zarr_shardstore.store.sharding_mapping import ShardingMapping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArrayContext",
     "CorruptShardError",
     "CorruptValueError",
     "DraftHierarchyStore",
@@ -36,12 +38,17 @@ __all__ = [
     "ShardingMapping",
     "ShardingStore",
     "SpecError",
+    "StorageTransformer",
     "UnsupportedError",
+    "ValueTransformer",
     "__version__",
     "register_storage_transformer",
 ]
 
 _MODULES = {
+    "ArrayContext": "zarr_shardstore.plan.stack",
+    "StorageTransformer": "zarr_shardstore.plan.stack",
+    "ValueTransformer": "zarr_shardstore.plan.stack",
     "DraftHierarchyStore": "zarr_shardstore.store.draft_hierarchy",
     "ShardingMapping": "zarr_shardstore.store.sharding_mapping",
     "ShardingStore": "zarr_shardstore.store.sharding_store",

@@ -169,6 +169,28 @@ def test_a_passthrough_store_tells_flat_ones_what_it_changed() -> None:
     assert z[:].tolist() == [0, 1, 2, 3, 0, 0, 0, 0]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("way", ["pop", "delete", "erase_values"])
+def test_an_array_may_be_erased_key_by_key_in_any_order(zarr_format: Any, way: str) -> None:
+    """Metadata first, or in the middle: no shard is left for the next array of that name."""
+    for first in range(4):
+        base: dict[str, bytes] = {}
+        store = ShardingStore(base, chunks_per_shard=2)
+        options: dict[str, Any] = {"shape": (6,), "chunks": (1,), "dtype": "u1"}
+        options |= {"name": "x", "zarr_format": zarr_format}
+        zarr.create_array(store, **options)[3:] = 1
+        m = ShardingMapping(store)
+        keys = sorted(m.list_prefix("x/"), key=lambda k: not k.endswith((".zarray", "zarr.json")))
+        keys.insert(first, keys.pop(0))
+        if way == "erase_values":
+            m.erase_values(keys)
+        for key in keys if way != "erase_values" else ():
+            assert m.pop(key) if way == "pop" else not m.erase(key)  # type: ignore[func-returns-value]
+        assert not [k for k in base if k.startswith("x/")]
+        zarr.create_array(store, **options)
+        np.testing.assert_array_equal(zarr.open_array(ShardingStore(base), path="x")[:], 0)
+
+
 # ----------------------------------------------------------------- copies and bad documents
 
 

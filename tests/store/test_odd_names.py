@@ -16,7 +16,12 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from tests.store.bases import BASES, objects_of, put
-from zarr_shardstore import DraftHierarchyStore, ShardingMapping, ShardingStore
+from zarr_shardstore import (
+    DraftHierarchyStore,
+    ShardingMapping,
+    ShardingStore,
+    UnsupportedError,
+)
 
 # Arrays by path with their number of dimensions. No array lies inside another one.
 HIERARCHIES: dict[str, dict[str, int]] = {
@@ -162,3 +167,19 @@ def test_both_formats_at_one_path_with_other_keys(base: Any) -> None:
     assert (
         len([k for k in keys if "." in k and "z/" in k and ".z" not in k and "json" not in k]) == 16
     )
+
+
+@pytest.mark.parametrize("name", ["data/root/c0", "data/root/foo/c12", "data/root/c1/0"])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_name_below_data_root_that_the_draft_takes_for_a_chunk(
+    base: Any, name: str, zarr_format: int
+) -> None:
+    """Refused where the option shards draft arrays without metadata; right where it does not."""
+    options: dict[str, Any] = {"zarr_format": zarr_format}
+    options |= {"shape": (4,), "chunks": (1,), "chunk_key_encoding": {"name": "v2"}}
+    with pytest.raises(UnsupportedError, match="give it another name"):
+        zarr.create_array(ShardingStore(base, chunks_per_shard=2), name=name, dtype="i1", **options)
+    store = ShardingStore(base, chunks_per_shard={name: 2})
+    zarr.create_array(store, name=name, dtype="i1", **options)[:] = 5
+    for again in (store, ShardingStore(base)):
+        np.testing.assert_array_equal(zarr.open_array(again, path=name)[:], 5)

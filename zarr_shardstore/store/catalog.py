@@ -113,6 +113,19 @@ class Catalog:
                     chunks.append(answer)
         return chunks
 
+    def chunk_without_document(self, key: str) -> ChunkRef | None:
+        """The chunk that a key named before this store erased the document of its array.
+
+        Who erases an array key by key may begin with its metadata.
+        """
+        for nodes, suffix in self._candidates(key):
+            for node in nodes:
+                array = self._known.erased_at(node)
+                if array is not None and array.layout is not None:
+                    coords = array.layout.encoding.decode(suffix, array.layout.ndim)
+                    return None if coords is None else array.layout.chunk(coords, key)
+        return None
+
     def shards_of(
         self, base_keys: Sequence[str]
     ) -> Flow[list[ShardRef | StackedKey | ShardStoreError | None]]:

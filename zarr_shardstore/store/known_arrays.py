@@ -22,6 +22,9 @@ __all__ = ["Knowledge", "KnownArrays", "State"]
 _MAX_ABSENT = 65_536
 """Places without an array that are remembered; stray numeric keys could make any number."""
 
+_MAX_ERASED = 1024
+"""Arrays that are remembered after their document was erased."""
+
 State: TypeAlias = "StoredArray | ShardStoreError | None"
 """What is at a place: an array, one whose document is bad, or no array."""
 
@@ -72,6 +75,7 @@ class KnownArrays:
         self._policy = policy
         self._lock = threading.Lock()
         self._knowledge = Knowledge(changes.n_changes())
+        self._erased: dict[Node, StoredArray] = {}
 
     def now(self) -> Knowledge:
         """What is known, and as far as this process can tell still true."""
@@ -88,6 +92,25 @@ class KnownArrays:
         """Forget everything, also what reads under way are about to learn."""
         changes.count_change(-1)
 
+    def erased(self, node: Node, array: StoredArray | None) -> None:
+        """The document of `node` was erased by itself; its chunks may still be there."""
+        self.changed(node)
+        if array is not None and array.layout is not None:
+            self._erased[node] = array
+            while len(self._erased) > _MAX_ERASED:
+                self._erased.pop(next(iter(self._erased)), None)
+
+    @property
+    def has_erased(self) -> bool:
+        """Whether `erased_at` may find anything."""
+        return bool(self._erased)
+
+    def erased_at(self, node: Node) -> StoredArray | None:
+        """The array whose document this store erased, if nothing is in its place since."""
+        if node not in self._erased or node not in self.now().absent:
+            return None
+        return self._erased.get(node)
+
     def changed(
         self, node: Node | None = None, array: StoredArray | None = None, *, below: str = ""
     ) -> None:
@@ -100,6 +123,9 @@ class KnownArrays:
         below
             All documents whose keys start so, if it is not of one `node`.
         """
+        for gone in list(self._erased):
+            if gone == node or (node is None and document_key(gone).startswith(below)):
+                self._erased.pop(gone, None)
         with self._lock:
             before = self._knowledge
             n_changes, is_alone = changes.count_change(before.n_changes)

@@ -102,7 +102,7 @@ class Operations:
             check_key(key)
             resolve_range(byte_range, 0)
         knowledge = self.known.now()
-        owners = yield from self.catalog.chunks_of([key for key, _ in key_ranges])
+        owners = yield from self._owners([key for key, _ in key_ranges])
         # A key that is a chunk is no document; only of others it must be looked at.
         is_document = [
             not isinstance(owner, ChunkRef) and _is_document(key)
@@ -127,7 +127,7 @@ class Operations:
     def exists(self, key: str) -> Flow[bool]:
         """Whether there is a value; for a chunk, by one read of its shard's index."""
         check_key(key)
-        owners = yield from self.catalog.chunks_of([key])
+        owners = yield from self._owners([key])
         (is_there,) = yield from self._perform([Exists(key)], owners)
         return bool(is_there)
 
@@ -137,7 +137,7 @@ class Operations:
             value = yield from self.get(key)
             return None if value is None else len(value)
         check_key(key)
-        owners = yield from self.catalog.chunks_of([key])
+        owners = yield from self._owners([key])
         size: int | None
         (size,) = yield from self._perform([GetSize(key)], owners)
         return size
@@ -213,7 +213,7 @@ class Operations:
         keys = list(dict.fromkeys(keys))
         for key in keys:
             check_key(key)
-        owners = yield from self.catalog.chunks_of(keys)
+        owners = yield from self._owners(keys)
         misfits = [
             key
             for key, owner in zip(keys, owners, strict=True)
@@ -234,11 +234,13 @@ class Operations:
                 requests.append(Delete(key))
                 kept.append(None if is_misfit else owner)
         nodes = [node for request in requests if (node := node_of_document(request.key))]
+        arrays = yield from self.known.know(nodes, self.known.now())
         try:
             yield from self._perform(requests, kept)
         finally:
             for node in nodes:
-                self.known.changed(node)
+                array = arrays[node]
+                self.known.erased(node, array if isinstance(array, StoredArray) else None)
 
     def erase_prefix(self, prefix: str) -> Flow[None]:
         """Erase all values whose key starts with `prefix`; whole directories are relayed."""
@@ -335,6 +337,15 @@ class Operations:
                 self.known.changed(node, array if is_certain else None)
             else:
                 self.known.now().learn(node, array)
+
+    def _owners(self, keys: Sequence[str]) -> Flow[list[_Owner]]:
+        """What keys name; also chunks of an array whose document this store has just erased."""
+        owners = yield from self.catalog.chunks_of(keys)
+        if self.known.has_erased:
+            for i, key in enumerate(keys):
+                if owners[i] is None:
+                    owners[i] = self.catalog.chunk_without_document(key)
+        return owners
 
     def _writable(self, keys: Sequence[str]) -> Flow[list[_Owner]]:
         owners = yield from self.catalog.chunks_of(keys)

@@ -37,9 +37,12 @@ class ShardingPolicy:
 
     def __init__(self, chunks_per_shard: ChunksPerShard = None) -> None:
         if isinstance(chunks_per_shard, Mapping):
-            self.chunks_per_shard: Coords | int | dict[str, Coords | int | None] | None = {
-                path.strip("/"): _normalize(rule) for path, rule in chunks_per_shard.items()
-            }
+            rules: dict[str, Coords | int | None] = {}
+            for path, rule in chunks_per_shard.items():
+                if not isinstance(path, str):
+                    raise SpecError(f"chunks_per_shard maps array paths, got {path!r}")
+                rules[path.strip("/")] = _normalize(rule)
+            self.chunks_per_shard: Coords | int | dict[str, Coords | int | None] | None = rules
         else:
             self.chunks_per_shard = _normalize(chunks_per_shard)
 
@@ -91,7 +94,7 @@ class ShardingPolicy:
 def _normalize(rule: Rule) -> Coords | int | None:
     if rule is None:
         return None
-    if isinstance(rule, str | bytes):
+    if isinstance(rule, str | bytes | bool):
         raise SpecError(f"chunks_per_shard is an int, a tuple or a mapping, got {rule!r}")
     try:
         if isinstance(rule, Sequence) or hasattr(rule, "__iter__"):

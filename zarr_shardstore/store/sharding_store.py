@@ -44,10 +44,11 @@ class ShardingStore(Store):
         The base store: any zarr store, local path, URL, fsspec file system or mapper, obstore
         store, or ``MutableMapping[str, bytes]`` such as a dict.
     chunks_per_shard : int, tuple of int, mapping, optional
-        How new arrays are sharded: an int for every dimension, a tuple for arrays of its
-        length, or a mapping from array path or pattern (``"raw/*"``) to one of these or to
-        ``None``. Stored arrays keep what their metadata says. Where there is no metadata at
-        all, it says which keys are chunks: of each array under ``data/root/``, and, if it is
+        How new arrays are sharded: an int for every dimension, a tuple (arrays of another
+        number of dimensions are then refused), or a mapping from array path or pattern
+        (``"raw/*"``) to one of these or to ``None``. Stored arrays keep what their metadata
+        says. Where there is no metadata at all, it says which keys are chunks: of each array
+        under ``data/root/``, and, if it is
         a mapping, of the arrays that it names.
     declaration : {"codec", "storage_transformers"}, optional
         How metadata of new v3 arrays says that they are sharded: by the ``sharding_indexed``

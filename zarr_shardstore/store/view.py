@@ -38,6 +38,7 @@ from zarr_shardstore.format.documents import (
     plain_geometry,
 )
 from zarr_shardstore.format.index import IndexDamageError
+from zarr_shardstore.format.keys import draft_candidate
 from zarr_shardstore.format.shard import index_of_shard
 from zarr_shardstore.format.transformer_specs import SHARDING, sharding_spec
 from zarr_shardstore.plan.requests import Flow, Found, Get, ListDir, ListPrefix
@@ -204,6 +205,7 @@ class View:
         if geometry is None:
             self._refuse_unknown_grid(node, doc)
             return doc
+        self._refuse_draft_name(node, geometry)
         twin = yield from self._twin(node, geometry)
         if twin is not None:
             declared = self._new_arrays.declare(node, twin.document.transformers)
@@ -254,6 +256,19 @@ class View:
                 f"the array {node.path!r} has a chunk grid or a chunk key encoding that cannot be "
                 "sharded: create it through the base store, or leave it out of chunks_per_shard "
                 "(a mapping from path, with None for this one)"
+            )
+
+    def _refuse_draft_name(self, node: Node, geometry: Geometry) -> None:
+        """An array whose chunk keys are those of another one, if they are read as the draft's."""
+        if node.hierarchy == "draft":
+            return
+        key = node.chunk_prefix + geometry.encoding.encode((0,) * len(geometry.shape))
+        draft = draft_candidate(key)
+        if draft is not None and self._new_arrays.policy.has_rule(draft[0]):
+            raise UnsupportedError(
+                f"the chunk keys of the array {node.path!r}, like {key!r}, are also those of the "
+                f"array {draft[0]!r} of the draft hierarchy, which chunks_per_shard makes shards "
+                "of: give it another name, or leave that one out of chunks_per_shard"
             )
 
     def _twin(self, node: Node, geometry: Geometry) -> Flow[StoredArray | None]:
