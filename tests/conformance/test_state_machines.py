@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, reject, settings
 from hypothesis.stateful import run_state_machine_as_test
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore
@@ -25,6 +25,18 @@ SHARDED = {"chunks_per_shard": 2, "native": "passthrough"}
 
 def make_base(kind: str) -> Any:
     return MemoryStore() if kind == "memory" else LocalStore(temporary_directory())
+
+
+def without_impossible_keys(set_value: Any) -> Any:
+    """No file system holds both "a" and "a/b", and LocalStore fails as we do: draw other keys."""
+
+    def set_or_reject(key: str, value: Any) -> None:
+        try:
+            set_value(key, value)
+        except (IsADirectoryError, NotADirectoryError, FileExistsError):
+            reject()
+
+    return set_or_reject
 
 
 @pytest.mark.parametrize("base", ["memory", "local"])
@@ -43,7 +55,10 @@ def test_state_machine(base: str, machine: Any, options: dict[str, Any], n_examp
     def make() -> Any:
         store = ShardingStore(make_base(base), **options)
         sync(store._ensure_open())
-        return machine(store)
+        made = machine(store)
+        if base == "local" and machine is ZarrStoreStateMachine:
+            made.store.set = without_impossible_keys(made.store.set)
+        return made
 
     factory: Any = make
     run_state_machine_as_test(
