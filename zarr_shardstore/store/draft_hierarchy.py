@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from zarr.abc.store import (
-    ByteRequest,
-    OffsetByteRequest,
-    RangeByteRequest,
-    Store,
-    SuffixByteRequest,
-)
+from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
 from zarr_shardstore.errors import ReadOnlyError
@@ -23,7 +17,9 @@ from zarr_shardstore.format.draft_keys import (
     v3_grid_candidate,
 )
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, check_key, check_prefix
+from zarr_shardstore.io.byte_requests import range_of
 from zarr_shardstore.io.resolve import BaseStoreLike
+from zarr_shardstore.plan.ranges import resolve_range
 from zarr_shardstore.store import draft_listing
 from zarr_shardstore.store.draft_nodes import DraftNodes
 from zarr_shardstore.store.sharding_store import ShardingStore
@@ -386,13 +382,5 @@ def _rebuild(
 
 def _cut(value: Buffer, byte_range: ByteRequest | None) -> Buffer:
     """A range of a value, as stores cut it."""
-    match byte_range:
-        case None:
-            return value
-        case RangeByteRequest(start, end):
-            return value[start:end]
-        case OffsetByteRequest(offset):
-            return value[offset:]
-        case SuffixByteRequest(suffix):
-            return value[max(len(value) - suffix, 0) :]
-    raise TypeError(f"Unexpected byte_range, got {byte_range}.")
+    start, stop = resolve_range(range_of(byte_range), len(value))
+    return value[start:stop]
