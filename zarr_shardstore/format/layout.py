@@ -78,6 +78,15 @@ class ArrayLayout:
         """The shard at shard coordinates `coords`."""
         return ShardRef(self, coords, self.prefix + self.encoding.encode(coords))
 
+    def coords_of(self, key: str) -> Coords | None:
+        """Coordinates that a chunk key or a shard key spells; ``None`` if it spells none."""
+        return self.encoding.decode(key[len(self.prefix) :], self.ndim)
+
+    def shard_of_key(self, key: str) -> ShardRef | None:
+        """The shard that a key of the base store names; ``None`` if it names none."""
+        coords = self.coords_of(key)
+        return None if coords is None else ShardRef(self, coords, key)
+
     def has_chunk(self, coords: Coords) -> bool:
         """Whether the chunk at `coords` lies in the array."""
         return self.grid_shape is None or is_inside(coords, self.grid_shape)

@@ -17,7 +17,7 @@ from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 
-__all__ = ["GridDirectory", "entries_present", "locate_directory"]
+__all__ = ["GridDirectory", "chunks_present", "entries_present", "locate_directory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,6 @@ class GridDirectory:
         encode = self.layout.encoding.encode_component
         return [encode(self.n_components, (c,)) for c in range(start, stop)]
 
-    def shard_of_key(self, key: str) -> ShardRef | None:
-        """The shard that a key of the base store names; ``None`` if it names none."""
-        layout = self.layout
-        coords = layout.encoding.decode(key[len(layout.prefix) :], layout.ndim)
-        return None if coords is None else ShardRef(layout, coords, key)
-
     def names_of_directories(self, shard: ShardRef, index: ShardIndex) -> list[str]:
         """Names in this directory of the directories that hold chunks of a shard below it."""
         ids = entries_present(shard, index, self.leading)
@@ -141,3 +135,9 @@ def entries_present(
 ) -> npt.NDArray[np.intp]:
     """Ascending ids of the stored entries in the array whose coordinates start so."""
     return np.intersect1d(shard.entries_of(leading), index.present_ids(), assume_unique=True)
+
+
+def chunks_present(shard: ShardRef, index: ShardIndex) -> list[tuple[str, int]]:
+    """Keys of the stored chunks of a shard that lie in the array, with their sizes in bytes."""
+    ids = entries_present(shard, index)
+    return list(zip(shard.chunk_keys(ids), index.fields[ids, 1].tolist(), strict=True))

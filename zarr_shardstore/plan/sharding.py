@@ -13,7 +13,7 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.transformer_specs import sharding_spec
 from zarr_shardstore.plan.entries import EntryUpdate, Erase, Modification, Patch, Put
-from zarr_shardstore.plan.listing import entries_present
+from zarr_shardstore.plan.listing import chunks_present
 from zarr_shardstore.plan.read import EntryRead, ReadOptions, read_entries, read_indexes
 from zarr_shardstore.plan.requests import (
     Delete,
@@ -56,7 +56,7 @@ class ShardingTransformer:
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
         """Keys of the chunks that shards hold, and their sizes; other keys as they are."""
-        shards = [self._shard(key) for key in keys]
+        shards = [self.layout.shard_of_key(key) for key in keys]
         indexes = iter((yield from read_indexes([s for s in shards if s is not None])))
         above: list[tuple[str, int | None]] = []
         for key, shard in zip(keys, shards, strict=True):
@@ -65,19 +65,14 @@ class ShardingTransformer:
                 continue
             index = next(indexes)
             if index is not None:
-                ids = entries_present(shard, index)
-                above += zip(shard.chunk_keys(ids), index.fields[ids, 1].tolist(), strict=True)
+                above += chunks_present(shard, index)
         return above
 
     def _chunk(self, key: str) -> ChunkRef:
-        coords = self.layout.encoding.decode(key[len(self.layout.prefix) :], self.layout.ndim)
+        coords = self.layout.coords_of(key)
         if coords is None:
             raise SpecError(f"key {key!r} is no chunk key of the array {self.layout.path!r}")
         return self.layout.chunk(coords, key)
-
-    def _shard(self, key: str) -> ShardRef | None:
-        coords = self.layout.encoding.decode(key[len(self.layout.prefix) :], self.layout.ndim)
-        return None if coords is None else ShardRef(self.layout, coords, key)
 
 
 def sharding(configuration: Mapping[str, Any], array: ArrayContext) -> ShardingTransformer:

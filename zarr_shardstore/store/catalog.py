@@ -247,8 +247,7 @@ class Catalog:
                 return otherwise
         for nodes, suffix in self._candidates(key):
             node = nodes[0]
-            has_rule = self._policy.has_rule if node.hierarchy == "draft" else self._policy.names
-            if has_rule(node.path):
+            if self._policy.needs_no_metadata(node.hierarchy, node.path):
                 return self._locate_by_rule(node, key, suffix)
         return None
 

@@ -13,7 +13,7 @@ from zarr_shardstore.errors import CorruptShardError, ShardStoreError
 from zarr_shardstore.format.documents import Node
 from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.format.layout import ShardRef
-from zarr_shardstore.plan.listing import GridDirectory, entries_present
+from zarr_shardstore.plan.listing import GridDirectory, chunks_present
 from zarr_shardstore.plan.ranges import Range
 from zarr_shardstore.plan.read import read_indexes, try_read_indexes
 from zarr_shardstore.plan.requests import Flow, Found, Get, ListDir, ListPrefix
@@ -106,9 +106,7 @@ class Listing:
                     if isinstance(index, CorruptShardError):
                         errors.append(index)
                     elif index is not None:
-                        ids = entries_present(shard, index)
-                        sizes = index.fields[ids, 1].tolist()
-                        listed += zip(shard.chunk_keys(ids), sizes, strict=True)
+                        listed += chunks_present(shard, index)
         for array, keys in stacked.values():
             listed += yield from _keys_above(array, keys, errors)
         return [item for item in listed if item[0].startswith(prefix)]
@@ -201,7 +199,7 @@ class Listing:
         (base_keys,) = yield [ListPrefix(directory.base_directory)]
         names: dict[str, None] = {}
         for part in self.listing_rounds(base_keys):
-            shards = [s for s in map(directory.shard_of_key, part) if s is not None]
+            shards = [s for s in map(directory.layout.shard_of_key, part) if s is not None]
             indexes = yield from read_indexes(shards)
             for shard, index in zip(shards, indexes, strict=True):
                 if index is not None:

@@ -78,9 +78,7 @@ class NewArrays:
 
     def sharded_by_rule(self, node: Node) -> bool:
         """Whether the policy alone makes shards of chunks that have no metadata."""
-        if node.hierarchy == "draft":
-            return self.policy.has_rule(node.path)
-        return self.policy.names(node.path)
+        return self.policy.needs_no_metadata(node.hierarchy, node.path)
 
     def declared_by_rule(self, node: Node, ndim: int) -> Declared | None:
         """What describes the shards that were written before the metadata."""

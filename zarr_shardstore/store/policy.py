@@ -82,6 +82,10 @@ class ShardingPolicy:
         """Whether the option says that this array is sharded."""
         return self._rule(path) is not None
 
+    def needs_no_metadata(self, hierarchy: str, path: str) -> bool:
+        """Whether the option alone makes shards of chunks that have no metadata."""
+        return self.has_rule(path) if hierarchy == "draft" else self.names(path)
+
     def _rule(self, path: str) -> Coords | int | None:
         rules = self.chunks_per_shard
         if not isinstance(rules, dict):
