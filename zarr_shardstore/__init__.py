@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ShardConflictError,
         ShardStoreError,
         SpecError,
+        UnfinishedConversionError,
         UnsupportedError,
     )
     from zarr_shardstore.plan.stack import ArrayContext, StorageTransformer, ValueTransformer
@@ -39,6 +40,7 @@ __all__ = [
     "ShardingStore",
     "SpecError",
     "StorageTransformer",
+    "UnfinishedConversionError",
     "UnsupportedError",
     "ValueTransformer",
     "__version__",

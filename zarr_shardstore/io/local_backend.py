@@ -121,6 +121,10 @@ class LocalBackend:
     def scope(self, key: str) -> Hashable:
         return ("file", self._real_root + key)
 
+    def path_of(self, key: str) -> str:
+        """Path of a file or a directory."""
+        return self._root + key
+
     @contextmanager
     def session(self) -> Iterator[Perform]:
         files: dict[str, _OpenFile] = {}
