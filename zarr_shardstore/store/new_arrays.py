@@ -72,7 +72,9 @@ class NewArrays:
         cps = self.policy.for_array(node.path, len(geometry.shape), choose)
         sharding = None
         if cps is not None:
-            sharding = sharding_transformer(ShardingSpec(cps, self.index or self._index(node)))
+            sharding = sharding_transformer(
+                ShardingSpec(cps, self.index or self.default_index(node))
+            )
         if self.transformers is None:
             return self.declare(node, () if sharding is None else (sharding,))
         stack = []
@@ -105,7 +107,8 @@ class NewArrays:
             return None
         return self.declare(node, (sharding_transformer(ShardingSpec(cps, DRAFT_INDEX)),))
 
-    def _index(self, node: Node) -> IndexFormat:
+    def default_index(self, node: Node) -> IndexFormat:
+        """Form of the shard index where no option says it."""
         has_draft_form = node.hierarchy == "draft" or (
             node.hierarchy == "v3" and self.declaration == "storage_transformers"
         )

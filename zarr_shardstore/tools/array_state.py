@@ -102,10 +102,18 @@ class ArrayState:
             return None
         return chunk_nbytes(self.documents[self.node], self.geometry.chunk_shape)
 
-    def documents_for(self, form: Form, new_arrays: NewArrays) -> dict[str, dict[str, Any]]:
-        """Documents, by key, of the same array in another form."""
+    def documents_for(
+        self, form: Form, new_arrays: NewArrays, *, keeps_declaration: bool
+    ) -> dict[str, dict[str, Any]]:
+        """Documents, by key, of the same array in another form.
+
+        Parameters
+        ----------
+        keeps_declaration
+            What declares transformers already goes on to do so in the same way.
+        """
         return {
-            document_key(node): _declared_as(node, doc, form, new_arrays)
+            document_key(node): _declared_as(node, doc, form, new_arrays, keeps_declaration)
             for node, doc in self.documents.items()
         }
 
@@ -157,7 +165,7 @@ def _split(
 
 
 def _declared_as(
-    node: Node, doc: Mapping[str, Any], form: Form, new_arrays: NewArrays
+    node: Node, doc: Mapping[str, Any], form: Form, new_arrays: NewArrays, keeps_declaration: bool
 ) -> dict[str, Any]:
     doc = _without_choice(doc)
     declared = find_declaration(doc)
@@ -166,7 +174,10 @@ def _declared_as(
         above, _ = _split(declared.transformers, len(doc["shape"]))
         doc = take_out(doc, declared.how)
     sharding = () if form.spec is None else (sharding_transformer(form.spec),)
-    new: Declared | None = new_arrays.declare(node, (*above, *sharding))
+    transformers = (*above, *sharding)
+    new = new_arrays.declare(node, transformers)
+    if new is not None and declared is not None and keeps_declaration:
+        new = Declared(declared.how, transformers)
     return dict(doc) if new is None else declare(doc, new)
 
 

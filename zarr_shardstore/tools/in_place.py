@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zarr_shardstore.format.consolidated import members, with_members
 from zarr_shardstore.format.documents import (
-    document_key,
     dump_document,
     node_of_document,
     parse_json,
@@ -33,8 +31,9 @@ from zarr_shardstore.plan.requests import (
 from zarr_shardstore.tools.hierarchy import parents_of
 from zarr_shardstore.tools.manifest import Manifest
 from zarr_shardstore.tools.open_base import OpenBase
+from zarr_shardstore.tools.other_keys import with_copies
 
-__all__ = ["finish", "replace_values", "with_documents"]
+__all__ = ["finish", "keys_of_values", "replace_values"]
 
 _AT_ONCE = 1000
 """Objects that are moved or removed by one call."""
@@ -53,10 +52,10 @@ def finish(base: OpenBase, manifest: Manifest) -> None:
         barred = {key: unfinished(doc) for key, doc in manifest.documents.items()}
         _write_documents(base, barred)
         base.perform([Persist(manifest.directory)])
-        for keys in _keys_of_values(base, manifest.prefix, encoding, ndim):
+        for keys in keys_of_values(base, manifest.prefix, encoding, ndim):
             base.perform([DeleteMany(keys)])
         manifest = manifest.at_state(base, "moving")
-    for keys in _keys_of_values(base, manifest.values_prefix, encoding, ndim):
+    for keys in keys_of_values(base, manifest.values_prefix, encoding, ndim):
         cut = len(manifest.values_prefix)
         moves: list[Request] = [Move(key, manifest.prefix + key[cut:]) for key in keys]
         base.perform(moves)
@@ -65,16 +64,6 @@ def finish(base: OpenBase, manifest: Manifest) -> None:
         _write_documents(base, manifest.documents)
         base.perform([Persist(manifest.directory)])
     manifest.remove(base)
-
-
-def with_documents(doc: Mapping[str, Any], path: str, new: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A document of the group `path` with other copies of the documents `new`, by key."""
-    changed = {
-        name: new[key]
-        for name, (node, _) in members(path, doc).items()
-        if (key := document_key(node)) in new
-    }
-    return with_members(doc, changed) if changed else doc
 
 
 def _is_barred(base: OpenBase, manifest: Manifest) -> bool:
@@ -95,7 +84,7 @@ def _write_documents(base: OpenBase, documents: Mapping[str, Mapping[str, Any]])
         (reply,) = base.perform([Get(key)])
         doc = None if reply.value is None else parse_json(reply.value)
         if doc is not None:
-            new = with_documents(doc, path, documents)
+            new = with_copies(doc, path, documents)
             if new is not doc:
                 copies.append(Set(key, dump_document(new)))
     base.perform(copies)
@@ -114,7 +103,7 @@ def _keys_of_copies(documents: Mapping[str, Any]) -> list[tuple[str, str]]:
     return list(keys.items())
 
 
-def _keys_of_values(
+def keys_of_values(
     base: OpenBase, prefix: str, encoding: ChunkKeyEncoding, ndim: int
 ) -> Iterator[Sequence[str]]:
     """Keys below a prefix that are spelled as those of values; some at a time.
