@@ -161,7 +161,7 @@ class LocalBackend:
                 path = self._root + key
                 return os.path.getsize(path) if os.path.isfile(path) else None
             case Set(key, value):
-                self._files.set_sync(key, to_buffer(value))
+                self._set(key, value)
                 self._forget(key, files)
             case SetIfNotExists(key, value):
                 sync(self._files.set_if_not_exists(key, to_buffer(value)))
@@ -196,6 +196,15 @@ class LocalBackend:
 
     def upload(self, key: str) -> Upload:
         return LocalUpload(self._root + key)
+
+    def _set(self, key: str, value: bytes | memoryview) -> None:
+        upload = self.upload(key)
+        try:
+            upload.write([value])
+            upload.finish()
+        except BaseException:
+            upload.abort()
+            raise
 
     def _delete(self, key: str, files: dict[str, _OpenFile]) -> None:
         # Not LocalStore.delete: it removes a whole directory if the key names one.

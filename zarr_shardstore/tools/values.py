@@ -1,14 +1,15 @@
 """Values of a region, read in batches of bounded size, in the order in which they are written.
 
 Where sizes are known (shards: from their indexes) a batch is cut by bytes, and a value larger
-than one comes in pieces. Where they are not (objects of their own) whole objects are read, a
-few at first, and as many as fit when it is seen how large they are.
+than one comes in pieces. Of objects of their own only the size before compression is known, so
+as many are read at once as fit then; where that is not known, or large, sizes are asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,7 @@ BATCH_NBYTES = 16 * 1024 * 1024
 """Bytes that one worker reads before it writes them."""
 
 _MAX_BATCH = 4096
-_FIRST_BATCH = 32
-"""Values that are read at once: at most, and while nothing is known of their sizes."""
+"""Values that are read at once, however small they are."""
 
 _MAX_GAP_NBYTES = 64 * 1024
 """Unwanted bytes of a shard that are read along; here the next request wants them, as a rule."""
@@ -134,24 +134,15 @@ class Values:
     def _batches_of_objects(self) -> Iterator[Batch]:
         assert self._keys is not None
         ids = self._region.ids.tolist()
-        largest = self._nominal_nbytes
-        n = _FIRST_BATCH
-        start = 0
-        while start < len(ids):
-            stop = start + max(1, min(n, BATCH_NBYTES // max(largest, 1), _MAX_BATCH))
-            (values,) = self._base.perform([GetMany(self._keys[start:stop])])
+        n = min(max(1, BATCH_NBYTES // max(self._nominal_nbytes, 1)), _MAX_BATCH)
+        for start in range(0, len(ids), n):
+            some = ids[start : start + n]
+            (values,) = self._base.perform([GetMany(self._keys[start : start + n])])
             found = [v for v in values if v is not None]
-            if len(found) == len(values):
-                yield Batch(ids[start:stop], values)
-            elif found:
-                pairs = zip(ids[start:stop], values, strict=True)
-                yield Batch([i for i, v in pairs if v is not None], found)
             if found:
-                # What was seen says more than what there might be.
-                seen = max(map(len, found))
-                largest = seen if start == 0 else max(largest, seen)
-            n *= 4
-            start = stop
+                if len(found) < len(values):
+                    some = [i for i, v in zip(some, values, strict=True) if v is not None]
+                yield Batch(some, found)
 
 
 def values_of(place: Place, region: Region, nominal_nbytes: int | None) -> Values:
@@ -207,6 +198,15 @@ def _pieces(base: OpenBase, wanted: Wanted, i: int) -> Iterator[Batch]:
 
 
 def _read_ranges(base: OpenBase, wanted: Wanted, start: int, stop: int) -> list[memoryview]:
+    first, last = int(wanted.starts[start]), int(wanted.stops[stop - 1])
+    is_one_run = np.array_equal(wanted.starts[start + 1 : stop], wanted.stops[start : stop - 1])
+    if first < last and is_one_run and (wanted.which[start:stop] == wanted.which[start]).all():
+        # As it was written, mostly: one request, and little more than a slice for each value.
+        key = wanted.keys[int(wanted.which[start])]
+        (found,) = base.perform([Get(key, Range(first, last))])
+        data = _checked(key, found.value, last - first)
+        bounds = (wanted.stops[start:stop] - first).tolist()
+        return [data[lo:hi] for lo, hi in pairwise([0, *bounds])]
     values: list[memoryview] = [memoryview(b"")] * (stop - start)
     requests: list[Request] = []
     members: list[list[tuple[int, int, int]]] = []
