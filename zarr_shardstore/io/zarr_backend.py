@@ -35,6 +35,7 @@ from zarr_shardstore.plan.requests import (
     Request,
     Set,
     SetIfNotExists,
+    Tidy,
 )
 
 __all__ = ["ZarrBackend", "has_sync_surface", "scope_of_store"]
@@ -208,7 +209,7 @@ class ZarrBackend:
                 await delete_many(store, keys, _MAX_CONCURRENCY)
             case Move(key, to):
                 await move(store, key, to)
-            case Persist():
+            case Persist() | Tidy():
                 pass
             case DeletePrefix(prefix) if _deletes_only_by_key(store):
                 for key in [key async for key in store.list_prefix(prefix)]:

@@ -16,6 +16,7 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.orders import EntryOrder, check_order
 from zarr_shardstore.io.exclusive import exclusive
 from zarr_shardstore.io.resolve import BaseStoreLike
+from zarr_shardstore.plan.requests import ListDir
 from zarr_shardstore.store import changes
 from zarr_shardstore.store.base import check_index
 from zarr_shardstore.store.new_arrays import NewArrays, V3Declaration
@@ -219,6 +220,8 @@ def _convert(
     in_place = destination is None
     if not in_place and target.is_same(base):
         raise SpecError("source and destination are the same: leave the destination away")
+    if not base.perform([ListDir("")])[0]:
+        raise SpecError(f"there is nothing in {base.describe()}")
     if not request.dry_run:
         target.check_writable()
     _check_executor(executor, base, target)
@@ -241,6 +244,8 @@ def _prepared(
 ) -> Conversion:
     hierarchy = base.run(find_hierarchy())
     states = array_states(hierarchy.arrays.values())
+    if not states:
+        raise SpecError(f"there is no Zarr array in {base.describe()}")
     chosen = matching(states, request.paths)
     plans = [
         plan_array(base, state, request.choose if state.node in chosen else None)
