@@ -28,6 +28,7 @@ __all__ = [
     "compressor_of_codec",
     "config_of_draft",
     "draft_compressor",
+    "is_compressor",
     "name_and_options",
 ]
 
@@ -119,6 +120,11 @@ def compressor_of_codec(codec: Any) -> Config:
         elif v3_name == name:
             raise SpecError(f"the codec 'blosc' has no shuffle {options.get('shuffle')!r}")
     return {"id": name, **_complete(name, options)}
+
+
+def is_compressor(name: Any) -> bool:
+    """Whether a numcodecs ``id`` is that of a compressor above."""
+    return name in _DEFAULTS
 
 
 def config_of_draft(compressor: Mapping[str, Any]) -> Config:
