@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from zarr_shardstore.store.registry import register_storage_transformer
     from zarr_shardstore.store.sharding_mapping import ShardingMapping
     from zarr_shardstore.store.sharding_store import ShardingStore
+    from zarr_shardstore.tools.native import from_native, to_native
 
 __version__ = "0.1.0"
 
@@ -42,7 +43,9 @@ __all__ = [
     "UnsupportedError",
     "ValueTransformer",
     "__version__",
+    "from_native",
     "register_storage_transformer",
+    "to_native",
 ]
 
 _MODULES = {
@@ -52,7 +55,9 @@ _MODULES = {
     "DraftHierarchyStore": "zarr_shardstore.store.draft_hierarchy",
     "ShardingMapping": "zarr_shardstore.store.sharding_mapping",
     "ShardingStore": "zarr_shardstore.store.sharding_store",
+    "from_native": "zarr_shardstore.tools.native",
     "register_storage_transformer": "zarr_shardstore.store.registry",
+    "to_native": "zarr_shardstore.tools.native",
 }
 
 

@@ -130,7 +130,7 @@ def chain_of_codecs(codecs: Any, data_type: Any, ndim: int) -> Chain:
     # Filters name the byte order of the values they take, `bytes` of those that come out.
     for guess in (endian, "big" if endian == "little" else "little"):
         try:
-            chain = Chain(parse_v3(data_type, guess), order, filters, compressor)  # type: ignore[arg-type]
+            chain = Chain(parse_v3(data_type, guess), order, filters, compressor)
             again = [c for c in codecs_of_chain(chain, ndim) if c["name"] == "bytes"]
         except UnsupportedError as failed:
             error = error or failed
@@ -190,4 +190,4 @@ def bytes_endian(codec: Any) -> Endian | None:
     endian = name_and_options(codec)[1].get("endian")
     if endian not in ("little", "big", None):
         raise SpecError(f"the codec 'bytes' has no endian {endian!r}")
-    return endian  # type: ignore[no-any-return]
+    return endian
