@@ -81,8 +81,8 @@ def codecs_of_chain(chain: Chain, ndim: int) -> list[Config]:
     stage = chain.data_type
     if stage is None:
         codecs.append({"name": filters.pop(0)["id"]})
-    for config in filters:
-        codec, encoded = codec_of_filter(config, stage)
+    for i, config in enumerate(filters):
+        codec, encoded = codec_of_filter(config, stage, is_first=i == 0)
         if stage is not None and encoded is None:
             codecs.append(bytes_codec(stage))
         codecs.append(codec)
@@ -128,7 +128,8 @@ def chain_of_codecs(codecs: Any, data_type: Any, ndim: int) -> Chain:
     endian = bytes_endian(rest[at])
     error: Exception | None = None
     # Filters name the byte order of the values they take, `bytes` of those that come out.
-    for guess in (endian, "big" if endian == "little" else "little"):
+    guesses: tuple[Endian, Endian] = ("big", "little") if endian == "big" else ("little", "big")
+    for guess in guesses:
         try:
             chain = Chain(parse_v3(data_type, guess), order, filters, compressor)
             again = [c for c in codecs_of_chain(chain, ndim) if c["name"] == "bytes"]

@@ -55,6 +55,7 @@ _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 """v3's words for numcodecs' numbers."""
 
 _AUTO_SHUFFLE = -1
+_MAX_TYPESIZE = 255
 
 
 def codec_of_compressor(config: Mapping[str, Any], itemsize: int) -> Config:
@@ -88,7 +89,8 @@ def codec_of_compressor(config: Mapping[str, Any], itemsize: int) -> Config:
             shuffle = 2 if itemsize == 1 else 1
         if shuffle not in range(len(_SHUFFLES)):
             raise SpecError(f"Blosc has no shuffle {shuffle!r}")
-        options = {"typesize": itemsize, **options, "shuffle": _SHUFFLES[shuffle]}
+        typesize = itemsize if itemsize <= _MAX_TYPESIZE else 1  # what Blosc itself makes of it
+        options = {"typesize": typesize, **options, "shuffle": _SHUFFLES[shuffle]}
     v3_name = name if name in _NATIVE else f"{_NUMCODECS}{name}"
     return {"name": v3_name, "configuration": options}
 

@@ -20,6 +20,7 @@ Source: numcodecs, ``get_config`` of each codec; zarr-python 3, ``zarr.codecs.nu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ _OPTIONS: dict[str, Config] = {
 
 
 def codec_of_filter(
-    config: Mapping[str, Any], data_type: DataType | None
+    config: Mapping[str, Any], data_type: DataType | None, *, is_first: bool = False
 ) -> tuple[Config, DataType | None]:
     """The v3 codec that decodes what a v2 filter wrote.
 
@@ -80,6 +81,8 @@ def codec_of_filter(
         With its ``id``.
     data_type
         Of the values that the filter encodes; ``None`` for bytes.
+    is_first : bool
+        Whether these are the values of the array, which v3 readers have in little-endian order.
 
     Returns
     -------
@@ -126,15 +129,18 @@ def codec_of_filter(
                 f"the filter {name!r} takes {decoded.numpy_name!r} and is given "
                 f"{data_type.numpy_name!r}"
             )
+        if is_first and decoded.endian == "big":
+            decoded = replace(decoded, endian="little")
         dtypes = {decoded_name: decoded.numpy_name, encoded_name: encoded.numpy_name}
-    if name == "quantize" and encoded != data_type:
-        raise UnsupportedError("the filter 'quantize' with another astype has no v3 codec")
+    if name == "quantize" and (encoded != data_type or data_type.endian == "big"):
+        # zarr-python gives its v3 codec values in the byte order of the machine.
+        raise UnsupportedError("the filter 'quantize' has a v3 codec for '<f4' and '<f8' only")
     if name == "packbits":
         if data_type.kind != "b":
             raise UnsupportedError("the filter 'packbits' takes bool")
         encoded = parse_numpy("|u1")
     options = {**_complete(name, given), **dtypes}
-    return _codec(name, options), encoded
+    return {"name": f"{_NUMCODECS}{name}", "configuration": options}, encoded
 
 
 def filter_of_codec(codec: Any) -> Config:
@@ -166,11 +172,6 @@ def is_filter_of_values(config: Mapping[str, Any]) -> bool:
     return config.get("id") in _DTYPES
 
 
-def _codec(name: str, options: Config) -> Config:
-    codec: Config = {"name": f"{_NUMCODECS}{name}"}
-    return {**codec, "configuration": options} if options else codec
-
-
 def _dtype(name: Any, text: Any) -> DataType:
     try:
         return parse_numpy(np.dtype(text).str if text is not None else None)
@@ -181,10 +182,10 @@ def _dtype(name: Any, text: Any) -> DataType:
 def _complete(name: str, given: Config) -> Config:
     """Options with the defaults that were left out."""
     defaults = _OPTIONS[name]
-    unknown = given.keys() - defaults.keys()
+    unknown = {k for k in given.keys() - defaults.keys() if given[k] is not None}
     if unknown:
         raise UnsupportedError(f"the filter {name!r} has unknown options {sorted(unknown)}")
-    options = {**defaults, **given}
+    options = {**defaults, **{k: v for k, v in given.items() if k in defaults}}
     missing = sorted(k for k, v in options.items() if v is None)
     if missing:
         raise SpecError(f"the filter {name!r} lacks {missing}")
