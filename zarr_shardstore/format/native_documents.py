@@ -200,7 +200,7 @@ def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     data_type = chain.data_type
     if data_type is not None:
         fill_value = fill_value_of_v3(fill_value, data_type)
-    attributes = to_attributes(
+    attributes, fill_value = to_attributes(
         plain.get("attributes") or {}, plain.get("dimension_names"), fill_value, data_type
     )
     translated = {

@@ -42,22 +42,30 @@ def to_dimension_names(
 
 def to_attributes(
     attributes: Mapping[str, Any], names: Any, fill_value: Any, data_type: DataType | None
-) -> Attributes:
-    """Attributes of a v2 array, from the attributes of v3 and the names of its dimensions.
+) -> tuple[Attributes, Any]:
+    """Attributes and fill value of a v2 array, from those of v3 and the names of its dimensions.
+
+    Where xarray masks nothing, a fill value of zero becomes ``null``, which stands for zero too.
 
     Raises
     ------
     UnsupportedError
-        If some dimensions have names and others have not, or the attribute has others.
+        If some dimensions have names and others have not, or the attribute has others, or
+        another value is masked than the fill value.
     """
     if names is None or all(name is None for name in names):
-        return dict(attributes)
+        return dict(attributes), fill_value
     if not _are_names(names) or attributes.get(_NAMES, names) != names:
         raise UnsupportedError(f"the dimension names {names!r} cannot be an attribute of v2")
     changed = {**attributes, _NAMES: list(names)}
-    if _MASKED in changed and changed[_MASKED] == _masked(fill_value, data_type):
-        del changed[_MASKED]
-    return changed
+    if _MASKED in changed:
+        if changed.pop(_MASKED) != _masked(fill_value, data_type):
+            raise UnsupportedError(
+                f"its {_MASKED!r} is another value than its fill value, and v2 has one for both"
+            )
+    elif data_type is not None and fill_value == fill_value_of_v2(None, data_type):
+        fill_value = None
+    return changed, fill_value
 
 
 def _are_names(names: Any) -> bool:

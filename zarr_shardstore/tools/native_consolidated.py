@@ -52,7 +52,7 @@ def consolidate_again(
             kept = {n: m for n, m in all_members(after[key]).items() if _join(path, n) in own}
             if path not in chosen and kept.keys() != all_members(after[key]).keys():
                 after[key] = with_all_members(after[key], kept)
-        elif name == ".zgroup" and key not in before and _was_consolidated(before, path):
+        elif name == ".zgroup" and _lost_copies(path, before, own):
             below = {k.removeprefix(_join(path, "")): d for k, d in own.items() if _is_v2(path, k)}
             after[_join(path, ".zmetadata")] = consolidated_v2(below)
 
@@ -89,8 +89,10 @@ def _v3_group(
     return with_all_members(doc, kept) if kept != copies else doc
 
 
-def _was_consolidated(before: Mapping[str, Document], path: str) -> bool:
-    return bool(before.get(_join(path, "zarr.json"), {}).get(_CONSOLIDATED))
+def _lost_copies(path: str, before: Mapping[str, Document], own: Mapping[str, Document]) -> bool:
+    """Whether a v2 group was a consolidated v3 group, and is not consolidated itself."""
+    v3, v2 = _join(path, "zarr.json"), _join(path, ".zmetadata")
+    return v3 not in own and v2 not in own and bool(before.get(v3, {}).get(_CONSOLIDATED))
 
 
 def _is_v2(path: str, key: str) -> bool:

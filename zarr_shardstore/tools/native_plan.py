@@ -33,9 +33,10 @@ __all__ = ["Change", "NativeEntry", "plan_from_native", "plan_to_native"]
 Document = dict[str, Any]
 Documents = Mapping[str, Document]
 
-_V3 = ("zarr.json",)
-_V2 = (".zmetadata", ".zgroup", ".zarray", ".zattrs")
-"""Documents of a node, in the order in which they are removed: attributes alone are no node."""
+_NODES = (".zarray", ".zgroup")
+_REMOVED = ("zarr.json", ".zmetadata", *_NODES, ".zattrs")
+_WRITTEN = (".zattrs", ".zmetadata", *_NODES, "zarr.json")
+"""Documents of one node, in order: attributes alone are found by nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Change:
 
     def v2(self, path: str) -> tuple[Document, Document] | None:
         """The v2 document of a node as it is stored, and its attributes."""
-        found = [doc for name in _V2[1:3] if (doc := self.docs.get(_key(path, name))) is not None]
+        found = [doc for name in _NODES if (doc := self.docs.get(_key(path, name))) is not None]
         if len(found) > 1:
             raise SpecError(f"{path!r} has both .zarray and .zgroup: remove one")
         return (found[0], self.docs.get(_key(path, ".zattrs"), {})) if found else None
@@ -81,16 +82,14 @@ class Change:
     def writes(self) -> dict[str, Document]:
         """Documents to write, in order."""
         changed = [k for k, doc in self.after.items() if not _is_same(doc, self.docs.get(k))]
-        order = [*reversed(_V2), *_V3]
-        changed.sort(key=lambda k: (-_depth(k), order.index(k.rpartition("/")[2])))
+        changed.sort(key=lambda k: (-_depth(k), _WRITTEN.index(k.rpartition("/")[2])))
         return {key: self.after[key] for key in changed}
 
     @property
     def removals(self) -> list[str]:
         """Keys of documents to remove, in order."""
-        order = [*_V3, *_V2]
         gone = [key for key in self.docs if key not in self.after]
-        return sorted(gone, key=lambda k: (_depth(k), order.index(k.rpartition("/")[2])))
+        return sorted(gone, key=lambda k: (_depth(k), _REMOVED.index(k.rpartition("/")[2])))
 
     @property
     def entries(self) -> list[NativeEntry]:
@@ -158,7 +157,7 @@ def _make_native(change: Change, path: str, ome: bool) -> None:
         else:
             change.set_v3(path, made)
         change.reasons[path] = "v2 made v3"
-        change.remove(path, _V2)
+        change.remove(path, _REMOVED[1:])
     elif stored is not None and left_over is not None and _says(stored, left_over, ome):
         change.reasons[path] = "v2 made v3"  # all but these attributes, before
         change.remove(path, [".zattrs"])
@@ -191,7 +190,7 @@ def _make_v2(change: Change, path: str) -> None:
     else:
         _check_same(_native(stored, False), _native(_of_v2(*v2), False))
     change.reasons[path] = "v3 made v2"
-    change.remove(path, _V3)
+    change.remove(path, _REMOVED[:1])
 
 
 @contextmanager
