@@ -31,7 +31,7 @@ from tests.packages.test_ome_zarr import (
     write_by_ome_zarr,
 )
 from tests.store.bases import objects_of
-from zarr_shardstore import ShardingStore, to_native
+from zarr_shardstore import ShardingMapping, ShardingStore, to_native
 
 
 def by_ome_zarr(path: Path) -> None:
@@ -58,7 +58,7 @@ def test_0_4_becomes_0_5(tmp_path: Path, write: Any) -> None:
     path = tmp_path / "image.ome.zarr"
     write(path)
     expected = levels_by_ome_zarr(ShardingStore(path))
-    metadata = ngff_zarr.from_ngff_zarr(ngff_store(path)).metadata
+    metadata = ngff_zarr.from_ngff_zarr(ShardingMapping(path)).metadata
     before = {
         key: value
         for key, value in objects_of(LocalStore(path)).items()
@@ -90,12 +90,6 @@ def test_0_4_becomes_0_5(tmp_path: Path, write: Any) -> None:
     z = zarr.open_array(str(path), path=paths_of_levels(LocalStore(path))[0], mode="r")
     assert z.shards == SHARDS
     assert to_native(path, ome=True).n_documents_written == 0
-
-
-def ngff_store(path: Path) -> Any:
-    from zarr_shardstore import ShardingMapping
-
-    return ShardingMapping(path)
 
 
 def test_labels(tmp_path: Path) -> None:
