@@ -44,6 +44,10 @@ def info_tree(info: StoreInfo) -> Tree:
         for title, *cells in rows[id(array)]:
             padded = [cells[0].ljust(widths[1] + spare), *_right(cells[1:], widths[2:])]
             label.append(f"\n{title.ljust(widths[0])}  {'  '.join(padded)}".rstrip(), "not bold")
+        if array.shares_objects:
+            label.append(
+                "\nthe objects are those of the v3 array: totals count them once", "not bold"
+            )
         for note in array.notes:
             label.append(f"\n{printable(note)}", style="not bold")
         for error in array.errors:

@@ -242,13 +242,15 @@ def _cell_of(shard: ShardRef, index: ShardIndex, nbytes: int) -> tuple[Cell, str
     except IndexDamageError as damage:
         error = str(corrupt(shard, damage))
     in_grid = entries_present(shard, index)
-    # Clipped to the shard, in uint64 without an addition that could wrap; then int64 is enough.
-    starts = np.minimum(index.fields[:, 0], np.uint64(nbytes))
-    sizes = np.minimum(index.fields[:, 1], np.uint64(nbytes) - starts).astype(np.int64)
-    present = index.present_ids()
-    index_start = 0 if spec.index.location == "start" else nbytes - spec.index_nbytes
-    used_starts = np.append(starts[present].astype(np.int64), max(0, index_start))
-    used_stops = used_starts + np.append(sizes[present], min(nbytes, spec.index_nbytes))
+    at_start = spec.index.location == "start"
+    first, stop = (spec.index_nbytes, nbytes) if at_start else (0, nbytes - spec.index_nbytes)
+    # Entries that leave the data use nothing. uint64 addition wraps, so: a size of at most the rest.
+    offsets, sizes = index.fields.T
+    fits = (offsets >= np.uint64(first)) & (offsets <= np.uint64(max(stop, 0)))
+    fits &= sizes <= np.uint64(max(stop, 0)) - np.where(fits, offsets, np.uint64(0))
+    starts, sizes = (np.where(fits, column, 0).astype(np.int64) for column in (offsets, sizes))
+    used_starts = np.append(starts, 0 if at_start else max(stop, 0))
+    used_stops = used_starts + np.append(sizes, min(nbytes, spec.index_nbytes))
     cell = Cell(
         shard.coords,
         len(in_grid),
