@@ -244,7 +244,8 @@ def _cell_of(shard: ShardRef, index: ShardIndex, nbytes: int) -> tuple[Cell, str
     in_grid = entries_present(shard, index)
     at_start = spec.index.location == "start"
     first, stop = (spec.index_nbytes, nbytes) if at_start else (0, nbytes - spec.index_nbytes)
-    # Entries that leave the data use nothing. uint64 addition wraps, so: a size of at most the rest.
+    # Entries that leave the data use nothing. uint64 addition wraps, hence the comparison of
+    # sizes with what is left.
     offsets, sizes = index.fields.T
     fits = (offsets >= np.uint64(first)) & (offsets <= np.uint64(max(stop, 0)))
     fits &= sizes <= np.uint64(max(stop, 0)) - np.where(fits, offsets, np.uint64(0))
@@ -278,11 +279,9 @@ def _keys(base: OpenBase, grid: ObjectGrid) -> Iterator[list[str]]:
     assert geometry is not None
     encoding, ndim = geometry.encoding, len(grid.shape)
     dims = encoding.dims_of_components(ndim)
-    directories = [prefix]
-    if len(dims) > 1 and not dims[0]:
-        directories = [f"{prefix}{encoding.encode_component(0, ())}/"]
-    if math.prod(grid.shape) > _KEYS_AT_ONCE and len(dims) > 1:
-        n = 0 if dims[0] else 1
+    n = 1 if len(dims) > 1 and not dims[0] else 0  # the "c" of the default encoding
+    directories = [f"{prefix}{encoding.encode_component(0, ())}/" if n else prefix]
+    if math.prod(grid.shape) > _KEYS_AT_ONCE and n < len(dims) - 1:
         (names,) = base.perform([ListDir(directories[0])])
         directories = [
             f"{directories[0]}{name}/"
