@@ -248,7 +248,8 @@ def test_an_error_ends_the_workers() -> None:
             futures.extend(executor.submit(time.sleep, 0.2) for _ in range(3))
             raise KeyboardInterrupt
 
-    pytest.raises(KeyboardInterrupt, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert [future.cancelled() for future in futures] == [False, True, True]
     assert futures[0].done()
 

@@ -518,6 +518,22 @@ def test_listing_by_directory_finds_the_objects_of_draft_arrays(
     assert get_shard_info(GOLDEN) == expected
 
 
+@pytest.mark.parametrize("name", ["default", "v2"])
+@pytest.mark.parametrize("separator", ["/", "."])
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_listing_by_directory_finds_the_objects_of_v3_arrays(
+    name: str, separator: str, ndim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the last component is directly below the array, or below its ``c``."""
+    base: dict[str, bytes] = {}
+    shape = (4, 3, 5)[:ndim]
+    encoding = {"name": name, "separator": separator}
+    options: dict[str, Any] = {"shape": shape, "chunks": (1,) * ndim}
+    make(ShardingStore(base), **options, chunk_key_encoding=encoding)[...] = 1
+    monkeypatch.setattr(occupancy, "_KEYS_AT_ONCE", 0)
+    assert info_of(base).n_chunks == np.prod(shape)
+
+
 def test_arrays_in_any_base_store_are_looked_at_as_stored() -> None:
     """A store that wraps is looked through; what lies beside the chunks does not disturb."""
     base: dict[str, bytes] = {}

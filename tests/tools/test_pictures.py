@@ -46,6 +46,32 @@ def make(base: Any, shape: Coords, cps: Any, **options: Any) -> zarr.Array[Any]:
     )
 
 
+class Page(HTMLParser):
+    """The tags, attributes and tooltips of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.titles: list[str] = []
+        self._in_title = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self._in_title = tag == "title"
+        if self._in_title:
+            self.titles.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_title = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title:
+            self.titles[-1] += data
+
+
 def test_a_map_says_how_full_each_shard_is_of_the_chunks_it_can_hold() -> None:
     """A shard at the edge is full with fewer chunks."""
     base: dict[str, bytes] = {}
@@ -60,6 +86,8 @@ def test_a_map_says_how_full_each_shard_is_of_the_chunks_it_can_hold() -> None:
     assert [shards.n_possible(c) for c in np.ndindex(2, 2)] == [6, 4, 3, 2]
     assert [shards.n_stored(c) for c in np.ndindex(2, 2)] == [1, 4, 0, 2]
     assert not shards.fill.flags.writeable
+    tooltips = [title.split(": ")[1] for title in Page(render_html(shards)).titles[1:]]
+    assert tooltips == ["1 of 6 chunks", "4 of 4 chunks", "0 of 3 chunks", "2 of 2 chunks"]
 
 
 def test_a_map_of_an_array_without_shards_is_one_of_its_chunks() -> None:
@@ -174,34 +202,10 @@ def test_sampling_down_loses_and_doubles_no_chunk(
     covered = np.zeros(shape, dtype=int)
     for panel in panels.panels:
         for row, column in np.ndindex(panel.stored.shape):
-            covered[tuple(slice(*part) for part in panels.box(panel, row, column))] += 1
+            box = panels.box(panel, row, column)
+            covered[tuple(slice(*part) for part in box)] += 1
+            assert all(stop <= n for (_, stop), n in zip(box, shape, strict=True))
     assert (covered == 1).all()
-
-
-class Page(HTMLParser):
-    """The tags, attributes and tooltips of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.titles: list[str] = []
-        self._in_title = False
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        self._in_title = tag == "title"
-        if self._in_title:
-            self.titles.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in_title = False
-
-    def handle_data(self, data: str) -> None:
-        if self._in_title:
-            self.titles[-1] += data
 
 
 def test_a_page_names_each_shard_and_what_it_holds() -> None:

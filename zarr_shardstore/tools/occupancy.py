@@ -250,14 +250,13 @@ def _cell_of(shard: ShardRef, index: ShardIndex, nbytes: int) -> tuple[Cell, str
     fits = (offsets >= np.uint64(first)) & (offsets <= np.uint64(max(stop, 0)))
     fits &= sizes <= np.uint64(max(stop, 0)) - np.where(fits, offsets, np.uint64(0))
     starts, sizes = (np.where(fits, column, 0).astype(np.int64) for column in (offsets, sizes))
-    used_starts = np.append(starts, 0 if at_start else max(stop, 0))
-    used_stops = used_starts + np.append(sizes, min(nbytes, spec.index_nbytes))
+    n_used = spec.index_nbytes + _n_covered(starts, starts + sizes)
     cell = Cell(
         shard.coords,
         len(in_grid),
         int(sizes[in_grid].sum()),
         spec.index_nbytes,
-        nbytes - _n_covered(used_starts, used_stops),
+        max(0, nbytes - n_used),
     )
     return cell, error
 
