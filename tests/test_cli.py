@@ -380,6 +380,7 @@ def test_info_shows_groups_arrays_and_figures() -> None:
     ):
         assert figure in text, text
     assert "\x1b" not in result.stdout
+    assert len(result.stdout.splitlines()) == 8, "nothing is wrapped"
 
 
 def test_info_as_json() -> None:
