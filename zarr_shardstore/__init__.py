@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ShardConflictError,
         ShardStoreError,
         SpecError,
+        UnfinishedConversionError,
         UnsupportedError,
     )
     from zarr_shardstore.plan.stack import ArrayContext, StorageTransformer, ValueTransformer
@@ -24,14 +25,19 @@ if TYPE_CHECKING:
     from zarr_shardstore.store.registry import register_storage_transformer
     from zarr_shardstore.store.sharding_mapping import ShardingMapping
     from zarr_shardstore.store.sharding_store import ShardingStore
+    from zarr_shardstore.tools.convert import reshard, shard_store, unshard_store
+    from zarr_shardstore.tools.report import ArrayReport, ConversionReport, Progress
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArrayContext",
+    "ArrayReport",
+    "ConversionReport",
     "CorruptShardError",
     "CorruptValueError",
     "DraftHierarchyStore",
+    "Progress",
     "ReadOnlyError",
     "ShardConflictError",
     "ShardStoreError",
@@ -39,14 +45,24 @@ __all__ = [
     "ShardingStore",
     "SpecError",
     "StorageTransformer",
+    "UnfinishedConversionError",
     "UnsupportedError",
     "ValueTransformer",
     "__version__",
     "register_storage_transformer",
+    "reshard",
+    "shard_store",
+    "unshard_store",
 ]
 
 _MODULES = {
     "ArrayContext": "zarr_shardstore.plan.stack",
+    "ArrayReport": "zarr_shardstore.tools.report",
+    "ConversionReport": "zarr_shardstore.tools.report",
+    "Progress": "zarr_shardstore.tools.report",
+    "reshard": "zarr_shardstore.tools.convert",
+    "shard_store": "zarr_shardstore.tools.convert",
+    "unshard_store": "zarr_shardstore.tools.convert",
     "StorageTransformer": "zarr_shardstore.plan.stack",
     "ValueTransformer": "zarr_shardstore.plan.stack",
     "DraftHierarchyStore": "zarr_shardstore.store.draft_hierarchy",

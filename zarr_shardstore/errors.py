@@ -8,7 +8,8 @@ The type says what the handler can do::
     ├── UnsupportedError (NotImplementedError) valid, but not expressible here
     ├── CorruptShardError                      stored bytes contradict the format
     ├── CorruptValueError                      stored bytes contradict their checksum
-    └── ShardConflictError                     another writer got in the way; try again
+    ├── ShardConflictError                     another writer got in the way; try again
+    └── UnfinishedConversionError              a conversion has to be finished first
 
 Errors of the base store pass through unwrapped. All of these pickle.
 """
@@ -24,6 +25,7 @@ __all__ = [
     "ShardConflictError",
     "ShardStoreError",
     "SpecError",
+    "UnfinishedConversionError",
     "UnsupportedError",
 ]
 
@@ -127,3 +129,7 @@ def _rebuild_corrupt_value_error(message: str, key: str) -> CorruptValueError:
 
 class ShardConflictError(ShardStoreError):
     """A write could not be committed because of another writer; it may be tried again."""
+
+
+class UnfinishedConversionError(ShardStoreError):
+    """The objects of an array are being replaced; whoever converts it runs the command again."""

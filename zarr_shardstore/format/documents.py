@@ -15,10 +15,13 @@ store we know of); Zarr v3 core, "Metadata"; Zarr v2, "Metadata".
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.format.data_types import parse_draft, parse_numpy, parse_v3
 from zarr_shardstore.format.declarations import (
     Declaration,
     Native,
@@ -28,12 +31,14 @@ from zarr_shardstore.format.declarations import (
 from zarr_shardstore.format.grid import chunk_grid_shape
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, Coords
 from zarr_shardstore.format.transformer_specs import TransformerSpec
+from zarr_shardstore.format.unfinished import check_finished
 
 __all__ = [
     "ArrayDocument",
     "Geometry",
     "Hierarchy",
     "Node",
+    "chunk_nbytes",
     "document_key",
     "dump_document",
     "has_empty_chunks",
@@ -176,9 +181,12 @@ def parse_array(
     ------
     SpecError, UnsupportedError
         As `find_declaration`.
+    UnfinishedConversionError
+        If the objects of the array are being replaced.
     """
     if not is_array_document(node, doc):
         return None
+    check_finished(node.path, doc)
     geometry = plain_geometry(node.hierarchy, doc)
     if geometry is None:
         return ArrayDocument(node, None)
@@ -224,6 +232,24 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
     if not is_sound or encoding is None:
         return None
     return Geometry(tuple(shape), tuple(chunk_shape), encoding)
+
+
+def chunk_nbytes(doc: Mapping[str, Any], chunk_shape: Coords) -> int | None:
+    """Bytes of a chunk before compression; ``None`` if the data type does not tell.
+
+    >>> chunk_nbytes({"zarr_format": 2, "dtype": "<u2"}, (10, 10))
+    200
+    """
+    try:
+        if doc.get("zarr_format") == 2:
+            itemsize = parse_numpy(doc["dtype"]).itemsize
+        elif "node_type" in doc:
+            itemsize = parse_v3(doc["data_type"], "little").itemsize
+        else:
+            itemsize = parse_draft(doc["data_type"]).itemsize
+    except (KeyError, ShardStoreError):
+        return None
+    return itemsize * math.prod(chunk_shape)
 
 
 def has_empty_chunks(doc: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeAlias
 
+from zarr_shardstore.io.uploads import Upload
 from zarr_shardstore.plan.requests import Request
 
 __all__ = ["Backend", "Mode", "Perform"]
@@ -49,6 +50,9 @@ class Backend(Protocol):
 
     def perform(self, batch: list[Request]) -> list[Any]:
         """Perform requests, blocking."""
+
+    def upload(self, key: str) -> Upload:
+        """Begin to store an object piece by piece, blocking; see `Upload`."""
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         """Perform requests concurrently."""

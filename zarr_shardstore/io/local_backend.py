@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,16 +19,21 @@ from zarr.storage import LocalStore
 
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.buffers import to_buffer
+from zarr_shardstore.io.uploads import LocalUpload, Upload
 from zarr_shardstore.plan.ranges import ByteRange, resolve_range
 from zarr_shardstore.plan.requests import (
     Delete,
+    DeleteMany,
     DeletePrefix,
     Exists,
     Found,
     Get,
+    GetMany,
     GetSize,
     ListDir,
     ListPrefix,
+    Move,
+    Persist,
     Request,
     Set,
     SetIfNotExists,
@@ -44,6 +49,10 @@ MAX_SHARDS_AT_ONCE = 128
 
 _MAX_OPEN_FILES = MAX_SHARDS_AT_ONCE + 32
 """With those of other keys of the same read; the oldest is closed first."""
+
+_FIRST_READ_NBYTES = 1 << 16
+_MORE_NBYTES = 1 << 22
+"""Bytes of a file that are asked for by one call: of the first one, and of large ones."""
 
 _NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
@@ -112,6 +121,10 @@ class LocalBackend:
     def scope(self, key: str) -> Hashable:
         return ("file", self._real_root + key)
 
+    def path_of(self, key: str) -> str:
+        """Path of a file or a directory."""
+        return self._root + key
+
     @contextmanager
     def session(self) -> Iterator[Perform]:
         files: dict[str, _OpenFile] = {}
@@ -140,25 +153,33 @@ class LocalBackend:
                     except _NO_FILE:
                         return Found(None, None)
                 return Found(file.read(byte_range), file, file.size)
+            case GetMany(keys):
+                return _read_files(self._root, keys)
             case Exists(key):
                 return os.path.isfile(self._root + key)
             case GetSize(key):
                 path = self._root + key
                 return os.path.getsize(path) if os.path.isfile(path) else None
             case Set(key, value):
-                self._files.set_sync(key, to_buffer(value))
+                self._set(key, value)
                 self._forget(key, files)
             case SetIfNotExists(key, value):
                 sync(self._files.set_if_not_exists(key, to_buffer(value)))
                 self._forget(key, files)
             case Delete(key):
-                # Not LocalStore.delete: it removes a whole directory if the key names one.
-                if os.path.isfile(self._root + key):
-                    with suppress(FileNotFoundError):
-                        os.unlink(self._root + key)
-                self._forget(key, files)
+                self._delete(key, files)
+            case DeleteMany(keys):
+                for key in keys:
+                    self._delete(key, files)
             case DeletePrefix(prefix):
                 self._delete_directory(prefix)
+            case Move(key, to):
+                self._move(key, to)
+                self._forget(key, files)
+                self._forget(to, files)
+            case Persist(directory):
+                _remove_empty_directories(self._root + directory)
+                os.sync()
             case ListPrefix(prefix):
                 return self._list_files(prefix)
             case ListDir(prefix):
@@ -172,6 +193,31 @@ class LocalBackend:
         file = files.pop(key, None)
         if file is not None:
             os.close(file.fd)
+
+    def upload(self, key: str) -> Upload:
+        return LocalUpload(self._root + key)
+
+    def _set(self, key: str, value: bytes | memoryview) -> None:
+        upload = self.upload(key)
+        try:
+            upload.write([value])
+            upload.finish()
+        except BaseException:
+            upload.abort()
+            raise
+
+    def _delete(self, key: str, files: dict[str, _OpenFile]) -> None:
+        # Not LocalStore.delete: it removes a whole directory if the key names one.
+        if os.path.isfile(self._root + key):
+            with suppress(FileNotFoundError):
+                os.unlink(self._root + key)
+        self._forget(key, files)
+
+    def _move(self, key: str, to: str) -> None:
+        source, target = self._root + key, self._root + to
+        if os.path.isfile(source):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.replace(source, target)
 
     def _delete_directory(self, prefix: str) -> None:
         path = self._root + prefix
@@ -192,6 +238,42 @@ class LocalBackend:
             key_prefix = os.path.join(directory, "")[len(self._root) :].replace(os.sep, "/")
             keys += [key_prefix + name for name in names if not _TEMPORARY.search(name)]
         return keys
+
+
+def _read_files(root: str, keys: Sequence[str]) -> list[bytes | None]:
+    """Whole files. The size that is asked for is that of the largest so far, and one byte: a
+    read that returns less has reached the end, so no file costs more than three system calls.
+    """
+    values: list[bytes | None] = []
+    add, open_file, read, close = values.append, os.open, os.read, os.close
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+    n_asked = _FIRST_READ_NBYTES
+    for key in keys:
+        try:
+            fd = open_file(root + key, flags)
+        except _NO_FILE:
+            add(None)
+            continue
+        try:
+            data = read(fd, n_asked)
+            if len(data) == n_asked:
+                parts = [data, *iter(lambda fd=fd: read(fd, _MORE_NBYTES), b"")]  # type: ignore[misc]
+                data = b"".join(parts)
+                n_asked = min(len(data) + 1, _MORE_NBYTES)
+            add(data)
+        except IsADirectoryError:
+            add(None)
+        finally:
+            close(fd)
+    return values
+
+
+def _remove_empty_directories(top: str) -> None:
+    """Those below `top`, and those that are empty without them; `top` itself stays."""
+    for directory, _, _ in os.walk(top, topdown=False):
+        if directory.rstrip(os.sep) != top.rstrip(os.sep):
+            with suppress(OSError):
+                os.rmdir(directory)
 
 
 def _names_in(directory: str) -> list[str]:

@@ -10,16 +10,21 @@ from contextlib import contextmanager
 from typing import Any
 
 from zarr_shardstore.io.backend import Mode, Perform
+from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.plan.ranges import resolve_range
 from zarr_shardstore.plan.requests import (
     Delete,
+    DeleteMany,
     DeletePrefix,
     Exists,
     Found,
     Get,
+    GetMany,
     GetSize,
     ListDir,
     ListPrefix,
+    Move,
+    Persist,
     Request,
     Set,
     SetIfNotExists,
@@ -77,6 +82,9 @@ class MappingBackend:
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         return self.perform(batch)
 
+    def upload(self, key: str) -> Upload:
+        return BufferedUpload(self, key)
+
     def _perform_one(self, request: Request) -> Any:
         match request:
             case Get(key, byte_range):
@@ -85,6 +93,8 @@ class MappingBackend:
                     return Found(None, None)
                 start, stop = resolve_range(byte_range, len(value))
                 return Found(value[start:stop], None, len(value))
+            case GetMany(keys):
+                return [self._value(key) for key in keys]
             case Exists(key):
                 return key in self.mapping
             case GetSize(key):
@@ -96,9 +106,18 @@ class MappingBackend:
                 self.mapping.setdefault(key, bytes(value))
             case Delete(key):
                 self.mapping.pop(key, None)
+            case DeleteMany(keys):
+                for key in keys:
+                    self.mapping.pop(key, None)
             case DeletePrefix(prefix):
                 for key in self._keys(prefix):
                     self.mapping.pop(key, None)
+            case Move(key, to):
+                if key in self.mapping:
+                    self.mapping[to] = self.mapping[key]
+                    self.mapping.pop(key, None)
+            case Persist():
+                pass
             case ListPrefix(prefix):
                 return self._keys(prefix)
             case ListDir(prefix):

@@ -43,7 +43,7 @@ the request has."""
 _PAUSE_S = 0.001
 """Before a read that met a write in place is repeated: about what writing a shard takes."""
 
-_MAX_PAUSES = 10_000
+_MAX_WAIT_S = 10.0
 """Then the reply is taken as it is: its checks find what is torn."""
 
 _MAX_SHARDS_AT_ONCE = 16
@@ -87,9 +87,8 @@ class Runner:
         if others:
             requests = [request for _, request in others]
             found = self._perform_stamped(requests, perform)
-            for _ in range(_MAX_PAUSES):
-                if not (torn := self._torn(requests, found)):
-                    break
+            end = time.monotonic() + _MAX_WAIT_S
+            while (torn := self._torn(requests, found)) and time.monotonic() < end:
                 time.sleep(_PAUSE_S)
                 again = self._perform_stamped([requests[i] for i in torn], perform)
                 self._mend(found, torn, again)
@@ -134,9 +133,8 @@ class Runner:
         if others:
             requests = [request for _, request in others]
             found = await self._perform_stamped_async(requests)
-            for _ in range(_MAX_PAUSES):
-                if not (torn := self._torn(requests, found)):
-                    break
+            end = time.monotonic() + _MAX_WAIT_S
+            while (torn := self._torn(requests, found)) and time.monotonic() < end:
                 await asyncio.sleep(_PAUSE_S)
                 again = await self._perform_stamped_async([requests[i] for i in torn])
                 self._mend(found, torn, again)
@@ -149,7 +147,7 @@ class Runner:
 
     async def _perform_stamped_async(self, requests: list[Request]) -> list[Any]:
         before = self._versions(requests)
-        with self._announced(requests):
+        with self._announced(requests, asyncio.get_running_loop()):
             found = await self._perform_others(requests)
         return self._stamped(requests, found, before)
 
@@ -239,14 +237,16 @@ class Runner:
         for i, reply in zip(torn, again, strict=True):
             found[i] = reply
 
-    def _announced(self, requests: list[Request]) -> Any:
+    def _announced(
+        self, requests: list[Request], loop: asyncio.AbstractEventLoop | None = None
+    ) -> Any:
         """Announce the writes among the requests while they are performed."""
         writes = [
             self.backend.scope(r.prefix if isinstance(r, DeletePrefix) else r.key)
             for r in requests
             if isinstance(r, Set | SetIfNotExists | Delete | DeletePrefix)
         ]
-        return publishing(writes) if writes else nullcontext()
+        return publishing(writes, loop) if writes else nullcontext()
 
 
 _blocked: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("_blocked", default=None)

@@ -7,6 +7,7 @@ Writes of other processes are not seen: they need a base store that has versions
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Hashable, Iterator
@@ -32,40 +33,66 @@ UNSTABLE = _Unstable()
 
 _lock = threading.Lock()
 _n_finished = [0] * _N_BUCKETS
-_n_under_way = [0] * _N_BUCKETS
+_under_way: dict[int, list[asyncio.AbstractEventLoop | None]] = {}
+"""By bucket: the event loop of each write that goes on; ``None`` for one that blocks."""
 
 
 def version_of(scope: Hashable) -> object:
     """Version of an object now; read it before and after a request, and compare."""
     bucket = hash(scope) % _N_BUCKETS
     # In this order: a write that ends in between has counted itself before it leaves.
-    return UNSTABLE if _n_under_way[bucket] else _n_finished[bucket]
+    return UNSTABLE if bucket in _under_way and _is_under_way(bucket) else _n_finished[bucket]
+
+
+def _is_under_way(bucket: int) -> bool:
+    """Whether a write goes on. One whose event loop was closed never says that it ended."""
+    with _lock:
+        for loop in list(_under_way.get(bucket, ())):
+            if loop is not None and loop.is_closed():
+                _end(bucket, loop)
+        return bucket in _under_way
+
+
+def _end(bucket: int, loop: asyncio.AbstractEventLoop | None) -> None:
+    """Count a write as finished, unless that was done for it; the lock is held."""
+    writes = _under_way.get(bucket, [])
+    if loop in writes:
+        _n_finished[bucket] += 1
+        writes.remove(loop)
+        if not writes:
+            del _under_way[bucket]
 
 
 @contextmanager
-def publishing(scopes: list[Hashable]) -> Iterator[None]:
+def publishing(
+    scopes: list[Hashable], loop: asyncio.AbstractEventLoop | None = None
+) -> Iterator[None]:
     """Announce a write of objects for as long as the block runs.
+
+    Parameters
+    ----------
+    loop
+        The event loop that the block waits in, if it does.
 
     Thread safety: any number of writers, of any objects, may be under way.
     """
     buckets = [hash(scope) % _N_BUCKETS for scope in scopes]
     with _lock:
         for bucket in buckets:
-            _n_under_way[bucket] += 1
+            _under_way.setdefault(bucket, []).append(loop)
     try:
         yield
     finally:
         with _lock:
             for bucket in buckets:
-                _n_finished[bucket] += 1
-                _n_under_way[bucket] -= 1
+                _end(bucket, loop)
 
 
 def _reset_after_fork() -> None:
     """The child has none of the parent's writers."""
     global _lock
     _lock = threading.Lock()
-    _n_under_way[:] = [0] * _N_BUCKETS
+    _under_way.clear()
 
 
 if hasattr(os, "register_at_fork"):

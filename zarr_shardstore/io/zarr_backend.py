@@ -16,16 +16,22 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Wrap
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.buffers import as_view, to_buffer
 from zarr_shardstore.io.byte_requests import byte_request_of
+from zarr_shardstore.io.remote_objects import delete_many, move, upload_to
+from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.plan.ranges import ByteRange, Suffix, resolve_range
 from zarr_shardstore.plan.requests import (
     Delete,
+    DeleteMany,
     DeletePrefix,
     Exists,
     Found,
     Get,
+    GetMany,
     GetSize,
     ListDir,
     ListPrefix,
+    Move,
+    Persist,
     Request,
     Set,
     SetIfNotExists,
@@ -125,6 +131,9 @@ class ZarrBackend:
     def session(self) -> Iterator[Perform]:
         yield self.perform
 
+    def upload(self, key: str) -> Upload:
+        return upload_to(self.store, key) or BufferedUpload(self, key)
+
     # ------------------------------------------------------------ blocking
 
     def perform(self, batch: list[Request]) -> list[Any]:
@@ -182,6 +191,9 @@ class ZarrBackend:
         match request:
             case Get(key, byte_range):
                 return await self._get(key, byte_range)
+            case GetMany(keys):
+                founds = await _concurrently([self._get(key, None) for key in keys])
+                return [found.value for found in founds]
             case Exists(key):
                 return await store.exists(key)
             case GetSize(key):
@@ -192,6 +204,12 @@ class ZarrBackend:
                 await store.set_if_not_exists(key, to_buffer(value))
             case Delete(key):
                 await store.delete(key)
+            case DeleteMany(keys):
+                await delete_many(store, keys, _MAX_CONCURRENCY)
+            case Move(key, to):
+                await move(store, key, to)
+            case Persist():
+                pass
             case DeletePrefix(prefix) if _deletes_only_by_key(store):
                 for key in [key async for key in store.list_prefix(prefix)]:
                     await store.delete(key)

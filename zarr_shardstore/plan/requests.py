@@ -17,15 +17,19 @@ from zarr_shardstore.plan.ranges import ByteRange
 
 __all__ = [
     "Delete",
+    "DeleteMany",
     "DeletePrefix",
     "Exists",
     "Flow",
     "Found",
     "Get",
+    "GetMany",
     "GetSize",
     "ListDir",
     "ListPrefix",
     "Modify",
+    "Move",
+    "Persist",
     "Request",
     "Set",
     "SetIfNotExists",
@@ -59,6 +63,16 @@ class Get:
 
     key: str
     byte_range: ByteRange | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetMany:
+    """Read many whole objects. Reply: a list with bytes, or ``None`` where there is no object.
+
+    One request, so that what is done for each of them is little more than the system calls.
+    """
+
+    keys: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +129,29 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteMany:
+    """Remove objects; no error where there is none. Reply: ``None``."""
+
+    keys: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Give an object another key, replacing any; no error if there is none. Reply: ``None``."""
+
+    key: str
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Wait until all that was written is on the disk, where that is another state than written,
+    and remove directories that were left empty in `directory`. Reply: ``None``."""
+
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeletePrefix:
     """Remove all objects in a directory: a prefix that is empty or ends with ``/``."""
 
@@ -150,6 +187,7 @@ class UpdateShard:
 
 Request: TypeAlias = (
     Get
+    | GetMany
     | Exists
     | GetSize
     | Set
@@ -157,7 +195,10 @@ Request: TypeAlias = (
     | SetPartial
     | Modify
     | Delete
+    | DeleteMany
     | DeletePrefix
+    | Move
+    | Persist
     | ListPrefix
     | ListDir
     | UpdateShard

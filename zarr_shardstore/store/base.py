@@ -28,7 +28,14 @@ from zarr_shardstore.store.operations import Operations, Options
 from zarr_shardstore.store.policy import ChunksPerShard, ShardingPolicy
 from zarr_shardstore.store.registry import check_known
 
-__all__ = ["Sharding", "Transformers", "V3Declaration", "check_writable", "open_sharding"]
+__all__ = [
+    "Sharding",
+    "Transformers",
+    "V3Declaration",
+    "check_index",
+    "check_writable",
+    "open_sharding",
+]
 
 Transformers: TypeAlias = "Sequence[str | Mapping[str, Any]] | None"
 
@@ -141,7 +148,7 @@ def open_sharding(
     if reading.max_gap_bytes < 0 or reading.max_coalesced_bytes < 0:
         raise SpecError(f"sizes are not negative, got {reading}")
     base = base_store_of(store, dict(storage_options) if storage_options else None)
-    index = _check_index(index_codecs, index_location)
+    index = check_index(index_codecs, index_location)
     new_arrays = NewArrays(ShardingPolicy(chunks_per_shard), declaration, transformers, index)
     return Sharding(base, new_arrays, Options(order, reading, native))
 
@@ -157,9 +164,16 @@ def _check_transformers(given: Transformers) -> tuple[TransformerSpec, ...] | No
     return specs
 
 
-def _check_index(
+def check_index(
     codecs: Sequence[Any] | None, location: Literal["start", "end"] | None
 ) -> IndexFormat | None:
+    """The form of the shard index that options ask for; ``None`` if they do not.
+
+    Raises
+    ------
+    SpecError
+        If there is no such form.
+    """
     if codecs is None and location is None:
         return None
     if codecs is None:

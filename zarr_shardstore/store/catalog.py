@@ -198,7 +198,8 @@ class Catalog:
         root = DRAFT_DATA_ROOT.removesuffix("/")
         paths = [p[len(root) + 1 :] for p in parents if p == root or p.startswith(f"{root}/")]
         return any(
-            self._policy.has_rule(p) and not known.has_any([Node("draft", p)]) for p in paths
+            self._policy.needs_no_metadata("draft", p) and not known.has_any([Node("draft", p)])
+            for p in paths
         )
 
     def _locate(
@@ -256,7 +257,7 @@ class Catalog:
         draft = draft_candidate(key)
         if draft is not None:
             yield [Node("draft", draft[0])], draft[1]
-            if self._policy.has_rule(draft[0]):
+            if self._policy.needs_no_metadata("draft", draft[0]):
                 return  # a chunk by the option; no document of another hierarchy is asked for
         for path, suffix in v3_candidates(key):
             yield [Node("v3", path)] if suffix.startswith("c") else _flat_nodes(path), suffix

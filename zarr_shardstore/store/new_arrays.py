@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from zarr_shardstore.format.auto import choose_chunks_per_shard
 from zarr_shardstore.format.declarations import Declared
-from zarr_shardstore.format.documents import Node
+from zarr_shardstore.format.documents import Geometry, Node, chunk_nbytes
+from zarr_shardstore.format.grid import chunk_grid_shape
 from zarr_shardstore.format.index import DRAFT_INDEX, ZEP2_INDEX, IndexFormat
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.spec import ShardingSpec
@@ -20,6 +23,9 @@ from zarr_shardstore.store.policy import ShardingPolicy
 __all__ = ["NewArrays", "V3Declaration"]
 
 V3Declaration: TypeAlias = Literal["codec", "storage_transformers"]
+
+_UNKNOWN_NBYTES = 1_000_000
+"""Taken for the size of a chunk whose data type does not tell it, as of texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +49,32 @@ class NewArrays:
     transformers: tuple[TransformerSpec, ...] | None = None
     index: IndexFormat | None = None
 
-    def declared(self, node: Node, ndim: int) -> Declared | None:
+    def declared(self, node: Node, doc: Mapping[str, Any], geometry: Geometry) -> Declared | None:
         """What a new array declares; ``None``: plain chunks.
+
+        Parameters
+        ----------
+        doc
+            Its document, as readers see it.
 
         Raises
         ------
         SpecError
-            If the policy does not fit an array of `ndim` dimensions.
+            If the policy does not fit its number of dimensions.
         """
-        cps = self.policy.for_array(node.path, ndim)
+
+        def choose() -> Coords:
+            # What compression will save is not known yet.
+            grid_shape = chunk_grid_shape(geometry.shape, geometry.chunk_shape)
+            nbytes = chunk_nbytes(doc, geometry.chunk_shape)
+            return choose_chunks_per_shard(grid_shape, nbytes or _UNKNOWN_NBYTES)[0]
+
+        cps = self.policy.for_array(node.path, len(geometry.shape), choose)
         sharding = None
         if cps is not None:
-            sharding = sharding_transformer(ShardingSpec(cps, self.index or self._index(node)))
+            sharding = sharding_transformer(
+                ShardingSpec(cps, self.index or self.default_index(node))
+            )
         if self.transformers is None:
             return self.declare(node, () if sharding is None else (sharding,))
         stack = []
@@ -87,7 +107,8 @@ class NewArrays:
             return None
         return self.declare(node, (sharding_transformer(ShardingSpec(cps, DRAFT_INDEX)),))
 
-    def _index(self, node: Node) -> IndexFormat:
+    def default_index(self, node: Node) -> IndexFormat:
+        """Form of the shard index where no option says it."""
         has_draft_form = node.hierarchy == "draft" or (
             node.hierarchy == "v3" and self.declaration == "storage_transformers"
         )

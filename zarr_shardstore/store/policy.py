@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import Coords
@@ -13,8 +13,9 @@ from zarr_shardstore.format.spec import check_chunks_per_shard
 
 __all__ = ["ChunksPerShard", "ShardingPolicy"]
 
-Rule: TypeAlias = "int | Sequence[int] | None"
+Rule: TypeAlias = "int | Sequence[int] | Literal['auto'] | None"
 ChunksPerShard: TypeAlias = "Rule | Mapping[str, Rule]"
+_Normal: TypeAlias = "Coords | int | Literal['auto'] | None"
 
 
 class ShardingPolicy:
@@ -24,8 +25,9 @@ class ShardingPolicy:
     ----------
     chunks_per_shard
         ``None``: new arrays are not sharded. An int: that many chunks along every dimension.
-        A tuple: for arrays of its length. A mapping from array path, or from a pattern of
-        paths (``"raw/*"``; the first that matches counts), to one of these.
+        A tuple: for arrays of its length. ``"auto"``: by the size of chunks, so that shards
+        have 10 to 100 MB. A mapping from array path, or from a pattern of paths
+        (``"raw/*"``; the first that matches counts), to one of these.
 
     Raises
     ------
@@ -37,12 +39,12 @@ class ShardingPolicy:
 
     def __init__(self, chunks_per_shard: ChunksPerShard = None) -> None:
         if isinstance(chunks_per_shard, Mapping):
-            rules: dict[str, Coords | int | None] = {}
+            rules: dict[str, _Normal] = {}
             for path, rule in chunks_per_shard.items():
                 if not isinstance(path, str):
                     raise SpecError(f"chunks_per_shard maps array paths, got {path!r}")
                 rules[path.strip("/")] = _normalize(rule)
-            self.chunks_per_shard: Coords | int | dict[str, Coords | int | None] | None = rules
+            self.chunks_per_shard: _Normal | dict[str, _Normal] = rules
         else:
             self.chunks_per_shard = _normalize(chunks_per_shard)
 
@@ -51,19 +53,34 @@ class ShardingPolicy:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def for_array(self, path: str, ndim: int) -> Coords | None:
+    def for_array(
+        self, path: str, ndim: int, choose: Callable[[], Coords] | None = None
+    ) -> Coords | None:
         """Chunks per shard of a new array; ``None`` if it is not sharded.
 
         A 0-d array has one chunk, and a shard saves nothing: only the rule ``()`` asks for it.
 
+        Parameters
+        ----------
+        choose
+            What ``"auto"`` gives for this array.
+
         Raises
         ------
         SpecError
-            If the rule has another number of dimensions, or asks for too many entries.
+            If the rule has another number of dimensions, or asks for too many entries; if it
+            is ``"auto"`` and nothing is known of the array.
         """
         rule = self._rule(path)
         if rule is None or (ndim == 0 and rule != ()):
             return None
+        if isinstance(rule, str):
+            if choose is None:
+                raise SpecError(
+                    f"chunks_per_shard='auto' needs the metadata of the array {path!r}, and there "
+                    "is none: pass an int or a tuple for it"
+                )
+            return choose()
         if isinstance(rule, int):
             return check_chunks_per_shard((rule,) * ndim)
         if len(rule) != ndim:
@@ -74,9 +91,9 @@ class ShardingPolicy:
         return rule
 
     def names(self, path: str) -> bool:
-        """Whether the option is a mapping that names this very array."""
+        """Whether the option is a mapping that says what this very array has."""
         rules = self.chunks_per_shard
-        return isinstance(rules, dict) and rules.get(path) is not None
+        return isinstance(rules, dict) and rules.get(path) not in (None, "auto")
 
     def has_rule(self, path: str) -> bool:
         """Whether the option says that this array is sharded."""
@@ -84,9 +101,15 @@ class ShardingPolicy:
 
     def needs_no_metadata(self, hierarchy: str, path: str) -> bool:
         """Whether the option alone makes shards of chunks that have no metadata."""
-        return self.has_rule(path) if hierarchy == "draft" else self.names(path)
+        if hierarchy == "draft":
+            return self._rule(path) not in (None, "auto")
+        return self.names(path)
 
-    def _rule(self, path: str) -> Coords | int | None:
+    def is_auto(self, path: str) -> bool:
+        """Whether the option leaves the choice to us."""
+        return self._rule(path) == "auto"
+
+    def _rule(self, path: str) -> _Normal:
         rules = self.chunks_per_shard
         if not isinstance(rules, dict):
             return rules
@@ -95,9 +118,9 @@ class ShardingPolicy:
         return next((rule for name, rule in rules.items() if fnmatchcase(path, name)), None)
 
 
-def _normalize(rule: Rule) -> Coords | int | None:
-    if rule is None:
-        return None
+def _normalize(rule: Rule) -> _Normal:
+    if rule is None or rule == "auto":
+        return rule
     if isinstance(rule, str | bytes | bool):
         raise SpecError(f"chunks_per_shard is an int, a tuple or a mapping, got {rule!r}")
     try:

@@ -43,9 +43,10 @@ class ShardingStore(Store):
     store
         The base store: any zarr store, local path, URL, fsspec file system or mapper, obstore
         store, or ``MutableMapping[str, bytes]`` such as a dict.
-    chunks_per_shard : int, tuple of int, mapping, optional
+    chunks_per_shard : int, tuple of int, "auto", mapping, optional
         How new arrays are sharded: an int for every dimension, a tuple (arrays of another
-        number of dimensions are then refused), or a mapping from array path or pattern
+        number of dimensions are then refused), ``"auto"`` (shards of 10 to 100 MB, by the size
+        of a chunk before compression), or a mapping from array path or pattern
         (``"raw/*"``) to one of these or to ``None``. Stored arrays keep what their metadata
         says. Where there is no metadata at all, it says which keys are chunks: of each array
         under ``data/root/``, and, if it is

@@ -210,7 +210,7 @@ class View:
         if twin is not None:
             declared = self._new_arrays.declare(node, twin.document.transformers)
         else:
-            declared = yield from self._declared_as_new(node, geometry)
+            declared = yield from self._declared_as_new(node, doc, geometry)
         return doc if declared is None else declare(doc, declared)
 
     def _put_back(self, node: Node, doc: Document, old: _Stored) -> Document | None:
@@ -264,7 +264,8 @@ class View:
             return
         key = node.chunk_prefix + geometry.encoding.encode((0,) * len(geometry.shape))
         draft = draft_candidate(key)
-        if draft is not None and self._new_arrays.policy.has_rule(draft[0]):
+        policy = self._new_arrays.policy
+        if draft is not None and policy.needs_no_metadata("draft", draft[0]):
             raise UnsupportedError(
                 f"the chunk keys of the array {node.path!r}, like {key!r}, are also those of the "
                 f"array {draft[0]!r} of the draft hierarchy, which chunks_per_shard makes shards "
@@ -282,9 +283,11 @@ class View:
         has_same = array is not None and geometry.has_same_chunks(array.document.geometry)
         return array if has_same else None
 
-    def _declared_as_new(self, node: Node, geometry: Geometry) -> Flow[Declared | None]:
+    def _declared_as_new(
+        self, node: Node, doc: Document, geometry: Geometry
+    ) -> Flow[Declared | None]:
         ndim = len(geometry.shape)
-        declared = self._new_arrays.declared(node, ndim)
+        declared = self._new_arrays.declared(node, doc, geometry)
         by_rule = None
         if self._new_arrays.sharded_by_rule(node):
             by_rule = self._new_arrays.declared_by_rule(node, ndim)

@@ -11,6 +11,7 @@ from zarr.storage import MemoryStore
 
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.runner import Runner
+from zarr_shardstore.io.uploads import Upload
 from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.requests import Flow, Request, UpdateShard
 from zarr_shardstore.store.base import check_writable
@@ -42,6 +43,10 @@ class OpenBase:
     def perform(self, requests: Sequence[Request]) -> list[Any]:
         """Perform independent requests, and wait for the replies."""
         return self.runner.run(_one_round(requests))
+
+    def upload(self, key: str) -> Upload:
+        """Begin to store an object piece by piece."""
+        return self.runner.backend.upload(key)
 
     def is_same(self, other: OpenBase) -> bool:
         """Whether both are the same objects."""

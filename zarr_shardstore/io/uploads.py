@@ -1,0 +1,148 @@
+"""Objects that are stored piece by piece: no more than a few pieces are in memory.
+
+Nothing is to be seen under the key before `Upload.finish`; where a base store cannot do that
+(fsspec on local files), whoever uploads must see to it that nobody looks.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from zarr.core.sync import sync
+
+from zarr_shardstore.plan.requests import Set
+
+__all__ = ["PART_NBYTES", "BufferedUpload", "LocalUpload", "StreamUpload", "Upload"]
+
+PART_NBYTES = 8 * 1024 * 1024
+"""Size of a part of an upload; S3 takes 10,000 of them, 80 GB."""
+
+_MAX_BUFFERS = 1024
+"""Pieces that one system call writes (IOV_MAX of Linux)."""
+
+
+class Upload(Protocol):
+    """One object that is being stored. Blocking; for one thread."""
+
+    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Append pieces; they are not changed, and not kept when this returns or soon after."""
+
+    def finish(self) -> None:
+        """Publish the object under its key."""
+
+    def abort(self) -> None:
+        """Give up; what was there under the key stays. No error if it is not possible."""
+
+
+class LocalUpload:
+    """A temporary file beside the target, which `finish` renames to it.
+
+    The temporary name is that of zarr's ``LocalStore``: what a killed process leaves behind is
+    listed by neither.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._temporary = f"{path}.{uuid.uuid4().hex}.partial"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+        try:
+            self._fd = os.open(self._temporary, flags, 0o666)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._fd = os.open(self._temporary, flags, 0o666)
+
+    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Append pieces."""
+        for i in range(0, len(pieces), _MAX_BUFFERS):
+            some = pieces[i : i + _MAX_BUFFERS]
+            wanted = sum(map(len, some))
+            written = os.writev(self._fd, some)
+            if written < wanted:  # a signal, or a huge write
+                rest = memoryview(b"".join(some))[written:]
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+
+    def finish(self) -> None:
+        """Rename the file."""
+        os.close(self._fd)
+        os.replace(self._temporary, self._path)
+
+    def abort(self) -> None:
+        """Remove the file."""
+        with suppress(OSError):
+            os.close(self._fd)
+        with suppress(OSError):
+            os.unlink(self._temporary)
+
+
+class StreamUpload:
+    """A file-like object of a client that publishes it when it is closed.
+
+    Parameters
+    ----------
+    stream
+        With ``write`` and ``close``.
+    discard
+        Gives up.
+    """
+
+    def __init__(self, stream: Any, discard: Any) -> None:
+        self._stream = stream
+        self._discard = discard
+
+    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Append pieces, as calls of about a part each."""
+        part: list[bytes | memoryview] = []
+        nbytes = 0
+        for piece in pieces:
+            part.append(piece)
+            nbytes += len(piece)
+            if nbytes >= PART_NBYTES:
+                self._stream.write(b"".join(part))
+                part, nbytes = [], 0
+        if part:
+            self._stream.write(b"".join(part))
+
+    def finish(self) -> None:
+        """Close the stream."""
+        self._stream.close()
+
+    def abort(self) -> None:
+        """Give up, as far as the client can."""
+        with suppress(Exception):
+            self._discard()
+
+
+class BufferedUpload:
+    """For base stores that take whole objects only: the object is in memory.
+
+    Parameters
+    ----------
+    backend
+        Stores it.
+    """
+
+    def __init__(self, backend: Any, key: str) -> None:
+        self._backend = backend
+        self._key = key
+        self._pieces: list[bytes] = []
+
+    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Append copies of pieces."""
+        self._pieces.append(b"".join(pieces))
+
+    def finish(self) -> None:
+        """Store the object."""
+        requests = [Set(self._key, b"".join(self._pieces))]
+        if self._backend.can_block:
+            self._backend.perform(requests)
+        else:
+            sync(self._backend.perform_async(requests))
+
+    def abort(self) -> None:
+        """Forget the pieces."""
+        self._pieces = []

@@ -1,0 +1,244 @@
+"""One conversion of a store: its arrays one after another, the tasks of each side by side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zarr_shardstore.errors import ShardConflictError, SpecError
+from zarr_shardstore.format.documents import document_key, dump_document, parse_json
+from zarr_shardstore.format.orders import EntryOrder
+from zarr_shardstore.plan.requests import DeleteMany, DeletePrefix, Get, Set
+from zarr_shardstore.store.new_arrays import NewArrays
+from zarr_shardstore.tools.engine import run_tasks
+from zarr_shardstore.tools.in_place import keys_of_values, replace_values
+from zarr_shardstore.tools.manifest import Manifest, read_manifests
+from zarr_shardstore.tools.open_base import OpenBase
+from zarr_shardstore.tools.other_keys import check_other_keys, copy_other_keys
+from zarr_shardstore.tools.places import n_regions, regions
+from zarr_shardstore.tools.planning import ArrayPlan
+from zarr_shardstore.tools.report import ArrayReport, OnProgress, Progress
+from zarr_shardstore.tools.tasks import ArrayTask, TaskResult
+
+__all__ = ["Conversion"]
+
+Documents = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What is to be done, and with what."""
+
+    source: OpenBase
+    target: OpenBase
+    in_place: bool
+    plans: Sequence[ArrayPlan]
+    other_keys: Sequence[str]
+    new_arrays: NewArrays
+    keeps_declaration: bool
+    order: EntryOrder
+    executor: Executor
+    progress: OnProgress | None
+
+    def planned(self) -> tuple[tuple[ArrayReport, ...], int]:
+        """What would be done, and how many other keys would be copied."""
+        if self.in_place:
+            return tuple(map(_report_of, self.plans)), 0
+        return tuple(_report_of(self._copied(plan)) for plan in self.plans), len(self.other_keys)
+
+    def run(self) -> tuple[tuple[ArrayReport, ...], int]:
+        """Convert; return what was done, and how many other keys were copied."""
+        if self.in_place:
+            return tuple(map(self._convert_in_place, self.plans)), 0
+        documents: dict[str, Mapping[str, Any]] = {}
+        for plan in self.plans:
+            documents |= self._documents(plan)
+        check_other_keys(self.source, self.target, self.other_keys, documents)
+        plans = [self._copied(plan) for plan in self.plans]
+        for plan in plans:
+            self._check_empty(plan)
+        reports = tuple(map(self._convert_to_destination, plans))
+        copy_other_keys(self.source, self.target, self.other_keys, documents)
+        return reports, len(self.other_keys)
+
+    # ------------------------------------------------------------- in place
+
+    def _convert_in_place(self, plan: ArrayPlan) -> ArrayReport:
+        if plan.action == "skipped":
+            return _report_of(plan)
+        manifest = self._manifest(plan, is_staged=True)
+        may_be_there = self._begin(manifest)
+        task = plan.task(
+            self.source,
+            self.target,
+            manifest.values_prefix,
+            self.order,
+            may_be_there=may_be_there,
+        )
+        report = self._run_tasks(plan, task)
+        self._check_unchanged(plan)
+        replace_values(self.target, manifest)
+        return report
+
+    def _check_unchanged(self, plan: ArrayPlan) -> None:
+        """Refuse to go on if documents are not those that were planned with.
+
+        Raises
+        ------
+        ShardConflictError
+            What was staged is kept for the next run.
+        """
+        now = self._documents_now(plan)
+        if now != list(plan.state.documents.values()):
+            raise ShardConflictError(
+                f"the metadata of the array {plan.state.path!r} was changed while it was "
+                "converted; the array is as it was: run the same again"
+            )
+
+    def _documents_now(self, plan: ArrayPlan) -> list[Any]:
+        keys = [document_key(node) for node in plan.state.documents]
+        found = self.source.perform([Get(key) for key in keys])
+        return [None if f.value is None else parse_json(f.value) for f in found]
+
+    # ------------------------------------------------------- to a destination
+
+    def _copied(self, plan: ArrayPlan) -> ArrayPlan:
+        """What is left as it is must be copied."""
+        return replace(plan, action="copied") if plan.action == "skipped" else plan
+
+    def _check_empty(self, plan: ArrayPlan) -> None:
+        """Refuse to write where there are objects that no conversion of ours has left.
+
+        Raises
+        ------
+        SpecError
+            Nothing was written.
+        """
+        if plan.state.geometry is None or self._has(self._documents(plan)):
+            return
+        manifest = self._manifest(plan, is_staged=False)
+        if self._began_before(manifest) is None and self._any_values(manifest):
+            raise SpecError(
+                f"the destination has objects below {manifest.prefix!r} already, and no array; "
+                "nothing was written: take an empty destination, or remove what is there"
+            )
+
+    def _any_values(self, manifest: Manifest) -> bool:
+        found = keys_of_values(self.target, manifest.prefix, manifest.encoding, manifest.ndim)
+        return any(True for keys in found if keys)
+
+    def _convert_to_destination(self, plan: ArrayPlan) -> ArrayReport:
+        documents = self._documents(plan)
+        if plan.state.geometry is None:
+            # Its chunks are among the other keys: which keys are chunks is not known.
+            self.target.perform([Set(key, dump_document(doc)) for key, doc in documents.items()])
+            return _report_of(plan)
+        if self._has(documents):
+            reason = "the destination has it already"
+            return _report_of(replace(plan, action="skipped", reason=reason))
+        manifest = self._manifest(plan, is_staged=False)
+        may_be_there = self._begin(manifest)
+        task = plan.task(
+            self.source,
+            self.target,
+            plan.state.node.chunk_prefix,
+            self.order,
+            may_be_there=may_be_there,
+        )
+        report = self._run_tasks(plan, task)
+        self._check_unchanged(plan)
+        # Last: who sees the array sees all of it.
+        self.target.perform([Set(key, dump_document(doc)) for key, doc in documents.items()])
+        manifest.remove(self.target)
+        return report
+
+    def _has(self, documents: Documents) -> bool:
+        found = self.target.perform([Get(key) for key in documents])
+        docs = [None if f.value is None else parse_json(f.value) for f in found]
+        return docs == list(documents.values())
+
+    # ---------------------------------------------------------------- both
+
+    def _documents(self, plan: ArrayPlan) -> dict[str, Mapping[str, Any]]:
+        if plan.action in ("copied", "skipped"):
+            return {document_key(node): doc for node, doc in plan.state.documents.items()}
+        return dict(
+            plan.state.documents_for(
+                plan.form, self.new_arrays, keeps_declaration=self.keeps_declaration
+            )
+        )
+
+    def _manifest(self, plan: ArrayPlan, *, is_staged: bool) -> Manifest:
+        state = plan.state
+        assert state.geometry is not None
+        encoding = state.geometry.encoding
+        return Manifest(
+            state.node.hierarchy,
+            state.path,
+            "staging",
+            state.node.chunk_prefix,
+            encoding.style,
+            encoding.separator,
+            len(state.geometry.shape),
+            self._documents(plan),
+            is_staged,
+        )
+
+    def _began_before(self, manifest: Manifest) -> Manifest | None:
+        """The manifest that an earlier run has left for this array."""
+        left = read_manifests(self.target)
+        return next((m for m in left if m.directory == manifest.directory), None)
+
+    def _begin(self, manifest: Manifest) -> bool:
+        """Store the manifest; whether an earlier run may have written values for it."""
+        earlier = self._began_before(manifest)
+        if earlier is not None and earlier.wants_the_same(manifest):
+            return True
+        if earlier is not None and not earlier.is_staged:
+            for keys in keys_of_values(self.target, earlier.prefix, earlier.encoding, earlier.ndim):
+                self.target.perform([DeleteMany(keys)])
+        self.target.perform([DeletePrefix(manifest.directory)])
+        manifest.write(self.target)
+        return False
+
+    def _run_tasks(self, plan: ArrayPlan, task: ArrayTask) -> ArrayReport:
+        begun = time.monotonic()
+        grid_shape = task.source.grid_shape
+        n_tasks = n_regions(grid_shape, task.region_shape)
+        results = TaskResult(0, 0, 0)
+        n_done = n_resumed = 0
+
+        def add(result: TaskResult) -> None:
+            nonlocal results, n_done, n_resumed
+            results = TaskResult(
+                results.n_chunks + result.n_chunks,
+                results.n_objects + result.n_objects,
+                results.n_bytes + result.n_bytes,
+            )
+            n_done += 1
+            n_resumed += result.was_there
+            if self.progress is not None:
+                counts = (n_tasks, n_done, results.n_chunks, results.n_bytes)
+                self.progress(Progress(plan.state.path, plan.action, *counts))
+
+        run_tasks(self.executor, task, regions(grid_shape, task.region_shape), add)
+        return replace(
+            _report_of(plan),
+            n_chunks=results.n_chunks,
+            n_objects=results.n_objects,
+            n_bytes=results.n_bytes,
+            n_resumed=n_resumed,
+            seconds=time.monotonic() - begun,
+        )
+
+
+def _report_of(plan: ArrayPlan) -> ArrayReport:
+    n_tasks = 0
+    if plan.action != "skipped" and plan.state.geometry is not None:
+        n_tasks = n_regions(plan.source_grid_shape, plan.region_shape)
+    node = plan.state.node
+    cps = plan.form.chunks_per_shard
+    return ArrayReport(node.path, node.hierarchy, plan.action, cps, plan.reason, n_tasks=n_tasks)

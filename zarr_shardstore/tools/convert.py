@@ -1,0 +1,284 @@
+"""Re-packing whole stores: chunks into shards, shards into chunks, shards into other shards.
+
+Bytes of chunks are moved and never decoded. Each region of an array is one task; what a task
+wrote is read back before anything of the source is removed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.orders import EntryOrder, check_order
+from zarr_shardstore.io.exclusive import exclusive
+from zarr_shardstore.io.resolve import BaseStoreLike
+from zarr_shardstore.store import changes
+from zarr_shardstore.store.base import check_index
+from zarr_shardstore.store.new_arrays import NewArrays, V3Declaration
+from zarr_shardstore.store.policy import ChunksPerShard, ShardingPolicy
+from zarr_shardstore.store.sharding_mapping import ShardingMapping
+from zarr_shardstore.store.sharding_store import ShardingStore
+from zarr_shardstore.tools.array_state import array_states
+from zarr_shardstore.tools.conversion import Conversion
+from zarr_shardstore.tools.engine import executor_or_threads
+from zarr_shardstore.tools.hierarchy import STAGING, find_hierarchy
+from zarr_shardstore.tools.in_place import finish
+from zarr_shardstore.tools.manifest import read_manifests
+from zarr_shardstore.tools.open_base import OpenBase, open_base
+from zarr_shardstore.tools.planning import Choose, matching, plan_array, to_plain, to_shards
+from zarr_shardstore.tools.report import ConversionReport, OnProgress
+
+__all__ = ["reshard", "shard_store", "unshard_store"]
+
+StoreLike: TypeAlias = "BaseStoreLike | ShardingStore | ShardingMapping"
+Paths: TypeAlias = "Iterable[str] | str | None"
+
+
+def shard_store(
+    source: StoreLike,
+    destination: StoreLike | None = None,
+    *,
+    chunks_per_shard: ChunksPerShard = "auto",
+    paths: Paths = None,
+    declaration: V3Declaration | None = None,
+    index_codecs: Sequence[str | Mapping[str, Any]] | None = None,
+    index_location: Literal["start", "end"] | None = None,
+    order: EntryOrder = "morton",
+    executor: Executor | None = None,
+    source_options: Mapping[str, Any] | None = None,
+    destination_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+    progress: OnProgress | None = None,
+) -> ConversionReport:
+    """Pack the chunks of the arrays of a store into shards, in place or in another store.
+
+    Arrays that have such shards already are left as they are; those that have others are
+    re-packed (but for ``"auto"``).
+
+    Parameters
+    ----------
+    source
+        Whatever `ShardingStore` wraps.
+    destination
+        Another store, also of another kind. All keys of the source are copied to it, arrays in
+        their new form. ``None``: in place.
+    chunks_per_shard : "auto", int, tuple of int, mapping
+        As for `ShardingStore`; ``"auto"`` looks at the sizes of stored chunks, and the report
+        says why.
+    paths
+        Arrays, groups, or patterns (``"raw/*"``): only these are converted. ``None``: all.
+    declaration, index_codecs, index_location, order
+        As for `ShardingStore`.
+    executor : concurrent.futures.Executor, optional
+        Runs the tasks: one for each shard. ``None``: a few threads.
+    source_options, destination_options
+        For fsspec, if the stores are URLs.
+    dry_run
+        Only say what would be done.
+    progress
+        Called after each task, in this thread.
+
+    Returns
+    -------
+    ConversionReport
+
+    Raises
+    ------
+    SpecError, UnsupportedError
+        If it is not possible as asked; nothing was written.
+    CorruptShardError, CorruptValueError
+        If a shard of the source is damaged, or if what was written reads back as something
+        else. Nothing was removed.
+    ShardConflictError
+        If the source is changed meanwhile, or another conversion of it goes on.
+
+    Notes
+    -----
+    Nobody may write to the arrays meanwhile. Readers of a conversion in place see the old array
+    until all new shards are verified, then for a moment an error that says so, then the new one.
+    Whoever is killed runs the same command again: nothing is lost, and what was done is compared
+    and not written again.
+
+    Memory: 64 MiB for each worker, at most 128 MiB on object stores, and the indexes of the
+    shards at hand; shards may be larger. Base stores that take whole objects only (zarr stores
+    that are neither local nor of fsspec or obstore) need a whole shard.
+
+    Examples
+    --------
+    >>> import numpy, zarr
+    >>> store = zarr.storage.MemoryStore()
+    >>> z = zarr.create_array(store, name="z", shape=(6, 6), chunks=(1, 1), dtype="u1")
+    >>> z[:] = 7
+    >>> shard_store(store, chunks_per_shard=(3, 2)).n_objects
+    6
+    >>> zarr.open_array(store, path="z").shards
+    (3, 2)
+    """
+    policy = ShardingPolicy(chunks_per_shard)
+    new_arrays = _new_arrays(policy, declaration, index_codecs, index_location)
+    choose = to_shards(new_arrays, only_sharded=False)
+    request = _Request(choose, new_arrays, declaration is None, order, paths, dry_run, progress)
+    return _convert(request, source, destination, executor, source_options, destination_options)
+
+
+def unshard_store(
+    source: StoreLike,
+    destination: StoreLike | None = None,
+    *,
+    paths: Paths = None,
+    executor: Executor | None = None,
+    source_options: Mapping[str, Any] | None = None,
+    destination_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+    progress: OnProgress | None = None,
+) -> ConversionReport:
+    """Give each chunk of the sharded arrays of a store an object of its own.
+
+    Parameters, errors and guarantees are those of `shard_store`.
+    """
+    new_arrays = NewArrays(ShardingPolicy())
+    request = _Request(to_plain, new_arrays, True, "C", paths, dry_run, progress)
+    return _convert(request, source, destination, executor, source_options, destination_options)
+
+
+def reshard(
+    source: StoreLike,
+    chunks_per_shard: ChunksPerShard,
+    destination: StoreLike | None = None,
+    *,
+    paths: Paths = None,
+    declaration: V3Declaration | None = None,
+    index_codecs: Sequence[str | Mapping[str, Any]] | None = None,
+    index_location: Literal["start", "end"] | None = None,
+    order: EntryOrder = "morton",
+    executor: Executor | None = None,
+    source_options: Mapping[str, Any] | None = None,
+    destination_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+    progress: OnProgress | None = None,
+) -> ConversionReport:
+    """Re-pack the sharded arrays of a store; arrays without shards are left as they are.
+
+    Parameters
+    ----------
+    chunks_per_shard
+        What the shards shall have; ``None``: no shards, as `unshard_store`.
+
+    The other parameters, errors and guarantees are those of `shard_store`.
+    """
+    policy = ShardingPolicy(chunks_per_shard)
+    new_arrays = _new_arrays(policy, declaration, index_codecs, index_location)
+    choose = to_plain if chunks_per_shard is None else to_shards(new_arrays, only_sharded=True)
+    request = _Request(choose, new_arrays, declaration is None, order, paths, dry_run, progress)
+    return _convert(request, source, destination, executor, source_options, destination_options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What the caller asked for."""
+
+    choose: Choose
+    new_arrays: NewArrays
+    keeps_declaration: bool
+    order: EntryOrder
+    paths: Paths
+    dry_run: bool
+    progress: OnProgress | None
+
+
+def _new_arrays(
+    policy: ShardingPolicy,
+    declaration: V3Declaration | None,
+    index_codecs: Sequence[Any] | None,
+    index_location: Literal["start", "end"] | None,
+) -> NewArrays:
+    if declaration not in (None, "codec", "storage_transformers"):
+        raise SpecError(f"declaration is 'codec' or 'storage_transformers', got {declaration!r}")
+    index = check_index(index_codecs, index_location)
+    return NewArrays(policy, declaration or "codec", None, index)
+
+
+def _convert(
+    request: _Request,
+    source: StoreLike,
+    destination: StoreLike | None,
+    executor: Executor | None,
+    source_options: Mapping[str, Any] | None,
+    destination_options: Mapping[str, Any] | None,
+) -> ConversionReport:
+    begun = time.monotonic()
+    check_order(request.order)
+    if destination is None and destination_options:
+        raise SpecError("destination_options without a destination: pass source_options")
+    base = open_base(source, source_options)
+    target = base if destination is None else open_base(destination, destination_options)
+    in_place = destination is None
+    if not in_place and target.is_same(base):
+        raise SpecError("source and destination are the same: leave the destination away")
+    if not request.dry_run:
+        target.check_writable()
+    _check_executor(executor, base, target)
+    with executor_or_threads(executor) as workers:
+        if request.dry_run:
+            arrays, others = _prepared(request, base, target, in_place, workers).planned()
+            return ConversionReport(arrays, others, (), time.monotonic() - begun, dry_run=True)
+        with exclusive(target.runner.backend, STAGING, f"a conversion of {target.describe()}"):
+            notes = _finish_what_was_begun(base, in_place)
+            try:
+                conversion = _prepared(request, base, target, in_place, workers)
+                arrays, n_copied = conversion.run()
+            finally:
+                changes.count_change(changes.n_changes())
+    return ConversionReport(arrays, n_copied, notes, time.monotonic() - begun)
+
+
+def _prepared(
+    request: _Request, base: OpenBase, target: OpenBase, in_place: bool, workers: Executor
+) -> Conversion:
+    hierarchy = base.run(find_hierarchy())
+    states = array_states(hierarchy.arrays.values())
+    chosen = matching(states, request.paths)
+    plans = [
+        plan_array(base, state, request.choose if state.node in chosen else None)
+        for state in states
+    ]
+    return Conversion(
+        base,
+        target,
+        in_place,
+        plans,
+        hierarchy.other_keys,
+        request.new_arrays,
+        request.keeps_declaration,
+        request.order,
+        workers,
+        request.progress,
+    )
+
+
+def _finish_what_was_begun(base: OpenBase, in_place: bool) -> tuple[str, ...]:
+    """Finish conversions in place whose new objects are all staged: there is no way back."""
+    if not in_place:
+        return ()
+    notes = []
+    for manifest in read_manifests(base):
+        if manifest.is_staged and manifest.state != "staging":
+            finish(base, manifest)
+            notes.append(f"finished what an earlier run had begun with {manifest.path!r}")
+    return tuple(notes)
+
+
+def _check_executor(executor: Executor | None, base: OpenBase, target: OpenBase) -> None:
+    """Processes have no part in what is in the memory of this one."""
+    if executor is None or isinstance(executor, ThreadPoolExecutor):
+        return
+    for side in (base, target):
+        if side.is_in_memory:
+            raise SpecError(
+                f"the store {side.describe()} is in the memory of this process, where the workers "
+                "of the executor do not reach it: take threads (executor=None)"
+            )

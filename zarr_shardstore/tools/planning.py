@@ -1,0 +1,216 @@
+"""What is to be done with each array of a store: nothing listed, nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.documents import Node
+from zarr_shardstore.format.grid import n_entries_of
+from zarr_shardstore.format.index import IndexFormat
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.orders import EntryOrder
+from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.store.new_arrays import NewArrays
+from zarr_shardstore.tools.array_state import ArrayState, Form
+from zarr_shardstore.tools.open_base import OpenBase
+from zarr_shardstore.tools.places import Place, block_shape
+from zarr_shardstore.tools.report import Action
+from zarr_shardstore.tools.sampling import chunks_per_shard_by_size
+from zarr_shardstore.tools.tasks import ArrayTask
+
+__all__ = ["ArrayPlan", "Choose", "matching", "plan_array", "to_plain", "to_shards"]
+
+Choose: TypeAlias = "Callable[[OpenBase, ArrayState], tuple[Form, str]]"
+"""The form that an array shall have, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPlan:
+    """What is to be done with one array.
+
+    Parameters
+    ----------
+    form : Form
+        What it shall have afterwards.
+    action
+        What that means, from what it has.
+    reason : str
+        Why.
+    """
+
+    state: ArrayState
+    form: Form
+    action: Action
+    reason: str
+
+    @property
+    def region_shape(self) -> Coords:
+        """Values along each dimension that one task converts."""
+        cps = self.form.chunks_per_shard or self.state.form.chunks_per_shard
+        if self.action == "copied" or cps is None:
+            return block_shape(self.source_grid_shape)
+        return cps
+
+    @property
+    def source_grid_shape(self) -> Coords:
+        """Of values; of objects, if they are copied as they are."""
+        if self.action != "copied":
+            return self.state.grid_shape
+        return self._place(_NOWHERE, self.state.form).object_grid_shape
+
+    def task(
+        self,
+        source: OpenBase,
+        target: OpenBase,
+        target_prefix: str,
+        order: EntryOrder,
+        *,
+        may_be_there: bool,
+    ) -> ArrayTask:
+        """What its tasks have in common."""
+        nominal = self.state.nominal_nbytes
+        if self.action == "copied":
+            # Objects are values: what is in them does not matter.
+            here = self._place(source, self.state.form)
+            plain = Place(source, here.prefix, here.encoding, here.object_grid_shape, None)
+            if nominal is not None and self.state.form.spec is not None:
+                nominal *= self.state.form.spec.n_entries
+            source_place = plain
+            target_place = Place(target, target_prefix, plain.encoding, plain.grid_shape, None)
+        else:
+            source_place = self._place(source, self.state.form)
+            target_place = self._place(target, self.form, target_prefix)
+        return ArrayTask(
+            source_place, target_place, self.region_shape, order, nominal, may_be_there
+        )
+
+    def _place(self, base: OpenBase, form: Form, prefix: str | None = None) -> Place:
+        geometry = self.state.geometry
+        assert geometry is not None
+        own = self.state.node.chunk_prefix
+        return Place(
+            base,
+            own if prefix is None else prefix,
+            geometry.encoding,
+            self.state.grid_shape,
+            form.spec,
+        )
+
+
+_NOWHERE: OpenBase = None  # type: ignore[assignment]
+
+
+def plan_array(base: OpenBase, state: ArrayState, choose: Choose | None) -> ArrayPlan:
+    """Decide what is done with an array; without `choose` it keeps its form."""
+    if choose is None:
+        return ArrayPlan(state, state.form, "skipped", "not among the paths")
+    if state.obstacle:
+        return ArrayPlan(state, state.form, "skipped", f"it cannot be converted: {state.obstacle}")
+    form, reason = choose(base, state)
+    if form == state.form:
+        return ArrayPlan(state, form, "skipped", reason)
+    if form.spec is None:
+        return ArrayPlan(state, form, "unsharded", reason)
+    action: Action = "sharded" if state.form.spec is None else "resharded"
+    return ArrayPlan(state, form, action, reason)
+
+
+def to_shards(new_arrays: NewArrays, *, only_sharded: bool) -> Choose:
+    """Shards as the options of a store for new arrays say.
+
+    Parameters
+    ----------
+    only_sharded
+        Arrays without shards stay so.
+    """
+    policy = new_arrays.policy
+
+    def choose(base: OpenBase, state: ArrayState) -> tuple[Form, str]:
+        now = state.form
+        grid = state.grid_shape
+        ndim = len(grid)
+        if now.spec is None and only_sharded:
+            return now, "it has no shards"
+        if ndim == 0:
+            return now, "it has no dimensions, so one chunk"
+        if policy.is_auto(state.path):
+            if now.spec is not None:
+                return now, "it has shards, and 'auto' leaves them as they are"
+            if n_entries_of(grid) == 1:
+                return now, "it has one chunk"
+            cps, reason = chunks_per_shard_by_size(base, state)
+            if n_entries_of(cps) == 1:
+                return now, reason
+            return _declared(new_arrays, state, cps, reason)
+        asked = policy.for_array(state.path, ndim)
+        if asked is None:
+            return now, "chunks_per_shard does not name it"
+        return _declared(new_arrays, state, asked, "as chunks_per_shard says")
+
+    return choose
+
+
+def to_plain(_base: OpenBase, state: ArrayState) -> tuple[Form, str]:
+    """Each chunk in an object of its own."""
+    if state.form.spec is None:
+        return state.form, "it has no shards"
+    return Form(None), "as asked"
+
+
+def matching(states: Sequence[ArrayState], paths: Iterable[str] | None) -> set[Node]:
+    """The arrays that paths name: their own, those of groups above them, or patterns.
+
+    Raises
+    ------
+    SpecError
+        If a path names no array.
+    """
+    if paths is None:
+        return {state.node for state in states}
+    if isinstance(paths, str):
+        paths = [paths]
+    chosen: set[Node] = set()
+    for path in paths:
+        pattern = path.strip("/")
+        found = {
+            state.node
+            for state in states
+            if not pattern
+            or state.path == pattern
+            or state.path.startswith(f"{pattern}/")
+            or fnmatchcase(state.path, pattern)
+        }
+        if not found:
+            there = ", ".join(repr(state.path) for state in states[:10]) or "none"
+            raise SpecError(f"no array has the path {path!r}; there are {there}")
+        chosen |= found
+    for state in states:
+        if state.node in chosen and state.obstacle:
+            raise UnsupportedError(
+                f"the array {state.path!r} cannot be converted: {state.obstacle}; leave it out of "
+                "paths"
+            )
+    return chosen
+
+
+def _declared(
+    new_arrays: NewArrays, state: ArrayState, cps: Coords, reason: str
+) -> tuple[Form, str]:
+    """Shards of `cps` chunks; if it has such already, with the index that they have."""
+    now = state.form.spec
+    if now is not None and now.chunks_per_shard == cps and new_arrays.index in (None, now.index):
+        return state.form, "it has these shards already"
+    return Form(ShardingSpec(cps, _index(new_arrays, state))), reason
+
+
+def _index(new_arrays: NewArrays, state: ArrayState) -> IndexFormat:
+    """That of the options; else what the array has, else what new ones get."""
+    if new_arrays.index is not None:
+        return new_arrays.index
+    if state.form.spec is not None:
+        return state.form.spec.index
+    return new_arrays.default_index(state.node)
