@@ -7,13 +7,13 @@ import multiprocessing
 import os
 import re
 import shlex
-import signal
-import subprocess
+import shutil
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,46 +30,30 @@ from zarr_shardstore.cli import options
 from zarr_shardstore.cli.app import app
 from zarr_shardstore.cli.printing import printable
 from zarr_shardstore.cli.progress import ProgressBars, ProgressLines
+from zarr_shardstore.tools.report import ArrayReport, ConversionReport, Progress
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = ["shard", "unshard", "reshard", "to-native", "from-native", "info", "map"]
 CONVERSIONS = ["shard", "unshard", "reshard"]
 
 
-@dataclass(frozen=True)
-class Step:
-    path: str = "raw"
-    action: str = "sharded"
-    n_tasks: int = 4
-    n_tasks_done: int = 2
-    n_chunks: int = 100
-    n_bytes: int = 12_345
+STEP = Progress("raw", "sharded", n_tasks=4, n_tasks_done=2, n_chunks=100, n_bytes=12_345)
+RAW = ArrayReport("raw", "v3", "sharded", (8, 8), "as asked", 4_096, 64, 1_234_567, 64, 2, 1.5)
+LABELS = ArrayReport("labels", "v2", "skipped", None, "not among the paths")
+REPORT = ConversionReport((RAW, LABELS), n_copied_keys=3, notes=("look\nhere",), seconds=1.5)
 
 
 @dataclass(frozen=True)
-class ArrayReport:
-    path: str = "raw"
-    hierarchy: str = "v3"
-    action: str = "sharded"
-    chunks_per_shard: tuple[int, ...] | None = (8, 8)
-    reason: str = ""
-    n_chunks: int = 4_096
-    n_objects: int = 64
-    n_bytes: int = 1_234_567
-    n_resumed: int = 0
-    seconds: float = 1.5
+class NativeReport:
+    """As that of `zarr_shardstore.tools.native`."""
 
-
-@dataclass(frozen=True)
-class Report:
-    arrays: tuple[ArrayReport, ...] = (ArrayReport(), ArrayReport("labels", action="skipped"))
-    n_copied_keys: int = 3
-    seconds: float = 1.5
-    dry_run: bool = False
+    entries: tuple[Any, ...] = (SimpleNamespace(path="raw", action="translated", reason="as is"),)
 
     def as_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
+        return {"entries": [vars(entry) for entry in self.entries]}
+
+    def __str__(self) -> str:
+        return "translated 1 of 1 nodes"
 
 
 class StandIn:
@@ -78,32 +62,42 @@ class StandIn:
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.error: BaseException | None = None
-        self.report = Report()
+        self.report = REPORT
+        self.native_report = NativeReport()
 
     def module(self, *names: str) -> Any:
         return SimpleNamespace(**{name: self.function(name) for name in names})
 
     def function(self, name: str) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Report:
+        def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append((name, args, kwargs))
             if (progress := kwargs.get("progress")) is not None:
-                progress(Step())
-                progress(Step(n_tasks_done=4, n_chunks=200))
+                progress(STEP)
+                progress(replace(STEP, n_tasks_done=4, n_chunks=200))
             if self.error is not None:
                 raise self.error
-            return self.report
+            return self.native_report if "native" in name else self.report
 
         return call
 
 
+def put_in_place(monkeypatch: pytest.MonkeyPatch, module: str, stand_in: Any) -> None:
+    monkeypatch.setitem(sys.modules, f"zarr_shardstore.tools.{module}", stand_in)
+
+
 @pytest.fixture
-def tools(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def native(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """In the place of the tools that translate metadata."""
     stand_in = StandIn()
-    convert = stand_in.module("shard_store", "unshard_store", "reshard")
-    native = stand_in.module("to_native", "from_native")
-    monkeypatch.setitem(sys.modules, "zarr_shardstore.tools.convert", convert)
-    monkeypatch.setitem(sys.modules, "zarr_shardstore.tools.native", native)
+    put_in_place(monkeypatch, "native", stand_in.module("to_native", "from_native"))
     return stand_in
+
+
+@pytest.fixture
+def tools(native: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """In the place of all tools that change stores."""
+    put_in_place(monkeypatch, "convert", native.module("shard_store", "unshard_store", "reshard"))
+    return native
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +171,24 @@ def test_what_is_not_said_is_left_to_the_tools(tools: StandIn) -> None:
     assert reshard == ("reshard", ("packed.zarr", None, "new.zarr"), {**spelled, **rest})
 
 
+@pytest.mark.parametrize("module", ["convert", "native"])
+def test_what_is_handed_over_is_what_the_tools_take(module: str, tools: StandIn) -> None:
+    """The names of the arguments, so that the stand-in does not hide a change."""
+    file = Path(zarr_shardstore.__file__).parent / "tools" / f"{module}.py"
+    if not file.is_file():
+        pytest.skip(f"there is no {file.name}")
+    stand_in = sys.modules.pop(f"zarr_shardstore.tools.{module}")
+    try:
+        true = import_module(f"zarr_shardstore.tools.{module}")
+    finally:
+        sys.modules[f"zarr_shardstore.tools.{module}"] = stand_in
+    for command in CONVERSIONS if module == "convert" else ["to-native", "from-native"]:
+        more = ["--chunks-per-shard", "2"] if command == "reshard" else []
+        assert run(command, "volume.zarr", *more, "--dry-run").exit_code == 0
+        name, args, kwargs = tools.calls[-1]
+        signature(getattr(true, name)).bind(*args, **kwargs)
+
+
 def test_native_commands_hand_over_what_their_options_say(tools: StandIn) -> None:
     """They change metadata alone, so they do not ask."""
     assert run("to-native", "volume.zarr", "--ome", "--path", "raw").exit_code == 0
@@ -209,6 +221,19 @@ def test_native_commands_hand_over_what_their_options_say(tools: StandIn) -> Non
 def test_chunks_per_shard(values: list[str], rule: Any) -> None:
     """All forms."""
     assert options.chunks_per_shard_of(values) == rule
+
+
+def test_typer_takes_our_usage_errors() -> None:
+    """They are typer's, so that it ends with 2."""
+    with pytest.raises(typer.BadParameter):
+        options.storage_options_of(["x"])
+    with pytest.raises(typer.BadParameter):
+        options.storage_options_of(["=x"])
+    assert options.storage_options_of([]) is None
+    assert run("info", "packed.zarr", "--source-option", "x").exit_code == 2
+    one_sentence(
+        run("info", "packed.zarr", "--source-option", "x=1"), says="storage_options go with a URL"
+    )
 
 
 @pytest.mark.parametrize(
@@ -307,7 +332,7 @@ def test_a_source_that_is_not_there_is_not_made(tools: StandIn, here: Path) -> N
 def test_a_store_without_arrays_is_said(tools: StandIn, here: Path) -> None:
     """Exit code 1: most often it is a path that was mistyped."""
     (here / "empty").mkdir()
-    tools.report = Report(())
+    tools.report, tools.native_report = ConversionReport(()), NativeReport(())
     for command in ("info", "to-native", "from-native"):
         one_sentence(run(command, "empty"), says="no array in 'empty'")
     result = run("shard", "empty", "new.zarr")
@@ -351,20 +376,34 @@ def test_an_interrupted_conversion_says_how_to_go_on(tools: StandIn) -> None:
 def test_conversions_print_what_became_of_each_array(tools: StandIn) -> None:
     """As a table, and as JSON; progress goes to stderr."""
     result = run("shard", "volume.zarr", "new.zarr")
-    lines = result.stdout.splitlines()
-    assert re.search(r"^raw\s+v3\s+sharded\s+8 × 8\s+4,096\s+64\s+1.2 MB$", lines[1])
-    assert lines[-1] == "8,192 chunks in 128 objects; 3 other keys copied; 1.5 s"
+    _, raw, labels, note, total = result.stdout.splitlines()
+    assert re.search(r"^raw +v3 +sharded +8 × 8 +4,096 +64 +1.2 MB +as asked$", raw)
+    assert re.search(r"^labels +v2 +skipped +not among the paths$", labels)
+    assert note == r"note: look\nhere"
+    assert total == (
+        "4,096 chunks in 64 objects; 2 tasks done by an earlier run; 3 other keys copied; 1.5 s"
+    )
     assert "raw sharded: 4 of 4 tasks, 200 chunks" in result.stderr
     result = run("shard", "volume.zarr", "new.zarr", "--json")
-    assert json.loads(result.stdout) == tools.report.as_dict()
+    assert json.loads(result.stdout) == json.loads(json.dumps(REPORT.as_dict()))
+
+
+def test_native_commands_print_what_became_of_each_node(tools: StandIn) -> None:
+    """As a table, and as JSON."""
+    for command in ("to-native", "from-native"):
+        lines = run(command, "volume.zarr").stdout.splitlines()
+        assert lines == ["raw  translated  as is", "translated 1 of 1 nodes"]
+        found = json.loads(run(command, "volume.zarr", "--json").stdout)
+        assert found == tools.native_report.as_dict()
 
 
 def test_a_dry_run_says_that_it_was_one(tools: StandIn) -> None:
-    """In words that cannot be taken for the other."""
-    tools.report = Report(dry_run=True)
-    result = run("shard", "volume.zarr", "--dry-run")
-    assert "would be sharded" in result.stdout
-    assert "nothing was changed" in result.stdout
+    """In words that cannot be taken for the other, and without counts of nothing."""
+    tools.report = replace(REPORT, dry_run=True)
+    _, raw, labels, _, total = run("shard", "volume.zarr", "--dry-run").stdout.splitlines()
+    assert re.search(r"^raw +v3 +would be sharded +8 × 8 +as asked$", raw)
+    assert "would be left" in labels
+    assert total == "nothing was changed: a dry run; 3 other keys would be copied"
 
 
 def test_info_shows_groups_arrays_and_figures() -> None:
@@ -388,7 +427,7 @@ def test_info_as_json() -> None:
     found = json.loads(run("info", "packed.zarr", "--json", "--path", "r*").stdout)
     assert found["arrays"][0]["n_chunks"] == found["totals"]["n_chunks"] == 40
     assert found["arrays"][0]["n_objects"] == 6
-    one_sentence(run("info", "packed.zarr", "--path", "x"), says="no array at 'x'")
+    one_sentence(run("info", "packed.zarr", "--path", "x"), says="no array has the path 'x'")
 
 
 def test_info_shows_errors_and_notes_of_arrays(here: Path) -> None:
@@ -434,7 +473,7 @@ def test_progress_lines_are_one_a_second_and_the_last() -> None:
     with ProgressLines(lines.append, lambda: now) as progress:
         for n in range(1, 101):
             now = n / 40
-            progress(Step(n_tasks=100, n_tasks_done=n, n_chunks=8 * n, n_bytes=1000 * n))
+            progress(replace(STEP, n_tasks=100, n_tasks_done=n, n_chunks=8 * n, n_bytes=1000 * n))
     assert [line.split(",")[0] for line in lines] == [
         "raw sharded: 40 of 100 tasks",
         "raw sharded: 80 of 100 tasks",
@@ -448,9 +487,9 @@ def test_progress_bars_show_a_few_arrays() -> None:
     """Rates and counts; arrays that ended make room, those under way stay."""
     console = Console(force_terminal=True, width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     with ProgressBars(console) as progress:
-        progress(Step("slow"))
+        progress(replace(STEP, path="slow"))
         for n in range(20):
-            progress(Step(f"a{n}\x1b", n_tasks_done=4))
+            progress(replace(STEP, path=f"a{n}\x1b", n_tasks_done=4))
         shown = [task.description for task in progress._bars.tasks]
         assert len(shown) == 8
         assert shown[0] == "slow sharded"
@@ -471,13 +510,16 @@ def test_the_commands_are_these() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_each_command_has_an_example_which_runs(command: str, tools: StandIn) -> None:
-    """As it is written there."""
+def test_the_help_of_each_command_has_an_example_which_runs(command: str, native: StandIn) -> None:
+    """As it is written there; conversions with the true tools."""
     text = run(command, "--help").stdout
     (example,) = re.findall(r"Example: (.*)", text)
     program, *args = shlex.split(example)
     assert (program, args[0]) == ("zarr-shardstore", command)
-    assert run(*args).exit_code == 0
+    if command == "shard":  # the one that makes what the others take
+        shutil.rmtree("packed.zarr")
+    result = run(*args)
+    assert result.exit_code == 0, result.output
 
 
 def test_the_readme_names_each_command() -> None:
@@ -492,101 +534,3 @@ def test_the_readme_names_each_command() -> None:
         text = run(command, "--help").stdout
         for option in re.findall(r"--[a-z-]+", " ".join(args)):
             assert f"{option} " in text, line
-
-
-# ------------------------------------------------------------- real processes
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(zarr_shardstore.__file__).parents[1])}
-
-
-def process(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *args],
-        **{"capture_output": True, "text": True, "timeout": 60, "env": environment(), **options},
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-
-
-def test_as_a_module() -> None:
-    """Exit codes and streams of a process."""
-    module = ("-m", "zarr_shardstore")
-    done = process(*module, "--version")
-    assert (done.returncode, done.stdout) == (0, f"{zarr_shardstore.__version__}\n")
-    done = process(*module, "info", "packed.zarr", "--json")
-    assert json.loads(done.stdout)["totals"]["n_objects"] == 6
-    done = process(*module, "info", "nope.zarr")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: the store 'nope.zarr' does not exist\n"
-    done = process(*module, "shard", "volume.zarr")
-    assert done.returncode == 2
-    assert "--yes" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert process(*module, "no-such-command").returncode == 2
-
-
-def test_a_terminal_that_has_no_blocks_gets_other_signs() -> None:
-    """And no UnicodeEncodeError."""
-    env = {**environment(), "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    done = process("-m", "zarr_shardstore", "map", "packed.zarr", "raw", env=env)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[2] == "###"
-    done = process("-m", "zarr_shardstore", "info", "packed.zarr", env=env)
-    assert done.returncode == 0, done.stderr
-    assert "raw  uint16" in done.stdout
-
-
-@pytest.mark.parametrize("name", ["typer", "rich"])
-def test_without_the_extra_one_sentence_says_what_to_install(name: str) -> None:
-    """Exit code 1, no traceback."""
-    code = f"import sys; sys.modules['{name}'] = None\nfrom zarr_shardstore.cli import main\nmain()"
-    done = process("-c", code)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert "pip install 'zarr-shardstore[cli]'" in line
-
-
-SLOW = """
-import sys, time, types
-def shard_store(*args, **kwargs):
-    print("begun", flush=True)
-    time.sleep(60)
-sys.modules["zarr_shardstore.tools.convert"] = types.SimpleNamespace(shard_store=shard_store)
-from zarr_shardstore.cli import main
-main()
-"""
-
-
-@pytest.fixture
-def slow() -> Iterator[subprocess.Popen[str]]:
-    args = [sys.executable, "-c", SLOW, "shard", "volume.zarr", "new.zarr"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(args, stdout=pipe, stderr=pipe, text=True, env=environment()) as begun:
-        yield begun
-        begun.kill()
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="has no SIGINT for one process")
-def test_an_interrupt_from_the_keyboard(slow: subprocess.Popen[str]) -> None:
-    """The process ends with 130, and says how to go on."""
-    assert slow.stdout is not None
-    assert slow.stdout.readline() == "begun\n"
-    slow.send_signal(signal.SIGINT)
-    _, stderr = slow.communicate(timeout=30)
-    assert slow.returncode == 130
-    assert stderr == "interrupted: run the same command again to resume\n"
-
-
-def test_typer_takes_our_usage_errors() -> None:
-    """They are typer's, so that it ends with 2."""
-    with pytest.raises(typer.BadParameter):
-        options.storage_options_of(["x"])
-    with pytest.raises(typer.BadParameter):
-        options.storage_options_of(["=x"])
-    assert options.storage_options_of([]) is None
-    assert run("info", "packed.zarr", "--source-option", "x").exit_code == 2
-    one_sentence(
-        run("info", "packed.zarr", "--source-option", "x=1"), says="storage_options go with a URL"
-    )

@@ -68,7 +68,7 @@ ChunksPerShard: TypeAlias = Annotated[
     ),
 ]
 Paths: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--path", help="Only this array, or pattern; repeatable.")
+    list[str] | None, typer.Option("--path", help="Only this array, group or pattern; repeatable.")
 ]
 DeclarationOption: TypeAlias = Annotated[
     Declaration | None,

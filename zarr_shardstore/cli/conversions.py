@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -185,7 +185,7 @@ def to_native(
             storage_options=options,
             dry_run=dry_run,
         )
-        _print_report(report, native_text, store, as_json=as_json)
+        _print_report(report, report.entries, native_text, store, as_json=as_json)
 
 
 def from_native(
@@ -212,7 +212,7 @@ def from_native(
             storage_options=options,
             dry_run=dry_run,
         )
-        _print_report(report, native_text, store, as_json=as_json)
+        _print_report(report, report.entries, native_text, store, as_json=as_json)
 
 
 def _convert(
@@ -248,11 +248,13 @@ def _convert(
                 dry_run=dry_run,
                 progress=progress,
             )
-        _print_report(report, conversion_text, source, as_json=as_json)
+        _print_report(report, report.arrays, conversion_text, source, as_json=as_json)
 
 
-def _print_report(report: Any, text_of: Callable[[Any], str], store: str, *, as_json: bool) -> None:
-    if not report.arrays:
+def _print_report(
+    report: Any, nodes: Sized, text_of: Callable[[Any], str], store: str, *, as_json: bool
+) -> None:
+    if not nodes:
         raise NotPossibleError(f"there is no array in {store!r}")
     typer.echo(json.dumps(report.as_dict(), indent=2) if as_json else text_of(report))
 

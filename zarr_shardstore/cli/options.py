@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -162,7 +163,13 @@ def executor_of(n_workers: int | None, *, is_processes: bool) -> Iterator[Execut
         return
     executor: Executor
     if is_processes:
-        executor = ProcessPoolExecutor(n_workers, multiprocessing.get_context("spawn"))
+        # An interrupt of the terminal reaches all of them; this process alone reacts to it.
+        executor = ProcessPoolExecutor(
+            n_workers,
+            multiprocessing.get_context("spawn"),
+            initializer=signal.signal,
+            initargs=(signal.SIGINT, signal.SIG_IGN),
+        )
     else:
         executor = ThreadPoolExecutor(n_workers)
     try:

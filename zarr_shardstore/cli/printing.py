@@ -10,6 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from zarr_shardstore.tools.info import ArrayInfo, StoreInfo
+from zarr_shardstore.tools.report import ArrayReport, ConversionReport
 
 __all__ = ["conversion_text", "info_tree", "name_of", "native_text", "printable", "totals_text"]
 
@@ -116,50 +117,52 @@ def _rows(array: ArrayInfo) -> list[list[str]]:
     return rows
 
 
-def conversion_text(report: Any) -> str:
-    """What became of each array, and the sum."""
-    rows = []
-    for array in report.arrays:
-        cps = array.chunks_per_shard
-        rows.append(
-            [
-                printable(name_of(array.path)),
-                array.hierarchy,
-                f"would be {array.action}" if report.dry_run else array.action,
-                by(cps) if cps else "",
-                f"{array.n_chunks:,}",
-                f"{array.n_objects:,}",
-                decimal(array.n_bytes),
-                printable(array.reason or ""),
-            ]
-        )
-    header = ["array", "", "", "per shard", "chunks", "objects", "bytes", ""]
-    lines = _table([header, *rows], right=(4, 5, 6))
-    n_chunks = sum(array.n_chunks for array in report.arrays)
-    n_objects = sum(array.n_objects for array in report.arrays)
-    n_resumed = sum(array.n_resumed for array in report.arrays)
-    total = f"{_count(n_chunks, 'chunk')} in {_count(n_objects, 'object')}"
-    if n_resumed:
-        total += f", {n_resumed:,} of them from an earlier run"
-    if report.n_copied_keys:
-        total += f"; {_count(report.n_copied_keys, 'other key')} copied"
-    total += "; nothing was changed: a dry run" if report.dry_run else f"; {report.seconds:.1f} s"
-    return "\n".join([*lines, total])
+def conversion_text(report: ConversionReport) -> str:
+    """What became of each array, and the sum; of a dry run, what would."""
+    if report.dry_run:
+        header = ["array", "", "", "per shard", ""]
+        rows = [_plan_row(array) for array in report.arrays]
+        total = "nothing was changed: a dry run"
+        if report.n_copied_keys:
+            total += f"; {_count(report.n_copied_keys, 'other key')} would be copied"
+    else:
+        header = ["array", "", "", "per shard", "chunks", "objects", "bytes", ""]
+        rows = [_done_row(array) for array in report.arrays]
+        total = f"{_count(report.n_chunks, 'chunk')} in {_count(report.n_objects, 'object')}"
+        if n_resumed := sum(array.n_resumed for array in report.arrays):
+            total += f"; {_count(n_resumed, 'task')} done by an earlier run"
+        if report.n_copied_keys:
+            total += f"; {_count(report.n_copied_keys, 'other key')} copied"
+        total += f"; {report.seconds:.1f} s"
+    notes = [f"note: {printable(note)}" for note in report.notes]
+    return "\n".join(
+        [*_table([header, *rows], right=() if report.dry_run else (4, 5, 6)), *notes, total]
+    )
+
+
+def _plan_row(array: ArrayReport) -> list[str]:
+    action = "would be left" if array.action == "skipped" else f"would be {array.action}"
+    cps = by(array.chunks_per_shard or ())
+    name, reason = printable(name_of(array.path)), printable(array.reason)
+    return [name, array.hierarchy, action, cps, reason]
+
+
+def _done_row(array: ArrayReport) -> list[str]:
+    cps = by(array.chunks_per_shard or ())
+    name, reason = printable(name_of(array.path)), printable(array.reason)
+    if array.action == "skipped":
+        return [name, array.hierarchy, array.action, cps, "", "", "", reason]
+    counts = [f"{array.n_chunks:,}", f"{array.n_objects:,}", decimal(array.n_bytes)]
+    return [name, array.hierarchy, array.action, cps, *counts, reason]
 
 
 def native_text(report: Any) -> str:
-    """What became of the documents of each array."""
+    """What becomes of the documents of each array and group, and the sum."""
     rows = [
-        [
-            printable(name_of(array.path)),
-            *(printable(str(getattr(array, name, None) or "")) for name in ("action", "reason")),
-        ]
-        for array in report.arrays
+        [printable(name_of(entry.path)), entry.action, printable(entry.reason)]
+        for entry in report.entries
     ]
-    lines = _table(rows)
-    if getattr(report, "dry_run", False):
-        lines.append("nothing was changed: a dry run")
-    return "\n".join(lines)
+    return "\n".join([*_table(rows), str(report)])
 
 
 def by(numbers: Iterable[int]) -> str:

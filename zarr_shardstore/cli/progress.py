@@ -5,48 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     ProgressColumn,
     Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as Bars
 from rich.text import Text
 
 from zarr_shardstore.cli.printing import name_of, printable
+from zarr_shardstore.tools.report import Progress
 
-__all__ = ["ProgressBars", "ProgressLines", "Step", "progress_on"]
+__all__ = ["ProgressBars", "ProgressLines", "progress_on"]
 
 _MAX_BARS = 8
 """Arrays that are shown at once; those that ended first make room."""
 
 _PAUSE_S = 1.0
 """Between two lines, where there is no terminal."""
-
-
-class Step(Protocol):
-    """What the tools say after each task; the chunks and bytes are those of the array so far."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def action(self) -> str: ...
-    @property
-    def n_tasks(self) -> int: ...
-    @property
-    def n_tasks_done(self) -> int: ...
-    @property
-    def n_chunks(self) -> int: ...
-    @property
-    def n_bytes(self) -> int: ...
 
 
 class _Rates(ProgressColumn):
@@ -61,7 +45,7 @@ class ProgressBars:
     """A bar for each array that is worked on. Call it with each step; used as a context."""
 
     def __init__(self, console: Console) -> None:
-        self._bars = Progress(
+        self._bars = Bars(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
@@ -78,7 +62,7 @@ class ProgressBars:
     def __exit__(self, *_error: object) -> None:
         self._bars.stop()
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: Progress) -> None:
         if step.path not in self._tasks:
             self._make_room()
             self._tasks[step.path] = self._bars.add_task(
@@ -132,7 +116,7 @@ class ProgressLines:
             self._write(self._held)
             self._held = None
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: Progress) -> None:
         now = self._clock()
         elapsed = now - self._started.setdefault(step.path, now)
         self._held = printable(

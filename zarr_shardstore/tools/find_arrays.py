@@ -1,4 +1,4 @@
-"""The arrays of a store that a tool is asked for: all, those at a path, or of a pattern."""
+"""The arrays of a store that a tool is asked for: all, those at or below a path, of a pattern."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DOCUMENTS_AT_ONCE = 256
 _HIERARCHIES: tuple[Hierarchy, ...] = ("v3", "v2", "draft")
 
 
-def find_arrays(base: OpenBase, paths: Iterable[str] | None = None) -> list[FoundArray]:
+def find_arrays(base: OpenBase, paths: Iterable[str] | str | None = None) -> list[FoundArray]:
     """The arrays of a store, sorted by path.
 
     What has the name of an array document and holds no JSON object is among them, with an
@@ -41,33 +41,35 @@ def find_arrays(base: OpenBase, paths: Iterable[str] | None = None) -> list[Foun
     Parameters
     ----------
     paths
-        Of arrays, or patterns as ``"raw/*"``; ``None``: all arrays.
+        Of arrays, of groups, which stand for all below them, or patterns as ``"raw/*"``;
+        ``None``: all arrays.
 
-    Cost: plain paths take one round; patterns, and all, a walk through the store.
+    Cost: the path of an array takes one round; all else a walk through the store.
 
     Raises
     ------
     SpecError
-        If a path or a pattern names no array.
+        If a path names no array.
     """
     if paths is None:
         return _in_order(base.run(_find_all()))
-    if isinstance(paths, str):
-        raise SpecError(f"paths is a list of paths, got the text {paths!r}")
-    wanted = list(dict.fromkeys(path.strip("/") for path in paths))
-    patterns = [path for path in wanted if any(sign in path for sign in "*?[")]
     found: dict[Node, FoundArray] = {}
-    every = base.run(_find_all()) if patterns else {}
-    for path in wanted:
-        if path in patterns:
-            matches = [a for n, a in every.items() if fnmatchcase(n.path, path) or n.path == path]
-        else:
-            matches = arrays_at(base, path)
+    every: dict[Node, FoundArray] | None = None
+    for path in [paths] if isinstance(paths, str) else paths:
+        pattern = path.strip("/")
+        matches = arrays_at(base, pattern)
         if not matches:
-            kind = "path of no array matches" if path in patterns else "there is no array at"
-            raise SpecError(f"{kind} {path!r} in {base.describe()}")
+            if every is None:
+                every = base.run(_find_all())
+            matches = [array for node, array in every.items() if _is_named(node.path, pattern)]
+        if not matches:
+            raise SpecError(f"no array has the path {path!r} in {base.describe()}")
         found |= {array.node: array for array in matches}
     return _in_order(found)
+
+
+def _is_named(path: str, pattern: str) -> bool:
+    return not pattern or path.startswith(f"{pattern}/") or fnmatchcase(path, pattern)
 
 
 def arrays_at(base: OpenBase, path: str) -> list[FoundArray]:

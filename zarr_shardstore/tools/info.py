@@ -171,7 +171,7 @@ def _is_sharded(found: FoundArray) -> bool:
 def get_shard_info(
     store: BaseStoreLike,
     *,
-    paths: Iterable[str] | None = None,
+    paths: Iterable[str] | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> StoreInfo:
     """Look at all arrays of a store, or at those at some paths.
@@ -184,7 +184,7 @@ def get_shard_info(
     store
         Whatever `ShardingStore` wraps, or such a store.
     paths
-        Of arrays, or patterns as ``"raw/*"``.
+        Of arrays, of groups, or patterns as ``"raw/*"``; ``None``: all arrays.
 
     Raises
     ------
