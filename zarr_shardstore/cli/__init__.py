@@ -1,0 +1,27 @@
+"""Floor 6: the command line. It parses, calls the tools and prints; the tools do the work."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+__all__ = ["main"]
+
+_EXTRA = ("typer", "rich", "click")
+
+
+def main() -> None:
+    """Run the command that the arguments of the process say, and end the process."""
+    try:
+        from zarr_shardstore.cli.app import app
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in _EXTRA:
+            raise
+        sys.exit(
+            f"the command line needs {error.name}, which is not installed: "
+            "pip install 'zarr-shardstore[cli]'"
+        )
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # terminals that cannot show × and █
+    app(prog_name="zarr-shardstore")
