@@ -193,7 +193,7 @@ def no_staging(base: Any) -> bool:
 class Counting(MutableMapping[str, bytes]):
     """A mapping that notes what is asked of it. Listings are iterations: it cannot tell them."""
 
-    def __init__(self, data: Mapping[str, bytes] = {}) -> None:  # noqa: B006
+    def __init__(self, data: Mapping[str, bytes] = {}) -> None:
         self.data = dict(data)
         self.writes: list[str] = []
         self.reads: list[str] = []

@@ -6,6 +6,7 @@ that arithmetic says, and the chunks seen through a store are those of the sourc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import crc32c
 import numpy as np
 import pytest
 import zarr
@@ -182,3 +184,176 @@ def test_any_base_store(chain: str, name: str, data: st.DataObject) -> None:
     first, wheres = CHAINS[chain]
     array = data.draw(arrays(KINDS[name], max_ndim=3, min_ndim=1))
     round_trip(array, data, wheres, BASES[first]())
+
+
+STACK = ["crc32c", "sharding"]
+
+
+@pytest.mark.parametrize("kind", [V3, V2, KINDS["v3 ."]], ids=["v3", "v2", "v3 ."])
+@settings(max_examples=15)
+@given(data=st.data())
+def test_stacks_keep_what_is_above_sharding(kind: Kind, data: st.DataObject) -> None:
+    """Values are moved with their checksums; without shards, checksums alone are declared."""
+    array = data.draw(arrays(kind, max_ndim=3, min_ndim=1))
+    cps = data.draw(st.tuples(*[cps_for(len(array.grid))] * 3))
+    base: dict[str, bytes] = {}
+    mapping = ShardingMapping(base, chunks_per_shard={"*": cps[0]}, storage_transformers=STACK)
+    objects = array.objects()
+    for key in sorted(objects, key=is_document, reverse=True):
+        mapping[key] = objects[key]
+    trip = Trip(array, base, meaning(mapping))
+    wheres = data.draw(st.lists(st.sampled_from(["in place", "dict"]), min_size=3, max_size=3))
+    with batches_of(data.draw(st.sampled_from([7, 10_000]))):
+        trip.step(wheres[0], reshard, {"*": cps[1]})
+        trip.check_shards(cps[1])
+        trip.step(wheres[1], unshard_store)
+        stored = objects_of(trip.base)
+        for key, value in array.chunk_objects().items():
+            assert stored[key] == value + crc32c.crc32c(value).to_bytes(4, "little")
+        trip.step(wheres[2], shard_store, chunks_per_shard={"*": cps[2]})
+        trip.check_shards(cps[2])
+
+
+# ---------------------------------------------------------------- native sharding
+
+SHAPE, CHUNKS, CPS = (13, 7, 5), (2, 3, 1), (3, 1, 2)
+DATA = np.arange(13 * 7 * 5, dtype="<u2").reshape(SHAPE)
+DATA[2:6, 3:] = 0  # chunks that are not stored
+
+
+def write_by_zarr(path: Path, **options: Any) -> None:
+    z = zarr.create_array(
+        str(path), name="a", shape=SHAPE, dtype="<u2", compressors=GzipCodec(), **options
+    )
+    z[...] = DATA
+
+
+def write_by_codec(path: Path, location: Any, has_checksum: bool) -> None:
+    shards = tuple(c * n for c, n in zip(CHUNKS, CPS, strict=True))
+    codec = ShardingCodec(
+        chunk_shape=CHUNKS,
+        codecs=[BytesCodec(), GzipCodec()],
+        index_codecs=[BytesCodec(), *([Crc32cCodec()] if has_checksum else [])],
+        index_location=location,
+    )
+    z = zarr.create_array(
+        str(path),
+        name="a",
+        shape=SHAPE,
+        chunks=shards,
+        dtype="<u2",
+        serializer=codec,
+        filters=None,
+        compressors=None,
+    )
+    z[...] = DATA
+
+
+def write_by_tensorstore(path: Path, location: str, has_checksum: bool) -> None:
+    ts = pytest.importorskip("tensorstore")
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    configuration = {
+        "chunk_shape": list(CHUNKS),
+        "codecs": [little, {"name": "gzip", "configuration": {"level": 1}}],
+        "index_codecs": [little, *([{"name": "crc32c"}] if has_checksum else [])],
+        "index_location": location,
+    }
+    metadata = {
+        "shape": list(SHAPE),
+        "data_type": "uint16",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [6, 3, 2]}},
+        "codecs": [{"name": "sharding_indexed", "configuration": configuration}],
+    }
+    spec = {"driver": "zarr3", "kvstore": f"file://{path}/a/", "metadata": metadata}
+    ts.open(spec, create=True).result().write(DATA).result()
+
+
+WRITERS: dict[str, Any] = {
+    "zarr shards": lambda path: write_by_zarr(path, chunks=CHUNKS, shards=(6, 3, 2)),
+    **{
+        f"{name}, index at {location}, {'crc32c' if has_checksum else 'no crc32c'}": (
+            lambda path, w=write, loc=location, crc=has_checksum: w(path, loc, crc)
+        )
+        for name, write in {"zarr": write_by_codec, "tensorstore": write_by_tensorstore}.items()
+        for location in ("end", "start")
+        for has_checksum in (True, False)
+    },
+}
+
+
+def read_natively(base: Any) -> list[Any]:
+    ts = pytest.importorskip("tensorstore")
+    path = f"file://{Path(base) / 'a'}/"
+    by_tensorstore = ts.open({"driver": "zarr3", "kvstore": path}, read=True).result()
+    return [zarr.open_array(str(base), path="a", mode="r")[...], by_tensorstore.read().result()]
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_native_shards(tmp_path: Path, writer: str) -> None:
+    """What others sharded is re-packed; after each step others read it natively."""
+    base = tmp_path / "source"
+    WRITERS[writer](base)
+    chunks = view(base)
+    n_chunks = sum(not is_document(key) for key in chunks)
+    assert n_chunks < 7 * 3 * 5, "some are missing"
+    index = stored_index(base)
+    with batches_of(100):
+        report = reshard(base, (2, 2, 4))
+        assert (report.n_chunks, stored_index(base)) == (n_chunks, index)
+        report = unshard_store(base, tmp_path / "plain")
+        assert report.n_objects == report.n_chunks == n_chunks
+        again = shard_store(tmp_path / "plain", tmp_path / "again", chunks_per_shard=CPS)
+        assert again.n_bytes == report.n_bytes
+    for path in (base, tmp_path / "plain", tmp_path / "again"):
+        assert meaning(view(path)) == meaning(chunks)
+        for found in read_natively(path):
+            np.testing.assert_array_equal(found, DATA)
+    plain = zarr.open_array(str(tmp_path / "plain"), path="a")
+    assert (plain.chunks, plain.shards) == (CHUNKS, None)
+    z = zarr.open_array(str(tmp_path / "again"), path="a")
+    assert (z.chunks, z.shards) == (CHUNKS, (6, 3, 2))
+
+
+def stored_index(base: Path) -> tuple[str, bool]:
+    (codec,) = json.loads((base / "a/zarr.json").read_bytes())["codecs"]
+    configuration = codec["configuration"]
+    return configuration.get("index_location", "end"), len(configuration["index_codecs"]) == 2
+
+
+def test_a_native_array_of_no_dimensions(tmp_path: Path) -> None:
+    """It has a shard of one chunk; only `unshard_store` changes that."""
+    ts = pytest.importorskip("tensorstore")
+    configuration = {"chunk_shape": [], "codecs": [{"name": "bytes"}]}
+    codecs = [{"name": "sharding_indexed", "configuration": configuration}]
+    metadata = {"shape": [], "data_type": "uint8", "codecs": codecs}
+    metadata["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": []}}
+    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/a/", "metadata": metadata}
+    ts.open(spec, create=True).result().write(7).result()
+    assert (shard_store(tmp_path).n_skipped, reshard(tmp_path, 3).n_skipped) == (1, 1)
+    report = unshard_store(tmp_path)
+    assert (report.n_chunks, report.n_bytes) == (1, 1)
+    assert (tmp_path / "a/c").read_bytes() == b"\7"
+    assert [int(found) for found in read_natively(tmp_path)] == [7, 7]
+
+
+# ---------------------------------------------------------------- large values
+
+LARGE = 40_000_001
+
+
+@pytest.mark.parametrize("where", ["memory", "local", "obstore"])
+def test_values_larger_than_a_batch(where: str) -> None:
+    """Two values of 40 MB with small ones around them, in pieces of 16 MiB."""
+    large = np.random.default_rng(3).bytes(LARGE)
+    chunks = {(0, 0): b"first", (0, 2): large, (1, 0): b"", (1, 1): large[::-1], (2, 2): b"last"}
+    array = ArrayOf(V3, "a", (3, 3), (7000, 7000), (0, 0), chunks)
+    base = BASES["dict"]()
+    base.update(array.objects())
+    sharded = BASES[where]()
+    report = shard_store(base, sharded, chunks_per_shard=(2, 3))
+    assert (report.n_chunks, report.n_objects) == (5, 2)
+    assert report.n_bytes == sum(map(len, chunks.values()))
+    plain: dict[str, bytes] = {}
+    unshard_store(sharded, plain)
+    assert plain.keys() == base.keys()
+    assert all(plain[key] == base[key] for key in array.chunk_objects())
