@@ -224,7 +224,10 @@ class ZarrBackend:
             case ListPrefix(prefix):
                 return [key async for key in store.list_prefix(prefix)]
             case ListDir(prefix):
-                return [name async for name in store.list_dir(prefix.removesuffix("/"))]
+                try:
+                    return [name async for name in store.list_dir(prefix.removesuffix("/"))]
+                except NotADirectoryError:  # fsspec, where a local file has this name
+                    return []
             case _:
                 raise TypeError(f"a backend does not perform {request!r}")
         return None
