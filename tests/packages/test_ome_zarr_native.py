@@ -10,6 +10,9 @@ import ngff_zarr
 import numpy as np
 import pytest
 import zarr
+from ome_zarr.format import FormatV05
+from ome_zarr.io import parse_url
+from ome_zarr.reader import Reader
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
@@ -20,12 +23,9 @@ from tests.packages.test_ome_zarr import (
     METADATA,
     SHARDS,
     VOLUME,
-    FormatV05,
-    Reader,
     assert_all_equal,
     levels_by_ngff_zarr,
     levels_by_ome_zarr,
-    parse_url,
     paths_of_levels,
     write_by_ngff_zarr,
     write_by_ome_zarr,

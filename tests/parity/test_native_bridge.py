@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import BytesCodec
 
 from tests.parity.native_arrays import CASES, READERS, UNKNOWN, Values, skip_what_is_not_here
 from zarr_shardstore import ShardingStore, from_native, to_native
@@ -160,9 +161,9 @@ def test_big_endian_complex_numbers_of_zarr_itself(tmp_path: Path) -> None:
     """The fault of zarrs is its own: it has it without shards and without this package."""
     pytest.importorskip("zarrs")
     values = np.array([1 + 2j, 3 - 4j, 5 + 6j], "complex64")
-    big = zarr.codecs.BytesCodec(endian="big")
+    big = BytesCodec(endian="big")
     z = zarr.create_array(
-        str(tmp_path), shape=3, chunks=2, dtype="c8", serializer=big, compressors=None
+        str(tmp_path), shape=(3,), chunks=(2,), dtype="c8", serializer=big, compressors=None
     )
     z[...] = values
     assert READERS["zarr"](tmp_path).tolist() == values.tolist()

@@ -20,7 +20,7 @@ from tests.parity.test_native_bridge import DOCUMENTS, assert_same, data_of
 from tests.store.bases import objects_of
 from zarr_shardstore import ShardingStore, from_native, to_native
 
-SCRIPT = Path(__file__).with_name("write_zarr218.py")
+SCRIPT = Path(__file__).parent.parent / "golden" / "write_v2.py"
 OLD_PYTHON = os.environ.get("ZARR_SHARDSTORE_ZARR218")
 pytestmark = [
     pytest.mark.skipif(OLD_PYTHON is None, reason="ZARR_SHARDSTORE_ZARR218 names no Python"),

@@ -73,7 +73,7 @@ def make_v3(base: Any, **options: Any) -> Any:
     root = zarr.create_group(store, attributes={"title": "é"})
     root.create_group("img/deep", attributes={"depth": 2})
     for path, data in DATA.items():
-        key = {"name": "v2", "separator": "."}
+        key: Any = {"name": "v2", "separator": "."}
         chunks = (2,) * data.ndim
         z = root.create_array(
             path, shape=data.shape, chunks=chunks, dtype=data.dtype.newbyteorder("<"),
@@ -257,7 +257,7 @@ def another_v3_document() -> Any:
 def draft() -> Any:
     base: Any = {}
     store = DraftHierarchyStore(ShardingStore(base, chunks_per_shard=2))
-    zarr.create_array(store, name="plain", shape=4, chunks=1, dtype="u1")[:] = 1  # type: ignore[index]
+    zarr.create_array(store, name="plain", shape=(4,), chunks=(1,), dtype="u1")[:] = 1
     return base
 
 
@@ -268,7 +268,7 @@ def stack() -> Any:
 def stack_v2() -> Any:
     base: Any = {}
     store = ShardingStore(base, chunks_per_shard=2, storage_transformers=["crc32c", "sharding"])
-    zarr.create_array(store, name="plain", shape=4, chunks=1, dtype="u1", zarr_format=2)
+    zarr.create_array(store, name="plain", shape=(4,), chunks=(1,), dtype="u1", zarr_format=2)
     return base
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
 from zarr.abc.store import Store
@@ -113,7 +114,7 @@ def to_native(
     arrays, must be opened again.
 
     Cost: that of finding the arrays, and a request for each document that is read, written or
-    removed.
+    removed; the documents of one name and one depth in one round.
 
     Examples
     --------
@@ -190,6 +191,11 @@ def _read_documents() -> Flow[dict[str, Document]]:
     return docs
 
 
+def _round_of(key: str) -> tuple[int, str]:
+    """What is equal for documents that may be written or removed in any order: depth and name."""
+    return key.count("/"), key.rpartition("/")[2]
+
+
 def _draft_refusal() -> UnsupportedError:
     return UnsupportedError(
         "the store is a draft hierarchy of 2022, whose keys, such as 'data/root/foo/c0/0', are not "
@@ -202,10 +208,10 @@ def _apply(base: OpenBase, change: Change, dry_run: bool) -> NativeReport:
     report = NativeReport(tuple(change.entries), len(writes), len(removals), dry_run)
     if not dry_run and (writes or removals):
         try:
-            for key, doc in writes.items():
-                base.perform([Set(key, dump_document(doc))])
-            for key in removals:
-                base.perform([Delete(key)])
+            for _, keys in groupby(writes, key=_round_of):
+                base.perform([Set(key, dump_document(writes[key])) for key in keys])
+            for _, keys in groupby(removals, key=_round_of):
+                base.perform([Delete(key) for key in keys])
         finally:
             count_change(n_changes())  # stores of this process read their documents again
     return report

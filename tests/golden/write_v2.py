@@ -2,7 +2,7 @@
 
 Run in that environment::
 
-    old/bin/python tests/parity/write_zarr218.py DIRECTORY
+    old/bin/python tests/golden/write_v2.py DIRECTORY
 """
 
 from __future__ import annotations

@@ -1,0 +1,286 @@
+"""Native documents: golden ones written by hand, laws of translation, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.codec_chains import Chain, chain_of_codecs, codecs_of_chain
+from zarr_shardstore.format.data_types import parse_numpy
+from zarr_shardstore.format.native_documents import (
+    array_of_v2,
+    array_to_v2,
+    declared_by_codec,
+    declared_by_transformers,
+    group_of_v2,
+    group_to_v2,
+)
+from zarr_shardstore.format.ome import dimension_names_of_levels, to_ome_05
+from zarr_shardstore.format.xarray_names import to_attributes, to_dimension_names
+
+Document = dict[str, Any]
+
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+BIG = {"name": "bytes", "configuration": {"endian": "big"}}
+MARKER = {
+    "id": "zarr_shardstore",
+    "storage_transformers": [
+        {
+            "name": "sharding",
+            "configuration": {
+                "chunks_per_shard": [3, 1],
+                "index_codecs": [LITTLE, {"name": "crc32c"}],
+                "index_location": "start",
+            },
+        }
+    ],
+}
+V2: Document = {
+    "zarr_format": 2,
+    "shape": [11, 7],
+    "chunks": [6, 3],
+    "dtype": ">i4",
+    "compressor": {"id": "blosc", "cname": "zstd", "clevel": 3, "shuffle": 2, "blocksize": 0},
+    "fill_value": 7,
+    "order": "F",
+    "filters": [
+        {"id": "delta", "dtype": ">i4", "astype": ">i2"},
+        {"id": "adler32"},
+        MARKER,
+    ],
+    "dimension_separator": "/",
+}
+V3: Document = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [11, 7],
+    "data_type": "int32",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [6, 3]}},
+    "chunk_key_encoding": {"name": "v2", "configuration": {"separator": "/"}},
+    "fill_value": 7,
+    "codecs": [
+        {
+            "name": "sharding_indexed",
+            "configuration": {
+                "chunk_shape": [2, 3],
+                "codecs": [
+                    {"name": "transpose", "configuration": {"order": [1, 0]}},
+                    # of the array's values in little-endian order, as v3 readers have them
+                    {"name": "numcodecs.delta", "configuration": {"dtype": "<i4", "astype": ">i2"}},
+                    BIG,
+                    {"name": "numcodecs.adler32", "configuration": {"location": "start"}},
+                    {
+                        "name": "blosc",
+                        "configuration": {
+                            "typesize": 1,
+                            "cname": "zstd",
+                            "clevel": 3,
+                            "shuffle": "bitshuffle",
+                            "blocksize": 0,
+                        },
+                    },
+                ],
+                "index_codecs": [LITTLE, {"name": "crc32c"}],
+                "index_location": "start",
+            },
+        }
+    ],
+    "attributes": {"unit": "mm"},
+    "storage_transformers": [],
+}
+PLAIN_V3: Document = {
+    **V3,
+    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "gzip"}],
+}
+
+
+def test_a_v2_array_by_hand() -> None:
+    """Every member; the codecs of the chunks are in the codec of the shards."""
+    assert array_of_v2(V2, {"unit": "mm"}) == V3
+
+
+def test_back_by_hand() -> None:
+    """The same, but for the byte order that the filter converts from."""
+    doc, attributes = array_to_v2(V3)
+    filters = [
+        {"id": "delta", "dtype": "<i4", "astype": ">i2"},
+        {"id": "adler32", "location": "start"},
+        MARKER,
+    ]
+    assert doc == {**V2, "dtype": "<i4", "filters": filters}
+    assert attributes == {"unit": "mm"}
+
+
+def test_storage_transformers_and_codec_are_inverse() -> None:
+    """In both directions; plain documents and those of the other form are left as they are."""
+    transformed = declared_by_transformers(V3)
+    assert transformed["storage_transformers"] == MARKER["storage_transformers"]
+    assert transformed["zarr_shardstore"] == {"must_understand": True}
+    assert declared_by_codec(transformed) == V3
+    assert declared_by_transformers(transformed) == transformed
+    assert declared_by_codec(V3) == V3
+    for translate in (declared_by_codec, declared_by_transformers):
+        assert translate(PLAIN_V3) == PLAIN_V3
+
+
+def test_groups() -> None:
+    group = {"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}}
+    assert group_of_v2({"zarr_format": 2}, {"a": 1}) == group
+    assert group_to_v2(group) == ({"zarr_format": 2}, {"a": 1})
+    with pytest.raises(UnsupportedError, match="mine"):
+        group_to_v2({**group, "mine": 1})
+
+
+NUMPY = st.sampled_from(["|b1", "|i1", "<i4", ">i4", "<f8", ">c16", "<M8[ns]", "|S3", ">U2"])
+COMPRESSORS = st.sampled_from(
+    [
+        None,
+        {"id": "zstd", "level": 1, "checksum": False},
+        {"id": "lz4", "acceleration": 1},
+        {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
+    ]
+)
+OF_BYTES = st.sampled_from(
+    [
+        {"id": "shuffle", "elementsize": 4},
+        {"id": "crc32", "location": "start"},
+        {"id": "crc32c", "location": "end"},
+        {"id": "zlib", "level": 2},
+    ]
+)
+
+
+@given(NUMPY, st.integers(0, 4), st.sampled_from("CF"), st.lists(OF_BYTES), COMPRESSORS)
+def test_a_chain_is_the_same_after_there_and_back(
+    name: str, ndim: int, order: Any, filters: list[Document], compressor: Document | None
+) -> None:
+    """But for what says nothing: an order of one dimension, and who is last of the compressors."""
+    chain = Chain(parse_numpy(name), order, filters, compressor)
+    codecs = codecs_of_chain(chain, ndim)
+    back = chain_of_codecs(codecs, parse_numpy(name).v3, ndim)
+    assert back.data_type == chain.data_type
+    assert back.order == (order if ndim > 1 else "C")
+    compressors = [] if compressor is None else [compressor]
+    again = [] if back.compressor is None else [back.compressor]
+    assert [*back.filters, *again] == [*filters, *compressors]
+    assert codecs_of_chain(back, ndim) == codecs
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"chunk_key_encoding": {"name": "default"}}, "conversion"),
+        ({"chunk_key_encoding": {"name": "other"}}, "form that is not known"),
+        ({"data_type": "int4"}, "data type"),
+        ({"extra": {"must_understand": False}}, "extra"),
+        ({"dimension_names": ["y", None]}, "dimension names"),
+        ({"codecs": [{"name": "transpose", "configuration": {"order": [1, 0]}},
+                     {"name": "transpose", "configuration": {"order": [1, 0]}}, LITTLE]},
+         "cannot be translated"),
+        ({"codecs": [{"name": "gzip"}]}, "makes bytes of values"),
+        ({"codecs": [LITTLE, {"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}]},
+         "in the order"),
+        ({"codecs": [{"name": "numcodecs.delta", "configuration": {"dtype": "<i8"}}, LITTLE]},
+         "'delta'"),
+        ({"codecs": [{"name": "vlen-utf8"}]}, "for the data type"),
+        ({"codecs": [V3["codecs"][0], {"name": "gzip"}]}, "sharding codec"),
+        ({"attributes": {"_FillValue": 1}, "dimension_names": ["y", "x"]}, "_FillValue"),
+    ],
+)  # fmt: skip
+def test_v3_arrays_that_v2_cannot_express(change: Document, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        array_to_v2({**PLAIN_V3, **change})
+
+
+@pytest.mark.parametrize("codecs", [[V3["codecs"][0], {"name": "gzip"}]])
+def test_sharding_codecs_that_no_transformer_can_express(codecs: list[Any]) -> None:
+    """Unless the document says that they are left to zarr."""
+    doc = {**V3, "codecs": codecs}
+    with pytest.raises(UnsupportedError, match="other codecs"):
+        declared_by_transformers(doc)
+    doc["zarr_shardstore"] = {"must_understand": False, "native": "passthrough"}
+    assert declared_by_transformers(doc) == doc
+
+
+def test_shards_of_shards_are_refused() -> None:
+    transformed = {**V3, "storage_transformers": MARKER["storage_transformers"]}
+    with pytest.raises(UnsupportedError, match="shards of shards"):
+        declared_by_codec(transformed)
+
+
+@pytest.mark.parametrize("missing", ["shape", "chunks", "dtype", "fill_value"])
+def test_incomplete_documents_are_refused(missing: str) -> None:
+    doc = {k: v for k, v in V2.items() if k != missing}
+    doc["filters"] = None
+    with pytest.raises((SpecError, UnsupportedError)):
+        array_of_v2(doc, {})
+
+
+class TestXarray:
+    I4 = parse_numpy("<i4")
+
+    def test_names_move(self) -> None:
+        """And what is masked becomes an attribute; a fill value of null masks nothing."""
+        names = {"_ARRAY_DIMENSIONS": ["y", "x"], "a": 1}
+        assert to_dimension_names(names, 2, -9, self.I4) == ({"a": 1, "_FillValue": -9}, ["y", "x"])
+        assert to_dimension_names(names, 2, None, self.I4) == ({"a": 1}, ["y", "x"])
+        nan = to_dimension_names({"_ARRAY_DIMENSIONS": []}, 0, "NaN", parse_numpy("<f4"))
+        assert nan == ({"_FillValue": "AAAAAAAA+H8="}, [])
+
+    @pytest.mark.parametrize("names", ["yx", ["y"], ["y", 1], None])
+    def test_other_attributes_of_that_name_stay(self, names: Any) -> None:
+        attributes = {"_ARRAY_DIMENSIONS": names}
+        assert to_dimension_names(attributes, 2, 0, self.I4) == (attributes, None)
+
+    @pytest.mark.parametrize("fill_value", [None, 0, -9])
+    def test_there_and_back(self, fill_value: Any) -> None:
+        before = {"a": 1, "_ARRAY_DIMENSIONS": ["y", "x"]}
+        attributes, names = to_dimension_names(before, 2, fill_value, self.I4)
+        stored = fill_value or 0
+        assert to_attributes(attributes, names, stored, self.I4) == (before, fill_value)
+
+
+class TestOme:
+    def test_versions_of_all_parts_become_one(self) -> None:
+        """Other attributes, and members that are called version elsewhere, stay."""
+        before = {
+            "multiscales": [{"version": "0.4", "metadata": {"version": "1"}, "axes": []}],
+            "omero": {"version": "0.4", "channels": []},
+            "_creator": {"version": "3"},
+        }
+        assert to_ome_05(before) == {
+            "_creator": {"version": "3"},
+            "ome": {
+                "version": "0.5",
+                "multiscales": [{"metadata": {"version": "1"}, "axes": []}],
+                "omero": {"channels": []},
+            },
+        }
+
+    @pytest.mark.parametrize("name", ["plate", "well", "image-label"])
+    def test_parts(self, name: str) -> None:
+        assert to_ome_05({name: {"version": "0.4", "x": 1}})["ome"][name] == {"x": 1}
+
+    def test_a_layout_of_bioformats2raw(self) -> None:
+        layout = {"bioformats2raw.layout": 3}
+        assert to_ome_05(layout) == {"ome": {"version": "0.5", **layout}}
+
+    def test_it_is_done_once(self) -> None:
+        after = to_ome_05({"labels": ["a"]})
+        assert to_ome_05(after) == after
+
+    @pytest.mark.parametrize("attributes", [{"plate": {"version": "0.3"}}, {"ome": {}, "well": {}}])
+    def test_other_versions_are_refused(self, attributes: Document) -> None:
+        with pytest.raises(UnsupportedError, match="version"):
+            to_ome_05(attributes)
+
+    def test_names_of_dimensions(self) -> None:
+        multiscale = {"axes": [{"name": "y"}, {"name": "x"}], "datasets": [{"path": "0"}]}
+        attributes = {"ome": {"multiscales": [multiscale]}}
+        assert dimension_names_of_levels(attributes) == {"0": ["y", "x"]}
+        with pytest.raises(UnsupportedError, match="axes"):
+            dimension_names_of_levels({"ome": {"multiscales": [{"axes": ["y", "x"]}]}})

@@ -1,0 +1,146 @@
+"""`from_native`: arrays of the sharding codec, declared by a transformer or by the v2 marker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import zarr
+
+from tests.tools.test_native import assert_read, data_of, documents_of, make_v2, make_v3, wrap
+from zarr_shardstore import ShardingStore, SpecError, UnsupportedError, from_native, to_native
+
+
+def native(make: Callable[[Any], Any]) -> Any:
+    base = make({})
+    to_native(base)
+    return base
+
+
+@pytest.mark.parametrize("make", [make_v2, make_v3])
+def test_declared_by_a_transformer(make: Callable[[Any], Any]) -> None:
+    """Only what is sharded changes; other readers refuse it, the store reads it, also
+    consolidated; `to_native` makes the same documents again."""
+    base = native(make)
+    before, values = documents_of(base), data_of(base)
+    report = from_native(base)
+    assert data_of(base) == values
+    docs = documents_of(base)
+    assert docs.keys() == before.keys()
+    changed = {key for key in docs if docs[key] != before[key]}
+    assert changed == {"zarr.json", "img/a/zarr.json", "img/deep/b/zarr.json"}
+    assert report.n_documents_written == 3
+    assert docs["img/a/zarr.json"]["storage_transformers"][0]["name"] == "sharding"
+    with pytest.raises(Exception, match="zarr_shardstore"):
+        zarr.open_array(wrap(base), path="img/a")
+    for is_consolidated in (False, True):
+        assert_read(ShardingStore(wrap(base)), 3, is_consolidated=is_consolidated)
+    assert from_native(base).n_documents_written == 0
+    to_native(base)
+    assert documents_of(base) == before
+
+
+@pytest.mark.parametrize("make", [make_v2, make_v3])
+def test_made_v2(make: Callable[[Any], Any]) -> None:
+    """All of it; the store reads it, also consolidated; `to_native` makes the same again."""
+    base = native(make)
+    before, values = documents_of(base), data_of(base)
+    from_native(base, zarr_format=2)
+    assert data_of(base) == values
+    docs = documents_of(base)
+    assert not [key for key in docs if key.endswith("zarr.json")]
+    assert docs["img/a/.zarray"]["filters"][-1]["id"] == "zarr_shardstore"
+    assert docs["img/a/.zarray"]["chunks"] == [6, 4]
+    assert docs["plain/.zarray"]["filters"] is None
+    for is_consolidated in (False, True):
+        assert_read(ShardingStore(wrap(base)), 2, is_consolidated=is_consolidated)
+    assert {e.action for e in from_native(base, zarr_format=2).entries} == {"skipped"}
+    to_native(base)
+    assert documents_of(base) == before
+
+
+def test_a_v2_hierarchy_says_the_same_after_there_and_back() -> None:
+    """Each document, but for the order of one dimension."""
+    base = make_v2({})
+    before = documents_of(base)
+    to_native(base)
+    from_native(base, zarr_format=2)
+    docs = documents_of(base)
+    before["plain/.zarray"]["order"] = "C"
+    for key in before.keys() - {".zmetadata"}:
+        assert docs.get(key, {}) == before[key], key
+    assert before.keys() - docs.keys() == {"img/.zattrs"}, "attributes that are none"
+
+
+def test_a_part_made_v2() -> None:
+    """It is no longer in the consolidated metadata of the groups that stay v3."""
+    base = native(make_v2)
+    from_native(base, paths=["img/deep"], zarr_format=2)
+    docs = documents_of(base)
+    assert {"img/deep/.zgroup", "img/deep/b/.zarray"} <= docs.keys()
+    copies = docs["zarr.json"]["consolidated_metadata"]["metadata"]
+    assert sorted(copies) == ["img", "img/a", "plain"]
+    from_native(base, paths="img", zarr_format=2)
+    copies = documents_of(base)["zarr.json"]["consolidated_metadata"]["metadata"]
+    assert sorted(copies) == ["plain"]
+
+
+def other_keys() -> Any:
+    base: Any = {}
+    zarr.create_array(ShardingStore(base), name="plain", shape=(4,), chunks=(2,), dtype="u1")
+    return base
+
+
+def other_codecs() -> Any:
+    """A codec around the shards."""
+    base = native(make_v2)
+    doc = json.loads(base["img/a/zarr.json"])
+    doc["codecs"].append({"name": "gzip", "configuration": {"level": 1}})
+    return {**base, "img/a/zarr.json": json.dumps(doc).encode()}
+
+
+def changed_twin() -> Any:
+    base = make_v2({})
+    twin = dict(base)
+    to_native(twin)
+    doc = json.loads(twin["plain/zarr.json"])
+    return {**base, "plain/zarr.json": json.dumps({**doc, "fill_value": 3}).encode()}
+
+
+@pytest.mark.parametrize(
+    ("make", "zarr_format", "message"),
+    [
+        (other_keys, 2, "'plain' .*'default'.*conversion"),
+        (other_codecs, 2, "'img/a' .*sharding codec"),
+        (other_codecs, 3, "'img/a' .*index of another form"),
+        (changed_twin, 2, "'plain' .*different"),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused_before_anything_is_written(
+    make: Callable[[], Any], zarr_format: Any, message: str
+) -> None:
+    base = make()
+    before = dict(base)
+    with pytest.raises(UnsupportedError, match=message):
+        from_native(base, zarr_format=zarr_format)
+    assert base == before
+
+
+def test_arrays_left_to_zarr_are_left_alone() -> None:
+    """Created with ``shards=`` through the store."""
+    base: Any = {}
+    zarr.create_array(
+        ShardingStore(base), name="z", shape=(8,), chunks=(2,), shards=(4,), dtype="u1"
+    )
+    before = dict(base)
+    (entry,) = [e for e in from_native(base).entries if e.path == "z"]
+    assert entry.action == "skipped"
+    assert to_native(base).n_documents_written == 0
+    assert base == before
+
+
+def test_formats() -> None:
+    with pytest.raises(SpecError, match="zarr_format"):
+        from_native({}, zarr_format=1)  # type: ignore[arg-type]
