@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from zarr_shardstore.store.sharding_store import ShardingStore
     from zarr_shardstore.tools.convert import reshard, shard_store, unshard_store
     from zarr_shardstore.tools.report import ArrayReport, ConversionReport, Progress
+    from zarr_shardstore.tools.native import from_native, to_native
 
 __version__ = "0.1.0"
 
@@ -49,10 +50,12 @@ __all__ = [
     "UnsupportedError",
     "ValueTransformer",
     "__version__",
+    "from_native",
     "register_storage_transformer",
     "reshard",
     "shard_store",
     "unshard_store",
+    "to_native",
 ]
 
 _MODULES = {
@@ -68,7 +71,9 @@ _MODULES = {
     "DraftHierarchyStore": "zarr_shardstore.store.draft_hierarchy",
     "ShardingMapping": "zarr_shardstore.store.sharding_mapping",
     "ShardingStore": "zarr_shardstore.store.sharding_store",
+    "from_native": "zarr_shardstore.tools.native",
     "register_storage_transformer": "zarr_shardstore.store.registry",
+    "to_native": "zarr_shardstore.tools.native",
 }
 
 

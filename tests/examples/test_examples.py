@@ -37,12 +37,13 @@ def test_example(name: str, tmp_path: Path) -> None:
 
 
 def test_demo(tmp_path: Path) -> None:
-    """The demo stores made data, reads it in both ways, and draws what it read."""
-    for package in ("nibabel", "matplotlib", "rich"):
+    """Made data as plain chunks, re-packed, handed over, read by all, drawn."""
+    for package in ("nibabel", "matplotlib", "rich", "tensorstore"):
         pytest.importorskip(package)
     printed = run_example("demo.py", "--made-data", "--output", "out", cwd=tmp_path)
-    line = "Plain zarr: chunks (16, 16, 16), shards (128, 128, 128); all values equal."
+    line = "After 3., plain zarr: chunks (16, 16, 16), shards (128, 128, 128); all values equal."
     assert line in printed.splitlines()
+    assert "After 3., tensorstore: all values equal." in printed.splitlines()
     assert (tmp_path / "out" / "brain.png").stat().st_size > 0
 
 

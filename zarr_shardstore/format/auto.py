@@ -15,6 +15,7 @@ from zarr_shardstore.format.keys import Coords
 __all__ = ["MAX_SHARD_NBYTES", "choose_chunks_per_shard"]
 
 MAX_SHARD_NBYTES = 100_000_000
+_MIN_SHARD_NBYTES = 10_000_000
 _GOAL_NBYTES = 64_000_000
 """What a shard shall have; where the counts of chunks allow no more, it gets less."""
 
@@ -51,7 +52,7 @@ def choose_chunks_per_shard(grid_shape: Coords, chunk_nbytes: float) -> tuple[Co
     goal = min(_GOAL_NBYTES / chunk_nbytes, _MAX_ENTRIES)
     if goal < 2:
         return (1,) * len(grid), f"{about}: each is large enough for an object of its own"
-    cps = _even(_grown(grid, goal), grid)
+    cps = _even(_grown(grid, goal), grid, goal * _MIN_SHARD_NBYTES / _GOAL_NBYTES)
     nbytes = _readable(math.prod(cps) * chunk_nbytes)
     shown = " × ".join(map(str, cps))
     return cps, f"{about}: {shown} of them make shards of {nbytes}"
@@ -80,9 +81,17 @@ def _grown(grid: Coords, goal: float) -> list[int]:
         cps[min(larger)[1]] += 1
 
 
-def _even(cps: list[int], grid: Coords) -> Coords:
-    """The same number of shards along each dimension, of about the same length."""
-    return tuple(-(-n // -(-n // c)) for c, n in zip(cps, grid, strict=True))
+def _even(cps: list[int], grid: Coords, at_least: float) -> Coords:
+    """The same number of shards along each dimension, of about the same length.
+
+    Where that would leave a shard less than `at_least` chunks, the last shard is a short one.
+    """
+    even = [-(-n // -(-n // c)) for c, n in zip(cps, grid, strict=True)]
+    shape = list(cps)
+    for dim in sorted(range(len(cps)), key=lambda dim: (-even[dim] / cps[dim], dim)):
+        if math.prod(shape) // shape[dim] * even[dim] >= at_least:
+            shape[dim] = even[dim]
+    return tuple(shape)
 
 
 def _readable(nbytes: float) -> str:

@@ -28,6 +28,7 @@ __all__ = [
     "compressor_of_codec",
     "config_of_draft",
     "draft_compressor",
+    "is_compressor",
     "name_and_options",
 ]
 
@@ -54,6 +55,7 @@ _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 """v3's words for numcodecs' numbers."""
 
 _AUTO_SHUFFLE = -1
+_MAX_TYPESIZE = 255
 
 
 def codec_of_compressor(config: Mapping[str, Any], itemsize: int) -> Config:
@@ -87,7 +89,8 @@ def codec_of_compressor(config: Mapping[str, Any], itemsize: int) -> Config:
             shuffle = 2 if itemsize == 1 else 1
         if shuffle not in range(len(_SHUFFLES)):
             raise SpecError(f"Blosc has no shuffle {shuffle!r}")
-        options = {"typesize": itemsize, **options, "shuffle": _SHUFFLES[shuffle]}
+        typesize = itemsize if itemsize <= _MAX_TYPESIZE else 1  # what Blosc itself makes of it
+        options = {"typesize": typesize, **options, "shuffle": _SHUFFLES[shuffle]}
     v3_name = name if name in _NATIVE else f"{_NUMCODECS}{name}"
     return {"name": v3_name, "configuration": options}
 
@@ -119,6 +122,11 @@ def compressor_of_codec(codec: Any) -> Config:
         elif v3_name == name:
             raise SpecError(f"the codec 'blosc' has no shuffle {options.get('shuffle')!r}")
     return {"id": name, **_complete(name, options)}
+
+
+def is_compressor(name: Any) -> bool:
+    """Whether a numcodecs ``id`` is that of a compressor above."""
+    return name in _DEFAULTS
 
 
 def config_of_draft(compressor: Mapping[str, Any]) -> Config:

@@ -22,18 +22,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.codec_chains import (
+    Chain,
+    Order,
+    bytes_endian,
+    codecs_of_chain,
+    split_layout,
+)
 from zarr_shardstore.format.codec_names import (
-    codec_of_compressor,
     compressor_of_codec,
     config_of_draft,
     draft_compressor,
     name_and_options,
 )
 from zarr_shardstore.format.data_types import (
-    DataType,
     Endian,
     draft_data_type,
     parse_draft,
@@ -171,13 +176,7 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
         raise SpecError(f"the array document is not complete: {error!r}") from error
     if not is_regular or separator not in ("/", "."):
         raise UnsupportedError(f"the chunk grid {grid!r} is not known")
-    codecs: list[Document] = []
-    if _has_fortran_layout(doc) and len(shape) > 1:
-        order = list(range(len(shape)))[::-1]
-        codecs.append({"name": "transpose", "configuration": {"order": order}})
-    codecs.append(_bytes_codec(data_type))
-    if config is not None:
-        codecs.append(codec_of_compressor(config, data_type.itemsize))
+    chain = Chain(data_type, doc.get("chunk_memory_layout", "C"), compressor=config)
     translated = {
         **_FORMAT,
         "node_type": "array",
@@ -186,7 +185,7 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": separator}},
         "fill_value": fill_value_of_v2(doc.get("fill_value"), data_type),
-        "codecs": codecs,
+        "codecs": codecs_of_chain(chain, len(shape)),
         "attributes": attributes,
         "storage_transformers": [],
     }
@@ -277,55 +276,22 @@ def _translated_array(doc: Mapping[str, Any]) -> Document:
     return translated
 
 
-def _parse_codecs(
-    codecs: Any, ndim: int
-) -> tuple[Literal["C", "F"], Endian | None, Document | None]:
+def _parse_codecs(codecs: Any, ndim: int) -> tuple[Order, Endian | None, Document | None]:
     """Memory layout, byte order, and numcodecs configuration of the compressor, if any."""
-    parsed = [name_and_options(codec) for codec in codecs]
-    names = [name for name, _ in parsed]
+    names = [name_and_options(codec)[0] for codec in codecs]
     if "sharding_indexed" in names:
         raise UnsupportedError(
             "this store does the sharding: leave shards= away and pass chunks_per_shard= to the "
             "ShardingStore below"
         )
-    layout: Literal["C", "F"] = "C"
-    rest = list(codecs)
-    if names[:1] == ["transpose"]:
-        layout = _layout_of(parsed[0][1].get("order"), ndim)
-        rest = rest[1:]
+    layout, rest = split_layout(codecs, ndim)
     if [name_and_options(codec)[0] for codec in rest[:1]] != ["bytes"] or len(rest) > 2:
         raise UnsupportedError(
             "the draft has a memory layout, a byte order and one compressor, which are the codecs "
             f"'transpose', 'bytes' and a compressor; got {names}"
         )
-    endian = name_and_options(rest[0])[1].get("endian")
-    if endian not in ("little", "big", None):
-        raise SpecError(f"the codec 'bytes' has no endian {endian!r}")
+    endian = bytes_endian(rest[0])
     return layout, endian, compressor_of_codec(rest[1]) if len(rest) > 1 else None
-
-
-def _layout_of(order: Any, ndim: int) -> Literal["C", "F"]:
-    same = list(range(ndim))
-    if order == "C" or order == same:
-        return "C"
-    if order == "F" or order == same[::-1]:
-        return "F"
-    raise UnsupportedError(
-        f"the draft has the memory layouts C and F only, not a transpose by {order!r}"
-    )
-
-
-def _bytes_codec(data_type: DataType) -> Document:
-    if data_type.endian is None:
-        return {"name": "bytes"}
-    return {"name": "bytes", "configuration": {"endian": data_type.endian}}
-
-
-def _has_fortran_layout(doc: Mapping[str, Any]) -> bool:
-    layout = doc.get("chunk_memory_layout", "C")
-    if layout not in ("C", "F"):
-        raise UnsupportedError(f"the memory layout {layout!r} is not known")
-    return bool(layout == "F")
 
 
 def _separator(encoding: Any) -> str:

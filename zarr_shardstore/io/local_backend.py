@@ -37,6 +37,7 @@ from zarr_shardstore.plan.requests import (
     Request,
     Set,
     SetIfNotExists,
+    Tidy,
 )
 
 __all__ = ["MAX_SHARDS_AT_ONCE", "LocalBackend"]
@@ -177,9 +178,10 @@ class LocalBackend:
                 self._move(key, to)
                 self._forget(key, files)
                 self._forget(to, files)
-            case Persist(directory):
-                _remove_empty_directories(self._root + directory)
+            case Persist():
                 os.sync()
+            case Tidy(directory):
+                _tidy(self._root + directory)
             case ListPrefix(prefix):
                 return self._list_files(prefix)
             case ListDir(prefix):
@@ -268,9 +270,12 @@ def _read_files(root: str, keys: Sequence[str]) -> list[bytes | None]:
     return values
 
 
-def _remove_empty_directories(top: str) -> None:
-    """Those below `top`, and those that are empty without them; `top` itself stays."""
-    for directory, _, _ in os.walk(top, topdown=False):
+def _tidy(top: str) -> None:
+    """Temporary files, and directories that are empty without them; `top` itself stays."""
+    for directory, _, names in os.walk(top, topdown=False):
+        for name in filter(_TEMPORARY.search, names):
+            with suppress(OSError):
+                os.unlink(os.path.join(directory, name))
         if directory.rstrip(os.sep) != top.rstrip(os.sep):
             with suppress(OSError):
                 os.rmdir(directory)

@@ -28,6 +28,7 @@ from zarr_shardstore.plan.requests import (
     Request,
     Set,
     SetIfNotExists,
+    Tidy,
 )
 
 __all__ = ["MappingBackend"]
@@ -116,7 +117,7 @@ class MappingBackend:
                 if key in self.mapping:
                     self.mapping[to] = self.mapping[key]
                     self.mapping.pop(key, None)
-            case Persist():
+            case Persist() | Tidy():
                 pass
             case ListPrefix(prefix):
                 return self._keys(prefix)

@@ -35,6 +35,7 @@ from zarr_shardstore.plan.requests import (
     Request,
     Set,
     SetIfNotExists,
+    Tidy,
 )
 
 __all__ = ["ZarrBackend", "has_sync_surface", "scope_of_store"]
@@ -208,7 +209,7 @@ class ZarrBackend:
                 await delete_many(store, keys, _MAX_CONCURRENCY)
             case Move(key, to):
                 await move(store, key, to)
-            case Persist():
+            case Persist() | Tidy():
                 pass
             case DeletePrefix(prefix) if _deletes_only_by_key(store):
                 for key in [key async for key in store.list_prefix(prefix)]:
@@ -223,7 +224,10 @@ class ZarrBackend:
             case ListPrefix(prefix):
                 return [key async for key in store.list_prefix(prefix)]
             case ListDir(prefix):
-                return [name async for name in store.list_dir(prefix.removesuffix("/"))]
+                try:
+                    return [name async for name in store.list_dir(prefix.removesuffix("/"))]
+                except NotADirectoryError:  # fsspec, where a local file has this name
+                    return []
             case _:
                 raise TypeError(f"a backend does not perform {request!r}")
         return None

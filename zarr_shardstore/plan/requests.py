@@ -34,6 +34,7 @@ __all__ = [
     "Set",
     "SetIfNotExists",
     "SetPartial",
+    "Tidy",
     "UpdateShard",
     "relay",
 ]
@@ -145,8 +146,13 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Wait until all that was written is on the disk, where that is another state than written,
-    and remove directories that were left empty in `directory`. Reply: ``None``."""
+    """Wait until all that was written would survive a loss of power. Reply: ``None``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tidy:
+    """Remove what is no object below a directory in which nobody writes: directories without
+    files, temporary files of killed writers. Reply: ``None``."""
 
     directory: str
 
@@ -199,6 +205,7 @@ Request: TypeAlias = (
     | DeletePrefix
     | Move
     | Persist
+    | Tidy
     | ListPrefix
     | ListDir
     | UpdateShard

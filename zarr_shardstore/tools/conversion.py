@@ -11,7 +11,7 @@ from typing import Any
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.documents import document_key, dump_document, parse_json
 from zarr_shardstore.format.orders import EntryOrder
-from zarr_shardstore.plan.requests import DeleteMany, DeletePrefix, Get, Set
+from zarr_shardstore.plan.requests import DeleteMany, DeletePrefix, Get, Set, Tidy
 from zarr_shardstore.store.new_arrays import NewArrays
 from zarr_shardstore.tools.engine import run_tasks
 from zarr_shardstore.tools.in_place import keys_of_values, replace_values
@@ -150,6 +150,8 @@ class Conversion:
         )
         report = self._run_tasks(plan, task)
         self._check_unchanged(plan)
+        if may_be_there:
+            self.target.perform([Tidy(manifest.prefix)])
         # Last: who sees the array sees all of it.
         self.target.perform([Set(key, dump_document(doc)) for key, doc in documents.items()])
         manifest.remove(self.target)

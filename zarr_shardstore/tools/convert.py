@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.documents import Node
 from zarr_shardstore.format.orders import EntryOrder, check_order
 from zarr_shardstore.io.exclusive import exclusive
 from zarr_shardstore.io.resolve import BaseStoreLike
+from zarr_shardstore.plan.requests import ListDir
 from zarr_shardstore.store import changes
 from zarr_shardstore.store.base import check_index
 from zarr_shardstore.store.new_arrays import NewArrays, V3Declaration
@@ -219,17 +221,21 @@ def _convert(
     in_place = destination is None
     if not in_place and target.is_same(base):
         raise SpecError("source and destination are the same: leave the destination away")
+    if not base.perform([ListDir("")])[0]:
+        raise SpecError(f"there is nothing in {base.describe()}")
     if not request.dry_run:
         target.check_writable()
     _check_executor(executor, base, target)
     with executor_or_threads(executor) as workers:
         if request.dry_run:
-            arrays, others = _prepared(request, base, target, in_place, workers).planned()
-            return ConversionReport(arrays, others, (), time.monotonic() - begun, dry_run=True)
+            conversion, notes = _prepared(request, base, target, in_place, workers)
+            arrays, others = conversion.planned()
+            return ConversionReport(arrays, others, notes, time.monotonic() - begun, dry_run=True)
         with exclusive(target.runner.backend, STAGING, f"a conversion of {target.describe()}"):
             notes = _finish_what_was_begun(base, in_place)
             try:
-                conversion = _prepared(request, base, target, in_place, workers)
+                conversion, more_notes = _prepared(request, base, target, in_place, workers)
+                notes += more_notes
                 arrays, n_copied = conversion.run()
             finally:
                 changes.count_change(changes.n_changes())
@@ -238,15 +244,17 @@ def _convert(
 
 def _prepared(
     request: _Request, base: OpenBase, target: OpenBase, in_place: bool, workers: Executor
-) -> Conversion:
+) -> tuple[Conversion, tuple[str, ...]]:
     hierarchy = base.run(find_hierarchy())
     states = array_states(hierarchy.arrays.values())
+    if not states:
+        raise SpecError(f"there is no Zarr array in {base.describe()}")
     chosen = matching(states, request.paths)
     plans = [
         plan_array(base, state, request.choose if state.node in chosen else None)
         for state in states
     ]
-    return Conversion(
+    conversion = Conversion(
         base,
         target,
         in_place,
@@ -257,6 +265,16 @@ def _prepared(
         request.order,
         workers,
         request.progress,
+    )
+    if in_place:
+        return conversion, ()
+    return conversion, tuple(map(_note_of_unlisted, hierarchy.unlisted))
+
+
+def _note_of_unlisted(node: Node) -> str:
+    return (
+        f"the directory of the array {node.path!r} was not listed, it has too many chunks: if it "
+        "holds keys that are neither chunks nor documents, they were not copied"
     )
 
 

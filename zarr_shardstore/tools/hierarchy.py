@@ -30,6 +30,7 @@ STAGING = ".zarr_shardstore/"
 """Where conversions in place keep what is not in its place yet; no part of the hierarchy."""
 
 _DRAFT_META = "meta/"
+_DRAFT_ROOT = "root"
 _DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 """Names that are those of keys, whatever else is there."""
 
@@ -71,7 +72,8 @@ class Hierarchy:
         Keys that belong to no array of the list: documents of groups, attributes,
         consolidated metadata, and whatever else there is. In no order.
     unlisted
-        Arrays whose directory holds too many chunks to be listed for keys that are none.
+        Arrays whose directory holds too many chunks to be listed for keys that are none; only
+        documents are found there.
     """
 
     arrays: dict[Node, FoundArray] = field(default_factory=dict)
@@ -109,11 +111,14 @@ def parents_of(node: Node) -> list[str]:
 
 def _find_draft_arrays(found: Hierarchy) -> Flow[dict[str, Node]]:
     """The arrays of a draft hierarchy, by the directory of their chunks."""
-    (names,) = yield [ListDir("")]
-    if _DRAFT_META.rstrip("/") not in names:
-        return {}
-    (keys,) = yield [ListPrefix(_DRAFT_META)]
+    (names,) = yield [ListDir(_DRAFT_META)]
+    keys = [_DRAFT_META + name for name in names]
+    if _DRAFT_ROOT in names:  # else it is some group of that name, with all its chunks
+        (below,) = yield [ListPrefix(f"{_DRAFT_META}{_DRAFT_ROOT}/")]
+        keys += below
     nodes = [node for key in keys if (node := node_of_document(key)) and node.hierarchy == "draft"]
+    if not nodes:
+        return {}
     replies: list[Found] = yield [Get(document_key(node)) for node in nodes]
     at: dict[str, Node] = {}
     for node, reply in zip(nodes, replies, strict=True):
@@ -137,6 +142,7 @@ def _visit(
     ]
     own: dict[str, list[Node]] = {}
     to_list: list[str] = []
+    unlisted: list[str] = []
     for i, directory in enumerate(directories):
         v3, v2, itself = replies[3 * i : 3 * i + 3]
         path = directory.removesuffix("/")
@@ -151,14 +157,31 @@ def _visit(
             found.other_keys.append(path)
         if sum(_n_names(found.arrays[node].geometry) for node in nodes) > _MAX_CHUNK_NAMES:
             found.unlisted += nodes
+            unlisted.append(directory)
         else:
             to_list.append(directory)
         own[directory] = nodes
+    yield from _find_documents(unlisted, found)
     listings: list[list[str]] = yield [ListDir(d) for d in to_list]
     below: list[str] = []
     for directory, names in zip(to_list, listings, strict=True):
         below += _names_below(directory, names, own[directory], found)
     return below
+
+
+def _find_documents(directories: Sequence[str], found: Hierarchy) -> Flow[None]:
+    """Find the documents of directories that are not listed, as attributes of arrays."""
+    keys = [
+        directory + name
+        for directory in directories
+        for name in _DOCUMENTS
+        if node_of_document(directory + name) not in found.arrays
+    ]
+    if keys:
+        replies: list[Found] = yield [Get(key, Range(0, 1)) for key in keys]
+        found.other_keys += [
+            key for key, reply in zip(keys, replies, strict=True) if reply.value is not None
+        ]
 
 
 def _names_below(

@@ -27,6 +27,7 @@ from zarr_shardstore.plan.requests import (
     Persist,
     Request,
     Set,
+    Tidy,
 )
 from zarr_shardstore.tools.hierarchy import parents_of
 from zarr_shardstore.tools.manifest import Manifest
@@ -41,7 +42,7 @@ _AT_ONCE = 1000
 
 def replace_values(base: OpenBase, manifest: Manifest) -> None:
     """Put staged values, all of them verified, in the place of the old ones."""
-    base.perform([Persist(manifest.directory)])
+    base.perform([Persist()])
     finish(base, manifest.at_state(base, "replacing"))
 
 
@@ -51,7 +52,7 @@ def finish(base: OpenBase, manifest: Manifest) -> None:
     if manifest.state == "replacing":
         barred = {key: unfinished(doc) for key, doc in manifest.documents.items()}
         _write_documents(base, barred)
-        base.perform([Persist(manifest.directory)])
+        base.perform([Persist()])
         for keys in keys_of_values(base, manifest.prefix, encoding, ndim):
             base.perform([DeleteMany(keys)])
         manifest = manifest.at_state(base, "moving")
@@ -59,10 +60,11 @@ def finish(base: OpenBase, manifest: Manifest) -> None:
         cut = len(manifest.values_prefix)
         moves: list[Request] = [Move(key, manifest.prefix + key[cut:]) for key in keys]
         base.perform(moves)
-    base.perform([Persist(manifest.prefix)])
+    base.perform([Tidy(manifest.prefix)])
+    base.perform([Persist()])
     if _is_barred(base, manifest):
         _write_documents(base, manifest.documents)
-        base.perform([Persist(manifest.directory)])
+        base.perform([Persist()])
     manifest.remove(base)
 
 

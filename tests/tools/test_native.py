@@ -1,0 +1,337 @@
+"""`to_native` and `from_native`: which documents are written and removed, in which order, and
+what is refused before that."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from zarr.storage import LocalStore, MemoryStore
+
+from tests.store.bases import BASES, objects_of
+from zarr_shardstore import (
+    DraftHierarchyStore,
+    ReadOnlyError,
+    ShardingStore,
+    SpecError,
+    UnsupportedError,
+    from_native,
+    to_native,
+)
+
+DOCUMENTS = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
+V2 = [*DOCUMENTS[1:]]
+DATA = {
+    "img/a": np.arange(35, dtype=">i4").reshape(7, 5),
+    "img/deep/b": np.arange(24, dtype="<f8").reshape(4, 6) / 8,
+    "plain": np.arange(9, dtype="u1"),
+}
+
+
+def name_of(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def documents_of(base: Any) -> dict[str, Any]:
+    return {k: json.loads(v) for k, v in objects_of(base).items() if name_of(k) in DOCUMENTS}
+
+
+def data_of(base: Any) -> dict[str, bytes]:
+    return {k: v for k, v in objects_of(base).items() if name_of(k) not in DOCUMENTS}
+
+
+def make_v2(base: Any) -> Any:
+    """A consolidated v2 hierarchy with two sharded arrays and one that is not."""
+    store = ShardingStore(base, chunks_per_shard={"img/*": (3, 2)})
+    root = zarr.create_group(store, zarr_format=2, attributes={"title": "é"})
+    root.create_group("img/deep", attributes={"depth": 2})
+    for path, data in DATA.items():
+        z = root.create_array(
+            path,
+            shape=data.shape,
+            chunks=(2,) * data.ndim,
+            dtype=data.dtype,
+            order="F",
+            attributes={"path": path, "_ARRAY_DIMENSIONS": ["y", "x"][: data.ndim]},
+        )
+        z[...] = data
+    zarr.consolidate_metadata(store, zarr_format=2)
+    return base
+
+
+def make_v3(base: Any, **options: Any) -> Any:
+    """A consolidated v3 hierarchy, declared by storage transformers."""
+    options = {"declaration": "storage_transformers", **options}
+    store = ShardingStore(base, chunks_per_shard={"img/*": (3, 2)}, **options)
+    root = zarr.create_group(store, attributes={"title": "é"})
+    root.create_group("img/deep", attributes={"depth": 2})
+    for path, data in DATA.items():
+        key = {"name": "v2", "separator": "."}
+        chunks = (2,) * data.ndim
+        z = root.create_array(
+            path, shape=data.shape, chunks=chunks, dtype=data.dtype.newbyteorder("<"),
+            chunk_key_encoding=key, attributes={"path": path},
+        )  # fmt: skip
+        z[...] = data
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
+        zarr.consolidate_metadata(store)
+    return base
+
+
+def wrap(base: Any) -> Any:
+    """A store that zarr takes."""
+    return MemoryStore({k: zarr.core.buffer.cpu.Buffer.from_bytes(v) for k, v in base.items()})
+
+
+def assert_read(store: Any, zarr_format: int, *, is_consolidated: bool = False) -> None:
+    """Every array, from the root group, has its values."""
+    root: Any = zarr.open_group(
+        store,
+        mode="r",
+        zarr_format=zarr_format,  # type: ignore[arg-type]
+        use_consolidated=is_consolidated,
+    )
+    assert root.attrs["title"] == "é"
+    for path, data in DATA.items():
+        np.testing.assert_array_equal(root[path][...], data)
+        assert root[path].attrs["path"] == path
+    assert root["img/deep"].attrs.asdict() == {"depth": 2}
+
+
+class TestToNative:
+    @pytest.fixture(params=["dict", "local", "fsspec"])
+    def base(self, request: pytest.FixtureRequest) -> Any:
+        return BASES[request.param]()
+
+    def test_v2_is_v3_afterwards(self, base: Any) -> None:
+        """Groups, arrays and consolidated metadata; no v2 document is left, no data touched."""
+        make_v2(base)
+        before = data_of(base)
+        report = to_native(base)
+        assert data_of(base) == before
+        docs = documents_of(base)
+        assert sorted(docs) == sorted(
+            f"{path}/zarr.json".lstrip("/") for path in ("", "img", "img/deep", *DATA)
+        )
+        assert (report.n_documents_written, report.n_documents_removed) == (6, 6 + 6 + 1)
+        native = base if not isinstance(base, dict) else wrap(base)
+        for is_consolidated in (False, True):
+            assert_read(native, 3, is_consolidated=is_consolidated)
+        assert docs["img/a/zarr.json"]["dimension_names"] == ["y", "x"]
+        assert docs["img/a/zarr.json"]["attributes"] == {"path": "img/a", "_FillValue": 0}
+        assert zarr.open_array(native, path="img/a", mode="r").shards == (6, 4)
+        assert zarr.open_array(native, path="plain", mode="r").shards is None
+
+    def test_a_second_call_changes_nothing(self, base: Any) -> None:
+        make_v2(base)
+        to_native(base)
+        before = objects_of(base)
+        report = to_native(base)
+        assert objects_of(base) == before
+        assert {entry.action for entry in report.entries} == {"skipped"}
+        assert report.n_documents_written == report.n_documents_removed == 0
+
+    @pytest.mark.parametrize("location", ["start", "end"])
+    @pytest.mark.parametrize("codecs", [["bytes"], ["bytes", "crc32c"]])
+    def test_storage_transformers_become_the_codec(
+        self, base: Any, location: Any, codecs: list[str]
+    ) -> None:
+        """With the same form of the index; also in consolidated metadata."""
+        make_v3(base, index_location=location, index_codecs=codecs)
+        before = data_of(base)
+        report = to_native(base)
+        assert data_of(base) == before
+        docs = documents_of(base)
+        (codec,) = docs["img/a/zarr.json"]["codecs"]
+        assert codec["configuration"]["index_location"] == location
+        assert [c["name"] for c in codec["configuration"]["index_codecs"]] == codecs
+        assert "zarr_shardstore" not in json.dumps(docs)
+        native = base if not isinstance(base, dict) else wrap(base)
+        for is_consolidated in (False, True):
+            assert_read(native, 3, is_consolidated=is_consolidated)
+        assert [e.path for e in report.entries if e.action == "translated"] == [
+            "", "img/a", "img/deep/b",
+        ]  # fmt: skip
+
+    def test_it_takes_a_store_that_wraps(self, base: Any) -> None:
+        """And an array that is open through it goes on."""
+        store = ShardingStore(make_v2(base))
+        z: Any = zarr.open_array(store, path="img/a")
+        assert z[6, 4] == DATA["img/a"][6, 4]
+        to_native(store)
+        again: Any = zarr.open_array(store, path="img/a", zarr_format=3)
+        again[0, 0] = 77
+        assert (z[0, 0], again[6, 4]) == (77, DATA["img/a"][6, 4])
+        native: Any = zarr.open_array(
+            base if not isinstance(base, dict) else wrap(base), path="img/a"
+        )
+        assert native[0, 0] == 77
+
+
+@pytest.mark.parametrize("make", [make_v2, make_v3])
+def test_dry_run(make: Callable[[Any], Any]) -> None:
+    """Reports the same and does nothing, also where nothing may be written."""
+    base = make({})
+    before = dict(base)
+    report = to_native(base, dry_run=True)
+    assert base == before
+    assert str(report).startswith("would translate")
+    assert report.as_dict()["dry_run"] is True
+    done = to_native(base)
+    assert done.entries == report.entries
+    assert done.n_documents_written == report.n_documents_written > 0
+    assert str(done).startswith("translated")
+
+
+def test_read_only(tmp_path: Path) -> None:
+    """Refused before anything is read."""
+    make_v2(LocalStore(tmp_path))
+    for store in (LocalStore(tmp_path, read_only=True), ShardingStore(tmp_path, read_only=True)):
+        for function in (to_native, from_native):
+            with pytest.raises(ReadOnlyError):
+                function(store)
+    assert to_native(LocalStore(tmp_path, read_only=True), dry_run=True).n_documents_written == 6
+
+
+class TestPaths:
+    """A part of a hierarchy."""
+
+    def test_a_group_stands_for_all_below(self) -> None:
+        base = make_v2({})
+        report = to_native(base, paths=["img/deep"])
+        assert [entry.path for entry in report.entries] == ["img/deep", "img/deep/b"]
+        docs = documents_of(base)
+        assert {k for k in docs if k.startswith("img/deep/") and name_of(k) in V2} == set()
+        assert "img/a/.zarray" in docs
+        copies = docs[".zmetadata"]["metadata"]
+        assert "img/a/.zarray" in copies
+        assert not [k for k in copies if k.startswith("img/deep/")]
+        store = wrap(base)
+        values: Any = zarr.open_group(store, path="img/deep", mode="r")["b"]
+        np.testing.assert_array_equal(values[...], DATA["img/deep/b"])
+
+    def test_patterns(self) -> None:
+        base = make_v3({})
+        report = to_native(base, paths=["*/a", "pl*"])
+        assert [entry.path for entry in report.entries] == ["img/a", "plain"]
+        docs = documents_of(base)
+        assert docs["img/deep/b/zarr.json"]["storage_transformers"] != []
+        copies = docs["zarr.json"]["consolidated_metadata"]["metadata"]
+        assert copies["img/a"] == docs["img/a/zarr.json"]
+        assert copies["img/deep/b"] == docs["img/deep/b/zarr.json"]
+
+    def test_a_path_that_names_nothing(self) -> None:
+        with pytest.raises(SpecError, match="'imgs'"):
+            to_native(make_v2({}), paths=["imgs"])
+
+
+# ------------------------------------------------------------------------ refusals
+
+
+def change_array(**members: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        base = make_v2({})
+        doc = json.loads(base["plain/.zarray"])
+        base["plain/.zarray"] = json.dumps({**doc, **members}).encode()
+        return base
+
+    return make
+
+
+def another_v3_document() -> Any:
+    base = make_v2({})
+    native = dict(base)
+    to_native(native)
+    doc = json.loads(native["plain/zarr.json"])
+    return {**base, "plain/zarr.json": json.dumps({**doc, "shape": [8]}).encode()}
+
+
+def draft() -> Any:
+    base: Any = {}
+    store = DraftHierarchyStore(ShardingStore(base, chunks_per_shard=2))
+    zarr.create_array(store, name="plain", shape=4, chunks=1, dtype="u1")[:] = 1  # type: ignore[index]
+    return base
+
+
+def stack() -> Any:
+    return make_v3({}, declaration=None, storage_transformers=["crc32c", "sharding"])
+
+
+def stack_v2() -> Any:
+    base: Any = {}
+    store = ShardingStore(base, chunks_per_shard=2, storage_transformers=["crc32c", "sharding"])
+    zarr.create_array(store, name="plain", shape=4, chunks=1, dtype="u1", zarr_format=2)
+    return base
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "structured": (
+        change_array(dtype=[["x", "<i4"]]), UnsupportedError, "'plain' .*data type"),
+    "objects": (
+        change_array(dtype="|O", filters=[{"id": "pickle"}]), UnsupportedError, "'plain' .*pickle"),
+    "objects without filter": (change_array(dtype="|O"), UnsupportedError, "'plain' .*'|O'"),
+    "unknown filter": (
+        change_array(filters=[{"id": "categorize"}]), UnsupportedError, "'plain' .*categorize"),
+    "unknown compressor": (
+        change_array(compressor={"id": "snappy"}), UnsupportedError, "'plain' .*snappy"),
+    "unknown option": (
+        change_array(compressor={"id": "zlib", "dict": 1}), UnsupportedError, "'plain' .*dict"),
+    "values after bytes": (
+        change_array(filters=[{"id": "crc32"}, {"id": "delta", "dtype": "|u1"}]),
+        UnsupportedError, "'plain' .*'delta' works on values"),
+    "filter of another type": (
+        change_array(filters=[{"id": "delta", "dtype": "<i8"}]), UnsupportedError, "'plain' .*i8"),
+    "quantize in big-endian": (
+        change_array(dtype=">f4", filters=[{"id": "quantize", "digits": 1, "dtype": ">f4"}]),
+        UnsupportedError, "'plain' .*quantize"),
+    "other members": (change_array(color="red"), UnsupportedError, "'plain' .*color"),
+    "order": (change_array(order="Z"), UnsupportedError, "'plain' .*'Z'"),
+    "fill value": (change_array(fill_value="x"), SpecError, "'plain' .*fill value"),
+    "two documents": (another_v3_document, UnsupportedError, "'plain' .*different"),
+    "draft": (draft, UnsupportedError, "draft hierarchy.*DraftHierarchyStore"),
+    "stack": (stack, UnsupportedError, "'img/a' .*crc32c"),
+    "stack of v2": (stack_v2, UnsupportedError, "'plain' .*crc32c"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_expressed_is_refused_before_anything_is_written(case: str) -> None:
+    """The error names the array; the store is what it was."""
+    make, error, match = REFUSED[case]
+    base = make()
+    before = dict(base)
+    with pytest.raises(error, match=match):
+        to_native(base)
+    assert base == before
+
+
+# ------------------------------------------------------------------------ xarray
+
+
+def test_xarray_sees_the_same(tmp_path: Path) -> None:
+    """Names of dimensions, coordinates, and which values are missing."""
+    values = np.where(np.arange(35) % 3, np.arange(35.0), np.nan).reshape(7, 5)
+    written = xr.Dataset(
+        {"t": (("y", "x"), values), "n": (("x",), np.arange(5))}, {"x": np.arange(5) * 10}
+    )
+    written["t"].encoding = {"_FillValue": -9.0, "chunks": (2, 2)}
+    store = ShardingStore(tmp_path, chunks_per_shard=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        written.to_zarr(store, zarr_format=2, consolidated=True)
+        before = xr.open_zarr(store, consolidated=True).load()
+        to_native(tmp_path)
+        after = xr.open_zarr(str(tmp_path), consolidated=True).load()
+        xr.testing.assert_identical(after, before)
+        xr.testing.assert_equal(after, written)
+        from_native(tmp_path, zarr_format=2)
+        again = xr.open_zarr(ShardingStore(tmp_path), consolidated=True).load()
+    xr.testing.assert_identical(again, before)

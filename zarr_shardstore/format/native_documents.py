@@ -1,0 +1,268 @@
+"""Documents of arrays and groups for readers that know no wrapper: sharded by the codec, and v3.
+
+==============================================  ================================================
+stored here                                     native v3
+==============================================  ================================================
+v3, ``storage_transformers``: one sharding      ``sharding_indexed`` with the same index
+v2, marker in ``filters``: one sharding         the same; ``order``, ``filters`` and
+                                                ``compressor`` become the codecs in it
+``chunks``, ``dimension_separator``             regular grid; chunk key encoding ``v2``
+``dtype``                                       ``data_type``; byte order: the ``bytes`` codec
+``|O`` with ``vlen-utf8``, ``vlen-bytes``       ``string``, ``variable_length_bytes``
+``fill_value`` ``null``                         the zero of the data type
+``.zattrs``                                     ``attributes``
+its ``_ARRAY_DIMENSIONS``, of xarray            ``dimension_names``; xarray's ``_FillValue`` too
+==============================================  ================================================
+
+Each is refused if it says anything that has no place there. The bytes of chunks and shards are
+the same in both, and so are their keys.
+
+Source: Zarr v2, "Metadata"; Zarr v3 core, "Array metadata"; ZEP 2, "Configuration"; sharding
+storage transformer draft, "Configuration"; xarray, "Zarr encoding specification".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.codec_chains import Chain, chain_of_codecs, codecs_of_chain
+from zarr_shardstore.format.codec_names import name_and_options
+from zarr_shardstore.format.data_types import DataType, parse_numpy
+from zarr_shardstore.format.declarations import (
+    Declaration,
+    Declared,
+    declare,
+    find_declaration,
+    has_sharding_codec,
+    is_native_by_choice,
+    take_out,
+)
+from zarr_shardstore.format.documents import plain_geometry
+from zarr_shardstore.format.fill_values import fill_value_of_v2, fill_value_of_v3
+from zarr_shardstore.format.filters import SERIALIZERS
+from zarr_shardstore.format.transformer_specs import SHARDING
+from zarr_shardstore.format.xarray_names import to_attributes, to_dimension_names
+
+__all__ = [
+    "array_of_v2",
+    "array_to_v2",
+    "declared_by_codec",
+    "declared_by_transformers",
+    "group_of_v2",
+    "group_to_v2",
+]
+
+Document = dict[str, Any]
+
+_V2_MEMBERS = {
+    "zarr_format",
+    "shape",
+    "chunks",
+    "dtype",
+    "compressor",
+    "fill_value",
+    "order",
+    "filters",
+    "dimension_separator",
+}
+_V3_MEMBERS = {
+    "zarr_format",
+    "node_type",
+    "shape",
+    "data_type",
+    "chunk_grid",
+    "chunk_key_encoding",
+    "fill_value",
+    "codecs",
+    "attributes",
+    "storage_transformers",
+    "dimension_names",
+}
+_V3_GROUP_MEMBERS = {"zarr_format", "node_type", "attributes", "consolidated_metadata"}
+_OBJECT = "|O"
+
+
+def declared_by_codec(doc: Mapping[str, Any]) -> Document:
+    """A v3 array document that every v3 reader reads; the same if it is that already.
+
+    Raises
+    ------
+    SpecError, UnsupportedError
+        If the array has other storage transformers than one sharding, or another chunk grid.
+    """
+    declared = find_declaration(doc, "passthrough")
+    if declared is None:
+        return dict(doc)
+    _check_known(doc)
+    if has_sharding_codec(doc):
+        raise UnsupportedError(
+            "its chunks are shards of the codec themselves, and shards of shards are not written: "
+            "rewrite the array"
+        )
+    return _declare_again(take_out(doc, declared.how), declared, "codec")
+
+
+def declared_by_transformers(doc: Mapping[str, Any]) -> Document:
+    """A v3 array document whose sharding is a storage transformer; the same if it has none.
+
+    Raises
+    ------
+    UnsupportedError
+        If the sharding codec has a form that the transformer has not.
+    """
+    declared = find_declaration(doc)
+    if declared is None and has_sharding_codec(doc) and not is_native_by_choice(doc):
+        raise UnsupportedError(
+            "its sharding codec stands beside other codecs, or has an index of another form, "
+            "which a storage transformer has not: leave the array as it is"
+        )
+    if declared is None or declared.how != "codec":
+        return dict(doc)
+    return _declare_again(take_out(doc, "codec"), declared, "storage_transformers")
+
+
+def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
+    """The native v3 document of a v2 array, sharded or not.
+
+    Raises
+    ------
+    SpecError
+        If a member is missing or not valid.
+    UnsupportedError
+        If v3 cannot express the array.
+    """
+    _check_members(doc, _V2_MEMBERS)
+    _check_known(doc)
+    declared = find_declaration(doc)
+    plain = dict(doc) if declared is None else take_out(doc, "filters")
+    try:
+        shape, chunks, fill_value = list(plain["shape"]), plain["chunks"], plain["fill_value"]
+        filters = list(plain.get("filters") or ())
+        is_object = plain["dtype"] == _OBJECT and bool(filters)
+        data_type = None if is_object else parse_numpy(plain["dtype"])
+        if is_object and filters[0].get("id") not in SERIALIZERS:
+            raise UnsupportedError(f"objects encoded by {filters[0]!r} have no v3 data type")
+        chain = Chain(data_type, plain.get("order", "C"), filters, plain.get("compressor"))
+        codecs = codecs_of_chain(chain, len(shape))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SpecError(f"the array document is not complete: {error!r}") from error
+    separator = plain.get("dimension_separator") or "."
+    attributes, names = to_dimension_names(attributes, len(shape), fill_value, data_type)
+    translated: Document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": SERIALIZERS[filters[0]["id"]] if data_type is None else data_type.v3,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
+        "chunk_key_encoding": {"name": "v2", "configuration": {"separator": separator}},
+        "fill_value": _fill_value_of_v2(fill_value, data_type),
+        "codecs": codecs,
+        "attributes": attributes,
+        "storage_transformers": [],
+    }
+    if names is not None:
+        translated["dimension_names"] = names
+    return translated if declared is None else _declare_again(translated, declared, "codec")
+
+
+def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
+    """The v2 document of a v3 array, with our marker if it is sharded, and its attributes.
+
+    Raises
+    ------
+    SpecError
+        If a member is missing or not valid.
+    UnsupportedError
+        If v2 cannot express the array.
+    """
+    _check_known(doc)
+    declared = find_declaration(doc)
+    plain = dict(doc) if declared is None else take_out(doc, declared.how)
+    _check_members(plain, _V3_MEMBERS)
+    if has_sharding_codec(plain):
+        raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
+    try:
+        shape, data_type_of_v3 = list(plain["shape"]), plain["data_type"]
+        chunks = name_and_options(plain["chunk_grid"])[1]["chunk_shape"]
+        encoding, options = name_and_options(plain["chunk_key_encoding"])
+        chain = chain_of_codecs(plain["codecs"], data_type_of_v3, len(shape))
+        fill_value = plain["fill_value"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SpecError(f"the array document is not complete: {error!r}") from error
+    if encoding != "v2":
+        raise UnsupportedError(
+            f"its chunk keys are of the encoding {encoding!r}, so v2 readers would not find them: "
+            "that takes a conversion, not a change of metadata"
+        )
+    data_type = chain.data_type
+    if data_type is not None:
+        fill_value = fill_value_of_v3(fill_value, data_type)
+    attributes, fill_value = to_attributes(
+        plain.get("attributes") or {}, plain.get("dimension_names"), fill_value, data_type
+    )
+    translated = {
+        "zarr_format": 2,
+        "shape": shape,
+        "chunks": list(chunks),
+        "dtype": _OBJECT if data_type is None else data_type.numpy_name,
+        "compressor": chain.compressor,
+        "fill_value": fill_value,
+        "order": chain.order,
+        "filters": list(chain.filters) or None,
+        "dimension_separator": options.get("separator", "."),
+    }
+    if declared is not None:
+        translated = declare(translated, replace(declared, how="filters"))
+    return translated, attributes
+
+
+def group_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
+    """The v3 document of a v2 group."""
+    _check_members(doc, {"zarr_format"})
+    return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
+
+
+def group_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
+    """The v2 document of a v3 group, and its attributes."""
+    _check_members(doc, _V3_GROUP_MEMBERS)
+    return {"zarr_format": 2}, dict(doc.get("attributes") or {})
+
+
+def _declare_again(plain: Document, declared: Declared, how: Declaration) -> Document:
+    if not declared.transformers:
+        return plain
+    if [transformer.name for transformer in declared.transformers] != [SHARDING]:
+        raise UnsupportedError(
+            f"it has the storage transformers {[t.name for t in declared.transformers]}, and only "
+            "one sharding can be declared by the codec: copy the array into a store without them"
+        )
+    return declare(plain, Declared(how, declared.transformers))
+
+
+def _fill_value_of_v2(value: Any, data_type: DataType | None) -> Any:
+    if data_type is not None:
+        return fill_value_of_v2(value, data_type)
+    if value in (None, 0):
+        return ""
+    if not isinstance(value, str):
+        raise SpecError(f"{value!r} is no fill value of a text")
+    return value
+
+
+def _check_known(doc: Mapping[str, Any]) -> None:
+    """Whether the keys of the chunks are known here."""
+    is_v2 = doc.get("zarr_format") == 2
+    if plain_geometry("v2" if is_v2 else "v3", doc) is None:
+        raise UnsupportedError("its chunk grid or chunk keys have a form that is not known")
+
+
+def _check_members(doc: Mapping[str, Any], known: set[str]) -> None:
+    unknown = sorted(doc.keys() - known)
+    if unknown:
+        raise UnsupportedError(
+            f"its document has the members {unknown}, which have no place in the other format: "
+            "remove them if they are not needed"
+        )
