@@ -132,6 +132,11 @@ def test_figures_of_an_array_that_zarr_sharded(tmp_path: Path) -> None:
     assert (array.n_chunks, array.n_objects, array.fill) == (3, 2, 0.75)
     assert array.stored_nbytes == 3 * 2 + 2 * (2 * 16 + 4)
     assert array.dead_nbytes == 0
+    fields = np.array([[36, 2], [30, 8]], dtype=np.uint64)  # the second begins in the index
+    (tmp_path / "c/0").write_bytes(ShardIndex(fields).encode(ZEP2_INDEX) + b"data")
+    array = info_of(tmp_path)
+    assert (array.n_errors, array.n_chunks, array.chunk_nbytes) == (1, 3, 2 + 2)
+    assert array.dead_nbytes == 2
 
 
 def test_figures_of_an_array_without_shards() -> None:

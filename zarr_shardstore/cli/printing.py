@@ -135,9 +135,8 @@ def conversion_text(report: ConversionReport) -> str:
             total += f"; {_count(report.n_copied_keys, 'other key')} copied"
         total += f"; {report.seconds:.1f} s"
     notes = [f"note: {printable(note)}" for note in report.notes]
-    return "\n".join(
-        [*_table([header, *rows], right=() if report.dry_run else (4, 5, 6)), *notes, total]
-    )
+    table = _table([header, *rows], right=() if report.dry_run else (4, 5, 6))
+    return "\n".join([*table, *notes, total])
 
 
 def _plan_row(array: ArrayReport) -> list[str]:
