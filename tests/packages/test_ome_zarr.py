@@ -27,6 +27,7 @@ from zarr.storage import LocalStore
 
 from tests.store.bases import BASES, objects_of
 from zarr_shardstore import ShardingMapping, ShardingStore
+from zarr_shardstore.tools.convert import shard_store, unshard_store
 
 with warnings.catch_warnings():
     # ome-zarr 0.18 makes an instance of a class of its own that it deprecates.
@@ -233,6 +234,25 @@ class TestInShards:
         assert_all_equal(levels_by_ome_zarr(store), expected)
         assert_all_equal(levels_by_ngff_zarr(ShardingMapping(base)), expected)
         assert n_values(objects_of(base), "s0") == n_written(expected[0], SHARDS)
+
+
+def test_an_image_is_sharded_in_place(base: Any, version: str) -> None:
+    """Read by both packages through the store as before, and beside it when it is unsharded."""
+    write_by_ome_zarr(ShardingStore(base), version)
+    before = dict(ShardingMapping(base))
+    report = shard_store(base, chunks_per_shard=CHUNKS_PER_SHARD)
+    assert [array.action for array in report.arrays] == ["sharded"] * 4
+    assert n_values(objects_of(base), "s0") == n_written(VOLUME, SHARDS)
+    assert report.n_chunks > 2 * report.n_objects
+    levels = levels_by_ome_zarr(ShardingStore(base))
+    np.testing.assert_array_equal(levels[0], VOLUME)
+    np.testing.assert_array_equal(levels_by_ome_zarr(ShardingStore(base), "labels/mask")[0], MASK)
+    assert_all_equal(levels_by_ngff_zarr(ShardingMapping(base)), levels)
+    unshard_store(base)
+    after = objects_of(base)
+    assert after.keys() == before.keys()
+    assert all(after[key] == before[key] for key in after if key.split("/")[-1] not in METADATA)
+    assert_all_equal(levels_by_ome_zarr(ShardingStore(base)), levels)
 
 
 def test_the_packages_alone_refuse_shards_of_v2(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -19,7 +19,7 @@ from zarr_shardstore.format.draft_documents import ENTRY_POINT
 Coords = tuple[int, ...]
 Chunks = dict[Coords, bytes]
 
-BASES = {
+BASES: dict[str, Callable[[], Any]] = {
     **COMMON_BASES,
     "obstore": lambda: ObjectStore(obstore.store.MemoryStore()),
 }

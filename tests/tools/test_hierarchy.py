@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.store.bases import put
-from tests.tools.hierarchies import BASES, DRAFT, KINDS, V2, V3, ArrayOf, Kind, grid_coords
+from tests.tools.hierarchies import BASES, DRAFT, KINDS, V2, V3, ArrayOf, Chunks, Kind, grid_coords
 from zarr_shardstore.format.documents import Node
 from zarr_shardstore.io.mapping_backend import MappingBackend
 from zarr_shardstore.plan.requests import Flow, Get, ListDir, ListPrefix
@@ -25,7 +25,7 @@ def find(objects: dict[str, bytes], flow: Flow[Hierarchy] | None = None) -> tupl
     """The hierarchy of a dict, and the requests of each round."""
     backend = MappingBackend(dict(objects))
     flow = find_hierarchy() if flow is None else flow
-    rounds = []
+    rounds: list[Any] = []
     replies: Any = None
     while True:
         try:
@@ -162,7 +162,7 @@ def test_nothing_is_listed_below_chunks(name: str, path: str) -> None:
 def test_a_directory_of_too_many_chunks_is_not_listed(name: str, path: str) -> None:
     """With the separator "." each chunk is a name there; documents are found without a listing."""
     kind = KINDS[name]
-    chunks = {(5, 6, 7): b"chunk"}
+    chunks: Chunks = {(5, 6, 7): b"chunk"}
     array = ArrayOf(kind, path, (1000, 1000, 1000), (1, 1, 1), (0, 0, 0), chunks)
     root = "data/root/" if kind.hierarchy == "draft" else ""
     own = f"{root}{path}/" if path else root

@@ -29,6 +29,7 @@ from tests.tools.hierarchies import (
     V2,
     V3,
     ArrayOf,
+    Chunks,
     Coords,
     Kind,
     grid_coords,
@@ -325,7 +326,7 @@ def test_a_native_array_of_no_dimensions(tmp_path: Path) -> None:
     ts = pytest.importorskip("tensorstore")
     configuration = {"chunk_shape": [], "codecs": [{"name": "bytes"}]}
     codecs = [{"name": "sharding_indexed", "configuration": configuration}]
-    metadata = {"shape": [], "data_type": "uint8", "codecs": codecs}
+    metadata: dict[str, Any] = {"shape": [], "data_type": "uint8", "codecs": codecs}
     metadata["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": []}}
     spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/a/", "metadata": metadata}
     ts.open(spec, create=True).result().write(7).result()
@@ -345,7 +346,8 @@ LARGE = 40_000_001
 def test_values_larger_than_a_batch(where: str) -> None:
     """Two values of 40 MB with small ones around them, in pieces of 16 MiB."""
     large = np.random.default_rng(3).bytes(LARGE)
-    chunks = {(0, 0): b"first", (0, 2): large, (1, 0): b"", (1, 1): large[::-1], (2, 2): b"last"}
+    chunks: Chunks = {(0, 0): b"first", (0, 2): large, (1, 0): b"", (2, 2): b"last"}
+    chunks[1, 1] = large[::-1]
     array = ArrayOf(V3, "a", (3, 3), (7000, 7000), (0, 0), chunks)
     base = BASES["dict"]()
     base.update(array.objects())

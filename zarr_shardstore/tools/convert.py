@@ -12,7 +12,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.errors import SpecError, UnfinishedConversionError
 from zarr_shardstore.format.documents import Node
 from zarr_shardstore.format.orders import EntryOrder, check_order
 from zarr_shardstore.io.exclusive import exclusive
@@ -20,6 +20,7 @@ from zarr_shardstore.io.resolve import BaseStoreLike
 from zarr_shardstore.plan.requests import ListDir
 from zarr_shardstore.store import changes
 from zarr_shardstore.store.base import check_index
+from zarr_shardstore.store.draft_hierarchy import DraftHierarchyStore
 from zarr_shardstore.store.new_arrays import NewArrays, V3Declaration
 from zarr_shardstore.store.policy import ChunksPerShard, ShardingPolicy
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
@@ -36,7 +37,7 @@ from zarr_shardstore.tools.report import ConversionReport, OnProgress
 
 __all__ = ["reshard", "shard_store", "unshard_store"]
 
-StoreLike: TypeAlias = "BaseStoreLike | ShardingStore | ShardingMapping"
+StoreLike: TypeAlias = "BaseStoreLike | ShardingStore | ShardingMapping | DraftHierarchyStore"
 Paths: TypeAlias = "Iterable[str] | str | None"
 
 
@@ -95,6 +96,8 @@ def shard_store(
     CorruptShardError, CorruptValueError
         If a shard of the source is damaged, or if what was written reads back as something
         else. Nothing was removed.
+    UnfinishedConversionError
+        If a conversion in place of the source was interrupted, and there is a destination.
     ShardConflictError
         If the source is changed meanwhile, or another conversion of it goes on.
 
@@ -225,6 +228,8 @@ def _convert(
         raise SpecError(f"there is nothing in {base.describe()}")
     if not request.dry_run:
         target.check_writable()
+    if not in_place:
+        _check_nothing_is_begun(base)
     _check_executor(executor, base, target)
     with executor_or_threads(executor) as workers:
         if request.dry_run:
@@ -288,6 +293,22 @@ def _finish_what_was_begun(base: OpenBase, in_place: bool) -> tuple[str, ...]:
             finish(base, manifest)
             notes.append(f"finished what an earlier run had begun with {manifest.path!r}")
     return tuple(notes)
+
+
+def _check_nothing_is_begun(base: OpenBase) -> None:
+    """Refuse to copy arrays some of whose objects are still staged: they would be left behind.
+
+    Raises
+    ------
+    UnfinishedConversionError
+        With what to do.
+    """
+    for manifest in read_manifests(base):
+        if manifest.is_staged and manifest.state != "staging":
+            raise UnfinishedConversionError(
+                f"a conversion in place of the array {manifest.path!r} of the source was "
+                "interrupted: run the same again without a destination, which finishes it"
+            )
 
 
 def _check_executor(executor: Executor | None, base: OpenBase, target: OpenBase) -> None:

@@ -15,6 +15,7 @@ from zarr_shardstore.io.uploads import Upload
 from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.requests import Flow, Request, UpdateShard
 from zarr_shardstore.store.base import check_writable
+from zarr_shardstore.store.draft_hierarchy import DraftHierarchyStore
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -27,11 +28,17 @@ T = TypeVar("T")
 class OpenBase:
     """A base store and the driver for it; blocking, and picklable as the store is.
 
+    Parameters
+    ----------
+    is_read_only : bool
+        It was reached through a store that refuses writes.
+
     Thread safety: may be used from any thread.
     """
 
     store: BaseStore
     runner: Runner
+    is_read_only: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_base, (self.store,)
@@ -59,7 +66,8 @@ class OpenBase:
 
     def check_writable(self) -> None:
         """Raise `ReadOnlyError` if the store refuses writes."""
-        check_writable(isinstance(self.store, Store) and self.store.read_only)
+        is_base_read_only = isinstance(self.store, Store) and self.store.read_only
+        check_writable(self.is_read_only or is_base_read_only)
 
     def describe(self) -> str:
         """The store, for messages."""
@@ -67,7 +75,7 @@ class OpenBase:
 
 
 def open_base(
-    store: BaseStoreLike | ShardingStore | ShardingMapping,
+    store: BaseStoreLike | ShardingStore | ShardingMapping | DraftHierarchyStore,
     storage_options: Mapping[str, Any] | None = None,
 ) -> OpenBase:
     """Open whatever `ShardingStore` wraps; of a store that wraps already, what it wraps.
@@ -77,10 +85,12 @@ def open_base(
     SpecError, TypeError
         As `base_store_of`.
     """
-    if isinstance(store, ShardingStore | ShardingMapping):
-        store = store.base
+    is_read_only = False
+    if isinstance(store, ShardingStore | ShardingMapping | DraftHierarchyStore):
+        is_read_only = store.read_only
+        store = (store.store if isinstance(store, DraftHierarchyStore) else store).base
     base = base_store_of(store, dict(storage_options) if storage_options else None)
-    return OpenBase(base, Runner(backend_of(base), _refuse_update))
+    return OpenBase(base, Runner(backend_of(base), _refuse_update), is_read_only)
 
 
 def _one_round(requests: Sequence[Request]) -> Flow[list[Any]]:

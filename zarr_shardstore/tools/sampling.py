@@ -19,6 +19,8 @@ _N_ROUNDS = 8
 _ENOUGH = 64
 """Chunks that are asked for at once, how often, and how many must be there to stop."""
 
+_MAX_INT64 = 2**63 - 1
+
 _UNKNOWN_NBYTES = 1_000_000
 """Taken where no chunk was found and the data type tells no size."""
 
@@ -53,7 +55,7 @@ def _some_keys(state: ArrayState) -> Iterator[list[str]]:
         coords = [tuple(c) for c in np.ndindex(*grid)]
         rng.shuffle(coords)
     else:
-        columns = [rng.integers(0, n, _ROUND * _N_ROUNDS).tolist() for n in grid]
+        columns = [rng.integers(0, min(n, _MAX_INT64), _ROUND * _N_ROUNDS).tolist() for n in grid]
         coords = list(zip(*columns, strict=True))
     for i in range(0, len(coords), _ROUND):
         yield [prefix + encode(tuple(map(int, c))) for c in coords[i : i + _ROUND]]
