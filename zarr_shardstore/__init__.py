@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from zarr_shardstore.store.sharding_mapping import ShardingMapping
     from zarr_shardstore.store.sharding_store import ShardingStore
     from zarr_shardstore.tools.convert import reshard, shard_store, unshard_store
-    from zarr_shardstore.tools.report import ArrayReport, ConversionReport, Progress
     from zarr_shardstore.tools.native import from_native, to_native
+    from zarr_shardstore.tools.report import ArrayReport, ConversionReport, Progress
 
 __version__ = "0.1.0"
 
@@ -54,8 +54,8 @@ __all__ = [
     "register_storage_transformer",
     "reshard",
     "shard_store",
-    "unshard_store",
     "to_native",
+    "unshard_store",
 ]
 
 _MODULES = {
