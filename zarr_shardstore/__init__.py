@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from zarr_shardstore.store.sharding_mapping import ShardingMapping
     from zarr_shardstore.store.sharding_store import ShardingStore
     from zarr_shardstore.tools.convert import reshard, shard_store, unshard_store
+    from zarr_shardstore.tools.info import get_shard_info, is_sharded
     from zarr_shardstore.tools.native import from_native, to_native
     from zarr_shardstore.tools.report import ArrayReport, ConversionReport, Progress
 
@@ -51,6 +52,8 @@ __all__ = [
     "ValueTransformer",
     "__version__",
     "from_native",
+    "get_shard_info",
+    "is_sharded",
     "register_storage_transformer",
     "reshard",
     "shard_store",
@@ -71,6 +74,8 @@ _MODULES = {
     "DraftHierarchyStore": "zarr_shardstore.store.draft_hierarchy",
     "ShardingMapping": "zarr_shardstore.store.sharding_mapping",
     "ShardingStore": "zarr_shardstore.store.sharding_store",
+    "get_shard_info": "zarr_shardstore.tools.info",
+    "is_sharded": "zarr_shardstore.tools.info",
     "from_native": "zarr_shardstore.tools.native",
     "register_storage_transformer": "zarr_shardstore.store.registry",
     "to_native": "zarr_shardstore.tools.native",
