@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import shutil
@@ -158,7 +157,6 @@ class Place:
                 with stopping_files(self.root, countdown):
                     run(kind, command, self.base, InCaller())
         except Killed:
-            gc.collect()  # the lock goes with what held it
             return False
         finally:
             if self.root is None:
