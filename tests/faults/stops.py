@@ -73,7 +73,8 @@ def stopping_files(root: Path, countdown: Countdown) -> Iterator[None]:
         return real_writev(fd, buffers)
 
     real_open, real_writev = os.open, os.writev
-    with mock.patch.multiple(
+    patches: Any = mock.patch.multiple
+    with patches(
         os,
         open=counted_open,
         writev=counted_writev,
