@@ -58,7 +58,6 @@ def batches_of(nbytes: int) -> Iterator[None]:
         mock.patch.object(values, "BATCH_NBYTES", nbytes),
         mock.patch.object(tasks, "BATCH_NBYTES", nbytes),
         mock.patch.object(other_keys, "BATCH_NBYTES", nbytes),
-        mock.patch.object(values, "_FIRST_BATCH", 2),
         mock.patch.object(values, "_MAX_BATCH", 5),
         mock.patch.object(values, "_MAX_GAP_NBYTES", min(4, nbytes)),
     ):
