@@ -6,6 +6,7 @@ The lock is the operating system's, so it ends with the process that holds it, h
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -13,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.backend import Backend
-from zarr_shardstore.io.local_backend import LocalBackend
+from zarr_shardstore.io.local_backend import LocalBackend, holds_a_file
 
 __all__ = ["exclusive"]
 
@@ -47,9 +48,19 @@ def exclusive(backend: Backend, directory: str, what: str) -> Iterator[None]:
         raise ShardConflictError(f"{what} goes on already: wait until it has ended") from None
     try:
         yield
+        _remove_what_holds_no_file(path)
     finally:
         with suppress(OSError):
             os.unlink(name)
         lock.release()
         with suppress(OSError):
             os.rmdir(path)
+
+
+def _remove_what_holds_no_file(path: str) -> None:
+    """Remove directories, and files that were begun, of those who held the lock and were killed."""
+    with os.scandir(path) as entries:
+        directories = [entry.path for entry in entries if entry.is_dir()]
+    for directory in directories:
+        if not holds_a_file(directory):
+            shutil.rmtree(directory, ignore_errors=True)

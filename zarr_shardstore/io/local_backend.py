@@ -39,7 +39,7 @@ from zarr_shardstore.plan.requests import (
     SetIfNotExists,
 )
 
-__all__ = ["MAX_SHARDS_AT_ONCE", "LocalBackend"]
+__all__ = ["MAX_SHARDS_AT_ONCE", "LocalBackend", "holds_a_file"]
 
 # What LocalStore calls a file that it has not renamed yet; a killed writer leaves it behind.
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.partial$")
@@ -275,13 +275,14 @@ def _names_in(directory: str) -> list[str]:
                 entry.name
                 for entry in entries
                 if not _TEMPORARY.search(entry.name)
-                and (not entry.is_dir() or _holds_a_file(entry.path))
+                and (not entry.is_dir() or holds_a_file(entry.path))
             ]
     except _NO_FILE:
         return []
 
 
-def _holds_a_file(directory: str) -> bool:
+def holds_a_file(directory: str) -> bool:
+    """Whether a file is in it, however deep, that is not a temporary one."""
     return any(
         any(not _TEMPORARY.search(name) for name in names) for _, _, names in os.walk(directory)
     )

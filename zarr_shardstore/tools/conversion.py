@@ -15,7 +15,7 @@ from zarr_shardstore.plan.requests import DeleteMany, DeletePrefix, Get, Set
 from zarr_shardstore.store.new_arrays import NewArrays
 from zarr_shardstore.tools.engine import run_tasks
 from zarr_shardstore.tools.in_place import keys_of_values, replace_values
-from zarr_shardstore.tools.manifest import Manifest, read_manifests
+from zarr_shardstore.tools.manifest import Manifest, directory_of, read_manifests
 from zarr_shardstore.tools.open_base import OpenBase
 from zarr_shardstore.tools.other_keys import check_other_keys, copy_other_keys
 from zarr_shardstore.tools.places import n_regions, regions
@@ -68,6 +68,8 @@ class Conversion:
 
     def _convert_in_place(self, plan: ArrayPlan) -> ArrayReport:
         if plan.action == "skipped":
+            if plan.is_chosen:
+                self._forget(plan)
             return _report_of(plan)
         manifest = self._manifest(plan, is_staged=True)
         may_be_there = self._begin(manifest)
@@ -137,6 +139,7 @@ class Conversion:
             self.target.perform([Set(key, dump_document(doc)) for key, doc in documents.items()])
             return _report_of(plan)
         if self._has(documents):
+            self._forget(plan)
             reason = "the destination has it already"
             return _report_of(replace(plan, action="skipped", reason=reason))
         manifest = self._manifest(plan, is_staged=False)
@@ -191,6 +194,13 @@ class Conversion:
         """The manifest that an earlier run has left for this array."""
         left = read_manifests(self.target)
         return next((m for m in left if m.directory == manifest.directory), None)
+
+    def _forget(self, plan: ArrayPlan) -> None:
+        """Remove what an earlier run has left of an array for which there is nothing to do."""
+        directory = directory_of(plan.state.node)
+        for manifest in read_manifests(self.target):
+            if manifest.directory == directory:
+                manifest.remove(self.target)
 
     def _begin(self, manifest: Manifest) -> bool:
         """Store the manifest; whether an earlier run may have written values for it."""

@@ -26,8 +26,8 @@ from zarr_shardstore.tools.array_state import array_states
 from zarr_shardstore.tools.conversion import Conversion
 from zarr_shardstore.tools.engine import executor_or_threads
 from zarr_shardstore.tools.hierarchy import STAGING, find_hierarchy
-from zarr_shardstore.tools.in_place import finish
-from zarr_shardstore.tools.manifest import read_manifests
+from zarr_shardstore.tools.in_place import finish, keeps_out_readers, take_back
+from zarr_shardstore.tools.manifest import read_manifests, remove_leftovers
 from zarr_shardstore.tools.open_base import OpenBase, open_base
 from zarr_shardstore.tools.planning import Choose, matching, plan_array, to_plain, to_shards
 from zarr_shardstore.tools.report import ConversionReport, OnProgress
@@ -227,6 +227,7 @@ def _convert(
             arrays, others = _prepared(request, base, target, in_place, workers).planned()
             return ConversionReport(arrays, others, (), time.monotonic() - begun, dry_run=True)
         with exclusive(target.runner.backend, STAGING, f"a conversion of {target.describe()}"):
+            remove_leftovers(target)
             notes = _finish_what_was_begun(base, in_place)
             try:
                 conversion = _prepared(request, base, target, in_place, workers)
@@ -261,12 +262,16 @@ def _prepared(
 
 
 def _finish_what_was_begun(base: OpenBase, in_place: bool) -> tuple[str, ...]:
-    """Finish conversions in place whose new objects are all staged: there is no way back."""
+    """Finish conversions in place that keep readers out: there is no way back."""
     if not in_place:
         return ()
     notes = []
     for manifest in read_manifests(base):
-        if manifest.is_staged and manifest.state != "staging":
+        if not manifest.is_staged or manifest.state == "staging":
+            continue
+        if manifest.state == "replacing" and not keeps_out_readers(base, manifest):
+            take_back(base, manifest)
+        else:
             finish(base, manifest)
             notes.append(f"finished what an earlier run had begun with {manifest.path!r}")
     return tuple(notes)

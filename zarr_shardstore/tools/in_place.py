@@ -33,7 +33,7 @@ from zarr_shardstore.tools.manifest import Manifest
 from zarr_shardstore.tools.open_base import OpenBase
 from zarr_shardstore.tools.other_keys import with_copies
 
-__all__ = ["finish", "keys_of_values", "replace_values"]
+__all__ = ["finish", "keeps_out_readers", "keys_of_values", "replace_values", "take_back"]
 
 _AT_ONCE = 1000
 """Objects that are moved or removed by one call."""
@@ -60,17 +60,33 @@ def finish(base: OpenBase, manifest: Manifest) -> None:
         moves: list[Request] = [Move(key, manifest.prefix + key[cut:]) for key in keys]
         base.perform(moves)
     base.perform([Persist(manifest.prefix)])
-    if _is_barred(base, manifest):
+    if keeps_out_readers(base, manifest):
         _write_documents(base, manifest.documents)
         base.perform([Persist(manifest.directory)])
     manifest.remove(base)
 
 
-def _is_barred(base: OpenBase, manifest: Manifest) -> bool:
-    """Whether readers are still kept out: nobody has written other documents since."""
+def keeps_out_readers(base: OpenBase, manifest: Manifest) -> bool:
+    """Whether a document of the array is one that readers refuse, or cannot be read."""
+    docs = _documents_now(base, manifest)
+    return any(doc is None or is_unfinished(doc) for doc in docs.values())
+
+
+def take_back(base: OpenBase, manifest: Manifest) -> None:
+    """Return from ``replacing`` to ``staging`` while the array has its old documents.
+
+    Nothing was removed yet, and values may have been written since: what is staged must be
+    compared again. Only copies of documents may tell readers something else.
+    """
+    docs = {key: doc for key, doc in _documents_now(base, manifest).items() if doc is not None}
+    _write_copies(base, docs)
+    manifest.at_state(base, "staging")
+
+
+def _documents_now(base: OpenBase, manifest: Manifest) -> dict[str, dict[str, Any] | None]:
     found = base.perform([Get(key) for key in manifest.documents])
-    docs = [parse_json(reply.value) for reply in found if reply.value is not None]
-    return len(docs) < len(manifest.documents) or any(is_unfinished(doc or {}) for doc in docs)
+    docs = [None if reply.value is None else parse_json(reply.value) for reply in found]
+    return dict(zip(manifest.documents, docs, strict=True))
 
 
 def _write_documents(base: OpenBase, documents: Mapping[str, Mapping[str, Any]]) -> None:
@@ -79,6 +95,11 @@ def _write_documents(base: OpenBase, documents: Mapping[str, Mapping[str, Any]])
     Copies are written first: through those of the group nobody shall see an array that its
     own document hides.
     """
+    _write_copies(base, documents)
+    base.perform([Set(key, dump_document(doc)) for key, doc in documents.items()])
+
+
+def _write_copies(base: OpenBase, documents: Mapping[str, Mapping[str, Any]]) -> None:
     copies: list[Request] = []
     for key, path in _keys_of_copies(documents):
         (reply,) = base.perform([Get(key)])
@@ -88,7 +109,6 @@ def _write_documents(base: OpenBase, documents: Mapping[str, Mapping[str, Any]])
             if new is not doc:
                 copies.append(Set(key, dump_document(new)))
     base.perform(copies)
-    base.perform([Set(key, dump_document(doc)) for key, doc in documents.items()])
 
 
 def _keys_of_copies(documents: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -11,12 +11,13 @@ state                 objects of the array                        who may go on
 (no manifest)         old, or new                                 –
 ``staging``           old; the new ones are being made            who wants the same; others
                                                                   begin anew
-``replacing``         the old ones are being removed; all new     everybody, and must
-                      ones are staged and verified
+``replacing``         the old ones are being removed; all new     everybody, and must, once
+                      ones are staged and verified                readers are kept out
 ``moving``            no old ones; the new ones are being moved   everybody, and must
 ====================  ==========================================  ===========================
 
-In the last two states the documents of the array are those of `unfinished`. A conversion to
+In the last two states the documents of the array are those of `unfinished`; a run that stopped
+before it had written them is taken back to ``staging``. A conversion to
 another store has the first state only, and no staged values: there is no document before it ends.
 """
 
@@ -34,7 +35,7 @@ from zarr_shardstore.plan.requests import Delete, DeletePrefix, Get, ListDir, Se
 from zarr_shardstore.tools.hierarchy import STAGING
 from zarr_shardstore.tools.open_base import OpenBase
 
-__all__ = ["Manifest", "directory_of", "read_manifests"]
+__all__ = ["Manifest", "directory_of", "read_manifests", "remove_leftovers"]
 
 State = Literal["staging", "replacing", "moving"]
 
@@ -132,6 +133,14 @@ def read_manifests(base: OpenBase) -> list[Manifest]:
         if reply.value is not None:
             manifests.append(_parse(key, parse_json(reply.value)))
     return manifests
+
+
+def remove_leftovers(base: OpenBase) -> None:
+    """Remove what conversions have left behind that removed their manifest, and stopped then."""
+    (names,) = base.perform([ListDir(STAGING)])
+    found = base.perform([Get(f"{STAGING}{name}/manifest.json") for name in names])
+    without = [n for n, reply in zip(names, found, strict=True) if reply.value is None]
+    base.perform([DeletePrefix(f"{STAGING}{name}/") for name in without])
 
 
 def _parse(key: str, doc: dict[str, Any] | None) -> Manifest:

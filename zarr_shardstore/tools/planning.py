@@ -40,12 +40,15 @@ class ArrayPlan:
         What that means, from what it has.
     reason : str
         Why.
+    is_chosen : bool
+        It is among those that shall be converted.
     """
 
     state: ArrayState
     form: Form
     action: Action
     reason: str
+    is_chosen: bool = True
 
     @property
     def region_shape(self) -> Coords:
@@ -107,7 +110,7 @@ _NOWHERE: OpenBase = None  # type: ignore[assignment]
 def plan_array(base: OpenBase, state: ArrayState, choose: Choose | None) -> ArrayPlan:
     """Decide what is done with an array; without `choose` it keeps its form."""
     if choose is None:
-        return ArrayPlan(state, state.form, "skipped", "not among the paths")
+        return ArrayPlan(state, state.form, "skipped", "not among the paths", is_chosen=False)
     if state.obstacle:
         return ArrayPlan(state, state.form, "skipped", f"it cannot be converted: {state.obstacle}")
     form, reason = choose(base, state)
