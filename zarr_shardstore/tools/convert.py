@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.orders import EntryOrder, check_order
+from zarr_shardstore.format.unfinished import check_finished
 from zarr_shardstore.io.exclusive import exclusive
 from zarr_shardstore.io.resolve import BaseStoreLike
 from zarr_shardstore.store import changes
@@ -95,6 +96,8 @@ def shard_store(
         else. Nothing was removed.
     ShardConflictError
         If the source is changed meanwhile, or another conversion of it goes on.
+    UnfinishedConversionError
+        If the source was left half converted in place, and there is a destination.
 
     Notes
     -----
@@ -242,6 +245,11 @@ def _prepared(
 ) -> Conversion:
     hierarchy = base.run(find_hierarchy())
     states = array_states(hierarchy.arrays.values())
+    if not in_place:
+        # Copied as they are, they would be half of an array that nobody can finish.
+        for state in states:
+            for doc in state.documents.values():
+                check_finished(state.path, doc)
     chosen = matching(states, request.paths)
     plans = [
         plan_array(base, state, request.choose if state.node in chosen else None)
