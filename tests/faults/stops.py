@@ -73,13 +73,13 @@ def stopping_files(root: Path, countdown: Countdown) -> Iterator[None]:
         return real_writev(fd, buffers)
 
     real_open, real_writev = os.open, os.writev
-    with mock.patch.multiple(
-        os,
-        open=counted_open,
-        writev=counted_writev,
-        sync=lambda: None,  # nothing here loses power
+    calls: dict[str, Any] = {
+        "open": counted_open,
+        "writev": counted_writev,
+        "sync": lambda: None,  # nothing here loses power
         **{name: counted(getattr(os, name)) for name in ("replace", "unlink", "rmdir", "mkdir")},
-    ):
+    }
+    with mock.patch.multiple(os, **calls):
         yield
 
 
@@ -103,8 +103,7 @@ def files_in(root: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in root.rglob("*")
-        if path.is_file()
-        and (path.suffix != ".partial" or ".zarr_shardstore" in path.parts)
+        if path.is_file() and (path.suffix != ".partial" or ".zarr_shardstore" in path.parts)
     }
 
 
