@@ -11,7 +11,7 @@ from typing import Any
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.documents import document_key, dump_document, parse_json
 from zarr_shardstore.format.orders import EntryOrder
-from zarr_shardstore.plan.requests import DeleteMany, DeletePrefix, Get, Set
+from zarr_shardstore.plan.requests import DeleteMany, DeletePrefix, Get, Persist, Set
 from zarr_shardstore.store.new_arrays import NewArrays
 from zarr_shardstore.tools.engine import run_tasks
 from zarr_shardstore.tools.in_place import keys_of_values, replace_values
@@ -210,6 +210,7 @@ class Conversion:
         if earlier is not None and not earlier.is_staged:
             for keys in keys_of_values(self.target, earlier.prefix, earlier.encoding, earlier.ndim):
                 self.target.perform([DeleteMany(keys)])
+            self.target.perform([Persist(earlier.prefix)])  # removes empty directories
         self.target.perform([DeletePrefix(manifest.directory)])
         manifest.write(self.target)
         return False
