@@ -73,14 +73,13 @@ def stopping_files(root: Path, countdown: Countdown) -> Iterator[None]:
         return real_writev(fd, buffers)
 
     real_open, real_writev = os.open, os.writev
-    patches: Any = mock.patch.multiple
-    with patches(
-        os,
-        open=counted_open,
-        writev=counted_writev,
-        sync=lambda: None,  # nothing here loses power
+    calls: dict[str, Any] = {
+        "open": counted_open,
+        "writev": counted_writev,
+        "sync": lambda: None,  # nothing here loses power
         **{name: counted(getattr(os, name)) for name in ("replace", "unlink", "rmdir", "mkdir")},
-    ):
+    }
+    with mock.patch.multiple(os, **calls):
         yield
 
 

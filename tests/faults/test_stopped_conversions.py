@@ -21,7 +21,6 @@ from zarr.storage import LocalStore, MemoryStore
 
 from tests.faults.stops import (
     Countdown,
-    InCaller,
     Killed,
     StoppingMapping,
     empty_directories,
@@ -29,7 +28,7 @@ from tests.faults.stops import (
     stopping_files,
     write_files,
 )
-from zarr_shardstore import DraftHierarchyStore, ShardingStore, UnfinishedConversionError
+from zarr_shardstore import DraftHierarchyStore, ShardingStore, SpecError, UnfinishedConversionError
 from zarr_shardstore.format.declarations import find_declaration
 from zarr_shardstore.tools.convert import reshard, shard_store, unshard_store
 
@@ -92,8 +91,8 @@ def plain_draft() -> Objects:
     return data
 
 
-def run(kind: str, command: str, base: Any, executor: Any) -> None:
-    options: dict[str, Any] = {"executor": executor}
+def run(kind: str, command: str, base: Any, executor: Any, destination: Any = None) -> None:
+    options: dict[str, Any] = {"executor": executor, "destination": destination}
     if kind == "transformers" and command != "unshard":
         options["declaration"] = "storage_transformers"
     match command:
@@ -144,17 +143,23 @@ class Place:
             shutil.rmtree(self.root, ignore_errors=True)
             write_files(self.root, objects)
 
-    def convert(self, kind: str, command: str, stop_at: int | None = None) -> bool:
-        """Run a command, or the beginning of one; whether it came to its end."""
+    def convert(
+        self, kind: str, command: str, stop_at: int | None = None, source: Any = None
+    ) -> bool:
+        """Run a command, or the beginning of one; whether it came to its end.
+
+        In place, or from a source to here.
+        """
         countdown = Countdown(stop_at)
+        bases = (self.base, None) if source is None else (source, self.base)
         try:
             if self.root is None:
                 self.base.countdown = countdown
                 with ThreadPoolExecutor(1) as executor:
-                    run(kind, command, self.base, executor)
+                    run(kind, command, bases[0], executor, bases[1])
             else:
-                with stopping_files(self.root, countdown):
-                    run(kind, command, self.base, InCaller())
+                with stopping_files(self.root, countdown), ThreadPoolExecutor(1) as executor:
+                    run(kind, command, bases[0], executor, bases[1])
         except Killed:
             return False
         finally:
@@ -194,24 +199,16 @@ def readers_of(kind: str, objects: Objects, store: Any) -> Iterator[tuple[str, C
         for fmt in (2, 3) if kind == "v2 and v3" else (3,):
             at: Any = {"zarr_format": fmt, "mode": "r"}
             yield f"{name}, v{fmt}", partial(zarr.open_array, base, path=PATH, **at)
-            yield (
-                f"{name}, v{fmt}, group",
-                lambda base=base, at=at: zarr.open_group(  # type: ignore[misc]
-                    base, use_consolidated=False, **at
-                )[PATH],
-            )
-            yield (
-                f"{name}, v{fmt}, consolidated",
-                lambda base=base, at=at: zarr.open_consolidated(  # type: ignore[misc]
-                    base, **at
-                )[PATH],
-            )
-            yield (
-                f"{name}, v{fmt}, consolidated group",
-                lambda base=base, at=at: zarr.open_group(  # type: ignore[misc]
-                    base, path="g", use_consolidated=True, **at
-                )["z"],
-            )
+            for path, is_consolidated in (("", False), ("", True), ("g", True)):
+                yield (
+                    f"{name}, v{fmt}, group {path!r}{', consolidated' * is_consolidated}",
+                    partial(_open_by_group, base, path, is_consolidated, at),
+                )
+
+
+def _open_by_group(base: Any, path: str, is_consolidated: bool, at: dict[str, Any]) -> Any:
+    group = zarr.open_group(base, path=path, use_consolidated=is_consolidated, **at)
+    return group[PATH.removeprefix(path).strip("/")]
 
 
 def check_readers(kind: str, place: Place, expected: Any = DATA) -> int:
@@ -362,6 +359,121 @@ def test_values_that_change_meanwhile(place: Place, kind: str, command: str) -> 
         n_changed += 1
         assert place.convert(kind, command)
         assert check_readers(kind, place, changed) > 0, n
-        # Writing empty chunks leaves empty directories; that is not the conversion's doing.
         assert not [key for key in place.objects() if ".zarr_shardstore" in key]
     assert 5 < n_changed < n - 5
+
+
+@cases
+def test_every_step_to_a_destination(place: Place, kind: str, command: str) -> None:
+    """Stopped at each step: no reader of the destination sees an array before it is whole; the
+    same command makes what an uninterrupted one makes, and the source is what it was."""
+    before = objects_before(kind, command)
+    source = StoppingMapping(before)
+    place.write({})
+    assert place.convert(kind, command, source=source)
+    place.check_clean()
+    after = place.objects()
+    assert check_readers(kind, place)
+    for n in place.some_steps():
+        place.write({})
+        if place.convert(kind, command, n, source):
+            break
+        for _, open_array in readers_of(kind, place.objects(), ShardingStore(place.base)):
+            try:
+                found = open_array()[:]
+            except Exception:  # there is no array, no group, or no consolidated metadata
+                continue
+            np.testing.assert_array_equal(found, DATA)
+        assert place.convert(kind, command, source=source)
+        assert place.objects() == after, n
+        place.check_clean()
+        assert source.data == before
+    assert n > 8
+
+
+@cases
+def test_another_command_to_the_same_destination(place: Place, kind: str, command: str) -> None:
+    """Stopped at each step, and then another command: it does what it does in an empty
+    destination, or says that there is another array; nothing is lost."""
+    source = StoppingMapping(objects_before(kind, command))
+    other = next(o for o in COMMANDS if o != command)
+    place.write({})
+    assert place.convert(kind, other, source=source)
+    expected = place.objects()
+    n_done = 0
+    for n in place.some_steps():
+        place.write({})
+        if place.convert(kind, command, n, source):
+            break
+        try:
+            place.convert(kind, other, source=source)
+        except SpecError as error:
+            assert "nothing was written" in str(error)  # noqa: PT017
+            continue
+        assert place.objects() == expected, n
+        place.check_clean()
+        n_done += 1
+    assert n_done > 3
+
+
+@cases
+def test_a_half_converted_source(place: Place, kind: str, command: str) -> None:
+    """What was stopped in place is not copied to a destination as half of an array."""
+    before, _ = uninterrupted(place, kind, command)
+    n_refused = 0
+    for n in place.some_steps():
+        place.write(before)
+        if place.convert(kind, command, n):
+            break
+        there = StoppingMapping()
+        try:
+            with ThreadPoolExecutor(1) as executor:
+                run(kind, command, place.base, executor, there)
+        except UnfinishedConversionError:
+            n_refused += 1
+            assert there.data == {}
+        else:
+            assert check_readers(kind, Place(None, there)) > 0
+            assert not [key for key in there.data if ".zarr_shardstore" in key]
+    assert n_refused > 3
+
+
+@cases
+def test_an_array_that_was_open_before(place: Place, kind: str, command: str) -> None:
+    """Whoever has opened the array through a `ShardingStore` before reads right values at each
+    stop, or is told that the conversion is not finished; and right values in the end."""
+    before, _ = uninterrupted(place, kind, command)
+    for n in place.some_steps():
+        place.write(before)
+        store: Any = ShardingStore(place.base)
+        store = DraftHierarchyStore(store) if kind == "draft" else store
+        z = zarr.open_array(store, path=PATH, zarr_format=3, mode="r")
+        np.testing.assert_array_equal(z[:], DATA)
+        is_done = place.convert(kind, command, n)
+        try:
+            np.testing.assert_array_equal(z[:], DATA, err_msg=str(n))
+        except UnfinishedConversionError:
+            assert not is_done
+            place.convert(kind, command)
+            np.testing.assert_array_equal(z[:], DATA)
+        if is_done:
+            break
+
+
+@pytest.mark.parametrize("value", [b"", b'{"zarr_form'])
+def test_a_torn_document(value: bytes) -> None:
+    """A base store that writes in place may hold half of the last document: it is written again."""
+    before = objects_before("codec", "shard")
+    base = StoppingMapping(before)
+    place = Place(None, base)
+    assert place.convert("codec", "shard")
+    after = place.objects()
+    for n in count(1):
+        place.write(before)
+        if place.convert("codec", "shard", n):
+            break
+        manifests = [json.loads(v) for k, v in base.data.items() if k.endswith("manifest.json")]
+        if manifests and manifests[0]["state"] == "moving":
+            base.data[f"{PATH}/zarr.json"] = value
+            assert place.convert("codec", "shard")
+            assert place.objects() == after

@@ -38,7 +38,7 @@ from zarr_shardstore.plan.requests import (
     Tidy,
 )
 
-__all__ = ["ZarrBackend", "has_sync_surface", "scope_of_store"]
+__all__ = ["ZarrBackend", "has_sync_surface", "is_in_memory", "scope_of_store"]
 
 _MAX_CONCURRENCY = 64
 """Requests of one batch in flight at once; zarr's own limit of 10 is one for chunks."""
@@ -69,6 +69,16 @@ def scope_of_store(store: Store, key: str) -> Hashable:
     return ("store", id(store), key)
 
 
+def is_in_memory(store: Store) -> bool:
+    """Whether objects are in the memory of this process, so that a pickled copy has others."""
+    store = _innermost(store)
+    if isinstance(store, FsspecStore):
+        return "memory" in _protocols(store)
+    if isinstance(store, ObjectStore):
+        return type(store.store).__name__ == "MemoryStore"
+    return isinstance(store, MemoryStore)
+
+
 def _innermost(store: Store) -> Store:
     """The store inside all of zarr's wrappers."""
     while isinstance(store, WrapperStore):
@@ -90,8 +100,12 @@ def _deletes_only_by_key(store: Store) -> bool:
 def _is_local_fsspec(store: Store) -> bool:
     if not isinstance(store, FsspecStore):
         return False
+    return "file" in _protocols(store)
+
+
+def _protocols(store: FsspecStore) -> tuple[str, ...]:
     protocol = getattr(store.fs, "sync_fs", store.fs).protocol
-    return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
 class ZarrBackend:

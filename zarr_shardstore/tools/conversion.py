@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from zarr_shardstore.tools.in_place import keys_of_values, replace_values
 from zarr_shardstore.tools.manifest import Manifest, directory_of, read_manifests
 from zarr_shardstore.tools.open_base import OpenBase
 from zarr_shardstore.tools.other_keys import check_other_keys, copy_other_keys
-from zarr_shardstore.tools.places import n_regions, regions
+from zarr_shardstore.tools.places import Place, n_regions, regions
 from zarr_shardstore.tools.planning import ArrayPlan
 from zarr_shardstore.tools.report import ArrayReport, OnProgress, Progress
 from zarr_shardstore.tools.tasks import ArrayTask, TaskResult
@@ -212,12 +212,16 @@ class Conversion:
         if earlier is not None and not earlier.is_staged:
             for keys in keys_of_values(self.target, earlier.prefix, earlier.encoding, earlier.ndim):
                 self.target.perform([DeleteMany(keys)])
+            self.target.perform([Tidy(earlier.prefix)])
         self.target.perform([DeletePrefix(manifest.directory)])
         manifest.write(self.target)
         return False
 
     def _run_tasks(self, plan: ArrayPlan, task: ArrayTask) -> ArrayReport:
         begun = time.monotonic()
+        is_elsewhere = not isinstance(self.executor, ThreadPoolExecutor)
+        if is_elsewhere:
+            task = replace(task, document_key=document_key(plan.state.node))
         grid_shape = task.source.grid_shape
         n_tasks = n_regions(grid_shape, task.region_shape)
         results = TaskResult(0, 0, 0)
@@ -237,6 +241,8 @@ class Conversion:
                 self.progress(Progress(plan.state.path, plan.action, *counts))
 
         run_tasks(self.executor, task, regions(grid_shape, task.region_shape), add)
+        if is_elsewhere:
+            _check_objects(task.target, results.n_objects)
         return replace(
             _report_of(plan),
             n_chunks=results.n_chunks,
@@ -244,6 +250,23 @@ class Conversion:
             n_bytes=results.n_bytes,
             n_resumed=n_resumed,
             seconds=time.monotonic() - begun,
+        )
+
+
+def _check_objects(target: Place, n_objects: int) -> None:
+    """Refuse to go on if workers have written objects that are not to be seen here.
+
+    Raises
+    ------
+    SpecError
+        Nothing of the source was removed.
+    """
+    found = keys_of_values(target.base, target.prefix, target.encoding, len(target.grid_shape))
+    n_found = sum(map(len, found))
+    if n_found != n_objects:
+        raise SpecError(
+            f"the workers of the executor have written {n_objects} objects, and {n_found} are in "
+            f"{target.base.describe()}: take workers that reach the store; nothing was removed"
         )
 
 

@@ -12,9 +12,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore.errors import SpecError, UnfinishedConversionError
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.documents import Node
 from zarr_shardstore.format.orders import EntryOrder, check_order
+from zarr_shardstore.format.unfinished import check_finished
 from zarr_shardstore.io.exclusive import exclusive
 from zarr_shardstore.io.resolve import BaseStoreLike
 from zarr_shardstore.plan.requests import ListDir
@@ -96,10 +97,10 @@ def shard_store(
     CorruptShardError, CorruptValueError
         If a shard of the source is damaged, or if what was written reads back as something
         else. Nothing was removed.
-    UnfinishedConversionError
-        If a conversion in place of the source was interrupted, and there is a destination.
     ShardConflictError
         If the source is changed meanwhile, or another conversion of it goes on.
+    UnfinishedConversionError
+        If the source was left half converted in place, and there is a destination.
 
     Notes
     -----
@@ -222,15 +223,13 @@ def _convert(
     base = open_base(source, source_options)
     target = base if destination is None else open_base(destination, destination_options)
     in_place = destination is None
+    _check_executor(executor, base, target)
     if not in_place and target.is_same(base):
         raise SpecError("source and destination are the same: leave the destination away")
     if not base.perform([ListDir("")])[0]:
         raise SpecError(f"there is nothing in {base.describe()}")
     if not request.dry_run:
         target.check_writable()
-    if not in_place:
-        _check_nothing_is_begun(base)
-    _check_executor(executor, base, target)
     with executor_or_threads(executor) as workers:
         if request.dry_run:
             conversion, notes = _prepared(request, base, target, in_place, workers)
@@ -255,6 +254,11 @@ def _prepared(
     states = array_states(hierarchy.arrays.values())
     if not states:
         raise SpecError(f"there is no Zarr array in {base.describe()}")
+    if not in_place:
+        # Copied as they are, they would be half of an array that nobody can finish.
+        for state in states:
+            for doc in state.documents.values():
+                check_finished(state.path, doc)
     chosen = matching(states, request.paths)
     plans = [
         plan_array(base, state, request.choose if state.node in chosen else None)
@@ -298,22 +302,6 @@ def _finish_what_was_begun(base: OpenBase, in_place: bool) -> tuple[str, ...]:
             finish(base, manifest)
             notes.append(f"finished what an earlier run had begun with {manifest.path!r}")
     return tuple(notes)
-
-
-def _check_nothing_is_begun(base: OpenBase) -> None:
-    """Refuse to copy arrays some of whose objects are still staged: they would be left behind.
-
-    Raises
-    ------
-    UnfinishedConversionError
-        With what to do.
-    """
-    for manifest in read_manifests(base):
-        if manifest.is_staged and manifest.state != "staging":
-            raise UnfinishedConversionError(
-                f"a conversion in place of the array {manifest.path!r} of the source was "
-                "interrupted: run the same again without a destination, which finishes it"
-            )
 
 
 def _check_executor(executor: Executor | None, base: OpenBase, target: OpenBase) -> None:

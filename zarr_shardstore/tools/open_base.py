@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from zarr.abc.store import Store
-from zarr.storage import MemoryStore
 
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.runner import Runner
 from zarr_shardstore.io.uploads import Upload
+from zarr_shardstore.io.zarr_backend import is_in_memory
 from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.requests import Flow, Request, UpdateShard
 from zarr_shardstore.store.base import check_writable
@@ -62,7 +62,7 @@ class OpenBase:
     @property
     def is_in_memory(self) -> bool:
         """Whether another process would get a copy instead of the store itself."""
-        return not isinstance(self.store, Store) or isinstance(self.store, MemoryStore)
+        return not isinstance(self.store, Store) or is_in_memory(self.store)
 
     def check_writable(self) -> None:
         """Raise `ReadOnlyError` if the store refuses writes."""

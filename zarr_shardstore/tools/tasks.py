@@ -12,14 +12,19 @@ from dataclasses import dataclass, field
 import crc32c
 import numpy as np
 
-from zarr_shardstore.errors import CorruptShardError, CorruptValueError, ShardConflictError
+from zarr_shardstore.errors import (
+    CorruptShardError,
+    CorruptValueError,
+    ShardConflictError,
+    SpecError,
+)
 from zarr_shardstore.format.index import MISSING, IndexFormat, ShardIndex
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.uploads import Upload
 from zarr_shardstore.plan.read import read_indexes
-from zarr_shardstore.plan.requests import Delete, DeleteMany, GetMany, GetSize, Set
+from zarr_shardstore.plan.requests import Delete, DeleteMany, Exists, GetMany, GetSize, Set
 from zarr_shardstore.tools.open_base import OpenBase
 from zarr_shardstore.tools.places import Place, Region
 from zarr_shardstore.tools.values import BATCH_NBYTES, Batch, Values, Wanted, read_wanted, values_of
@@ -45,6 +50,9 @@ class ArrayTask:
         Bytes of a value before compression.
     may_be_there : bool
         An earlier run may have written something.
+    document_key : str, optional
+        An object of the source that workers elsewhere must find: who does not reach the store
+        would take all values for missing.
     """
 
     source: Place
@@ -53,6 +61,7 @@ class ArrayTask:
     order: EntryOrder
     nominal_nbytes: int | None
     may_be_there: bool
+    document_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +106,20 @@ def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
         damaged.
     ShardConflictError
         If the source was changed meanwhile.
+    SpecError
+        If the store is not to be reached from here.
 
     Memory: about two times `BATCH_NBYTES`, the parts of an upload, and the indexes of the
     shards that the region touches. Base stores that take whole objects only (zarr stores that
     are neither local, nor of fsspec or obstore) need a whole shard more.
     """
+    if task.document_key is not None:
+        (is_there,) = task.source.base.perform([Exists(task.document_key)])
+        if not is_there:
+            raise SpecError(
+                f"a worker does not find {task.document_key!r} in {task.source.base.describe()}: "
+                "take an executor whose workers reach the store; nothing was removed"
+            )
     region = Region.of(coords, task.region_shape, task.source.grid_shape, task.order)
     values = values_of(task.source, region, task.nominal_nbytes)
     if task.target.spec is None:
