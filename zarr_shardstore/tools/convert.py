@@ -216,34 +216,47 @@ def _convert(
     source_options: Mapping[str, Any] | None,
     destination_options: Mapping[str, Any] | None,
 ) -> ConversionReport:
-    begun = time.monotonic()
     check_order(request.order)
+    with executor_or_threads(executor) as workers:
+        return _convert_by(
+            workers, request, source, destination, source_options, destination_options
+        )
+
+
+def _convert_by(
+    workers: Executor,
+    request: _Request,
+    source: StoreLike,
+    destination: StoreLike | None,
+    source_options: Mapping[str, Any] | None,
+    destination_options: Mapping[str, Any] | None,
+) -> ConversionReport:
+    begun = time.monotonic()
     if destination is None and destination_options:
         raise SpecError("destination_options without a destination: pass source_options")
     base = open_base(source, source_options)
     target = base if destination is None else open_base(destination, destination_options)
     in_place = destination is None
-    _check_executor(executor, base, target)
+    _check_executor(workers, base, target)
     if not in_place and target.is_same(base):
         raise SpecError("source and destination are the same: leave the destination away")
     if not base.perform([ListDir("")])[0]:
         raise SpecError(f"there is nothing in {base.describe()}")
     if not request.dry_run:
         target.check_writable()
-    with executor_or_threads(executor) as workers:
-        if request.dry_run:
-            conversion, notes = _prepared(request, base, target, in_place, workers)
-            arrays, others = conversion.planned()
-            return ConversionReport(arrays, others, notes, time.monotonic() - begun, dry_run=True)
-        with exclusive(target.runner.backend, STAGING, f"a conversion of {target.describe()}"):
-            remove_leftovers(target)
-            notes = _finish_what_was_begun(base, in_place)
-            try:
-                conversion, more_notes = _prepared(request, base, target, in_place, workers)
-                notes += more_notes
-                arrays, n_copied = conversion.run()
-            finally:
-                changes.count_change(changes.n_changes())
+    if request.dry_run:
+        conversion, notes = _prepared(request, base, target, in_place, workers)
+        arrays, others = conversion.planned()
+        return ConversionReport(arrays, others, notes, time.monotonic() - begun, dry_run=True)
+    with exclusive(target.runner.backend, STAGING, f"a conversion of {target.describe()}"):
+        remove_leftovers(target)
+        notes = _finish_what_was_begun(base, in_place)
+        try:
+            conversion, more_notes = _prepared(request, base, target, in_place, workers)
+            notes += more_notes
+            arrays, n_copied = conversion.run()
+        finally:
+            changes.count_change(changes.n_changes())
     return ConversionReport(arrays, n_copied, notes, time.monotonic() - begun)
 
 
@@ -304,9 +317,9 @@ def _finish_what_was_begun(base: OpenBase, in_place: bool) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _check_executor(executor: Executor | None, base: OpenBase, target: OpenBase) -> None:
+def _check_executor(executor: Executor, base: OpenBase, target: OpenBase) -> None:
     """Processes have no part in what is in the memory of this one."""
-    if executor is None or isinstance(executor, ThreadPoolExecutor):
+    if isinstance(executor, ThreadPoolExecutor):
         return
     for side in (base, target):
         if side.is_in_memory:
