@@ -103,6 +103,13 @@ def test_a_v2_array_by_hand() -> None:
     assert array_of_v2(V2, {"unit": "mm"}) == V3
 
 
+def test_blosc_takes_no_larger_values() -> None:
+    """It takes values of more than 255 bytes for single bytes; tensorstore refuses the number."""
+    for itemsize, typesize in ((255, 255), (256, 1)):
+        chain = Chain(parse_numpy(f"|V{itemsize}"), "C", (), V2["compressor"])
+        assert codecs_of_chain(chain, 1)[-1]["configuration"]["typesize"] == typesize
+
+
 def test_back_by_hand() -> None:
     """The same, but for the byte order that the filter converts from."""
     doc, attributes = array_to_v2(V3)

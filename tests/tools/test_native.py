@@ -17,11 +17,10 @@ from zarr.storage import LocalStore, MemoryStore
 
 from tests.store.bases import BASES, objects_of
 from zarr_shardstore import (
-    DraftHierarchyStore,
     ReadOnlyError,
+    ShardingMapping,
     ShardingStore,
     SpecError,
-    UnsupportedError,
     from_native,
     to_native,
 )
@@ -176,6 +175,36 @@ class TestToNative:
         assert native[0, 0] == 77
 
 
+def test_stores_that_are_open_notice() -> None:
+    """A resize by the new document is seen where the old one was known."""
+    base = make_v2({})
+    store, other = ShardingStore(base), ShardingStore(base)
+    for opened in (store, other):
+        z: Any = zarr.open_array(opened, path="img/a", zarr_format=2)
+        assert z[6, 4] == DATA["img/a"][6, 4]
+    to_native(base)
+    z = zarr.open_array(store, path="img/a", zarr_format=3)
+    z.resize((40, 5))
+    z[39, 4] = 5
+    assert "img/a/6.1" in base
+    assert "img/a/19.2" not in base
+    assert zarr.open_array(other, path="img/a", zarr_format=3)[39, 4] == 5
+
+
+def test_an_array_too_large_to_be_listed() -> None:
+    """Its attributes are found too."""
+    base: Any = {}
+    n = (1 << 20) + 1
+    store = ShardingStore(base)
+    z = zarr.create_array(
+        store, name="z", shape=(n,), chunks=(1,), dtype="u1", zarr_format=2, attributes={"a": 1}
+    )
+    z[7] = 7
+    to_native(base)
+    assert base.keys() - {"zarr.json"} == {"z/zarr.json", "z/7"}
+    assert zarr.open_array(wrap(base), path="z", mode="r").attrs["a"] == 1
+
+
 @pytest.mark.parametrize("make", [make_v2, make_v3])
 def test_dry_run(make: Callable[[Any], Any]) -> None:
     """Reports the same and does nothing, also where nothing may be written."""
@@ -194,7 +223,8 @@ def test_dry_run(make: Callable[[Any], Any]) -> None:
 def test_read_only(tmp_path: Path) -> None:
     """Refused before anything is read."""
     make_v2(LocalStore(tmp_path))
-    for store in (LocalStore(tmp_path, read_only=True), ShardingStore(tmp_path, read_only=True)):
+    below = LocalStore(tmp_path, read_only=True)
+    for store in (below, ShardingMapping(below), ShardingStore(tmp_path, read_only=True)):
         for function in (to_native, from_native):
             with pytest.raises(ReadOnlyError):
                 function(store)
@@ -231,86 +261,6 @@ class TestPaths:
     def test_a_path_that_names_nothing(self) -> None:
         with pytest.raises(SpecError, match="'imgs'"):
             to_native(make_v2({}), paths=["imgs"])
-
-
-# ------------------------------------------------------------------------ refusals
-
-
-def change_array(**members: Any) -> Callable[[], Any]:
-    def make() -> Any:
-        base = make_v2({})
-        doc = json.loads(base["plain/.zarray"])
-        base["plain/.zarray"] = json.dumps({**doc, **members}).encode()
-        return base
-
-    return make
-
-
-def another_v3_document() -> Any:
-    base = make_v2({})
-    native = dict(base)
-    to_native(native)
-    doc = json.loads(native["plain/zarr.json"])
-    return {**base, "plain/zarr.json": json.dumps({**doc, "shape": [8]}).encode()}
-
-
-def draft() -> Any:
-    base: Any = {}
-    store = DraftHierarchyStore(ShardingStore(base, chunks_per_shard=2))
-    zarr.create_array(store, name="plain", shape=(4,), chunks=(1,), dtype="u1")[:] = 1
-    return base
-
-
-def stack() -> Any:
-    return make_v3({}, declaration=None, storage_transformers=["crc32c", "sharding"])
-
-
-def stack_v2() -> Any:
-    base: Any = {}
-    store = ShardingStore(base, chunks_per_shard=2, storage_transformers=["crc32c", "sharding"])
-    zarr.create_array(store, name="plain", shape=(4,), chunks=(1,), dtype="u1", zarr_format=2)
-    return base
-
-
-REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "structured": (
-        change_array(dtype=[["x", "<i4"]]), UnsupportedError, "'plain' .*data type"),
-    "objects": (
-        change_array(dtype="|O", filters=[{"id": "pickle"}]), UnsupportedError, "'plain' .*pickle"),
-    "objects without filter": (change_array(dtype="|O"), UnsupportedError, "'plain' .*'|O'"),
-    "unknown filter": (
-        change_array(filters=[{"id": "categorize"}]), UnsupportedError, "'plain' .*categorize"),
-    "unknown compressor": (
-        change_array(compressor={"id": "snappy"}), UnsupportedError, "'plain' .*snappy"),
-    "unknown option": (
-        change_array(compressor={"id": "zlib", "dict": 1}), UnsupportedError, "'plain' .*dict"),
-    "values after bytes": (
-        change_array(filters=[{"id": "crc32"}, {"id": "delta", "dtype": "|u1"}]),
-        UnsupportedError, "'plain' .*'delta' works on values"),
-    "filter of another type": (
-        change_array(filters=[{"id": "delta", "dtype": "<i8"}]), UnsupportedError, "'plain' .*i8"),
-    "quantize in big-endian": (
-        change_array(dtype=">f4", filters=[{"id": "quantize", "digits": 1, "dtype": ">f4"}]),
-        UnsupportedError, "'plain' .*quantize"),
-    "other members": (change_array(color="red"), UnsupportedError, "'plain' .*color"),
-    "order": (change_array(order="Z"), UnsupportedError, "'plain' .*'Z'"),
-    "fill value": (change_array(fill_value="x"), SpecError, "'plain' .*fill value"),
-    "two documents": (another_v3_document, UnsupportedError, "'plain' .*different"),
-    "draft": (draft, UnsupportedError, "draft hierarchy.*DraftHierarchyStore"),
-    "stack": (stack, UnsupportedError, "'img/a' .*crc32c"),
-    "stack of v2": (stack_v2, UnsupportedError, "'plain' .*crc32c"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_expressed_is_refused_before_anything_is_written(case: str) -> None:
-    """The error names the array; the store is what it was."""
-    make, error, match = REFUSED[case]
-    base = make()
-    before = dict(base)
-    with pytest.raises(error, match=match):
-        to_native(base)
-    assert base == before
 
 
 # ------------------------------------------------------------------------ xarray

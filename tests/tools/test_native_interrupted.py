@@ -85,6 +85,9 @@ def test_stopped_anywhere_it_is_read_and_finished_by_the_same_call(way: str) -> 
             assert_read(
                 ShardingStore(wrap(base)), new if root else old, is_consolidated=is_consolidated
             )
+        for zarr_format, key in ((2, ".zgroup"), (3, "zarr.json")):
+            if key in base:  # whoever finds a root finds everything below it
+                assert_read(ShardingStore(wrap(base)), zarr_format)
         for path, data in DATA.items():
             z: Any = zarr.open_array(ShardingStore(dict(base)), path=path, mode="r")
             np.testing.assert_array_equal(z[...], data)
