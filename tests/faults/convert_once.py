@@ -1,20 +1,21 @@
 """One conversion in a process of its own, which the tests kill or weigh.
 
 Run as ``python convert_once.py JSON``. It prints ``ready`` when everything is imported, and
-``done`` with the peak of its memory in kB when the conversion has ended.
+``done`` with the peak of its memory in bytes when the conversion has ended.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import zarr
 from zarr.storage import LocalStore, ObjectStore
 
 from zarr_shardstore.tools.convert import reshard, shard_store, unshard_store
@@ -52,6 +53,8 @@ def convert(command: str, base: Any, destination: Any = None, **options: Any) ->
             reshard(base, n, destination, **options)
         case "unshard":
             unshard_store(base, destination, **options)
+        case "hold":  # all values at once
+            zarr.open_array(base, path=options["path"], mode="r")[:]
 
 
 def slow_down(seconds: float) -> None:
@@ -68,6 +71,16 @@ def slow_down(seconds: float) -> None:
         setattr(os, name, slow(getattr(os, name)))
 
 
+def peak_of_memory() -> int:
+    """Peak resident memory of this process in bytes.
+
+    What ``getrusage`` says holds that of the process that started this one, too.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return int(peak) * 1024
+
+
 def main() -> None:
     request = json.loads(sys.argv[1])
     slow_down(request.get("slow", 0.0))
@@ -79,7 +92,7 @@ def main() -> None:
         options["executor"] = ThreadPoolExecutor(n_threads)
     print("ready", flush=True)
     convert(request["command"], base, destination, **options)
-    print("done", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, flush=True)
+    print("done", peak_of_memory(), flush=True)
 
 
 if __name__ == "__main__":

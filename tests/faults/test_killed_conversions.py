@@ -10,15 +10,10 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +22,8 @@ import pytest
 import zarr
 from zarr.storage import LocalStore
 
-import zarr_shardstore
 from tests.faults import convert_once
+from tests.faults.processes import MAX_SECONDS, child, s3_server
 from tests.faults.stops import empty_directories, files_in, write_files
 from tests.store.bases import objects_of, put
 from zarr_shardstore import ShardConflictError, ShardingStore, UnfinishedConversionError
@@ -40,8 +35,6 @@ Objects = dict[str, bytes]
 PATH = "g/z"
 COMMANDS = ("shard", "unshard", "reshard")
 MOMENTS = ("any", "staging", "replacing", "moving")
-_MAX_SECONDS = 120
-"""For one child; what takes longer hangs."""
 
 
 def _options(command: str, cps: tuple[int, int]) -> dict[str, Any]:
@@ -53,32 +46,11 @@ def _options(command: str, cps: tuple[int, int]) -> dict[str, Any]:
 # ---------------------------------------------------------------------- processes
 
 
-@contextmanager
-def child(request: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    """A process that converts, and has just begun."""
-    root = str(Path(zarr_shardstore.__file__).parents[1])
-    process = subprocess.Popen(
-        [sys.executable, convert_once.__file__, json.dumps(request)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": root},
-    )
-    with process:
-        try:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            assert process.stdout.readline() == "ready\n", process.stderr.read()
-            yield process
-        finally:
-            process.kill()
-
-
 def seconds_of(request: dict[str, Any]) -> float:
     """How long a whole conversion takes."""
     with child(request) as process:
         begun = time.monotonic()
-        out, err = process.communicate(timeout=_MAX_SECONDS)
+        out, err = process.communicate(timeout=MAX_SECONDS)
         assert out.startswith("done"), err
         return time.monotonic() - begun
 
@@ -87,7 +59,7 @@ def kill_at(
     process: subprocess.Popen[str], moment: str, state: Callable[[], str], delay: float
 ) -> str:
     """Kill a process, some time after it has begun, or after it came to a state; where it was."""
-    limit = time.monotonic() + _MAX_SECONDS
+    limit = time.monotonic() + MAX_SECONDS
     while moment != "any" and process.poll() is None and state() != moment:
         assert time.monotonic() < limit
         time.sleep(0.0005)
@@ -95,7 +67,7 @@ def kill_at(
         process.wait(delay)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
-        process.wait(_MAX_SECONDS)
+        process.wait(MAX_SECONDS)
     if process.returncode == 0:
         return "done"
     assert process.returncode == -signal.SIGKILL, process.communicate()[1]
@@ -234,7 +206,7 @@ def test_a_second_conversion_is_refused(local: Any) -> None:
             _after(root, "shard")
         assert files_in(root) == files
         process.kill()
-        process.wait(_MAX_SECONDS)
+        process.wait(MAX_SECONDS)
     check_readers(LocalStore(root), values)
     assert _after(root, "shard") == after
     assert empty_directories(root) == []
@@ -245,37 +217,8 @@ def test_a_second_conversion_is_refused(local: Any) -> None:
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, Any]]:
-    """A server of S3 on this machine, and a bucket."""
-    pytest.importorskip("obstore")
-    pytest.importorskip("moto.server")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    endpoint = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(
-        [sys.executable, "-c", "from moto.server import main; main()", "-H127.0.0.1", f"-p{port}"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        try:
-            _create_bucket(f"{endpoint}/bucket")
-            yield {"kind": "s3", "bucket": "bucket", "endpoint": endpoint}
-        finally:
-            process.kill()
-
-
-def _create_bucket(url: str) -> None:
-    limit = time.monotonic() + 60
-    while True:
-        try:
-            request = urllib.request.Request(url, method="PUT")
-            with urllib.request.urlopen(request, timeout=10):
-                return
-        except urllib.error.HTTPError:
-            raise
-        except OSError:  # not yet
-            assert time.monotonic() < limit
-            time.sleep(0.1)
+    with s3_server() as where:
+        yield where
 
 
 def test_s3(s3: dict[str, Any]) -> None:

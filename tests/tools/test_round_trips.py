@@ -343,7 +343,7 @@ LARGE = 40_000_001
 
 @pytest.mark.parametrize("where", ["memory", "local", "obstore"])
 def test_values_larger_than_a_batch(where: str) -> None:
-    """Two values of 40 MB with small ones around them, in pieces of 16 MiB."""
+    """Two values of 40 MB with small ones around them, in pieces of 8 MiB."""
     large = np.random.default_rng(3).bytes(LARGE)
     chunks: Chunks = {(0, 0): b"first", (0, 2): large, (1, 0): b"", (2, 2): b"last"}
     chunks[1, 1] = large[::-1]

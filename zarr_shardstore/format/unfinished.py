@@ -59,5 +59,5 @@ def check_finished(path: str, doc: Mapping[str, Any]) -> None:
     if is_unfinished(doc):
         raise UnfinishedConversionError(
             f"the array {path!r} is being converted, or a conversion was interrupted: wait for it, "
-            "or run the same command again, which finishes it; nothing is lost"
+            "or run that command again, which finishes it; nothing is lost"
         )

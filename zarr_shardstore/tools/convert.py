@@ -12,10 +12,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.errors import SpecError, UnfinishedConversionError
 from zarr_shardstore.format.documents import Node
 from zarr_shardstore.format.orders import EntryOrder, check_order
-from zarr_shardstore.format.unfinished import check_finished
+from zarr_shardstore.format.unfinished import is_unfinished
 from zarr_shardstore.io.exclusive import exclusive
 from zarr_shardstore.io.resolve import BaseStoreLike
 from zarr_shardstore.plan.requests import ListDir
@@ -270,8 +270,12 @@ def _prepared(
     if not in_place:
         # Copied as they are, they would be half of an array that nobody can finish.
         for state in states:
-            for doc in state.documents.values():
-                check_finished(state.path, doc)
+            if any(map(is_unfinished, state.documents.values())):
+                raise UnfinishedConversionError(
+                    f"a conversion in place of the array {state.path!r} of the source was "
+                    "interrupted: run that again, without a destination, which finishes it; "
+                    "nothing is lost"
+                )
     chosen = matching(states, request.paths)
     plans = [
         plan_array(base, state, request.choose if state.node in chosen else None)

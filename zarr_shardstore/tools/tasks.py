@@ -147,7 +147,7 @@ def _write_shard(task: ArrayTask, shard: ShardRef, values: Values) -> TaskResult
         return TaskResult(0, 0, 0)
     try:
         read_back = _checksums_of_shard(task.target, shard)
-    except ShardConflictError as error:
+    except (CorruptShardError, ShardConflictError) as error:
         raise CorruptShardError(_NOT_THE_SAME, shard_key=shard.key) from error
     if read_back != written.by_id():
         raise CorruptShardError(_NOT_THE_SAME, shard_key=shard.key)

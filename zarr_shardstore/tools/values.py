@@ -26,7 +26,7 @@ from zarr_shardstore.tools.places import Place, Region
 
 __all__ = ["BATCH_NBYTES", "Batch", "Values", "Wanted", "read_wanted", "values_of"]
 
-BATCH_NBYTES = 16 * 1024 * 1024
+BATCH_NBYTES = 8 * 1024 * 1024
 """Bytes that one worker reads before it writes them."""
 
 _MAX_BATCH = 4096

@@ -1,0 +1,109 @@
+"""What was written is read back and compared before anything of the source is removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.store.bases import OtherMapping
+from tests.tools.hierarchies import KINDS, ArrayOf, Coords, Kind, grid_coords
+from zarr_shardstore.errors import CorruptShardError, CorruptValueError
+from zarr_shardstore.tools.convert import reshard, shard_store, unshard_store
+from zarr_shardstore.tools.hierarchy import STAGING
+
+GRID = (3, 4)
+
+
+def flip(value: bytes, rng: Random) -> bytes | None:
+    n = rng.randrange(len(value) * 8)
+    return value[: n // 8] + bytes([value[n // 8] ^ (1 << n % 8)]) + value[n // 8 + 1 :]
+
+
+def cut(value: bytes, rng: Random) -> bytes | None:
+    return value[: rng.randrange(len(value))]
+
+
+def lose(value: bytes, rng: Random) -> bytes | None:
+    return None
+
+
+DAMAGES: list[Callable[[bytes, Random], bytes | None]] = [flip, cut, lose]
+
+
+class BadStore(OtherMapping):
+    """Keeps one value, of those whose keys begin in a way, as something else."""
+
+    def __init__(self, prefix: str, nth: int, damage: Callable[[bytes], bytes | None]) -> None:
+        super().__init__()
+        self.prefix = prefix
+        self.n_left = nth
+        self.damage = damage
+        self.is_damaged = False
+
+    def __setitem__(self, key: str, value: bytes) -> None:
+        if key.startswith(self.prefix) and not key.endswith(("json", ".zarray")):
+            self.n_left -= 1
+            if self.n_left == 0:
+                damaged = self.damage(bytes(value))
+                self.is_damaged = damaged != value
+                if damaged is None:
+                    return
+                value = damaged
+        super().__setitem__(key, value)
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "shard": lambda *stores: shard_store(*stores, chunks_per_shard=(2, 3)),
+    "reshard": lambda base, *stores: reshard(base, (2, 1), *stores),
+    "unshard": lambda *stores: unshard_store(*stores),
+}
+
+
+def array(kind: Kind) -> ArrayOf:
+    chunks = {c: f"chunk {c}".encode() * 3 for c in grid_coords(GRID) if c != (1, 1)}
+    shape: Coords = (1,) * len(GRID)
+    return ArrayOf(kind, "a", GRID, shape, (0,) * len(GRID), chunks)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", ["v2 .", "v3 /", "draft /"])
+@given(damage=st.sampled_from(DAMAGES), nth=st.integers(1, 4), seed=st.integers(0, 1 << 32))
+def test_a_store_that_keeps_something_else(
+    name: str,
+    command: str,
+    in_place: bool,
+    damage: Callable[[bytes, Random], bytes | None],
+    nth: int,
+    seed: int,
+) -> None:
+    """An error, and the source is what it was; the same command on a sound store does it."""
+    kind = KINDS[name]
+    source = array(kind).objects()
+    if command != "shard":
+        base = OtherMapping()
+        base.data |= source
+        COMMANDS["shard"](base)
+        source = dict(base.data)
+    expected = OtherMapping()
+    expected.data |= source
+    COMMANDS[command](expected)
+
+    rng = Random(seed)
+    bad = BadStore(STAGING if in_place else "", nth, lambda value: damage(value, rng))
+    if in_place:
+        bad.data |= source
+        stores: tuple[Any, ...] = (bad,)
+    else:
+        stores = (dict(source), bad)
+    with pytest.raises((CorruptShardError, CorruptValueError), match="nothing was removed"):
+        COMMANDS[command](*stores)
+    assert bad.is_damaged
+    assert source.items() <= stores[0].items()
+    COMMANDS[command](*stores)
+    assert {key: stores[-1][key] for key in stores[-1]} == expected.data
