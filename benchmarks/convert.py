@@ -103,11 +103,14 @@ def run(directory: Path, chunk: int, rounds: int) -> None:
             cases[name]()
             seconds[name].append(time.perf_counter() - begun)
     check_same_values(source, directory / "checked")
-    tar = statistics.median(seconds["tar cf"])
-    print(f"{'':26} median    min    max   tar took so many times as long")
+    tar = seconds["tar cf"]
+    print(f"{'':42} tar took so many times as long,")
+    print(f"{'':26} median    min    max   by medians   by minima")
     for name, values in seconds.items():
-        median = statistics.median(values)
-        print(f"{name:26} {median:6.3f} {min(values):6.3f} {max(values):6.3f}   {tar / median:.2f}")
+        times = statistics.median(values), min(values), max(values)
+        ratios = statistics.median(tar) / times[0], min(tar) / times[1]
+        print(f"{name:26} {'{:6.3f} {:6.3f} {:6.3f}'.format(*times)}", end="   ")
+        print("{:10.2f}  {:10.2f}".format(*ratios))
     slow = statistics.median(seconds["zarr, decode and encode"])
     fast = min(statistics.median(v) for n, v in seconds.items() if n.startswith("shard_store"))
     one_worker = statistics.median(seconds["shard_store, 1 worker"])
