@@ -62,7 +62,7 @@ def convert(root: Path, command: str, **request: Any) -> int:
     } | request  # fmt: skip
     with child(request) as process:
         out, err = process.communicate(timeout=300)
-        assert process.returncode == 0, err
+        assert process.returncode == 0, (out, err)
     word, peak = out.split()
     assert word == "done"
     assert int(peak) > 40 * MIB, "no process with numpy is so small"

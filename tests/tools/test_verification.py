@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
 
@@ -57,10 +58,12 @@ class BadStore(OtherMapping):
         super().__setitem__(key, value)
 
 
+ONE = ThreadPoolExecutor(1)  # so that the nth write is always the same
+
 COMMANDS: dict[str, Callable[..., Any]] = {
-    "shard": lambda *stores: shard_store(*stores, chunks_per_shard=(2, 3)),
-    "reshard": lambda base, *stores: reshard(base, (2, 1), *stores),
-    "unshard": lambda *stores: unshard_store(*stores),
+    "shard": lambda *stores: shard_store(*stores, chunks_per_shard=(2, 3), executor=ONE),
+    "reshard": lambda base, *stores: reshard(base, (2, 1), *stores, executor=ONE),
+    "unshard": lambda *stores: unshard_store(*stores, executor=ONE),
 }
 
 

@@ -18,7 +18,7 @@ from zarr_shardstore.errors import (
     ShardConflictError,
     SpecError,
 )
-from zarr_shardstore.format.index import MISSING, IndexFormat, ShardIndex
+from zarr_shardstore.format.index import MISSING, ShardIndex
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
@@ -27,7 +27,15 @@ from zarr_shardstore.plan.read import read_indexes
 from zarr_shardstore.plan.requests import Delete, DeleteMany, Exists, GetMany, GetSize, Set
 from zarr_shardstore.tools.open_base import OpenBase
 from zarr_shardstore.tools.places import Place, Region
-from zarr_shardstore.tools.values import BATCH_NBYTES, Batch, Values, Wanted, read_wanted, values_of
+from zarr_shardstore.tools.values import (
+    BATCH_NBYTES,
+    Batch,
+    Values,
+    Wanted,
+    check_entries,
+    read_wanted,
+    values_of,
+)
 
 __all__ = ["ArrayTask", "TaskResult", "run_task"]
 
@@ -212,20 +220,17 @@ def _checksums_of_shard(place: Place, shard: ShardRef) -> dict[int, tuple[int, i
     (index,) = place.base.run(read_indexes([shard]))
     if index is None or size is None:
         raise ShardConflictError(f"shard {shard.key!r} is not there")
-    wanted = _entries_by_offset(shard, index, size, shard.layout.spec.index)
+    wanted = _entries_by_offset(shard, index, size)
     read = _Checksums()
     for batch in read_wanted(place.base, wanted):
         read.add(batch)
     return read.by_id()
 
 
-def _entries_by_offset(shard: ShardRef, index: ShardIndex, size: int, form: IndexFormat) -> Wanted:
+def _entries_by_offset(shard: ShardRef, index: ShardIndex, size: int) -> Wanted:
+    check_entries(shard, index, size)
     ids = index.present_ids()
     starts, nbytes = index.fields[ids].astype(np.int64).T
-    first = form.nbytes(len(index.fields)) if form.location == "start" else 0
-    last = size - (0 if form.location == "start" else form.nbytes(len(index.fields)))
-    if len(ids) and (starts.min() < first or (starts + nbytes).max() > last):
-        raise CorruptShardError("its index points outside of it", shard_key=shard.key)
     order = np.argsort(starts, kind="stable")
     return Wanted(
         [shard.key],

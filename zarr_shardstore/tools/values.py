@@ -24,7 +24,15 @@ from zarr_shardstore.plan.spans import plan_spans
 from zarr_shardstore.tools.open_base import OpenBase
 from zarr_shardstore.tools.places import Place, Region
 
-__all__ = ["BATCH_NBYTES", "Batch", "Values", "Wanted", "read_wanted", "values_of"]
+__all__ = [
+    "BATCH_NBYTES",
+    "Batch",
+    "Values",
+    "Wanted",
+    "check_entries",
+    "read_wanted",
+    "values_of",
+]
 
 BATCH_NBYTES = 8 * 1024 * 1024
 """Bytes that one worker reads before it writes them."""
@@ -263,7 +271,7 @@ def _entries(place: Place, region: Region) -> Wanted:
     for i, index in zip(there, indexes, strict=True):
         if index is None:
             continue
-        _check_entries(shards[i], index, sizes[i])
+        check_entries(shards[i], index, sizes[i])
         members = which.reshape(-1) == i
         fields[members] = index.fields[entry_ids[members]]
     present = np.flatnonzero((fields != MISSING).any(axis=1))
@@ -277,7 +285,8 @@ def _entries(place: Place, region: Region) -> Wanted:
     )
 
 
-def _check_entries(shard: ShardRef, index: ShardIndex, size: int) -> None:
+def check_entries(shard: ShardRef, index: ShardIndex, size: int) -> None:
+    """Raise `CorruptShardError` if an entry leaves the data of its shard."""
     try:
         index.check_entries(size, shard.layout.spec.index)
     except IndexDamageError as damage:
