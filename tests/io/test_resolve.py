@@ -16,6 +16,7 @@ from tests.store.bases import OtherMapping
 from zarr_shardstore import ShardingStore
 from zarr_shardstore.io.local_backend import LocalBackend
 from zarr_shardstore.io.mapping_backend import MappingBackend
+from zarr_shardstore.io.obstore_backend import ObstoreBackend
 from zarr_shardstore.io.resolve import backend_of, base_store_of
 from zarr_shardstore.io.zarr_backend import ZarrBackend
 
@@ -36,7 +37,7 @@ FORMS: dict[str, tuple[Any, type, type]] = {
     "file system": (lambda _: fsspec.filesystem("memory"), FsspecStore, ZarrBackend),
     "memory mapper": (lambda _: fsspec.get_mapper(memory_url()), FsspecStore, ZarrBackend),
     "local mapper": (lambda tmp: fsspec.get_mapper(str(tmp)), LocalStore, LocalBackend),
-    "obstore": (lambda _: obstore_memory(), ObjectStore, ZarrBackend),
+    "obstore": (lambda _: obstore_memory(), ObjectStore, ObstoreBackend),
     "StorePath": (lambda tmp: StorePath(LocalStore(tmp)), LocalStore, LocalBackend),
     "dict": (lambda _: {}, dict, MappingBackend),
     "other mapping": (lambda _: OtherMapping(), OtherMapping, MappingBackend),

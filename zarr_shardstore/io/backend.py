@@ -45,6 +45,14 @@ class Backend(Protocol):
     def scope(self, key: str) -> Hashable:
         """Identity of an object in this process, whichever store object it is reached by."""
 
+    def hold(self, key: str) -> AbstractContextManager[None] | None:
+        """What keeps other processes from updating an object meanwhile, blocking; ``None`` if
+        there is nothing like that."""
+
+    def optimistic(self) -> Backend | None:
+        """A view for one update, whose writes fail with `ReplacedMeanwhileError` if another
+        writer has replaced what the update read; ``None`` if the base store has no such writes."""
+
     def session(self) -> AbstractContextManager[Perform]:
         """A `perform` for one flow, which may keep objects open from batch to batch."""
 

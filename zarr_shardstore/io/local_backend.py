@@ -11,7 +11,7 @@ import re
 import shutil
 import stat
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from zarr.core.sync import sync
@@ -19,6 +19,7 @@ from zarr.storage import LocalStore
 
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.buffers import to_buffer
+from zarr_shardstore.io.locks import LOCK_SUFFIX, Locking, held
 from zarr_shardstore.io.uploads import LocalUpload, Upload
 from zarr_shardstore.plan.ranges import ByteRange, resolve_range
 from zarr_shardstore.plan.requests import (
@@ -42,8 +43,9 @@ from zarr_shardstore.plan.requests import (
 
 __all__ = ["MAX_SHARDS_AT_ONCE", "LocalBackend", "holds_a_file"]
 
-# What LocalStore calls a file that it has not renamed yet; a killed writer leaves it behind.
-_TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.partial$")
+# What LocalStore calls a file that it has not renamed yet, and locks. A killed writer leaves
+# them behind.
+_TEMPORARY = re.compile(rf"\.[0-9a-f]{{32}}\.partial$|{re.escape(LOCK_SUFFIX)}$")
 
 MAX_SHARDS_AT_ONCE = 128
 """Shards whose files one read holds open; a process may have 1,024, which its threads share."""
@@ -85,8 +87,9 @@ class _OpenFile:
 class LocalBackend:
     """Reads files by itself; writes as ``LocalStore`` does (temporary file and rename)."""
 
-    def __init__(self, store: LocalStore) -> None:
+    def __init__(self, store: LocalStore, locking: Locking = "os") -> None:
         self.store = store
+        self._locking: Locking = locking
         self._root = os.path.join(os.path.abspath(store.root), "")
         # Absolute: the working directory may change.
         self._files = LocalStore(self._root, read_only=store.read_only)
@@ -121,6 +124,12 @@ class LocalBackend:
 
     def scope(self, key: str) -> Hashable:
         return ("file", self._real_root + key)
+
+    def hold(self, key: str) -> AbstractContextManager[None]:
+        return held(self._root + key, self._locking)
+
+    def optimistic(self) -> None:
+        return None
 
     def path_of(self, key: str) -> str:
         """Path of a file or a directory."""

@@ -73,6 +73,12 @@ class MappingBackend:
     def scope(self, key: str) -> Hashable:
         return ("mapping", id(self.mapping), key)
 
+    def hold(self, key: str) -> None:  # noqa: ARG002  the protocol's
+        return None  # no other process has this mapping
+
+    def optimistic(self) -> None:
+        return None
+
     @contextmanager
     def session(self) -> Iterator[Perform]:
         yield self.perform

@@ -15,7 +15,9 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.io.backend import Backend
 from zarr_shardstore.io.local_backend import LocalBackend
+from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.mapping_backend import MappingBackend
+from zarr_shardstore.io.obstore_backend import ObstoreBackend
 from zarr_shardstore.io.zarr_backend import ZarrBackend
 
 __all__ = ["BaseStoreLike", "backend_of", "base_store_of"]
@@ -85,10 +87,12 @@ def base_store_of(store: BaseStoreLike, storage_options: dict[str, Any] | None =
     )
 
 
-def backend_of(store: BaseStore) -> Backend:
+def backend_of(store: BaseStore, locking: Locking = "os") -> Backend:
     """The backend for a base store. Subclasses keep their own methods: they may differ."""
     if type(store) is LocalStore:
-        return LocalBackend(store)
+        return LocalBackend(store, locking)
+    if type(store) is ObjectStore:
+        return ObstoreBackend(store, locking)
     if isinstance(store, Store):
-        return ZarrBackend(store)
+        return ZarrBackend(store, locking)
     return MappingBackend(store)

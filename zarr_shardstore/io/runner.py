@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from itertools import groupby
 from typing import Any, TypeAlias, TypeVar
@@ -14,6 +14,7 @@ from zarr.core.sync import _get_loop, sync
 
 from zarr_shardstore.io import commits
 from zarr_shardstore.io.backend import Backend, Perform
+from zarr_shardstore.io.optimistic import until_not_replaced
 from zarr_shardstore.io.versions import UNSTABLE, publishing, version_of
 from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.requests import (
@@ -202,6 +203,22 @@ class Runner:
                 _leading.add(task)
                 task.add_done_callback(done)
 
+    async def update_async(self, members: list[commits.Pending]) -> Sequence[Exception | None]:
+        """Commit updates of one shard, with other processes kept out, or begun anew after them."""
+        if self.backend.optimistic() is not None:
+            return await until_not_replaced(lambda: self._try_update(members))
+        hold = self.backend.hold(members[0].request.shard.key)
+        if hold is None:
+            return await self.run_async(self.update_flow(members))
+        async with _held_by_thread(hold):
+            return await self.run_async(self.update_flow(members))
+
+    async def _try_update(self, members: list[commits.Pending]) -> Sequence[Exception | None]:
+        view = self.backend.optimistic()
+        if view is None:  # an earlier attempt has shown that there are no conditions
+            return await self.run_async(self.update_flow(members))
+        return await Runner(view, self._update_flow).run_async(self.update_flow(members))
+
     # -------------------------------------------------------------- shared
 
     def update_flow(self, members: list[commits.Pending]) -> Flow[Sequence[Exception | None]]:
@@ -267,7 +284,8 @@ def _commit_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
     try:
         for runner, members in _groups(taken):
             try:
-                outcome: _Outcome = runner.run(runner.update_flow(members))
+                with runner.backend.hold(members[0].request.shard.key) or nullcontext():
+                    outcome: _Outcome = runner.run(runner.update_flow(members))
             except Exception as error:
                 outcome = error
             _settle(members, outcome)
@@ -283,13 +301,28 @@ async def _lead_async(scope: Hashable, begun: asyncio.Event | None = None) -> No
         try:
             for runner, members in _groups(taken):
                 try:
-                    outcome: _Outcome = await runner.run_async(runner.update_flow(members))
+                    outcome: _Outcome = await runner.update_async(members)
                 except Exception as error:
                     outcome = error
                 _settle(members, outcome)
         except BaseException:
             commits.abandon(scope, taken)
             raise
+
+
+@asynccontextmanager
+async def _held_by_thread(hold: AbstractContextManager[None]) -> AsyncIterator[None]:
+    """Wait for a lock without blocking the event loop."""
+    entered = asyncio.get_running_loop().run_in_executor(commits.worker_pool(), hold.__enter__)
+    try:
+        await asyncio.shield(entered)
+    except asyncio.CancelledError:
+        entered.add_done_callback(lambda f: f.exception() or hold.__exit__(None, None, None))
+        raise
+    try:
+        yield
+    finally:
+        hold.__exit__(None, None, None)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

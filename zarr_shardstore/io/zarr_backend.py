@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Coroutine, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from zarr.abc.store import RangeByteRequest, Store
@@ -13,12 +13,13 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
 
-from zarr_shardstore.io.backend import Mode, Perform
+from zarr_shardstore.io.backend import Backend, Mode, Perform
 from zarr_shardstore.io.buffers import as_view, to_buffer
 from zarr_shardstore.io.byte_requests import byte_request_of
+from zarr_shardstore.io.locks import Locking, held
 from zarr_shardstore.io.remote_objects import delete_many, move, upload_to
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
-from zarr_shardstore.plan.ranges import ByteRange, Suffix, resolve_range
+from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.plan.requests import (
     Delete,
     DeleteMany,
@@ -38,7 +39,7 @@ from zarr_shardstore.plan.requests import (
     Tidy,
 )
 
-__all__ = ["ZarrBackend", "has_sync_surface", "is_in_memory", "scope_of_store"]
+__all__ = ["ZarrBackend", "has_sync_surface", "is_in_memory", "path_of_file", "scope_of_store"]
 
 _MAX_CONCURRENCY = 64
 """Requests of one batch in flight at once; zarr's own limit of 10 is one for chunks."""
@@ -67,6 +68,18 @@ def scope_of_store(store: Store, key: str) -> Hashable:
     if isinstance(store, ObjectStore):
         return ("obstore", repr(store.store), key)
     return ("store", id(store), key)
+
+
+def path_of_file(store: Store, key: str) -> str | None:
+    """The path of the file that an object is; ``None`` if it is none."""
+    store = _innermost(store)
+    if isinstance(store, LocalStore):
+        return str(store.root / key)
+    if isinstance(store, FsspecStore) and _is_local_fsspec(store):
+        return f"{store.path}/{key}"
+    if isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
+        return os.path.join(str(getattr(store.store, "prefix", None) or "/"), key)
+    return None
 
 
 def is_in_memory(store: Store) -> bool:
@@ -115,8 +128,9 @@ class ZarrBackend:
     one call of the store for each other request, up to 64 at once.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, locking: Locking = "os") -> None:
         self.store = store
+        self._locking: Locking = locking
         self.can_block = has_sync_surface(store)
         self.replaces_at_once = not _is_local_fsspec(_innermost(store))  # it writes in place
         # LocalStore raises where one of many keys is missing; ObjectStore merges ranges over
@@ -141,6 +155,13 @@ class ZarrBackend:
 
     def scope(self, key: str) -> Hashable:
         return scope_of_store(self.store, key)
+
+    def hold(self, key: str) -> AbstractContextManager[None] | None:
+        path = path_of_file(self.store, key)
+        return None if path is None else held(path, self._locking)
+
+    def optimistic(self) -> Backend | None:
+        return None
 
     @contextmanager
     def session(self) -> Iterator[Perform]:
@@ -247,11 +268,10 @@ class ZarrBackend:
         return None
 
     async def _get(self, key: str, byte_range: ByteRange | None) -> Found:
-        prototype = default_buffer_prototype()
         try:
-            found = _found(await self.store.get(key, prototype, byte_request_of(byte_range)))
+            found = await self._get_once(key, byte_range)
             if self._may_be_cut(found, byte_range):
-                found = _cut(_found(await self.store.get(key, prototype)), byte_range)
+                found = _cut(await self._get_once(key, None), byte_range)
             return found
         except Exception:
             # No suffix ranges here (Azure), or an error for a range behind the end (obstore):
@@ -264,8 +284,11 @@ class ZarrBackend:
                 return Found(memoryview(b""), None, size)
             if not isinstance(byte_range, Suffix):
                 raise
-        found = _found(await self.store.get(key, prototype, RangeByteRequest(start, stop)))
-        return found._replace(size=size)
+        return (await self._get_once(key, Range(start, stop)))._replace(size=size)
+
+    async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
+        prototype = default_buffer_prototype()
+        return _found(await self.store.get(key, prototype, byte_request_of(byte_range)))
 
     def _may_be_cut(self, found: Found, byte_range: ByteRange | None) -> bool:
         """zarr 3.1's MemoryStore cuts a value that is shorter than the suffix asked for."""

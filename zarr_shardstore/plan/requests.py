@@ -8,7 +8,7 @@ the batches, blocking or async. An exception of a request is thrown into the flo
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from zarr_shardstore.format.layout import ShardRef
@@ -124,9 +124,14 @@ class Modify:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove an object; no error if there is none. Reply: ``None``."""
+    """Remove an object; no error if there is none. Reply: ``None``.
+
+    `placeholder` makes what means the same as no object: for base stores that can replace an
+    object only if it is the one that was read, but remove whatever is there.
+    """
 
     key: str
+    placeholder: Callable[[], Bytes] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ erase_values.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError
 from zarr_shardstore.format.index import IndexDamageError
@@ -91,12 +92,9 @@ def _try_update(
     if not new:
         return None
     entries = {i: v for i, v in {**old, **new}.items() if v is not None}
-    if entries:
-        spec = shard.layout.spec
-        data = build_shard(entries, spec.chunks_per_shard, spec.index, order)
-        yield [Set(shard.key, data)]
-    else:
-        yield [Delete(shard.key)]
+    spec = shard.layout.spec
+    build = partial(build_shard, entries, spec.chunks_per_shard, spec.index, order)
+    yield [Set(shard.key, build()) if entries else Delete(shard.key, placeholder=build)]
     return None
 
 

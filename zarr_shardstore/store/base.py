@@ -20,6 +20,7 @@ from zarr_shardstore.format.transformer_specs import (
     transformer_specs,
 )
 from zarr_shardstore.format.transformer_specs import index_codecs as spell_index_codecs
+from zarr_shardstore.io.locks import Locking, check_locking
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.runner import Runner
 from zarr_shardstore.plan.read import ReadOptions
@@ -46,17 +47,20 @@ class Sharding:
     Pickles without what it learned about arrays; another process learns it anew.
     """
 
-    def __init__(self, base: BaseStore, new_arrays: NewArrays, options: Options) -> None:
+    def __init__(
+        self, base: BaseStore, new_arrays: NewArrays, options: Options, locking: Locking = "os"
+    ) -> None:
         self.base = base
         self.new_arrays = new_arrays
         self.options = options
-        backend = backend_of(base)
+        self.locking: Locking = locking
+        backend = backend_of(base, locking)
         reading = replace(options.reading, max_shards_at_once=backend.max_shards_at_once)
         self.operations = Operations(new_arrays, replace(options, reading=reading))
         self.runner = Runner(backend, self.operations.update_shard)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Sharding, (self.base, self.new_arrays, self.options)
+        return Sharding, (self.base, self.new_arrays, self.options, self.locking)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -64,6 +68,7 @@ class Sharding:
             and self.runner.backend == other.runner.backend
             and self.new_arrays == other.new_arrays
             and self.options == other.options
+            and self.locking == other.locking
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -77,7 +82,8 @@ class Sharding:
         """The same with a base store that takes writes, as far as it offers that."""
         if not self.is_base_read_only or not isinstance(self.base, Store):
             return self
-        return Sharding(self.base.with_read_only(False), self.new_arrays, self.options)
+        base = self.base.with_read_only(False)
+        return Sharding(base, self.new_arrays, self.options, self.locking)
 
     def describe(self) -> str:
         """Arguments that make this, for a repr."""
@@ -96,6 +102,8 @@ class Sharding:
             parts.append(f"native={self.options.native!r}")
         if self.options.order != Options().order:
             parts.append(f"order={self.options.order!r}")
+        if self.locking != "os":
+            parts.append(f"locking={self.locking!r}")
         reading, default_reading = self.options.reading, ReadOptions()
         parts += [
             f"{name}={getattr(reading, name)!r}"
@@ -115,6 +123,7 @@ def open_sharding(
     index_location: Literal["start", "end"] | None,
     native: Native,
     order: EntryOrder,
+    locking: Locking,
     max_gap_bytes: int | None,
     max_coalesced_bytes: int | None,
     storage_options: Mapping[str, Any] | None,
@@ -140,6 +149,7 @@ def open_sharding(
         is_codec = native == "flat" and transformers is None
         declaration = "codec" if is_codec else "storage_transformers"
     check_order(order)
+    check_locking(locking)
     defaults = ReadOptions()
     reading = ReadOptions(
         defaults.max_gap_bytes if max_gap_bytes is None else max_gap_bytes,
@@ -150,7 +160,7 @@ def open_sharding(
     base = base_store_of(store, dict(storage_options) if storage_options else None)
     index = check_index(index_codecs, index_location)
     new_arrays = NewArrays(ShardingPolicy(chunks_per_shard), declaration, transformers, index)
-    return Sharding(base, new_arrays, Options(order, reading, native))
+    return Sharding(base, new_arrays, Options(order, reading, native), locking)
 
 
 def _check_transformers(given: Transformers) -> tuple[TransformerSpec, ...] | None:

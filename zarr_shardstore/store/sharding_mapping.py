@@ -9,6 +9,7 @@ from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.buffers import as_view
+from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
 from zarr_shardstore.plan.requests import Flow
@@ -70,6 +71,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         index_location: Literal["start", "end"] | None = None,
         native: Native = "flat",
         order: EntryOrder = "morton",
+        locking: Locking = "os",
         max_gap_bytes: int | None = None,
         max_coalesced_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -81,7 +83,8 @@ class ShardingMapping(MutableMapping[str, bytes]):
                 *(index_codecs, index_location),
                 *(max_gap_bytes, max_coalesced_bytes, storage_options),
             )
-            if given != (None,) * 8 or native != "flat" or order != "morton":
+            others = native, order, locking
+            if given != (None,) * 8 or others != ("flat", "morton", "os"):
                 raise SpecError("the ShardingStore has its options: pass them to it")
             self._sharding = store._sharding
             self.read_only = read_only or store.read_only
@@ -95,6 +98,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
             index_location=index_location,
             native=native,
             order=order,
+            locking=locking,
             max_gap_bytes=max_gap_bytes,
             max_coalesced_bytes=max_coalesced_bytes,
             storage_options=storage_options,

@@ -14,6 +14,7 @@ from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.buffers import as_view, own_bytes, to_buffer_of
 from zarr_shardstore.io.byte_requests import range_of
+from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.plan.requests import Flow
 from zarr_shardstore.store.base import (
@@ -67,6 +68,10 @@ class ShardingStore(Store):
         inner chunks appear as chunks, or they pass through as they are.
     order : {"morton", "C", "F"}
         In which order the entries of a shard are written.
+    locking : {"os", "lockfile", "none"}
+        What keeps two processes from updating a shard on local files at a time: a lock of the
+        operating system on ``KEY.__lock``; that file alone, for network file systems without
+        locks (a killed writer leaves it behind); or nothing.
     max_gap_bytes, max_coalesced_bytes : int, optional
         Two entries of a shard are read by one request if at most so many unwanted bytes lie
         between them (4 KiB), and the request stays within so many (16 MiB).
@@ -83,8 +88,9 @@ class ShardingStore(Store):
     Notes
     -----
     Thread safety: threads and tasks of one process may read and write the same shards, also
-    through several stores on the same base; no update is lost. Of several processes only one
-    may write a shard at a time.
+    through several stores on the same base, and so may processes on local files and, through
+    obstore, on object stores; no update is lost. Through fsspec on object stores only one
+    process may write a shard at a time.
 
     Cost in requests of the base store: a read takes two rounds (the index of each shard, then
     coalesced spans), a write of a whole shard one, a write of a part one read and one write of
@@ -114,6 +120,7 @@ class ShardingStore(Store):
         index_location: Literal["start", "end"] | None = None,
         native: Native = "flat",
         order: EntryOrder = "morton",
+        locking: Locking = "os",
         max_gap_bytes: int | None = None,
         max_coalesced_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -130,6 +137,7 @@ class ShardingStore(Store):
             index_location=index_location,
             native=native,
             order=order,
+            locking=locking,
             max_gap_bytes=max_gap_bytes,
             max_coalesced_bytes=max_coalesced_bytes,
             storage_options=storage_options,

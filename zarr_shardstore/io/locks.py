@@ -1,0 +1,82 @@
+"""One writer at a time for a shard that is a file, among all processes that write through here.
+
+::
+
+    c/0/0           the shard
+    c/0/0.__lock    there while the shard is being updated; tensorstore locks files by this name
+
+``"os"``: the operating system's lock on that file. It ends with the process that holds it.
+``"lockfile"``: whoever creates the file holds the lock, for network file systems without locks.
+A killed writer leaves the file behind, and somebody has to remove it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Literal, TypeAlias, get_args
+
+from filelock import FileLock, SoftFileLock, Timeout
+
+from zarr_shardstore.errors import ShardConflictError, SpecError
+
+__all__ = ["LOCK_SUFFIX", "Locking", "check_locking", "held"]
+
+Locking: TypeAlias = Literal["os", "lockfile", "none"]
+
+LOCK_SUFFIX = ".__lock"
+
+MAX_WAIT_S = 120.0
+"""A commit takes milliseconds: who waits so long waits for a process that hangs."""
+
+_POLL_S = 0.001
+"""About what a commit of a small shard takes."""
+
+_LOCKS = {"os": FileLock, "lockfile": SoftFileLock}
+
+
+def check_locking(locking: str) -> None:
+    """Raise `SpecError` unless it is a way of locking."""
+    if locking not in get_args(Locking):
+        raise SpecError(f"locking is 'os', 'lockfile' or 'none', got {locking!r}")
+
+
+@contextmanager
+def held(path: str, locking: Locking) -> Iterator[None]:
+    """Hold the lock of a file; blocks until it is free.
+
+    Parameters
+    ----------
+    path
+        Of the file, which need not exist; its directory is made.
+
+    Raises
+    ------
+    ShardConflictError
+        If another process holds it for two minutes.
+    """
+    if locking == "none":
+        yield
+        return
+    name = path + LOCK_SUFFIX
+    lock = _LOCKS[locking](name, timeout=MAX_WAIT_S, thread_local=False)
+    while not lock.is_locked:
+        os.makedirs(os.path.dirname(name), exist_ok=True)
+        try:
+            # Not where another process removes the directory in this very moment: once more then.
+            with suppress(FileNotFoundError):
+                lock.acquire(poll_interval=_POLL_S)
+        except Timeout:
+            hint = "" if locking == "os" else ", or was killed: then remove that file"
+            raise ShardConflictError(
+                f"another process holds {name!r} for {MAX_WAIT_S:.0f} s and hangs{hint}"
+            ) from None
+    try:
+        yield
+    finally:
+        if locking == "os":
+            # While it is held: who waits for the lock of a file that is gone makes a new one.
+            with suppress(FileNotFoundError):
+                os.unlink(name)
+        lock.release()

@@ -1,0 +1,168 @@
+"""Backend for zarr's ``ObjectStore``: objects have versions (ETags), and writes conditions.
+
+A read tells the version that it read. An update is optimistic: what it writes is stored only
+if nobody has replaced the object since the update read it (compare and swap); otherwise it
+begins anew. So writers of any number of processes and hosts lose nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from typing import Any
+
+from zarr.storage import ObjectStore
+
+from zarr_shardstore.io.backend import Backend, Mode
+from zarr_shardstore.io.locks import Locking
+from zarr_shardstore.io.optimistic import ReplacedMeanwhileError
+from zarr_shardstore.io.zarr_backend import ZarrBackend
+from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
+from zarr_shardstore.plan.requests import Delete, Exists, Found, Get, Request, Set
+
+__all__ = ["ObstoreBackend"]
+
+_NO_UPDATES = ("LocalStore", "HTTPStore")
+"""obstore's stores without conditional writes of objects that exist."""
+
+
+class ObstoreBackend(ZarrBackend):
+    """Reads with versions; gives updates a view with conditional writes."""
+
+    store: ObjectStore[Any]
+
+    def __init__(self, store: ObjectStore[Any], locking: Locking = "os") -> None:
+        super().__init__(store, locking)
+        self._has_conditions = type(store.store).__name__ not in _NO_UPDATES
+        self._is_probed = False
+        self._takes_quotes = True
+
+    def optimistic(self) -> Backend | None:
+        return _Optimistic(self) if self._has_conditions else None
+
+    async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
+        import obstore
+
+        options: Any = {"range": _range_of(byte_range)} if byte_range is not None else {}
+        try:
+            reply = await obstore.get_async(self.store.store, key, options=options)
+            value = await reply.bytes_async()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return Found(None, None)
+        return Found(memoryview(value), reply.meta["e_tag"], reply.meta["size"])
+
+    # ---------------------------------------------------------- conditional writes
+
+    async def put_if(self, key: str, value: bytes | memoryview, version: object) -> object:
+        """Store an object if it is the one of that version; ``None``: if there is none.
+
+        Returns
+        -------
+        object
+            Its version now.
+
+        Raises
+        ------
+        ReplacedMeanwhileError
+            If it is another one.
+        """
+        try:
+            return await self._put(key, value, version)
+        except _refusals():
+            pass
+        # The store may have taken it, and the reply was lost: then the client has sent it again.
+        found = await self._get(key, None)
+        if found.value is not None and found.value == memoryview(value):
+            return found.version
+        if version is not None and found.version == version and self._takes_quotes:
+            # It is the one that was read: some servers compare what stands in the quotes.
+            self._takes_quotes = False
+            return await self.put_if(key, value, version)
+        raise ReplacedMeanwhileError(key)
+
+    async def _put(self, key: str, value: bytes | memoryview, version: object) -> object:
+        if version is None:
+            mode: Any = "create"
+        else:
+            mode = {"e_tag": version if self._takes_quotes else str(version).strip('"')}
+        now = await self._put_with(mode, key, value)
+        if not self._is_probed:
+            self._is_probed = True
+            await self._probe(key, value)
+        return now
+
+    async def _put_with(self, mode: Any, key: str, value: bytes | memoryview) -> object:
+        import obstore
+
+        # In one part: conditions do not go with multi-part uploads.
+        reply = await obstore.put_async(
+            self.store.store, key, value, mode=mode, use_multipart=False
+        )
+        return reply["e_tag"]
+
+    async def _probe(self, key: str, value: bytes | memoryview) -> None:
+        """Once: see that the store refuses what it must. It does, if it stores nothing now."""
+        try:
+            await self._put_with({"e_tag": '"00000000000000000000000000000000"'}, key, value)
+        except _refusals():
+            return
+        self._has_conditions = False
+        warnings.warn(
+            f"{self.store} ignores the conditions of writes (If-Match): let each shard have one "
+            "writer at a time, or updates are lost",
+            stacklevel=2,
+        )
+
+
+class _Optimistic:
+    """What one update reads is remembered, what it writes goes with a condition."""
+
+    can_block = False
+    mode: Mode = "async"
+    replaces_at_once = True
+    max_shards_at_once = None
+
+    def __init__(self, backend: ObstoreBackend) -> None:
+        self._backend = backend
+        self._versions: dict[str, object] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    async def perform_async(self, batch: list[Request]) -> list[Any]:
+        if len(batch) == 1:
+            return [await self._perform_one(batch[0])]
+        return list(await asyncio.gather(*map(self._perform_one, batch)))
+
+    async def _perform_one(self, request: Request) -> Any:
+        match request:
+            case Set(key, value) if key in self._versions:
+                self._versions[key] = await self._backend.put_if(key, value, self._versions[key])
+                return None
+            case Delete(key, placeholder) if self._versions.get(key) is not None and placeholder:
+                await self._perform_one(Set(key, placeholder()))
+                return None
+        (reply,) = await self._backend.perform_async([request])
+        match request:
+            case Get(key):
+                # The first: if it is another one later, the write will fail.
+                self._versions.setdefault(key, reply.version if reply.value is not None else None)
+            case Exists(key) if not reply:
+                self._versions.setdefault(key, None)
+        return reply
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+    return AlreadyExistsError, PreconditionError, FileNotFoundError
+
+
+def _range_of(byte_range: ByteRange) -> Any:
+    match byte_range:
+        case Range(start, stop):
+            return (start, stop)
+        case StartFrom(start):
+            return {"offset": start}
+        case Suffix(nbytes):
+            return {"suffix": nbytes}
