@@ -20,7 +20,7 @@ from zarr_shardstore import ShardingStore
 STACKS = [None, None, ["crc32c", "sharding"], ["sharding", "crc32c"]]
 
 
-class Boom(Exception):
+class BoomError(Exception):
     """What a block ends by."""
 
 
@@ -60,8 +60,8 @@ def test_like_a_dict_in_batches(driver_cls: type, base_name: str, data: st.DataO
                         history.setdefault(k, {before.get(k)}).add(model.get(k))
                 assert sorted(driver.list()) == sorted(model)
                 if fails:
-                    raise Boom
-        except Boom:
+                    raise BoomError
+        except BoomError:
             now = {k: driver.get(k) for k in driver.list()}
             for k in now.keys() | before.keys() | set(case.keys):
                 assert now.get(k) in history.get(k, {before.get(k)})

@@ -316,7 +316,8 @@ class Operations:
         for (positions, _), result in zip(parts, results, strict=True):
             for i, reply in zip(positions, result, strict=True):
                 replies[i] = reply
-        yield from self.publisher.publish_due()
+        if not all(isinstance(request, Get | GetSize | Exists) for request in requests):
+            yield from self.publisher.publish_due()
         return replies
 
     def _shown(
