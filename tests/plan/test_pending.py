@@ -230,3 +230,16 @@ def test_names_are_listed_recursively_only_where_a_shard_would_vanish() -> None:
     assert recorder.run(list_names(["a/"], pending)) == [["c1"]]
     kinds = [type(r) for b in recorder.batches for r in b if isinstance(r, ListDir | ListPrefix)]
     assert kinds == [ListDir, ListDir, ListPrefix]
+
+
+def test_a_commit_that_was_cut_off_is_done_again() -> None:
+    """Its event loop ended, and nobody told the table."""
+    pending = table()
+    recorder = hold(pending, Put(0, b"held"))
+    cut_off = update_with_held(shard_of(), [()], pending, order="C")
+    next(cut_off)
+    recorder.run(update_with_held(shard_of(), [()], pending, order="C"))
+    assert bytes(split_shard(recorder.objects[KEY], (2, 2), DRAFT_INDEX)[0]) == b"held"
+    assert not pending.pending()
+    cut_off.close()
+    assert not pending.pending()

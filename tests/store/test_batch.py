@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
@@ -352,6 +353,83 @@ def test_a_document_that_changes_what_keys_mean_comes_after_what_is_held() -> No
         assert base.sets == ["z/zarr.json", "z/c/0"]
         put_document["z/zarr.json"] = document
     assert stored(base)[:2] == [1, 1]
+
+
+def test_a_document_with_other_shards_comes_after_what_is_held() -> None:
+    """Old values go into old shards, as without a batch."""
+    base, store, z = make(declaration="storage_transformers")
+    document = objects_of(base)["z/zarr.json"]
+    changed = json.loads(document)
+    changed["storage_transformers"][0]["configuration"]["chunks_per_shard"] = [2]
+    base.sets.clear()
+    with store.batch():
+        z[0] = 1
+        ShardingMapping(store)["z/zarr.json"] = json.dumps(changed).encode()
+        assert base.sets == ["z/c/0", "z/zarr.json"]
+
+
+def test_metadata_that_comes_after_held_chunks_describes_their_shards() -> None:
+    """Without metadata the option alone makes shards; a new array would have a stack."""
+    base: dict[str, bytes] = {}
+    stack = ["crc32c", "sharding"]
+    m = ShardingMapping(base, chunks_per_shard=4, storage_transformers=stack)
+    grid = {"type": "regular", "chunk_shape": [2], "separator": "/"}
+    with m.batch():
+        m["data/root/g/a/c1"] = b"x"
+        m["meta/root/g/a.array.json"] = json.dumps({"shape": [8], "chunk_grid": grid}).encode()
+        assert m["data/root/g/a/c1"] == b"x"
+        m["data/root/g/a/c2"] = b"y"
+        m.erase_prefix("meta/root/g/")
+        assert ShardingMapping(base, chunks_per_shard=4)["data/root/g/a/c2"] == b"y"
+    assert ShardingMapping(base, chunks_per_shard=4)["data/root/g/a/c1"] == b"x"
+
+
+def test_erasures_of_an_array_that_somebody_else_removed_are_no_error() -> None:
+    """It is what was wanted."""
+    _, store, z = make(base := MemoryStore())
+    z[:] = 1
+    with store.batch():
+        ShardingMapping(store).erase("z/c/0")
+        ShardingMapping(ShardingStore(base)).erase_prefix("z/")
+    assert shards_of(base) == []
+
+
+def test_what_cannot_be_published_now_counts_again() -> None:
+    """The limit is passed by an array that another store made anew."""
+    base, store, _ = make()
+    zarr.create_array(store, name="y", shape=(8,), chunks=(1,), dtype="u1")
+    m = ShardingMapping(store)
+
+    def block() -> None:
+        with store.batch(max_nbytes=1000) as batch:
+            m["z/c/0"] = b"z" * 900
+            ShardingMapping(ShardingStore(base)).erase_prefix("z/")
+            with pytest.raises(ShardConflictError, match="removed"):
+                m["y/c/0"] = b"y" * 200
+            assert batch.nbytes == 1100
+
+    with pytest.raises(UnpublishedError, match="z/c/0"):
+        block()
+    assert ShardingMapping(ShardingStore(base))["y/c/0"] == b"y" * 200
+
+
+def test_draft_hierarchies_list_what_is_held() -> None:
+    """Inside the batch as after it."""
+    from zarr.core.sync import sync
+
+    store = DraftHierarchyStore(ShardingStore(MemoryStore(), chunks_per_shard=4))
+    z = zarr.create_array(store, name="g/z", shape=(8, 2), chunks=(1, 1), dtype="u1")
+
+    async def listed() -> tuple[list[str], list[str]]:
+        keys = [key async for key in store.list()]
+        return sorted(keys), sorted([name async for name in store.list_dir("g/z/c")])
+
+    with store.batch():
+        z[1:6] = 1
+        z[3] = 0
+        inside = sync(listed())
+    assert inside == sync(listed())
+    assert inside[1] == ["1", "2", "4", "5"]
 
 
 def test_an_array_that_somebody_else_made_anew_is_not_damaged() -> None:

@@ -333,6 +333,46 @@ async def test_values_are_seen_while_they_are_published(fails: bool) -> None:
     assert [await get(i, fresh) for i in (0, 1)] == [b"newer", b"1"]
 
 
+async def test_a_block_that_fails_drops_nothing_that_another_is_publishing() -> None:
+    """More shards than are written at once: some are still held."""
+    base = Gated()
+    store = ShardingStore(base, chunks_per_shard=2)
+    keys = [key(2 * i) for i in range(40)]
+
+    async def well() -> None:
+        async with store.batch():
+            for k in keys:
+                await store.set(k, buffer(b"x"))
+
+    async def badly() -> None:
+        async with store.batch():
+            raise BoomError
+
+    publishing = asyncio.create_task(well())
+    await base.is_held.wait()
+    with pytest.raises(BoomError):
+        await badly()
+    base.go_on.set()
+    await publishing
+    fresh = ShardingStore(base, chunks_per_shard=2)
+    assert sorted([k async for k in fresh.list()]) == sorted(keys)
+
+
+def test_the_last_one_who_leaves_drops_what_could_not_be_published() -> None:
+    """Another that is still leaving tries it as well, and has to say so."""
+    m = ShardingMapping({}, **CPS)
+    state = m._sharding.operations.batches
+    a, b = m.batch(), m.batch()
+    state.enter(a)
+    state.enter(b)
+    m[key(0)] = b"0"
+    assert state.leave(a, is_good=True) == state.leave(b, is_good=True) == [key(0)]
+    state.finish(a)
+    assert state.pending
+    state.finish(b)
+    assert not state.pending
+
+
 async def test_a_cancelled_block_leaves_nothing_behind() -> None:
     """Cancelled while it publishes: its caller knows, the store goes on."""
     base = Gated()

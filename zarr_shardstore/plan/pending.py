@@ -320,7 +320,7 @@ class PendingShards:
         """Exempt what waits now from `discard`; return the keys of all shards."""
         with self.lock:
             for p in self._shards.values():
-                p.is_held_promised = p.is_taken_promised = True
+                p.is_held_promised, p.is_taken_promised = bool(p.held), bool(p.taken)
             return list(self._shards)
 
     def unpromise(self, shard_keys: Sequence[str]) -> None:
