@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ShardStoreError,
         SpecError,
         UnfinishedConversionError,
+        UnpublishedError,
         UnsupportedError,
     )
     from zarr_shardstore.plan.stack import ArrayContext, StorageTransformer, ValueTransformer
@@ -48,6 +49,7 @@ __all__ = [
     "SpecError",
     "StorageTransformer",
     "UnfinishedConversionError",
+    "UnpublishedError",
     "UnsupportedError",
     "ValueTransformer",
     "__version__",

@@ -9,6 +9,7 @@ The type says what the handler can do::
     ├── CorruptShardError                      stored bytes contradict the format
     ├── CorruptValueError                      stored bytes contradict their checksum
     ├── ShardConflictError                     another writer got in the way; try again
+    ├── UnpublishedError (ExceptionGroup)      a batch could not store all; write the rest again
     └── UnfinishedConversionError              a conversion has to be finished first
 
 Errors of the base store pass through unwrapped. All of these pickle.
@@ -16,7 +17,8 @@ Errors of the base store pass through unwrapped. All of these pickle.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 __all__ = [
     "CorruptShardError",
@@ -26,6 +28,7 @@ __all__ = [
     "ShardStoreError",
     "SpecError",
     "UnfinishedConversionError",
+    "UnpublishedError",
     "UnsupportedError",
 ]
 
@@ -129,6 +132,65 @@ def _rebuild_corrupt_value_error(message: str, key: str) -> CorruptValueError:
 
 class ShardConflictError(ShardStoreError):
     """A write could not be committed because of another writer; it may be tried again."""
+
+
+class UnpublishedError(ShardStoreError, ExceptionGroup[Exception]):
+    """A batch ended, and some of the shards that it held could not be published.
+
+    All other shards are. The errors of the base store are its `exceptions`, one for each
+    shard, so ``except*`` finds them.
+
+    Parameters
+    ----------
+    message : str
+        What was tried.
+    exceptions : sequence of Exception
+        Why, in the order of `chunk_keys`.
+    chunk_keys : mapping of str to tuple of str
+        By the key of each shard that is not published, the keys of the chunks whose values or
+        erasures were held for it.
+    """
+
+    chunk_keys: dict[str, tuple[str, ...]]
+    _message: str
+
+    def __new__(
+        cls,
+        message: str,
+        exceptions: Sequence[Exception],
+        chunk_keys: Mapping[str, Sequence[str]],
+    ) -> Self:
+        named = [
+            f"{shard} ({len(chunks)} chunks: {', '.join(chunks[:_N_NAMED])}"
+            f"{', …' if len(chunks) > _N_NAMED else ''})"
+            for shard, chunks in list(chunk_keys.items())[:_N_NAMED]
+        ]
+        rest = len(chunk_keys) - len(named)
+        more = f" and {rest} more shards" if rest else ""
+        self = super().__new__(cls, f"{message}: {'; '.join(named)}{more}", exceptions)
+        self.chunk_keys = {shard: tuple(chunks) for shard, chunks in chunk_keys.items()}
+        self._message = message
+        return self
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def derive(self, excs: Sequence[Exception], /) -> UnpublishedError:  # type: ignore[override]
+        """The same about some of the shards."""
+        left = [any(error is e for e in excs) for error in self.exceptions]
+        kept = {
+            shard: chunks
+            for (shard, chunks), is_left in zip(self.chunk_keys.items(), left, strict=False)
+            if is_left
+        }
+        return UnpublishedError(self._message, excs, kept)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnpublishedError, (self._message, list(self.exceptions), self.chunk_keys)
+
+
+_N_NAMED = 3
+"""Shards, and chunks of each, that a message names; `chunk_keys` has all."""
 
 
 class UnfinishedConversionError(ShardStoreError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.transformer_specs import sharding_spec
 from zarr_shardstore.plan.entries import EntryUpdate, Erase, Modification, Patch, Put
@@ -31,7 +32,7 @@ from zarr_shardstore.plan.requests import (
 )
 from zarr_shardstore.plan.stack import ArrayContext, together
 
-__all__ = ["ShardingTransformer", "perform_on_chunks", "sharding"]
+__all__ = ["ShardingTransformer", "entry_update", "perform_on_chunks", "sharding"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,13 @@ class ShardingTransformer:
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
         """As `perform_on_chunks`."""
-        chunks = [self._chunk(_key_of(request)) for request in requests]
+        chunks = [self.chunk_of(request) for request in requests]
         return (yield from perform_on_chunks(requests, chunks, self.reading))
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
         """Keys of the chunks that shards hold, and their sizes; other keys as they are."""
         shards = [self.layout.shard_of_key(key) for key in keys]
-        indexes = iter((yield from read_indexes([s for s in shards if s is not None])))
+        indexes = iter((yield from self.read_indexes([s for s in shards if s is not None])))
         above: list[tuple[str, int | None]] = []
         for key, shard in zip(keys, shards, strict=True):
             if shard is None:
@@ -68,7 +69,13 @@ class ShardingTransformer:
                 above += chunks_present(shard, index)
         return above
 
-    def _chunk(self, key: str) -> ChunkRef:
+    def read_indexes(self, shards: Sequence[ShardRef]) -> Flow[list[ShardIndex | None]]:
+        """Indexes of shards; ``None`` where there is no shard."""
+        return read_indexes(shards)
+
+    def chunk_of(self, request: Request) -> ChunkRef:
+        """The chunk that a request asks for."""
+        key = _key_of(request)
         coords = self.layout.coords_of(key)
         if coords is None:
             raise SpecError(f"key {key!r} is no chunk key of the array {self.layout.path!r}")
@@ -105,7 +112,7 @@ def perform_on_chunks(
             case GetSize() | Exists():
                 sizes[i] = chunk
             case _:
-                updates.setdefault(chunk.shard, []).append(_entry_update(request, chunk.entry_id))
+                updates.setdefault(chunk.shard, []).append(entry_update(request, chunk.entry_id))
     flows: list[Flow[Any]] = []
     if reads:
         flows.append(_read(list(reads.values()), reading))
@@ -147,7 +154,8 @@ def _update(updates: Mapping[ShardRef, Sequence[EntryUpdate]]) -> Flow[None]:
     yield [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
 
 
-def _entry_update(request: Request, entry_id: int) -> EntryUpdate:
+def entry_update(request: Request, entry_id: int) -> EntryUpdate:
+    """The update of an entry that a request for its chunk asks for."""
     match request:
         case Set(_, value):
             return Put(entry_id, value)

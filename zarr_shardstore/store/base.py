@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -24,6 +24,8 @@ from zarr_shardstore.io.locks import Locking, check_locking
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.runner import Runner
 from zarr_shardstore.plan.read import ReadOptions
+from zarr_shardstore.plan.requests import Flow
+from zarr_shardstore.store.batch import Batch
 from zarr_shardstore.store.new_arrays import NewArrays, V3Declaration
 from zarr_shardstore.store.operations import Operations, Options
 from zarr_shardstore.store.policy import ChunksPerShard, ShardingPolicy
@@ -72,6 +74,19 @@ class Sharding:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+    def batch(
+        self,
+        max_nbytes: int | None,
+        run_async: Callable[
+            [Flow[dict[str, Exception]]], Coroutine[Any, Any, dict[str, Exception]]
+        ],
+    ) -> Batch:
+        """A batch of writes, to be entered."""
+        operations = self.operations
+        return Batch(
+            operations.batches, operations.publisher, self.runner.run, run_async, max_nbytes
+        )
 
     @property
     def is_base_read_only(self) -> bool:

@@ -21,6 +21,7 @@ from zarr_shardstore.io.byte_requests import range_of
 from zarr_shardstore.io.resolve import BaseStoreLike
 from zarr_shardstore.plan.ranges import resolve_range
 from zarr_shardstore.store import draft_listing
+from zarr_shardstore.store.batch import Batch
 from zarr_shardstore.store.draft_nodes import DraftNodes
 from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -278,6 +279,11 @@ class DraftHierarchyStore(Store):
         raise FileNotFoundError(key)
 
     # ------------------------------------------------------------------- writes
+
+    def batch(self, *, max_nbytes: int | None = None) -> Batch:
+        """As `ShardingStore.batch`, of the store below."""
+        self._check_writable()
+        return self._store.batch(max_nbytes=max_nbytes)
 
     async def set(self, key: str, value: Buffer) -> None:
         await self._set_many([(key, value)])

@@ -11,12 +11,19 @@ from typing import Literal, TypeAlias, TypeGuard
 
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError
 from zarr_shardstore.format.documents import Node
+from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.plan.holding import (
+    list_keys,
+    list_names,
+    read_indexes_with_held,
+    with_held,
+)
 from zarr_shardstore.plan.listing import GridDirectory, chunks_present
+from zarr_shardstore.plan.pending import PendingShards
 from zarr_shardstore.plan.ranges import Range
-from zarr_shardstore.plan.read import read_indexes, try_read_indexes
-from zarr_shardstore.plan.requests import Flow, Found, Get, ListDir, ListPrefix
+from zarr_shardstore.plan.requests import Flow, Found, Get
 from zarr_shardstore.plan.stack import keys_above
 from zarr_shardstore.store.arrays import StoredArray
 from zarr_shardstore.store.catalog import Catalog, StackedKey
@@ -30,10 +37,11 @@ Kind: TypeAlias = Literal["key", "prefix", "both"] | None
 
 
 class Listing:
-    """The listing operations on one base store, as flows."""
+    """The listing operations on one base store, and on what is held back, as flows."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, pending: PendingShards) -> None:
         self.catalog = catalog
+        self._pending = pending
 
     def list_all(self, prefix: str) -> Flow[list[str]]:
         """All keys that start with `prefix`."""
@@ -66,8 +74,7 @@ class Listing:
         if in_grid is not None and in_grid.base_directory != directory:
             # What passes through is still listed where it was.
             directories.append(in_grid.base_directory)
-        listings = yield [ListPrefix(d) for d in directories]
-        return list(dict.fromkeys(key for listing in listings for key in listing))
+        return (yield from list_keys(directories, self._pending))
 
     def listing_rounds(self, base_keys: list[str]) -> Iterable[list[str]]:
         """Cut base keys into parts whose shard indexes are read in one round each."""
@@ -90,7 +97,8 @@ class Listing:
         """As `list_some`, each key with its size in bytes where the index tells it."""
         prefix = check_prefix(prefix)
         shards = yield from self.catalog.shards_of(base_keys)
-        indexes = iter((yield from try_read_indexes([s for s in shards if _is_shard(s)])))
+        known = [s for s in shards if _is_shard(s)]
+        indexes = iter((yield from read_indexes_with_held(known, self._pending)))
         listed: list[tuple[str, int | None]] = []
         stacked: dict[Node, tuple[StoredArray, list[str]]] = {}
         for base_key, shard in zip(base_keys, shards, strict=True):
@@ -108,7 +116,7 @@ class Listing:
                     elif index is not None:
                         listed += chunks_present(shard, index)
         for array, keys in stacked.values():
-            listed += yield from _keys_above(array, keys, errors)
+            listed += yield from self._keys_above(array, keys, errors)
         return [item for item in listed if item[0].startswith(prefix)]
 
     def list_dir(self, prefix: str, *, is_exact: bool = False) -> Flow[dict[str, Kind]]:
@@ -123,7 +131,7 @@ class Listing:
         if isinstance(directory, GridDirectory):
             return (yield from self._list_grid_directory(directory, prefix, is_exact))
         if directory is None and not self.catalog.may_lack_metadata(prefix):
-            (names,) = yield [ListDir(prefix)]
+            (names,) = yield from list_names([prefix], self._pending)
             return dict.fromkeys(names)
         kinds: dict[str, Kind] = {}
         for key in (yield from self.list_all(prefix)):
@@ -149,7 +157,8 @@ class Listing:
             ]
             kinds |= dict.fromkeys(unknown, "prefix")
             if found:
-                below = yield [ListDir(f"{prefix}{name}/") for name in found]
+                directories = [f"{prefix}{name}/" for name in found]
+                below = yield from list_names(directories, self._pending)
                 for name, names in zip(found, below, strict=True):
                     kinds[name] = "both" if names else "key"
         keys = [prefix + name for name, kind in kinds.items() if kind != "prefix"]
@@ -167,10 +176,11 @@ class Listing:
         translated: list[str]
         relayed: list[str]
         if base_directory == prefix:
-            (translated,) = yield [ListDir(prefix)]
+            (translated,) = yield from list_names([prefix], self._pending)
             relayed = translated
         else:
-            translated, relayed = yield [ListDir(base_directory), ListDir(prefix)]
+            both = [base_directory, prefix]
+            translated, relayed = yield from list_names(both, self._pending)
         kinds: dict[str, Kind] = {}
         shards: list[ShardRef] = []
         is_vague = False
@@ -186,7 +196,7 @@ class Listing:
         if is_vague:
             names = yield from self._directories_with_chunks(directory)
             kinds |= dict.fromkeys(names, "prefix")
-        indexes = yield from read_indexes(shards)
+        indexes = yield from self._read_indexes(shards)
         for shard, index in zip(shards, indexes, strict=True):
             if index is not None:
                 kinds |= dict.fromkeys(directory.names_of_entries(shard, index), "key")
@@ -196,31 +206,38 @@ class Listing:
         return kinds
 
     def _directories_with_chunks(self, directory: GridDirectory) -> Flow[list[str]]:
-        (base_keys,) = yield [ListPrefix(directory.base_directory)]
+        base_keys = yield from list_keys([directory.base_directory], self._pending)
         names: dict[str, None] = {}
         for part in self.listing_rounds(base_keys):
             shards = [s for s in map(directory.layout.shard_of_key, part) if s is not None]
-            indexes = yield from read_indexes(shards)
+            indexes = yield from self._read_indexes(shards)
             for shard, index in zip(shards, indexes, strict=True):
                 if index is not None:
                     names |= dict.fromkeys(directory.names_of_directories(shard, index))
         return list(names)
 
+    def _read_indexes(self, shards: Sequence[ShardRef]) -> Flow[list[ShardIndex | None]]:
+        indexes: list[ShardIndex | None] = []
+        for index in (yield from read_indexes_with_held(shards, self._pending)):
+            if isinstance(index, CorruptShardError):
+                raise index
+            indexes.append(index)
+        return indexes
 
-def _keys_above(
-    array: StoredArray, keys: list[str], errors: list[ShardStoreError]
-) -> Flow[list[tuple[str, int | None]]]:
-    """Keys in the array of the values that objects hold; a damaged one blocks no other."""
-    try:
-        above = yield from keys_above(array.stack, keys)
-    except ShardStoreError as error:
-        if len(keys) == 1:
-            errors.append(error)
-            return []
-        above = []
-        for key in keys:
-            above += yield from _keys_above(array, [key], errors)
-    return [item for item in above if not array.is_outside(item[0])]
+    def _keys_above(
+        self, array: StoredArray, keys: list[str], errors: list[ShardStoreError]
+    ) -> Flow[list[tuple[str, int | None]]]:
+        """Keys in the array of the values that objects hold; a damaged one blocks no other."""
+        try:
+            above = yield from keys_above(with_held(array.stack, self._pending), keys)
+        except ShardStoreError as error:
+            if len(keys) == 1:
+                errors.append(error)
+                return []
+            above = []
+            for key in keys:
+                above += yield from self._keys_above(array, [key], errors)
+        return [item for item in above if not array.is_outside(item[0])]
 
 
 def raise_first(errors: Sequence[ShardStoreError]) -> None:

@@ -20,6 +20,12 @@ from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.plan.entries import EntryUpdate, Erase, Piece, apply_pieces, check_pieces
+from zarr_shardstore.plan.holding import (
+    hold_updates,
+    perform_or_hold,
+    update_with_held,
+    with_held,
+)
 from zarr_shardstore.plan.listing import GridDirectory
 from zarr_shardstore.plan.ranges import ByteRange, Range, resolve_range
 from zarr_shardstore.plan.read import ReadOptions
@@ -38,14 +44,14 @@ from zarr_shardstore.plan.requests import (
     UpdateShard,
     relay,
 )
-from zarr_shardstore.plan.sharding import perform_on_chunks
 from zarr_shardstore.plan.stack import Stack, perform, through, together
-from zarr_shardstore.plan.write import update_shard
 from zarr_shardstore.store.arrays import ArrayReader, StoredArray
+from zarr_shardstore.store.batch import BatchState
 from zarr_shardstore.store.catalog import Catalog, Misfit, StackedKey
 from zarr_shardstore.store.known_arrays import Knowledge, KnownArrays
 from zarr_shardstore.store.listing import Listing, raise_first
 from zarr_shardstore.store.new_arrays import NewArrays
+from zarr_shardstore.store.publishing import Publisher
 from zarr_shardstore.store.view import View
 
 __all__ = ["Operations", "Options"]
@@ -79,14 +85,17 @@ class Operations:
         reader = ArrayReader(options.native, options.reading)
         self.known = KnownArrays(new_arrays.policy, reader)
         self.catalog = Catalog(new_arrays.policy, self.known)
-        self.listing = Listing(self.catalog)
+        self.batches = BatchState()
+        self._pending = self.batches.pending
+        self.publisher = Publisher(self.catalog, self.known, self._pending)
+        self.listing = Listing(self.catalog, self._pending)
         self._view = View(new_arrays, reader)
 
     def update_shard(
         self, request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
     ) -> Flow[Sequence[Exception | None]]:
         """The write strategy, for the driver."""
-        flow = update_shard(request.shard, groups, order=self.options.order)
+        flow = update_with_held(request.shard, groups, self._pending, order=self.options.order)
         return through(request.below, flow) if request.below else flow
 
     # --------------------------------------------------------------- reads
@@ -236,6 +245,16 @@ class Operations:
         nodes = [node for request in requests if (node := node_of_document(request.key))]
         arrays = yield from self.known.know(nodes, self.known.now())
         try:
+            if nodes and self._pending:
+                # What is held of an array is published while its document still says where.
+                of_chunks = [i for i, r in enumerate(requests) if not _is_document(r.key)]
+                yield from self._perform(
+                    [requests[i] for i in of_chunks], [kept[i] for i in of_chunks]
+                )
+                for node in nodes:
+                    yield from self.publisher.publish_array(node)
+                requests = [r for r in requests if _is_document(r.key)]
+                kept = [None] * len(requests)
             yield from self._perform(requests, kept)
         finally:
             for node in nodes:
@@ -258,8 +277,10 @@ class Operations:
         ):
             yield from self._erase_listed(prefix)
         else:
+            yield from self.publisher.publish_orphans(prefix)
             try:
                 yield [DeletePrefix(prefix)]
+                self._pending.drop_below(prefix)
             finally:
                 if directory is None:  # otherwise there are no documents below
                     self.known.changed(below=prefix)
@@ -283,16 +304,20 @@ class Operations:
         if chunks:
             refs = [owner for owner in owners if isinstance(owner, ChunkRef)]
             of_chunks = [requests[i] for i in chunks]
-            parts.append((chunks, perform_on_chunks(of_chunks, refs, self.options.reading)))
+            reading = self.options.reading
+            parts.append((chunks, perform_or_hold(of_chunks, refs, reading, self._pending)))
         if others:
             parts.append((others, relay([requests[i] for i in others])))
-        for stack, positions in stacks.values():
+        for whole_stack, positions in stacks.values():
+            stack = with_held(whole_stack, self._pending)
             parts.append((positions, perform(stack, [requests[i] for i in positions])))
         replies: list[Any] = [None] * len(requests)
         results = yield from together([flow for _, flow in parts])
         for (positions, _), result in zip(parts, results, strict=True):
             for i, reply in zip(positions, result, strict=True):
                 replies[i] = reply
+        if not all(isinstance(request, Get | GetSize | Exists) for request in requests):
+            yield from self.publisher.publish_due()
         return replies
 
     def _shown(
@@ -327,7 +352,11 @@ class Operations:
             directory = directory_of_v2_consolidated(key) or ""
             yield [request(key, (yield from self._view.stored_directory(directory, data)))]
             return
+        if found.value is None:
+            yield from self.publisher.publish_array(node)  # the view looks for its chunks
         stored, array, is_changed = yield from self._view.stored(node, data, found.value)
+        if is_changed:
+            yield from self.publisher.publish_changed(node, found.value, array)
         is_certain = False
         try:
             yield [request(key, stored)]
@@ -365,13 +394,16 @@ class Operations:
         batch: list[Request] = []
         for base_key, shard in zip(base_keys, shards, strict=True):
             if isinstance(shard, ShardRef):
-                ids = shard.entries_of(directory.leading).tolist()
-                if ids:
-                    batch.append(UpdateShard(shard, tuple(map(Erase, ids))))
+                erasures = tuple(map(Erase, shard.entries_of(directory.leading).tolist()))
+                if erasures and self._pending.is_open:
+                    yield from hold_updates(shard, erasures, self.options.reading, self._pending)
+                elif erasures:
+                    batch.append(UpdateShard(shard, erasures))
             elif base_key.startswith(prefix):
                 batch.append(Delete(base_key))
         if batch:
             yield batch
+        yield from self.publisher.publish_due()
 
 
 def _is_document(key: str) -> bool:

@@ -20,6 +20,7 @@ from zarr_shardstore.store.base import (
     check_writable,
     open_sharding,
 )
+from zarr_shardstore.store.batch import Batch
 from zarr_shardstore.store.listing import raise_first
 from zarr_shardstore.store.policy import ChunksPerShard
 from zarr_shardstore.store.sharding_store import ShardingStore
@@ -124,6 +125,11 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def _write(self, flow: Flow[None]) -> None:
         check_writable(self.read_only)
         self._run(flow)
+
+    def batch(self, *, max_nbytes: int | None = None) -> Batch:
+        """As `ShardingStore.batch`."""
+        check_writable(self.read_only)
+        return self._sharding.batch(max_nbytes, self._sharding.runner.run_async)
 
     # ------------------------------------------------------------------ mapping
 

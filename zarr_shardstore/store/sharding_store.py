@@ -24,6 +24,7 @@ from zarr_shardstore.store.base import (
     check_writable,
     open_sharding,
 )
+from zarr_shardstore.store.batch import Batch
 from zarr_shardstore.store.listing import raise_first
 from zarr_shardstore.store.policy import ChunksPerShard
 
@@ -312,6 +313,41 @@ class ShardingStore(Store):
         return await self._run(flow, only_reads=True)
 
     # ------------------------------------------------------------------- writes
+
+    def batch(self, *, max_nbytes: int | None = None) -> Batch:
+        """Hold writes of chunks in memory, so that each shard is published once.
+
+        Use it by ``with`` or ``async with``; `Batch` says what holds while it is open, if it
+        ends by an exception, and for several of them.
+
+        Parameters
+        ----------
+        max_nbytes : int, optional
+            When more is held, the shards with the most are published. 256 MiB.
+
+        Raises
+        ------
+        SpecError
+            If `max_nbytes` is no size, or the store is read-only.
+        UnpublishedError
+            When the block ends, if shards could not be published; it names them.
+
+        Examples
+        --------
+        >>> import zarr
+        >>> base = {}
+        >>> store = ShardingStore(base, chunks_per_shard=4)
+        >>> z = zarr.create_array(store, name="z", shape=(8,), chunks=(1,), dtype="u1")
+        >>> with store.batch():
+        ...     for i in range(6):
+        ...         z[i] = i + 1  # the first shard is published when i is 3
+        ...     len([key for key in base if key.startswith("z/c/")])
+        1
+        >>> len([key for key in base if key.startswith("z/c/")])
+        2
+        """
+        self._check_writable()
+        return self._sharding.batch(max_nbytes, self._run)
 
     async def set(self, key: str, value: Value) -> None:
         self._check_writable()
