@@ -97,6 +97,31 @@ def test_a_shard_that_is_emptied_while_another_writes() -> None:
     assert dict(mapping(base)) == {KEYS[1]: b"theirs"}
 
 
+def test_another_writer_while_a_batch_is_published() -> None:
+    """Each attempt takes what the batch holds."""
+    base = MemoryStore()
+    ours, theirs = mapping(base), mapping(base)
+    ours[KEYS[0]] = b"old"
+    left = [1, 2]
+
+    async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
+        if left and self is ours._sharding.runner.backend:
+            flow = theirs._sharding.operations.set(KEYS[left.pop()], b"theirs")
+            await theirs._sharding.runner.run_async(flow)
+        return await real(self, mode, key, value)
+
+    with without_queue(), instead_of_put(put):
+        with ours.batch():
+            ours[KEYS[3]] = b"ours"
+            del ours[KEYS[0]]
+        assert not left
+    assert dict(mapping(base)) == {
+        KEYS[1]: b"theirs",
+        KEYS[2]: b"theirs",
+        KEYS[3]: b"ours",
+    }
+
+
 def test_an_emptied_shard_holds_nothing() -> None:
     """An object stays, no key does; it is written to again."""
     base = MemoryStore()
