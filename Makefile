@@ -10,6 +10,10 @@ OLD_VENV := .venv-$(VERSION)-zarr2.18
 # zarrita.js is one of the readers that are tested; without npm its tests are skipped.
 ZARRITA := 0.7.5
 ZARRITA_DIR := .node-zarrita
+# Azurite is the Azure server of the tests; without npm these are skipped, too.
+AZURITE := 3.35.0
+AZURITE_DIR := .node-azurite
+NPM := npm install --silent --no-audit --no-fund --no-package-lock --fetch-retries=1
 PIP := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test lint format bench clean
@@ -17,9 +21,10 @@ PIP := -m pip install --quiet --disable-pip-version-check
 demo: $(VENV)/.demo
 	$(VENV)/bin/python examples/demo.py
 
-test: $(VENV)/.test $(OLD_VENV)/.done $(ZARRITA_DIR)/.done-$(ZARRITA)
+test: $(VENV)/.test $(OLD_VENV)/.done $(ZARRITA_DIR)/.done-$(ZARRITA) $(AZURITE_DIR)/.done-$(AZURITE)
 	ZARR_SHARDSTORE_ZARR218=$(CURDIR)/$(OLD_VENV)/bin/python \
 	ZARR_SHARDSTORE_NODE_MODULES=$(CURDIR)/$(ZARRITA_DIR)/node_modules \
+	ZARR_SHARDSTORE_AZURITE=$(CURDIR)/$(AZURITE_DIR)/node_modules/azurite/dist/src/blob/main.js \
 	$(VENV)/bin/python -m pytest -n auto $(ARGS)
 
 lint: $(VENV)/.test
@@ -36,7 +41,7 @@ bench: $(VENV)/.test
 	$(VENV)/bin/python benchmarks/arrays.py
 
 clean:
-	rm -rf .venv-* $(ZARRITA_DIR) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv-* $(ZARRITA_DIR) $(AZURITE_DIR) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -57,6 +62,10 @@ $(OLD_VENV)/.done:
 
 $(ZARRITA_DIR)/.done-$(ZARRITA):
 	@rm -rf $(ZARRITA_DIR); mkdir $(ZARRITA_DIR)
-	@if npm install --prefix $(ZARRITA_DIR) --silent --no-audit --no-fund --no-package-lock \
-	    --fetch-retries=1 zarrita@$(ZARRITA) 2>/dev/null; then touch $@; \
+	@if $(NPM) --prefix $(ZARRITA_DIR) zarrita@$(ZARRITA) 2>/dev/null; then touch $@; \
 	else rm -rf $(ZARRITA_DIR)/*; echo "zarrita.js was not installed: its tests are skipped"; fi
+
+$(AZURITE_DIR)/.done-$(AZURITE):
+	@rm -rf $(AZURITE_DIR); mkdir $(AZURITE_DIR)
+	@if $(NPM) --prefix $(AZURITE_DIR) azurite@$(AZURITE) 2>/dev/null; then touch $@; \
+	else rm -rf $(AZURITE_DIR)/*; echo "Azurite was not installed: its tests are skipped"; fi

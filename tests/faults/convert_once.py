@@ -29,6 +29,17 @@ def open_store(where: dict[str, Any]) -> Any:
 
     if where["kind"] == "obstore local":
         return ObjectStore(obstore.store.LocalStore(where["path"], mkdir=True))
+    if where["kind"] == "azure":
+        return ObjectStore(
+            obstore.store.AzureStore(
+                where["container"],
+                prefix=where["prefix"],
+                endpoint=where["endpoint"],
+                account_name=where["account"],
+                account_key=where["key"],
+                client_options={"allow_http": True, "timeout": "20s"},
+            )
+        )
     return ObjectStore(
         obstore.store.S3Store(
             where["bucket"],

@@ -23,7 +23,7 @@ import zarr
 from zarr.storage import FsspecStore
 
 from tests.faults.convert_once import open_store
-from tests.faults.processes import s3_server
+from tests.faults.processes import azure_server, s3_server
 from tests.faults.stops import files_in
 from zarr_shardstore import ShardConflictError, ShardingMapping, ShardingStore
 from zarr_shardstore.io import locks
@@ -113,9 +113,10 @@ def test_local_files(name: str, processes: ProcessPoolExecutor, tmp_path: Path) 
         assert not [key for key in files_in(tmp_path) if key.endswith(LOCK_SUFFIX)]
 
 
-def test_s3(processes: ProcessPoolExecutor) -> None:
+@pytest.mark.parametrize("server", [s3_server, azure_server])
+def test_object_stores(server: Any, processes: ProcessPoolExecutor) -> None:
     """Conditional writes keep them apart, whatever hosts they run on."""
-    with s3_server() as where:
+    with server() as where:
         for seed in range(N_ROUNDS):
             check_round(processes, where | {"prefix": f"round-{seed}"}, {}, seed)
 
