@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Literal, Self, TypeVar
 
 from zarr.abc.store import ByteRequest, Store
@@ -357,6 +364,16 @@ class ShardingStore(Store):
 
     async def clear(self) -> None:
         await self.erase_prefix("")
+
+    # --------------------------------------------------- for `ShardedCodecPipeline`
+
+    async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]:
+        return await self._run(self._sharding.operations.shard_ids(keys), only_reads=True)
+
+    async def _set_or_erase(self, items: Iterable[tuple[str, Value | None]]) -> None:
+        self._check_writable()
+        owned = [(key, None if value is None else own_bytes(value)) for key, value in items]
+        await self._run(self._sharding.operations.set_or_erase(owned))
 
     # ------------------------------------------------------------------ listing
 
