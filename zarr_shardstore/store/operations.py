@@ -8,7 +8,7 @@ Source: sharding storage transformer draft, "API implementation".
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -46,7 +46,6 @@ from zarr_shardstore.store.catalog import Catalog, Misfit, StackedKey
 from zarr_shardstore.store.known_arrays import Knowledge, KnownArrays
 from zarr_shardstore.store.listing import Listing, raise_first
 from zarr_shardstore.store.new_arrays import NewArrays
-from zarr_shardstore.store.shard_ids import shard_ids
 from zarr_shardstore.store.view import View
 
 __all__ = ["Operations", "Options"]
@@ -243,17 +242,6 @@ class Operations:
         erasures, erased_owners = yield from self._erasures(erased)
         sets = [Set(key, value) for key, value in values]
         yield from self._perform([*sets, *erasures], [*owners, *erased_owners])
-
-    def shard_ids(self, keys: Sequence[str]) -> Flow[Sequence[Hashable]]:
-        """Which keys are chunks of one shard, by the array of the first: equal ids mean so.
-
-        An estimate that reads no more than one document, for a caller that wants to hand over
-        whole shards; what is written and read does not depend on it.
-        """
-        for key in keys:
-            check_key(key)
-        owners = yield from self.catalog.chunks_of(keys[:1])
-        return shard_ids(owners[0], keys) if owners else []
 
     def erase_prefix(self, prefix: str) -> Flow[None]:
         """Erase all values whose key starts with `prefix`; whole directories are relayed."""

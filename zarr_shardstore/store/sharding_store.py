@@ -32,6 +32,7 @@ from zarr_shardstore.store.base import (
 )
 from zarr_shardstore.store.listing import raise_first
 from zarr_shardstore.store.policy import ChunksPerShard
+from zarr_shardstore.store.shard_ids import shard_ids
 
 __all__ = ["ShardingStore"]
 
@@ -368,7 +369,8 @@ class ShardingStore(Store):
     # --------------------------------------------------- for `ShardedCodecPipeline`
 
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]:
-        return await self._run(self._sharding.operations.shard_ids(keys), only_reads=True)
+        flow = shard_ids(self._sharding.operations.catalog, keys)
+        return await self._run(flow, only_reads=True)
 
     async def _set_or_erase(self, items: Iterable[tuple[str, Value | None]]) -> None:
         self._check_writable()
