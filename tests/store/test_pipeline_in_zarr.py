@@ -23,6 +23,7 @@ from zarr.registry import register_codec
 from zarr.storage import LocalStore, LoggingStore, MemoryStore
 
 from tests.store.pipeline_arrays import KINDS, OURS, SHAPE, THEIRS, make_array, make_store
+from tests.store.test_request_counts import CountingStore
 from zarr_shardstore import ShardingStore
 
 
@@ -76,6 +77,16 @@ def test_native_shards_that_pass_through_are_written_as_zarr_writes_them() -> No
             assert z[0, 0] == 3
             found.append(contents(base))
     assert found[0] == found[1]
+
+
+def test_of_native_shards_that_pass_through_only_a_part_is_read() -> None:
+    base = CountingStore()
+    z = make_array(ShardingStore(base, native="passthrough"), shards=(6, 6))
+    z[...] = 3
+    base.forget()
+    assert z[0, 0] == 3
+    assert base.reads
+    assert all(byte_range is not None for _, byte_range in base.reads)
 
 
 def test_a_store_inside_a_wrapper_of_zarr_is_used_through_the_wrapper() -> None:

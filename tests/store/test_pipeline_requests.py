@@ -42,6 +42,7 @@ def test_an_array_is_written_with_one_set_for_each_shard(
     nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline_module, "_WRITE_NBYTES", nbytes)
+    monkeypatch.setattr(pipeline_module, "_MAX_NBYTES_AT_ONCE", 1)  # group commit cannot help
     base = CountingStore()
     z = make_array(make_store("v3", base))
     base.forget()
@@ -50,7 +51,11 @@ def test_an_array_is_written_with_one_set_for_each_shard(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_array_is_written_with_one_set_for_each_object(kind: str) -> None:
+def test_every_kind_of_array_is_written_with_one_set_for_each_object(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_module, "_WRITE_NBYTES", 1)
+    monkeypatch.setattr(pipeline_module, "_MAX_NBYTES_AT_ONCE", 1)
     base = CountingStore()
     z = make_array(make_store(kind, base), kind)
     base.forget()

@@ -88,7 +88,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     ) -> Any:
         """Read all chunks of a selection into `out`; says of each whether it is stored."""
         batch = list(batch_info)
-        store = None if self.supports_partial_decode else _store_of(batch)
+        store = self._store_of(batch)
         if store is None:
             return await super().read(batch, out, drop_axes)
         codec = self._chunk_codec()
@@ -123,7 +123,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     ) -> None:
         """Write `value` into all chunks of a selection; each shard is committed once."""
         batch = list(batch_info)
-        store = None if self.supports_partial_encode else _store_of(batch)
+        store = self._store_of(batch)
         if store is None:
             await super().write(batch, value, drop_axes)
             return
@@ -158,22 +158,23 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
         await _in_units(store, _parts(batch), _WRITE_NBYTES, write_some)
 
+    def _store_of(self, batch: Sequence[tuple[Any, ...]]) -> _TakesWholeOperations | None:
+        """The store of this package that all chunks of a batch are in; ``None``: it is zarr's."""
+        if self.supports_partial_decode or self.supports_partial_encode:
+            return None  # native shards: the codec reads and writes parts of them itself
+        if not batch or not isinstance(batch[0][0], StorePath):
+            return None
+        store = batch[0][0].store
+        if not isinstance(store, _TakesWholeOperations):
+            return None
+        is_one = all(type(path) is StorePath and path.store is store for path, *_ in batch)
+        return store if is_one else None
+
     def _chunk_codec(self) -> ChunkCodec | None:
         # Made anew for each operation: pipelines are pickled with their arrays.
         return ChunkCodec.of(
             self.array_array_codecs, self.array_bytes_codec, self.bytes_bytes_codecs
         )
-
-
-def _store_of(batch: Sequence[tuple[Any, ...]]) -> _TakesWholeOperations | None:
-    """The store of this package that all chunks of a batch are in."""
-    if not batch or not isinstance(batch[0][0], StorePath):
-        return None
-    store = batch[0][0].store
-    if not isinstance(store, _TakesWholeOperations):
-        return None
-    is_one = all(type(path) is StorePath and path.store is store for path, *_ in batch)
-    return store if is_one else None
 
 
 def _parts(batch: Sequence[tuple[Any, ...]]) -> list[ChunkPart]:
