@@ -101,5 +101,6 @@ async def test_units_end_with_a_cancelled_caller() -> None:
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await task
+        async with asyncio.timeout(5):
+            await task
     assert sorted(ended) == ["a", "b"]
