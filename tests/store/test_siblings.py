@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zarr_shardstore import ShardingStore
 
-CHUNKS_PER_SHARD = {"plain/*": None, "*": 2}
+CHUNKS_PER_SHARD: dict[str, Any] = {"plain/*": None, "*": 2}
 base: dict[str, bytes] = {}
-V2 = {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}}
-DOTTED = {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "."}}
-for name, ndim, options in [
+V2: dict[str, Any] = {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}}
+DOTTED: dict[str, Any] = {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "."}}
+ARRAYS: list[tuple[str, int, dict[str, Any]]] = [
     ("a", 2, {}),
     ("c", 1, {}),
     ("g/c", 2, V2),
@@ -23,7 +25,8 @@ for name, ndim, options in [
     ("1", 3, DOTTED),
     ("plain/p", 2, {}),
     ("data/root/x", 1, {}),
-]:
+]
+for name, ndim, options in ARRAYS:
     alone: dict[str, bytes] = {}  # zarr refuses an array below an array, other writers do not
     to = ShardingStore(alone, chunks_per_shard=CHUNKS_PER_SHARD)
     zarr.create_array(to, name=name, shape=(4,) * ndim, chunks=(1,) * ndim, dtype="u1", **options)
