@@ -22,12 +22,13 @@ import numpy as np
 import zarr
 from zarr.storage import LocalStore
 
-from zarr_shardstore import ShardingStore
+from zarr_shardstore import ShardedCodecPipeline, ShardingStore
 
 CHUNK = 16
 CHUNKS_PER_SHARD = 8
 N_RANDOM = 500
 PIPELINES = ["BatchedCodecPipeline", "FusedCodecPipeline"]
+OUR_PIPELINE = f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__name__}"
 
 
 def smooth_data(shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.uint16]]:
@@ -40,12 +41,13 @@ def smooth_data(shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.uint16]]:
 
 
 def stores(directory: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Name, store, and what else `create_array` needs."""
+    """Name, store, and what else `create_array` needs; ``batched`` is with our pipeline."""
     shard = (CHUNK * CHUNKS_PER_SHARD,) * 3
     return {
         "native": (LocalStore(directory / "native"), {"shards": shard}),
         "plain": (LocalStore(directory / "plain"), {}),
         "ours": (ShardingStore(directory / "ours", chunks_per_shard=CHUNKS_PER_SHARD), {}),
+        "batched": (ShardingStore(directory / "batched", chunks_per_shard=CHUNKS_PER_SHARD), {}),
     }
 
 
@@ -56,7 +58,10 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def one_round(
-    directory: Path, data: np.ndarray[Any, np.dtype[np.uint16]], seed: int
+    directory: Path,
+    data: np.ndarray[Any, np.dtype[np.uint16]],
+    seed: int,
+    only: list[str] | None = None,
 ) -> dict[tuple[str, str], float]:
     """Seconds by (operation, store)."""
     seconds: dict[tuple[str, str], float] = {}
@@ -64,9 +69,12 @@ def one_round(
     grid = [-(-n // CHUNK) for n in data.shape]
     corners = [tuple(int(rng.integers(n)) * CHUNK for n in grid) for _ in range(N_RANDOM)]
     for name, (store, options) in stores(directory).items():
-        z = zarr.create_array(
-            store, shape=data.shape, chunks=(CHUNK,) * 3, dtype=data.dtype, **options
-        )
+        if only is not None and name not in only:
+            continue
+        with zarr.config.set({"codec_pipeline.path": OUR_PIPELINE} if name == "batched" else {}):
+            z = zarr.create_array(
+                store, shape=data.shape, chunks=(CHUNK,) * 3, dtype=data.dtype, **options
+            )
 
         def write(z: zarr.Array[Any] = z) -> None:
             z[...] = data
@@ -96,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shape", type=int, nargs=3, default=(256, 256, 128))
+    parser.add_argument("--only", nargs="+", help="names of stores: native plain ours batched")
     arguments = parser.parse_args()
     data = smooth_data(tuple(arguments.shape))
     n_chunks = int(np.prod([-(-n // CHUNK) for n in data.shape]))
@@ -114,7 +123,7 @@ def main() -> None:
                 for i in range(arguments.rounds):
                     directory = Path(tempfile.mkdtemp(prefix="zarr-shardstore-bench-"))
                     try:
-                        rounds.append(one_round(directory, data, seed=i))
+                        rounds.append(one_round(directory, data, i, arguments.only))
                     finally:
                         shutil.rmtree(directory)
             print(f"\n{pipeline}, async.concurrency={concurrency}")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from zarr_shardstore.plan.stack import ArrayContext, StorageTransformer, ValueTransformer
     from zarr_shardstore.store.draft_hierarchy import DraftHierarchyStore
+    from zarr_shardstore.store.pipeline import ShardedCodecPipeline
     from zarr_shardstore.store.registry import register_storage_transformer
     from zarr_shardstore.store.sharding_mapping import ShardingMapping
     from zarr_shardstore.store.sharding_store import ShardingStore
@@ -44,6 +45,7 @@ __all__ = [
     "ReadOnlyError",
     "ShardConflictError",
     "ShardStoreError",
+    "ShardedCodecPipeline",
     "ShardingMapping",
     "ShardingStore",
     "SpecError",
@@ -74,6 +76,7 @@ _MODULES = {
     "StorageTransformer": "zarr_shardstore.plan.stack",
     "ValueTransformer": "zarr_shardstore.plan.stack",
     "DraftHierarchyStore": "zarr_shardstore.store.draft_hierarchy",
+    "ShardedCodecPipeline": "zarr_shardstore.store.pipeline",
     "ShardingMapping": "zarr_shardstore.store.sharding_mapping",
     "ShardingStore": "zarr_shardstore.store.sharding_store",
     "get_shard_info": "zarr_shardstore.tools.info",

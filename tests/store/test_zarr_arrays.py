@@ -22,12 +22,19 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from tests.store.bases import BASES, objects_of
-from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, UnsupportedError
+from zarr_shardstore import (
+    ShardedCodecPipeline,
+    ShardingMapping,
+    ShardingStore,
+    SpecError,
+    UnsupportedError,
+)
 
 RNG = np.random.default_rng(7)
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]
 if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):
     PIPELINES.append("zarr.core.codec_pipeline.FusedCodecPipeline")
+PIPELINES.append(f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__name__}")
 
 
 @pytest.fixture(params=PIPELINES, ids=lambda p: p.rsplit(".", 1)[1])

@@ -101,6 +101,7 @@ class Catalog:
                 knowledge.forget(node)
             answers = yield from self._locate(keys, knowledge, in_grid=True)
         chunks: list[ChunkRef | StackedKey | Misfit | None] = []
+        shards: dict[tuple[int, Coords], ShardRef] = {}  # one object for all chunks of a shard
         for key, answer in zip(keys, answers, strict=True):
             match answer:
                 case ShardStoreError():
@@ -108,7 +109,7 @@ class Catalog:
                 case _Located(StoredArray() as array, coords) if array.layout is None:
                     chunks.append(StackedKey(key, array))
                 case _Located(owner, coords):
-                    chunks.append(_layout_of(owner).chunk(coords, key))
+                    chunks.append(_layout_of(owner).chunk(coords, key, shards))
                 case _:
                     chunks.append(answer)
         return chunks
@@ -210,12 +211,17 @@ class Catalog:
         open_positions: Sequence[int] = range(len(keys))
         while open_positions:
             unknown: dict[int, list[Node]] = {}
+            last: _Answer = None
             for i in open_positions:
+                sibling = _locate_sibling(last, keys[i], in_grid)
+                if sibling is not None:
+                    answers[i] = sibling
+                    continue
                 answer = self._locate_one(keys[i], in_grid, knowledge, known)
                 if isinstance(answer, list):
                     unknown[i] = answer
                 else:
-                    answers[i] = answer
+                    answers[i] = last = answer
             if unknown:
                 nodes = dict.fromkeys(node for nodes in unknown.values() for node in nodes)
                 known |= yield from self._known.know(list(nodes), knowledge)
@@ -316,6 +322,23 @@ def _locate_in(array: StoredArray, key: str, suffix: str, in_grid: bool) -> _Ans
             True,
             f"key {key!r} lies outside the array {path!r}, which has {grid_shape} chunks",
         )
+    return _Located(array, coords)
+
+
+def _locate_sibling(last: _Answer, key: str, in_grid: bool) -> _Located | None:
+    """A key of the array of the key before, found without looking at other places.
+
+    Two keys that differ only in the numbers after the path of their array may belong to the
+    same other arrays on the way to it, and of the first these are known not to own it.
+    """
+    if not isinstance(last, _Located) or not isinstance(last.owner, StoredArray):
+        return None
+    array, grid_shape = last.owner, last.owner.grid_shape
+    coords = array.coords_of(key)
+    if coords is None or grid_shape is None:
+        return None
+    if in_grid and not is_inside(coords, grid_shape):
+        return None
     return _Located(array, coords)
 
 

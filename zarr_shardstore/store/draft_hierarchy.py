@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterable, Sequence
 from typing import Any
 
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
-from zarr_shardstore.errors import ReadOnlyError
+from zarr_shardstore.errors import ReadOnlyError, SpecError
 from zarr_shardstore.format.draft_keys import (
     DRAFT_META_ROOT,
     directory_of,
@@ -301,7 +301,8 @@ class DraftHierarchyStore(Store):
             if path is not None:
                 await self._nodes.write(path, value.to_bytes())
         others = [(key, value) for key, value in items if node_of_v3_key(key) is None]
-        placed = [(await self._nodes.place_to_write(key), value) for key, value in others]
+        places = await self._nodes.places_to_write([key for key, _ in others])
+        placed = [(place, value) for place, (_, value) in zip(places, others, strict=True)]
         if len(placed) == 1:
             await self._store.set(*placed[0])
         elif placed:
@@ -316,7 +317,7 @@ class DraftHierarchyStore(Store):
         if path is not None:
             await self._nodes.write(path, value.to_bytes(), only_if_missing=True)
             return
-        place = await self._nodes.place_to_write(key)
+        (place,) = await self._nodes.places_to_write([key])
         if not await self.exists(key):
             await self._store.set_if_not_exists(place, value)
 
@@ -360,6 +361,31 @@ class DraftHierarchyStore(Store):
     async def clear(self) -> None:
         """Erase the whole hierarchy, its entry point too."""
         await self.delete_dir("")
+
+    # --------------------------------------------------- for `ShardedCodecPipeline`
+
+    async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]:
+        await self._ensure_open()
+        places = await self._nodes.base_keys(keys)
+        firsts = [at[0] if at else key for at, key in zip(places, keys, strict=True)]
+        return await self._store._shard_ids(firsts)
+
+    async def _set_or_erase(self, items: Iterable[tuple[str, Buffer | None]]) -> None:
+        self._check_writable()
+        items = list(items)
+        for key, _ in items:
+            check_key(key)
+            if node_of_v3_key(key) is not None:
+                raise SpecError(f"key {key!r} is a document: store or erase it by itself")
+        await self._ensure_open()
+        sets = [(key, value) for key, value in items if value is not None]
+        places = await self._nodes.places_to_write([key for key, _ in sets])
+        placed: list[tuple[str, Buffer | None]] = [
+            (place, value) for place, (_, value) in zip(places, sets, strict=True)
+        ]
+        for at in await self._nodes.base_keys([key for key, value in items if value is None]):
+            placed += [(place, None) for place in at]
+        await self._store._set_or_erase(placed)
 
     # ------------------------------------------------------------------ listing
 

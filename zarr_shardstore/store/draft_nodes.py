@@ -255,28 +255,31 @@ class DraftNodes:
                 places.append((DRAFT_DATA_ROOT + key,))
         return places
 
-    async def place_to_write(self, key: str) -> str:
-        """Where the value of a v3 key is written that is no document.
+    async def places_to_write(self, keys: Sequence[str]) -> list[str]:
+        """Where the values of v3 keys are written that are no documents.
 
         Raises
         ------
         SpecError
-            If the draft would take the key for that of a chunk.
+            If the draft would take one of the keys for that of a chunk.
         UnsupportedError
-            If it is the key of a Zarr v2 document.
+            If one is the key of a Zarr v2 document.
         """
-        if is_v2_document(key):
-            raise UnsupportedError(
-                f"{key!r} is a document of Zarr v2: through this store arrays and groups are "
-                "created with zarr_format=3"
-            )
-        (places,) = await self.base_keys([key])
-        if not places:
-            raise SpecError(
-                f"{key!r} cannot be stored: in the draft hierarchy {DRAFT_DATA_ROOT + key!r} is "
-                "the key of a chunk"
-            )
-        return places[0]
+        for key in keys:
+            if is_v2_document(key):
+                raise UnsupportedError(
+                    f"{key!r} is a document of Zarr v2: through this store arrays and groups are "
+                    "created with zarr_format=3"
+                )
+        found = []
+        for key, places in zip(keys, await self.base_keys(keys), strict=True):
+            if not places:
+                raise SpecError(
+                    f"{key!r} cannot be stored: in the draft hierarchy "
+                    f"{DRAFT_DATA_ROOT + key!r} is the key of a chunk"
+                )
+            found.append(places[0])
+        return found
 
     async def v3_keys(self, base_keys: Sequence[str]) -> list[str | None]:
         """v3 keys of values below ``data/root/``; ``None`` for those that v3 cannot name."""

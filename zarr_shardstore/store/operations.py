@@ -219,29 +219,7 @@ class Operations:
 
     def erase_values(self, keys: Iterable[str]) -> Flow[None]:
         """Erase values; those of one shard together. A missing key is no error."""
-        keys = list(dict.fromkeys(keys))
-        for key in keys:
-            check_key(key)
-        owners = yield from self._owners(keys)
-        misfits = [
-            key
-            for key, owner in zip(keys, owners, strict=True)
-            if isinstance(owner, Misfit) and not owner.is_outside
-        ]
-        objects: set[str] = set()
-        if misfits:
-            # LocalStore erases a whole directory if the key names one: here that would be one
-            # of shards, which are not the chunks below the key. Only objects can be read.
-            founds: list[Found] = yield [Get(key, Range(0, 1)) for key in misfits]
-            found = zip(misfits, founds, strict=True)
-            objects = {key for key, reply in found if reply.value is not None}
-        requests: list[Delete] = []
-        kept: list[_Owner] = []
-        for key, owner in zip(keys, owners, strict=True):
-            is_misfit = isinstance(owner, Misfit)
-            if not is_misfit or key in objects:
-                requests.append(Delete(key))
-                kept.append(None if is_misfit else owner)
+        requests, kept = yield from self._erasures(keys)
         nodes = [node for request in requests if (node := node_of_document(request.key))]
         arrays = yield from self.known.know(nodes, self.known.now())
         try:
@@ -260,6 +238,29 @@ class Operations:
             for node in nodes:
                 array = arrays[node]
                 self.known.erased(node, array if isinstance(array, StoredArray) else None)
+
+    def set_or_erase(self, items: Iterable[tuple[str, Value | None]]) -> Flow[None]:
+        """Store values, and erase those that are ``None``; each shard is committed once.
+
+        Raises
+        ------
+        SpecError
+            If a key is not valid, or not for its array; no value of the call was written.
+        """
+        values: list[tuple[str, Value]] = []
+        erased: list[str] = []
+        for key, value in items:
+            check_key(key)
+            if _is_document(key):
+                raise SpecError(f"key {key!r} is a document: store or erase it by itself")
+            if value is None:
+                erased.append(key)
+            else:
+                values.append((key, value))
+        owners = yield from self._writable([key for key, _ in values])
+        erasures, erased_owners = yield from self._erasures(erased)
+        sets = [Set(key, value) for key, value in values]
+        yield from self._perform([*sets, *erasures], [*owners, *erased_owners])
 
     def erase_prefix(self, prefix: str) -> Flow[None]:
         """Erase all values whose key starts with `prefix`; whole directories are relayed."""
@@ -382,6 +383,33 @@ class Operations:
             if isinstance(owner, Misfit):
                 raise SpecError(owner.message)
         return owners
+
+    def _erasures(self, keys: Iterable[str]) -> Flow[tuple[list[Delete], list[_Owner]]]:
+        """What erases values, and what their keys name."""
+        keys = list(dict.fromkeys(keys))
+        for key in keys:
+            check_key(key)
+        owners = yield from self._owners(keys)
+        misfits = [
+            key
+            for key, owner in zip(keys, owners, strict=True)
+            if isinstance(owner, Misfit) and not owner.is_outside
+        ]
+        objects: set[str] = set()
+        if misfits:
+            # LocalStore erases a whole directory if the key names one: here that would be one
+            # of shards, which are not the chunks below the key. Only objects can be read.
+            founds: list[Found] = yield [Get(key, Range(0, 1)) for key in misfits]
+            found = zip(misfits, founds, strict=True)
+            objects = {key for key, reply in found if reply.value is not None}
+        requests: list[Delete] = []
+        kept: list[_Owner] = []
+        for key, owner in zip(keys, owners, strict=True):
+            is_misfit = isinstance(owner, Misfit)
+            if not is_misfit or key in objects:
+                requests.append(Delete(key))
+                kept.append(None if is_misfit else owner)
+        return requests, kept
 
     def _erase_listed(self, prefix: str) -> Flow[None]:
         keys = yield from self.listing.list_all(prefix)

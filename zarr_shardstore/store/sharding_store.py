@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Literal, Self, TypeVar
 
 from zarr.abc.store import ByteRequest, Store
@@ -27,6 +34,7 @@ from zarr_shardstore.store.base import (
 from zarr_shardstore.store.batch import Batch
 from zarr_shardstore.store.listing import raise_first
 from zarr_shardstore.store.policy import ChunksPerShard
+from zarr_shardstore.store.shard_ids import shard_ids
 
 __all__ = ["ShardingStore"]
 
@@ -401,6 +409,17 @@ class ShardingStore(Store):
 
     async def clear(self) -> None:
         await self.erase_prefix("")
+
+    # --------------------------------------------------- for `ShardedCodecPipeline`
+
+    async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]:
+        flow = shard_ids(self._sharding.operations.catalog, keys)
+        return await self._run(flow, only_reads=True)
+
+    async def _set_or_erase(self, items: Iterable[tuple[str, Value | None]]) -> None:
+        self._check_writable()
+        owned = [(key, None if value is None else own_bytes(value)) for key, value in items]
+        await self._run(self._sharding.operations.set_or_erase(owned))
 
     # ------------------------------------------------------------------ listing
 

@@ -1,0 +1,106 @@
+"""Work in threads and tasks within a limit: in order, bounded, and over when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+import zarr
+
+from zarr_shardstore.io.side_by_side import map_in_threads, run_within
+
+MUCH = 2**30
+
+
+async def test_results_of_threads_come_in_order() -> None:
+    with zarr.config.set({"threading.max_workers": 4}):
+        assert await map_in_threads(str, range(1000), MUCH) == [str(i) for i in range(1000)]
+
+
+async def test_threads_are_as_many_as_zarr_was_told() -> None:
+    seen = set()
+
+    def work(_: int) -> None:
+        seen.add(threading.get_ident())
+        time.sleep(0.001)
+
+    with zarr.config.set({"threading.max_workers": 3}):
+        await map_in_threads(work, range(60), MUCH)
+    assert len(seen) == 3
+    assert threading.get_ident() not in seen
+
+
+async def test_a_little_work_takes_no_hop() -> None:
+    names = await map_in_threads(lambda _: threading.get_ident(), range(3), 1000)
+    assert set(names) == {threading.get_ident()}
+
+
+async def test_after_an_error_no_thread_works_on() -> None:
+    done: list[int] = []
+
+    def work(i: int) -> None:
+        if i == 5:
+            raise KeyError(i)
+        done.append(i)
+        time.sleep(0.001)
+
+    with pytest.raises(KeyError, match="5"):
+        await map_in_threads(work, range(1000), MUCH)
+    n_done = len(done)
+    assert n_done < 50
+    await asyncio.sleep(0.02)
+    assert len(done) == n_done
+
+
+async def test_units_stay_within_the_limit_and_a_large_one_runs_alone() -> None:
+    running: list[int] = []
+    peaks: list[tuple[int, int]] = []
+
+    async def run(size: int) -> None:
+        running.append(size)
+        peaks.append((sum(running), len(running)))
+        await asyncio.sleep(0.001 * size)
+        running.remove(size)
+
+    sizes = [3, 4, 2, 50, 5, 5, 1]
+    await run_within(10, [(size, size) for size in sizes], run)
+    assert len(peaks) == len(sizes)
+    assert all(total <= 10 or n == 1 for total, n in peaks)
+    assert max(total for total, n in peaks if n > 1) == 10
+
+
+async def test_an_error_is_raised_when_nothing_runs_on_and_nothing_else_begins() -> None:
+    begun: list[str] = []
+    ended: list[str] = []
+
+    async def run(name: str) -> None:
+        begun.append(name)
+        await asyncio.sleep(0.001 if name == "bad" else 0.01)
+        if name == "bad":
+            raise KeyError(name)
+        ended.append(name)
+
+    with pytest.raises(KeyError, match="bad"):
+        await run_within(2, [(1, "good"), (1, "bad"), (1, "late")], run)
+    assert begun == ["good", "bad"]
+    assert ended == ["good"]
+
+
+async def test_units_end_with_a_cancelled_caller() -> None:
+    ended: list[str] = []
+
+    async def run(name: str) -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            ended.append(name)
+
+    task = asyncio.create_task(run_within(2, [(1, "a"), (1, "b"), (1, "c")], run))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(5):
+            await task
+    assert sorted(ended) == ["a", "b"]

@@ -1,0 +1,190 @@
+"""`ShardedCodecPipeline` among what else zarr has: other stores, codecs, settings, entry points."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.abc.codec import BytesBytesCodec
+from zarr.codecs import ZstdCodec
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import Buffer
+from zarr.registry import register_codec
+from zarr.storage import LocalStore, LoggingStore, MemoryStore
+
+from tests.store.pipeline_arrays import KINDS, OURS, SHAPE, THEIRS, make_array, make_store
+from tests.store.test_request_counts import CountingStore
+from zarr_shardstore import ShardingStore
+
+
+@pytest.fixture(autouse=True)
+def selected() -> Iterator[None]:
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        yield
+
+
+def contents(store: MemoryStore) -> dict[str, bytes]:
+    return {key: value.to_bytes() for key, value in store._store_dict.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shards_hold_the_same_bytes_as_with_zarr(kind: str) -> None:
+    found = []
+    for path in (OURS, THEIRS):
+        with zarr.config.set({"codec_pipeline.path": path}):
+            base = MemoryStore()
+            z = make_array(make_store(kind, base), kind, fill_value=5)
+            z[...] = np.arange(77, dtype="i2").reshape(SHAPE)
+            z[1:4, 2:] = 5
+            found.append(contents(base))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"zarr_format": 2}, {"shards": (6, 6)}], ids=str)
+def test_other_stores_hold_the_same_bytes_as_with_zarr(options: dict[str, Any]) -> None:
+    data = np.arange(77, dtype="i2").reshape(SHAPE)
+    found = []
+    for path in (OURS, THEIRS):
+        with zarr.config.set({"codec_pipeline.path": path}):
+            base = MemoryStore()
+            z = make_array(base, **options)
+            z[...] = data
+            z[1:4, 2:] = 0
+            np.testing.assert_array_equal(z[1:, ::2], np.where(z[...] == 0, 0, data)[1:, ::2])
+            found.append(contents(base))
+    assert found[0] == found[1]
+
+
+def test_native_shards_that_pass_through_are_written_as_zarr_writes_them() -> None:
+    found = []
+    for path in (OURS, THEIRS):
+        with zarr.config.set({"codec_pipeline.path": path}):
+            base = MemoryStore()
+            z = make_array(ShardingStore(base, native="passthrough"), shards=(6, 6))
+            z[...] = 3
+            z[1:4, 2:] = 4
+            assert (z[1:4, 2:] == 4).all()
+            assert z[0, 0] == 3
+            found.append(contents(base))
+    assert found[0] == found[1]
+
+
+def test_of_native_shards_that_pass_through_only_a_part_is_read() -> None:
+    base = CountingStore()
+    z = make_array(ShardingStore(base, native="passthrough"), shards=(6, 6))
+    z[...] = 3
+    base.forget()
+    assert z[0, 0] == 3
+    assert base.reads
+    assert all(byte_range is not None for _, byte_range in base.reads)
+
+
+def test_a_store_inside_a_wrapper_of_zarr_is_used_through_the_wrapper() -> None:
+    base = MemoryStore()
+    logged = LoggingStore(make_store("v3", base), log_level="ERROR")
+    z = make_array(logged)
+    z[...] = 1
+    assert (z[...] == 1).all()
+    assert logged.counter["set"] > 17
+
+
+def test_a_codec_that_can_only_be_awaited_works() -> None:
+    register_codec("test.only_async", OnlyAsync)
+    z = make_array(make_store("v3", {}), compressors=[OnlyAsync()])
+    data = np.arange(77, dtype="i2").reshape(SHAPE)
+    z[...] = data
+    z[1:4, 2:] = 0
+    data[1:4, 2:] = 0
+    np.testing.assert_array_equal(z[...], data)
+
+
+@dataclass(frozen=True)
+class OnlyAsync(BytesBytesCodec):
+    is_fixed_size = True
+
+    @classmethod
+    def from_dict(cls, data: Any) -> OnlyAsync:
+        return cls()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": "test.only_async"}
+
+    async def _encode_single(self, chunk_bytes: Buffer, chunk_spec: ArraySpec) -> Buffer:
+        await asyncio.sleep(0)
+        return chunk_spec.prototype.buffer.from_bytes(chunk_bytes.to_bytes()[::-1])
+
+    async def _decode_single(self, chunk_bytes: Buffer, chunk_spec: ArraySpec) -> Buffer:
+        return await self._encode_single(chunk_bytes, chunk_spec)
+
+    def compute_encoded_size(self, input_byte_length: int, chunk_spec: ArraySpec) -> int:
+        return input_byte_length
+
+
+# ---------------------------------------------------------------------- zarr's ways
+
+
+def test_an_array_can_be_pickled(tmp_path: Path) -> None:
+    z = make_array(make_store("v3", LocalStore(tmp_path)))
+    z[...] = 1
+    again = pickle.loads(pickle.dumps(z))
+    again[0, 0] = 2
+    assert z[0, 0] == 2
+
+
+def test_missing_chunks_are_an_error_where_zarr_is_told_so() -> None:
+    if "array.read_missing_chunks" not in zarr.config:
+        pytest.skip("this zarr has no such setting")
+    z = make_array(make_store("v3", {}), config={"read_missing_chunks": False})
+    z[:6, :6] = 1
+    assert (z[:6, :6] == 1).all()
+    with pytest.raises(Exception, match="not found"):
+        z[...]
+
+
+def test_zarr_finds_it_by_its_entry_point(tmp_path: Path) -> None:
+    """What pyproject.toml declares is enough: nothing of this package is imported before."""
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    declared = project["entry-points"]["zarr.codec_pipeline"]
+    dist = tmp_path / "declared-1.dist-info"
+    dist.mkdir()
+    (dist / "METADATA").write_text("Metadata-Version: 2.1\nName: declared\nVersion: 1\n")
+    lines = "\n".join(f"{name} = {value}" for name, value in declared.items())
+    (dist / "entry_points.txt").write_text(f"[zarr.codec_pipeline]\n{lines}\n")
+    code = f"""
+import sys
+sys.path[:0] = {[str(tmp_path), str(Path.cwd())]!r}
+import zarr
+zarr.config.set({{"codec_pipeline.path": {OURS!r}}})
+z = zarr.create_array({{}}, shape=(2,), dtype="u1")
+print(type(z.async_array.codec_pipeline if hasattr(z, "async_array") else 0).__name__)
+print("zarr_shardstore.store.sharding_store" in sys.modules)
+"""
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert found == ["ShardedCodecPipeline", "False"]
+
+
+def test_codecs_that_zarr_has_are_all_called_without_a_hop() -> None:
+    """zarr 3.1 has codecs without blocking methods; they are called directly all the same."""
+    from numcodecs import Blosc, Delta
+
+    for options in (
+        {"zarr_format": 2, "compressors": Blosc(), "filters": [Delta("<i2")]},
+        {"zarr_format": 2, "compressors": None},
+        {"compressors": [ZstdCodec()]},
+    ):
+        z = make_array(make_store("v3", {}), **options)
+        assert z.async_array.codec_pipeline._chunk_codec() is not None
+        data = np.arange(77, dtype="i2").reshape(SHAPE)
+        z[...] = data
+        np.testing.assert_array_equal(z[...], data)

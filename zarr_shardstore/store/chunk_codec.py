@@ -1,0 +1,132 @@
+"""The codecs of one array, called chunk by chunk in whatever thread the caller is.
+
+zarr 3.1's pipeline has only async codecs, most of which do their work in
+``asyncio.to_thread``: about 150 µs a chunk and codec. The functions that they run there are
+called directly here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from typing import Any, TypeAlias, cast
+
+from zarr.abc.codec import ArrayArrayCodec, ArrayBytesCodec, BytesBytesCodec, Codec
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import Buffer, NDBuffer
+
+__all__ = ["ChunkCodec"]
+
+_Step: TypeAlias = Callable[[Any, ArraySpec], Any]
+
+_AWAIT_ONLY_THREADS = ("zarr.codecs._v2", "zarr.codecs.numcodecs._codecs")
+"""Modules of zarr 3.1 whose codecs have no blocking methods, and await threads alone."""
+
+
+class ChunkCodec:
+    """Encodes and decodes single chunks, blocking.
+
+    Thread safety: may be used from any thread.
+    """
+
+    def __init__(self, codecs: Iterable[Codec], steps: list[tuple[_Step, _Step]]) -> None:
+        self._codecs = tuple(codecs)
+        self._steps = steps
+        self._specs: tuple[ArraySpec, list[ArraySpec]] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        array_array: Iterable[ArrayArrayCodec],
+        array_bytes: ArrayBytesCodec,
+        bytes_bytes: Iterable[BytesBytesCodec],
+    ) -> ChunkCodec | None:
+        """The chain of these codecs; ``None`` if one of them can only be awaited."""
+        codecs: list[Codec] = [*array_array, array_bytes, *bytes_bytes]
+        steps = []
+        for codec in codecs:
+            step = _blocking_steps(codec)
+            if step is None:
+                return None
+            steps.append(step)
+        return cls(codecs, steps)
+
+    def encode(self, chunk: NDBuffer, spec: ArraySpec) -> Buffer | None:
+        """Bytes of a chunk; ``None`` if a codec leaves it out."""
+        data: Any = chunk
+        for (encode, _), spec_there in zip(self._steps, self._specs_along(spec), strict=True):
+            data = encode(data, spec_there)
+            if data is None:
+                return None
+        encoded: Buffer = data
+        return encoded
+
+    def decode(self, value: Buffer, spec: ArraySpec) -> NDBuffer:
+        """The chunk that bytes hold."""
+        data: Any = value
+        steps = zip(reversed(self._steps), reversed(self._specs_along(spec)), strict=True)
+        for (_, decode), spec_there in steps:
+            data = decode(data, spec_there)
+        chunk: NDBuffer = data
+        return chunk
+
+    def _specs_along(self, spec: ArraySpec) -> list[ArraySpec]:
+        """What each codec is told of its input, when it encodes."""
+        last = self._specs  # one tuple: another thread sees the old pair or the new one
+        if last is not None and last[0] is spec:
+            return last[1]
+        specs = [spec]
+        for codec in self._codecs[:-1]:
+            specs.append(codec.resolve_metadata(specs[-1]))
+        self._specs = (spec, specs)
+        return specs
+
+
+def _blocking_steps(codec: Codec) -> tuple[_Step, _Step] | None:
+    encode, decode = getattr(codec, "_encode_sync", None), getattr(codec, "_decode_sync", None)
+    if encode is not None and decode is not None:
+        # zarr 3.4's sharding codec can block only if the codecs inside it can.
+        return (encode, decode) if getattr(codec, "_sync_capable", True) else None
+    if any(cls.__module__ in _AWAIT_ONLY_THREADS for cls in type(codec).__mro__):
+        return _in_this_thread(codec._encode_single), _in_this_thread(codec._decode_single)
+    return None
+
+
+def _in_this_thread(method: Callable[[Any, ArraySpec], Coroutine[Any, Any, Any]]) -> _Step:
+    """Make a blocking function of a method that awaits nothing but work in threads."""
+
+    def run(data: Any, spec: ArraySpec) -> Any:
+        coroutine = method(data, spec)
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(_THIS_THREAD)
+        try:
+            coroutine.send(None)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            asyncio._set_running_loop(outer)
+            coroutine.close()
+        raise RuntimeError(f"{method.__qualname__} waits for something else than a thread")
+
+    return run
+
+
+class _ThisThread:
+    """Stands for the event loop: what should run in another thread runs at once in this one."""
+
+    def run_in_executor(self, _: object, func: Callable[..., Any], *args: Any) -> _Done:
+        return _Done(func(*args))
+
+
+class _Done:
+    """An awaitable that never waits."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __await__(self) -> Generator[None, None, Any]:
+        return self._value
+        yield  # what makes this a generator
+
+
+_THIS_THREAD = cast(asyncio.AbstractEventLoop, _ThisThread())

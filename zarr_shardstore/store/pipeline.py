@@ -1,0 +1,238 @@
+"""`ShardedCodecPipeline`: hands whole array operations of zarr to a sharding store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from zarr.abc.store import ByteGetter, ByteRequest, ByteSetter
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
+from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.registry import register_pipeline
+from zarr.storage import StorePath
+
+from zarr_shardstore.io.side_by_side import map_in_threads, run_within
+from zarr_shardstore.store.chunk_codec import ChunkCodec
+from zarr_shardstore.store.chunk_values import ChunkPart, chunk_nbytes
+
+__all__ = ["ShardedCodecPipeline"]
+
+MIB = 1024 * 1024
+
+_MAX_NBYTES_AT_ONCE = 64 * MIB
+"""Decoded size of the chunks of one operation that are under way at once."""
+
+_WRITE_NBYTES = 16 * MIB
+"""Decoded size of the chunks in one write: some are encoded while others are being stored."""
+
+_READ_NBYTES = 32 * MIB
+"""Decoded size of the chunks in one read; more, because each read takes two round trips."""
+
+
+@runtime_checkable
+class _TakesWholeOperations(Protocol):
+    """What the stores of this package offer; zarr's wrappers around them do not."""
+
+    async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]: ...
+
+    async def _set_or_erase(self, items: Iterable[tuple[str, Buffer | None]]) -> None: ...
+
+    async def get_partial_values(
+        self,
+        prototype: BufferPrototype,
+        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+    ) -> list[Buffer | None]: ...
+
+
+@dataclass(frozen=True)
+class ShardedCodecPipeline(BatchedCodecPipeline):
+    """A codec pipeline for zarr that writes each shard of an array operation once.
+
+    zarr's own pipelines hand chunks over one by one. This one reads all chunks of a selection in
+    one operation of the store, and writes them in one for each 16 MiB of whole shards. For
+    other stores, and for arrays with a native ``sharding_indexed`` codec that are shown as they
+    are, it is zarr's ``BatchedCodecPipeline``.
+
+    Notes
+    -----
+    Select it with ``zarr.config.set({"codec_pipeline.path":
+    "zarr_shardstore.store.pipeline.ShardedCodecPipeline"})`` before arrays are opened.
+
+    A store inside one of zarr's wrappers, such as ``LoggingStore``, counts as another store:
+    the wrapper would not see what is done.
+
+    Memory: encoded and decoded chunks of 64 MiB (decoded), or of one shard if that is larger.
+
+    Thread safety: that of the store. As in zarr, two writers of parts of one chunk may undo each
+    other's part.
+
+    Examples
+    --------
+    >>> import zarr
+    >>> from zarr_shardstore import ShardedCodecPipeline, ShardingStore
+    >>> path = f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__name__}"
+    >>> with zarr.config.set({"codec_pipeline.path": path}):
+    ...     store = ShardingStore({}, chunks_per_shard=(4, 4))
+    ...     z = zarr.create_array(store, shape=(8, 8), chunks=(1, 1), dtype="u1")
+    >>> z[:] = 1  # 64 chunks, 4 writes
+    """
+
+    async def read(
+        self,
+        batch_info: Iterable[tuple[ByteGetter, ArraySpec, Any, Any, bool]],
+        out: NDBuffer,
+        drop_axes: tuple[int, ...] = (),
+    ) -> Any:
+        """Read all chunks of a selection into `out`; says of each whether it is stored."""
+        batch = list(batch_info)
+        store = self._store_of(batch)
+        if store is None:
+            return await super().read(batch, out, drop_axes)
+        codec = self._chunk_codec()
+        is_present: dict[int, bool] = {}
+
+        def put(item: tuple[ChunkPart, Buffer | None]) -> None:
+            part, value = item
+            chunk = None if codec is None or value is None else codec.decode(value, part.spec)
+            part.put(chunk, out, drop_axes)
+
+        async def read_some(positions: list[int], parts: list[ChunkPart]) -> None:
+            values = await _get(store, parts)
+            is_present.update((i, v is not None) for i, v in zip(positions, values, strict=True))
+            if codec is None:
+                specs = [part.spec for part in parts]
+                chunks = await self.decode_batch(zip(values, specs, strict=True))
+                for part, chunk in zip(parts, chunks, strict=True):
+                    part.put(chunk, out, drop_axes)
+            else:
+                await map_in_threads(put, list(zip(parts, values, strict=True)), _nbytes(parts))
+
+        await _in_units(store, _parts(batch), _READ_NBYTES, read_some)
+        return tuple(
+            {"status": "present" if is_present[i] else "missing"} for i in range(len(batch))
+        )
+
+    async def write(
+        self,
+        batch_info: Iterable[tuple[ByteSetter, ArraySpec, Any, Any, bool]],
+        value: NDBuffer,
+        drop_axes: tuple[int, ...] = (),
+    ) -> None:
+        """Write `value` into all chunks of a selection; each shard is committed once."""
+        batch = list(batch_info)
+        store = self._store_of(batch)
+        if store is None:
+            await super().write(batch, value, drop_axes)
+            return
+        codec = self._chunk_codec()
+        encoding = asyncio.Lock()  # one unit after another: the first is stored meanwhile
+
+        def encode(item: tuple[ChunkPart, Buffer | None]) -> Buffer | None:
+            part, old = item
+            assert codec is not None
+            old_chunk = None if old is None else codec.decode(old, part.spec)
+            chunk = part.chunk_to_write(value, old_chunk, drop_axes)
+            return None if chunk is None else codec.encode(chunk, part.spec)
+
+        async def write_some(_: list[int], parts: list[ChunkPart]) -> None:
+            partial = [part for part in parts if not part.is_complete]
+            found = iter(await _get(store, partial) if partial else ())
+            old = [None if part.is_complete else next(found) for part in parts]
+            async with encoding:
+                if codec is None:
+                    specs = [part.spec for part in parts]
+                    chunks = await self.decode_batch(zip(old, specs, strict=True))
+                    new = [
+                        part.chunk_to_write(value, chunk, drop_axes)
+                        for part, chunk in zip(parts, chunks, strict=True)
+                    ]
+                    encoded = list(await self.encode_batch(zip(new, specs, strict=True)))
+                else:
+                    items = list(zip(parts, old, strict=True))
+                    encoded = await map_in_threads(encode, items, _nbytes(parts))
+            keys = [part.key for part in parts]
+            await store._set_or_erase(zip(keys, encoded, strict=True))
+
+        await _in_units(store, _parts(batch), _WRITE_NBYTES, write_some)
+
+    def _store_of(self, batch: Sequence[tuple[Any, ...]]) -> _TakesWholeOperations | None:
+        """The store of this package that all chunks of a batch are in; ``None``: it is zarr's."""
+        if self.supports_partial_decode or self.supports_partial_encode:
+            return None  # native shards: the codec reads and writes parts of them itself
+        if not batch or not isinstance(batch[0][0], StorePath):
+            return None
+        store = batch[0][0].store
+        if not isinstance(store, _TakesWholeOperations):
+            return None
+        is_one = all(type(path) is StorePath and path.store is store for path, *_ in batch)
+        return store if is_one else None
+
+    def _chunk_codec(self) -> ChunkCodec | None:
+        # Made anew for each operation: pipelines are pickled with their arrays.
+        return ChunkCodec.of(
+            self.array_array_codecs, self.array_bytes_codec, self.bytes_bytes_codecs
+        )
+
+
+def _parts(batch: Sequence[tuple[Any, ...]]) -> list[ChunkPart]:
+    return [
+        ChunkPart(path.path, spec, inside, outside, is_complete)
+        for path, spec, inside, outside, is_complete in batch
+    ]
+
+
+def _nbytes(parts: Iterable[ChunkPart]) -> int:
+    """Decoded size of chunks in bytes."""
+    size, last = 0, None
+    total = 0
+    for part in parts:
+        if part.spec is not last:  # as a rule all have the same
+            last = part.spec
+            size = chunk_nbytes(last)
+        total += size
+    return total
+
+
+async def _get(store: _TakesWholeOperations, parts: Sequence[ChunkPart]) -> list[Buffer | None]:
+    keys = [(part.key, None) for part in parts]
+    return await store.get_partial_values(parts[0].spec.prototype, keys)
+
+
+async def _in_units(
+    store: _TakesWholeOperations,
+    parts: list[ChunkPart],
+    unit_nbytes: int,
+    run: Callable[[list[int], list[ChunkPart]], Awaitable[None]],
+) -> None:
+    """Run for all parts at once, or for some whole shards at a time, if they are too much."""
+    nbytes = _nbytes(parts)
+    if nbytes <= unit_nbytes:
+        await run(list(range(len(parts))), parts)
+        return
+    ids = await store._shard_ids([part.key for part in parts])
+    shards: dict[Hashable, list[int]] = {}
+    for i, shard_id in enumerate(ids):
+        shards.setdefault(shard_id, []).append(i)
+
+    def units() -> Iterator[tuple[int, list[int]]]:
+        unit: list[int] = []
+        unit_size = 0
+        for shard in shards.values():
+            size = _nbytes(parts[i] for i in shard)
+            if unit and unit_size + size > unit_nbytes:
+                yield unit_size, unit
+                unit, unit_size = [], 0
+            unit += shard
+            unit_size += size
+        yield unit_size, unit
+
+    async def run_unit(positions: list[int]) -> None:
+        await run(positions, [parts[i] for i in positions])
+
+    await run_within(_MAX_NBYTES_AT_ONCE, units(), run_unit)
+
+
+register_pipeline(ShardedCodecPipeline)
