@@ -183,14 +183,16 @@ def test_a_store_that_ignores_conditions() -> None:
         return await real(self, "overwrite", key, value)
 
     m = mapping(MemoryStore())
-    with instead_of_put(put), pytest.warns(UserWarning, match="one writer"):
+    with instead_of_put(put):
         m[KEYS[0]] = b"0"
+        with pytest.warns(UserWarning, match="one writer"):
+            m[KEYS[2]] = b"2"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         m[KEYS[1]] = b"1"
         del m[KEYS[0]]
         del m[KEYS[1]]
-    assert list(m) == []
+    assert dict(m) == {KEYS[2]: b"2"}
 
 
 def test_a_store_that_wants_etags_without_quotes() -> None:
@@ -211,7 +213,7 @@ def test_a_store_that_wants_etags_without_quotes() -> None:
 
 
 def test_it_probes_once_and_stores_nothing_by_it() -> None:
-    """The first conditional write is followed by one that must fail."""
+    """The first update is followed by a write that must fail; new shards cost one request."""
     modes = []
 
     async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
@@ -221,10 +223,11 @@ def test_it_probes_once_and_stores_nothing_by_it() -> None:
     base = MemoryStore()
     m = mapping(base)
     with instead_of_put(put):
-        for key in KEYS[:2]:
+        for key in KEYS[:3]:
             m[key] = b"0"
-    assert modes == ["create", {"e_tag": '"' + "0" * 32 + '"'}, {"e_tag": '"0"'}]
-    assert obstore.head(base, SHARD)["e_tag"] == '"1"'
+    never = {"e_tag": '"' + "0" * 32 + '"'}
+    assert modes == ["create", {"e_tag": '"0"'}, never, {"e_tag": '"1"'}]
+    assert obstore.head(base, SHARD)["e_tag"] == '"2"'
 
 
 # ------------------------------------------------------------------------- reads

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import obstore
 import pytest
 import zarr
 from zarr.core.buffer import Buffer
 from zarr.core.sync import sync
-from zarr.storage import MemoryStore
+from zarr.storage import MemoryStore, ObjectStore
 
 from tests.store.pipeline_arrays import (
     CHUNKS_PER_SHARD,
@@ -62,6 +64,36 @@ def test_every_kind_of_array_is_written_with_one_set_for_each_object(
     z[...] = 1
     keys = [key for what, key in base.writes if what == "set"]
     assert len(base.writes) == len(set(keys)) == (18 if kind == "plain chunks" else 4)
+
+
+@pytest.mark.parametrize("way", ["pipeline", "batch", "batch by chunks"])
+def test_an_object_store_gets_one_put_for_each_shard(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puts: list[str] = []
+    real = obstore.put_async
+
+    async def put(store: Any, key: str, *args: Any, **options: Any) -> Any:
+        puts.append(key)
+        return await real(store, key, *args, **options)
+
+    monkeypatch.setattr(obstore, "put_async", put)
+    store = make_store("v3", ObjectStore(obstore.store.MemoryStore()))
+    z = make_array(store)
+    puts.clear()
+    data = np.arange(1, 1 + z.size, dtype="i2").reshape(z.shape)
+    with store.batch() if way.startswith("batch") else nullcontext():
+        if way == "batch by chunks":
+            for i in range(0, z.shape[0], z.chunks[0]):
+                for j in range(0, z.shape[1], z.chunks[1]):
+                    z[i : i + z.chunks[0], j : j + z.chunks[1]] = data[
+                        i : i + z.chunks[0], j : j + z.chunks[1]
+                    ]
+        else:
+            z[...] = data
+        np.testing.assert_array_equal(z[...], data)
+    assert sorted(puts) == SHARDS
+    np.testing.assert_array_equal(z[...], data)
 
 
 def test_sets_and_erasures_of_a_shard_are_one_commit() -> None:

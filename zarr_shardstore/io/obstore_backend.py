@@ -86,7 +86,7 @@ class ObstoreBackend(ZarrBackend):
         else:
             mode = {"e_tag": version if self._takes_quotes else str(version).strip('"')}
         now = await self._put_with(mode, key, value)
-        if not self._is_probed:
+        if version is not None and not self._is_probed:  # new shards shall cost one request
             self._is_probed = True
             await self._probe(key, value)
         return now
@@ -101,7 +101,7 @@ class ObstoreBackend(ZarrBackend):
         return reply["e_tag"]
 
     async def _probe(self, key: str, value: bytes | memoryview) -> None:
-        """Once: see that the store refuses what it must. It does, if it stores nothing now."""
+        """After the first update: see that the store refuses what it must, and stores nothing."""
         try:
             await self._put_with({"e_tag": '"00000000000000000000000000000000"'}, key, value)
         except _refusals():
