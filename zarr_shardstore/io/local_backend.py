@@ -19,8 +19,9 @@ from zarr.storage import LocalStore
 
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.buffers import to_buffer
-from zarr_shardstore.io.locks import LOCK_SUFFIX, Locking, held
-from zarr_shardstore.io.uploads import LocalUpload, Upload
+from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
+from zarr_shardstore.io.locks import LOCK_SUFFIX, held
+from zarr_shardstore.io.uploads import LocalUpload, Upload, sync_directories, sync_file
 from zarr_shardstore.plan.ranges import ByteRange, resolve_range
 from zarr_shardstore.plan.requests import (
     Delete,
@@ -87,9 +88,9 @@ class _OpenFile:
 class LocalBackend:
     """Reads files by itself; writes as ``LocalStore`` does (temporary file and rename)."""
 
-    def __init__(self, store: LocalStore, locking: Locking = "os") -> None:
+    def __init__(self, store: LocalStore, options: FileOptions = DEFAULT_FILE_OPTIONS) -> None:
         self.store = store
-        self._locking: Locking = locking
+        self._options = options
         self._root = os.path.join(os.path.abspath(store.root), "")
         # Absolute: the working directory may change.
         self._files = LocalStore(self._root, read_only=store.read_only)
@@ -126,7 +127,7 @@ class LocalBackend:
         return ("file", self._real_root + key)
 
     def hold(self, key: str) -> AbstractContextManager[None]:
-        return held(self._root + key, self._locking)
+        return held(self._root + key, self._options.locking)
 
     def optimistic(self) -> None:
         return None
@@ -175,6 +176,9 @@ class LocalBackend:
                 self._forget(key, files)
             case SetIfNotExists(key, value):
                 sync(self._files.set_if_not_exists(key, to_buffer(value)))
+                if self._is_durable:
+                    sync_file(self._root + key)
+                    sync_directories(self._root + key, self._root)
                 self._forget(key, files)
             case Delete(key):
                 self._delete(key, files)
@@ -205,8 +209,12 @@ class LocalBackend:
         if file is not None:
             os.close(file.fd)
 
+    @property
+    def _is_durable(self) -> bool:
+        return self._options.durability == "power"
+
     def upload(self, key: str) -> Upload:
-        return LocalUpload(self._root + key)
+        return LocalUpload(self._root + key, self._root if self._is_durable else None)
 
     def _set(self, key: str, value: bytes | memoryview) -> None:
         upload = self.upload(key)
@@ -222,6 +230,8 @@ class LocalBackend:
         if os.path.isfile(self._root + key):
             with suppress(FileNotFoundError):
                 os.unlink(self._root + key)
+            if self._is_durable:
+                sync_directories(self._root + key, self._root)
         self._forget(key, files)
 
     def _move(self, key: str, to: str) -> None:

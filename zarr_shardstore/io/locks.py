@@ -15,13 +15,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from filelock import FileLock, SoftFileLock, Timeout
 
-from zarr_shardstore.errors import ShardConflictError, SpecError
+from zarr_shardstore.errors import ShardConflictError
 
-__all__ = ["LOCK_SUFFIX", "Locking", "check_locking", "held"]
+__all__ = ["LOCK_SUFFIX", "Locking", "held"]
 
 Locking: TypeAlias = Literal["os", "lockfile", "none"]
 
@@ -34,12 +34,6 @@ _POLL_S = 0.001
 """About what a commit of a small shard takes."""
 
 _LOCKS = {"os": FileLock, "lockfile": SoftFileLock}
-
-
-def check_locking(locking: str) -> None:
-    """Raise `SpecError` unless it is a way of locking."""
-    if locking not in get_args(Locking):
-        raise SpecError(f"locking is 'os', 'lockfile' or 'none', got {locking!r}")
 
 
 @contextmanager

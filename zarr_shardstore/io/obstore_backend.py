@@ -14,7 +14,7 @@ from typing import Any
 from zarr.storage import ObjectStore
 
 from zarr_shardstore.io.backend import Backend, Mode
-from zarr_shardstore.io.locks import Locking
+from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
 from zarr_shardstore.io.optimistic import ReplacedMeanwhileError
 from zarr_shardstore.io.zarr_backend import ZarrBackend
 from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
@@ -31,8 +31,10 @@ class ObstoreBackend(ZarrBackend):
 
     store: ObjectStore[Any]
 
-    def __init__(self, store: ObjectStore[Any], locking: Locking = "os") -> None:
-        super().__init__(store, locking)
+    def __init__(
+        self, store: ObjectStore[Any], options: FileOptions = DEFAULT_FILE_OPTIONS
+    ) -> None:
+        super().__init__(store, options)
         self._has_conditions = type(store.store).__name__ not in _NO_UPDATES
         self._is_probed = False
         self._takes_quotes = True

@@ -14,11 +14,11 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.io.backend import Backend
+from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
 from zarr_shardstore.io.local_backend import LocalBackend
-from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.mapping_backend import MappingBackend
 from zarr_shardstore.io.obstore_backend import ObstoreBackend
-from zarr_shardstore.io.zarr_backend import ZarrBackend
+from zarr_shardstore.io.zarr_backend import ZarrBackend, is_in_memory, path_of_file
 
 __all__ = ["BaseStoreLike", "backend_of", "base_store_of"]
 
@@ -87,12 +87,24 @@ def base_store_of(store: BaseStoreLike, storage_options: dict[str, Any] | None =
     )
 
 
-def backend_of(store: BaseStore, locking: Locking = "os") -> Backend:
-    """The backend for a base store. Subclasses keep their own methods: they may differ."""
+def backend_of(store: BaseStore, options: FileOptions = DEFAULT_FILE_OPTIONS) -> Backend:
+    """The backend for a base store. Subclasses keep their own methods: they may differ.
+
+    Raises
+    ------
+    SpecError
+        If writes shall survive a loss of power, and the base store does not say when they do.
+    """
     if type(store) is LocalStore:
-        return LocalBackend(store, locking)
+        return LocalBackend(store, options)
+    is_remote = isinstance(store, Store) and not is_in_memory(store) and not path_of_file(store, "")
+    if options.durability == "power" and not is_remote:
+        raise SpecError(
+            "durability='power' is for paths, LocalStore and object stores: other base stores "
+            f"do not say when a write survives a loss of power, got {store!r}"
+        )
     if type(store) is ObjectStore:
-        return ObstoreBackend(store, locking)
+        return ObstoreBackend(store, options)
     if isinstance(store, Store):
-        return ZarrBackend(store, locking)
+        return ZarrBackend(store, options)
     return MappingBackend(store)

@@ -16,7 +16,15 @@ from zarr.core.sync import sync
 
 from zarr_shardstore.plan.requests import Set
 
-__all__ = ["PART_NBYTES", "BufferedUpload", "LocalUpload", "StreamUpload", "Upload"]
+__all__ = [
+    "PART_NBYTES",
+    "BufferedUpload",
+    "LocalUpload",
+    "StreamUpload",
+    "Upload",
+    "sync_directories",
+    "sync_file",
+]
 
 PART_NBYTES = 8 * 1024 * 1024
 """Size of a part of an upload; S3 takes 10,000 of them, 80 GB."""
@@ -43,10 +51,19 @@ class LocalUpload:
 
     The temporary name is that of zarr's ``LocalStore``: what a killed process leaves behind is
     listed by neither.
+
+    Parameters
+    ----------
+    path
+        Of the target.
+    durable_below : str, optional
+        A directory above the target. When `finish` returns the file survives a loss of power,
+        and so do the directories between the two.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, durable_below: str | None = None) -> None:
         self._path = path
+        self._durable_below = durable_below
         self._temporary = f"{path}.{uuid.uuid4().hex}.partial"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
         try:
@@ -68,8 +85,12 @@ class LocalUpload:
 
     def finish(self) -> None:
         """Rename the file."""
+        if self._durable_below is not None:
+            os.fsync(self._fd)  # first: otherwise the name may survive, and the bytes not
         os.close(self._fd)
         os.replace(self._temporary, self._path)
+        if self._durable_below is not None:
+            sync_directories(self._path, self._durable_below)
 
     def abort(self) -> None:
         """Remove the file."""
@@ -77,6 +98,26 @@ class LocalUpload:
             os.close(self._fd)
         with suppress(OSError):
             os.unlink(self._temporary)
+
+
+def sync_file(path: str) -> None:
+    """Wait until a file survives a loss of power; its name may not."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_directories(path: str, top: str) -> None:
+    """Wait until the name of a file survives a loss of power, and the directories up to `top`."""
+    top = os.path.normpath(top)
+    directory = os.path.dirname(os.path.normpath(path))
+    while True:
+        sync_file(directory)
+        if directory == top:
+            return
+        directory = os.path.dirname(directory)
 
 
 class StreamUpload:

@@ -16,7 +16,8 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Wrap
 from zarr_shardstore.io.backend import Backend, Mode, Perform
 from zarr_shardstore.io.buffers import as_view, to_buffer
 from zarr_shardstore.io.byte_requests import byte_request_of
-from zarr_shardstore.io.locks import Locking, held
+from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
+from zarr_shardstore.io.locks import held
 from zarr_shardstore.io.remote_objects import delete_many, move, upload_to
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
@@ -128,9 +129,9 @@ class ZarrBackend:
     one call of the store for each other request, up to 64 at once.
     """
 
-    def __init__(self, store: Store, locking: Locking = "os") -> None:
+    def __init__(self, store: Store, options: FileOptions = DEFAULT_FILE_OPTIONS) -> None:
         self.store = store
-        self._locking: Locking = locking
+        self._options = options
         self.can_block = has_sync_surface(store)
         self.replaces_at_once = not _is_local_fsspec(_innermost(store))  # it writes in place
         # LocalStore raises where one of many keys is missing; ObjectStore merges ranges over
@@ -158,7 +159,7 @@ class ZarrBackend:
 
     def hold(self, key: str) -> AbstractContextManager[None] | None:
         path = path_of_file(self.store, key)
-        return None if path is None else held(path, self._locking)
+        return None if path is None else held(path, self._options.locking)
 
     def optimistic(self) -> Backend | None:
         return None

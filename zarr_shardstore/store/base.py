@@ -20,7 +20,8 @@ from zarr_shardstore.format.transformer_specs import (
     transformer_specs,
 )
 from zarr_shardstore.format.transformer_specs import index_codecs as spell_index_codecs
-from zarr_shardstore.io.locks import Locking, check_locking
+from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, Durability, FileOptions
+from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.runner import Runner
 from zarr_shardstore.plan.read import ReadOptions
@@ -50,19 +51,23 @@ class Sharding:
     """
 
     def __init__(
-        self, base: BaseStore, new_arrays: NewArrays, options: Options, locking: Locking = "os"
+        self,
+        base: BaseStore,
+        new_arrays: NewArrays,
+        options: Options,
+        files: FileOptions = DEFAULT_FILE_OPTIONS,
     ) -> None:
         self.base = base
         self.new_arrays = new_arrays
         self.options = options
-        self.locking: Locking = locking
-        backend = backend_of(base, locking)
+        self.files = files
+        backend = backend_of(base, files)
         reading = replace(options.reading, max_shards_at_once=backend.max_shards_at_once)
         self.operations = Operations(new_arrays, replace(options, reading=reading))
         self.runner = Runner(backend, self.operations.update_shard)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Sharding, (self.base, self.new_arrays, self.options, self.locking)
+        return Sharding, (self.base, self.new_arrays, self.options, self.files)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -70,7 +75,7 @@ class Sharding:
             and self.runner.backend == other.runner.backend
             and self.new_arrays == other.new_arrays
             and self.options == other.options
-            and self.locking == other.locking
+            and self.files == other.files
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -98,7 +103,7 @@ class Sharding:
         if not self.is_base_read_only or not isinstance(self.base, Store):
             return self
         base = self.base.with_read_only(False)
-        return Sharding(base, self.new_arrays, self.options, self.locking)
+        return Sharding(base, self.new_arrays, self.options, self.files)
 
     def describe(self) -> str:
         """Arguments that make this, for a repr."""
@@ -117,8 +122,11 @@ class Sharding:
             parts.append(f"native={self.options.native!r}")
         if self.options.order != Options().order:
             parts.append(f"order={self.options.order!r}")
-        if self.locking != "os":
-            parts.append(f"locking={self.locking!r}")
+        parts += [
+            f"{name}={getattr(self.files, name)!r}"
+            for name in ("locking", "durability")
+            if getattr(self.files, name) != getattr(DEFAULT_FILE_OPTIONS, name)
+        ]
         reading, default_reading = self.options.reading, ReadOptions()
         parts += [
             f"{name}={getattr(reading, name)!r}"
@@ -139,6 +147,7 @@ def open_sharding(
     native: Native,
     order: EntryOrder,
     locking: Locking,
+    durability: Durability,
     max_gap_bytes: int | None,
     max_coalesced_bytes: int | None,
     storage_options: Mapping[str, Any] | None,
@@ -164,7 +173,7 @@ def open_sharding(
         is_codec = native == "flat" and transformers is None
         declaration = "codec" if is_codec else "storage_transformers"
     check_order(order)
-    check_locking(locking)
+    files = FileOptions(locking, durability)
     defaults = ReadOptions()
     reading = ReadOptions(
         defaults.max_gap_bytes if max_gap_bytes is None else max_gap_bytes,
@@ -175,7 +184,7 @@ def open_sharding(
     base = base_store_of(store, dict(storage_options) if storage_options else None)
     index = check_index(index_codecs, index_location)
     new_arrays = NewArrays(ShardingPolicy(chunks_per_shard), declaration, transformers, index)
-    return Sharding(base, new_arrays, Options(order, reading, native), locking)
+    return Sharding(base, new_arrays, Options(order, reading, native), files)
 
 
 def _check_transformers(given: Transformers) -> tuple[TransformerSpec, ...] | None:

@@ -9,6 +9,7 @@ from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.buffers import as_view
+from zarr_shardstore.io.file_options import Durability
 from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
@@ -73,6 +74,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         native: Native = "flat",
         order: EntryOrder = "morton",
         locking: Locking = "os",
+        durability: Durability = "process",
         max_gap_bytes: int | None = None,
         max_coalesced_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -84,8 +86,8 @@ class ShardingMapping(MutableMapping[str, bytes]):
                 *(index_codecs, index_location),
                 *(max_gap_bytes, max_coalesced_bytes, storage_options),
             )
-            others = native, order, locking
-            if given != (None,) * 8 or others != ("flat", "morton", "os"):
+            others = native, order, locking, durability
+            if given != (None,) * 8 or others != ("flat", "morton", "os", "process"):
                 raise SpecError("the ShardingStore has its options: pass them to it")
             self._sharding = store._sharding
             self.read_only = read_only or store.read_only
@@ -100,6 +102,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
             native=native,
             order=order,
             locking=locking,
+            durability=durability,
             max_gap_bytes=max_gap_bytes,
             max_coalesced_bytes=max_coalesced_bytes,
             storage_options=storage_options,

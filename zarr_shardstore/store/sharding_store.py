@@ -21,6 +21,7 @@ from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.buffers import as_view, own_bytes, to_buffer_of
 from zarr_shardstore.io.byte_requests import range_of
+from zarr_shardstore.io.file_options import Durability
 from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.plan.requests import Flow
@@ -81,6 +82,10 @@ class ShardingStore(Store):
         What keeps two processes from updating a shard on local files at a time: a lock of the
         operating system on ``KEY.__lock``; that file alone, for network file systems without
         locks (a killed writer leaves it behind); or nothing.
+    durability : {"process", "power"}
+        What a finished write on local files survives: the end of its process, or a loss of power,
+        too (the file and its directories are synced; some milliseconds a write). Object stores
+        keep what they have acknowledged.
     max_gap_bytes, max_coalesced_bytes : int, optional
         Two entries of a shard are read by one request if at most so many unwanted bytes lie
         between them (4 KiB), and the request stays within so many (16 MiB).
@@ -130,6 +135,7 @@ class ShardingStore(Store):
         native: Native = "flat",
         order: EntryOrder = "morton",
         locking: Locking = "os",
+        durability: Durability = "process",
         max_gap_bytes: int | None = None,
         max_coalesced_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -147,6 +153,7 @@ class ShardingStore(Store):
             native=native,
             order=order,
             locking=locking,
+            durability=durability,
             max_gap_bytes=max_gap_bytes,
             max_coalesced_bytes=max_coalesced_bytes,
             storage_options=storage_options,

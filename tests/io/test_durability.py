@@ -1,0 +1,111 @@
+"""``durability="power"``: in which order files and directories are synced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import obstore
+import pytest
+from obstore.store import MemoryStore as ObstoreMemory
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
+
+from zarr_shardstore import ShardingMapping, SpecError
+
+KEYS = [f"data/root/a/b/c{i}" for i in range(4)]
+SHARD = "data/root/a/b/c0"
+
+
+@contextmanager
+def recorded(root: Path) -> Iterator[list[str]]:
+    """What is done to files and directories that matters when the power fails."""
+    steps: list[str] = []
+
+    def name(path: Any) -> str:
+        if isinstance(path, int):
+            path = os.readlink(f"/proc/self/fd/{path}")
+        relative = os.path.relpath(path, root)
+        return "temporary" if relative.endswith(".partial") else relative
+
+    def wrapped(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*args: Any, **options: Any) -> Any:
+            if not str(args[0]).endswith("__lock"):
+                steps.append(" ".join([what, *map(name, args)]))
+            return call(*args, **options)
+
+        return record
+
+    calls: dict[str, Any] = {
+        what: wrapped(what, getattr(os, what)) for what in ("fsync", "replace", "unlink")
+    }
+    with mock.patch.multiple(os, **calls):
+        yield steps
+
+
+DIRECTORIES = [f"fsync {d}" for d in ("data/root/a/b", "data/root/a", "data/root", "data", ".")]
+
+
+def test_a_shard_is_synced_before_its_name_and_its_directories_after(tmp_path: Path) -> None:
+    """Also directories that are new; when the write returns all of it survives."""
+    m = ShardingMapping(tmp_path, chunks_per_shard=4, durability="power")
+    for key in KEYS[:2]:  # a new shard, and an update
+        with recorded(tmp_path) as steps:
+            m[key] = b"1"
+        assert steps == ["fsync temporary", f"replace temporary {SHARD}", *DIRECTORIES]
+
+
+def test_an_erased_shard_stays_erased(tmp_path: Path) -> None:
+    """The directory is synced after it."""
+    m = ShardingMapping(tmp_path, chunks_per_shard=4, durability="power")
+    m[KEYS[0]] = b"1"
+    with recorded(tmp_path) as steps:
+        del m[KEYS[0]]
+    assert steps == [f"unlink {SHARD}", *DIRECTORIES]
+
+
+def test_documents_are_synced_too(tmp_path: Path) -> None:
+    """What says which shards there are must not be lost before them."""
+    m = ShardingMapping(tmp_path, durability="power")
+    with recorded(tmp_path) as steps:
+        m["a/x"] = b"{}"
+    assert steps == ["fsync temporary", "replace temporary a/x", "fsync a", "fsync ."]
+
+
+def test_by_default_nothing_waits_for_the_disk(tmp_path: Path) -> None:
+    """A write survives its process, and takes the time of no disk."""
+    m = ShardingMapping(tmp_path, chunks_per_shard=4)
+    with recorded(tmp_path) as steps:
+        m[KEYS[0]] = b"1"
+    assert steps == [f"replace temporary {SHARD}"]
+
+
+def local_fsspec(path: Path) -> Any:
+    return FsspecStore.from_url(f"file://{path}", storage_options={"auto_mkdir": True})
+
+
+REFUSED: dict[str, Callable[[Path], Any]] = {
+    "dict": lambda _: {},
+    "memory": lambda _: MemoryStore(),
+    "obstore in memory": lambda _: ObjectStore(ObstoreMemory()),
+    "obstore on files": lambda path: ObjectStore(obstore.store.LocalStore(path)),
+    "fsspec on files": local_fsspec,
+    "a subclass": lambda path: type("Other", (LocalStore,), {})(path),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_stores_that_do_not_say_when(name: str, tmp_path: Path) -> None:
+    """A clear error where nobody can promise it."""
+    with pytest.raises(SpecError, match="loss of power"):
+        ShardingMapping(REFUSED[name](tmp_path), durability="power")
+
+
+@pytest.mark.parametrize("options", [{"durability": "disk"}, {"locking": "fcntl"}])
+def test_options_that_cannot_be(options: Any) -> None:
+    """The error names what can."""
+    with pytest.raises(SpecError, match=r"'process'|'lockfile'"):
+        ShardingMapping({}, **options)
