@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from fsspec.implementations.memory import MemoryFileSystem
 from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, cpu
-from zarr.storage import MemoryStore, WrapperStore
+from zarr.storage import FsspecStore, MemoryStore, WrapperStore
 
+from zarr_shardstore import ShardingMapping
+from zarr_shardstore.io import zarr_backend
 from zarr_shardstore.io.zarr_backend import ZarrBackend
 from zarr_shardstore.plan.ranges import Range, StartFrom, Suffix
 from zarr_shardstore.plan.requests import Exists, Get, GetSize, Request
@@ -83,3 +87,21 @@ async def test_sizes_and_existence(store: Refusing) -> None:
     """Of what is there and what is not."""
     requests: list[Request] = [GetSize("a"), GetSize("b"), Exists("a"), Exists("b")]
     assert await ZarrBackend(store).perform_async(requests) == [10, None, True, False]
+
+
+class Remote(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Stands for an object store that fsspec reaches."""
+
+    protocol = "remote"
+
+
+def test_a_store_that_nothing_protects_warns_once() -> None:
+    """Who updates shards through fsspec is told to be alone, unless he says that he knows."""
+    zarr_backend._warn_of_other_writers.cache_clear()
+    store = FsspecStore(AsyncFileSystemWrapper(Remote(), asynchronous=True), path="/warns-once")
+    ShardingMapping(store, chunks_per_shard=2, locking="none")["data/root/a/c0"] = b"0"
+    m = ShardingMapping(store, chunks_per_shard=2)
+    with pytest.warns(UserWarning, match="one writer"):
+        m["data/root/a/c1"] = b"1"
+    m["data/root/a/c2"] = b"2"  # warnings are errors here
+    assert len(m) == 3

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import warnings
 from collections.abc import Coroutine, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 from zarr.abc.store import RangeByteRequest, Store
@@ -40,7 +42,13 @@ from zarr_shardstore.plan.requests import (
     Tidy,
 )
 
-__all__ = ["ZarrBackend", "has_sync_surface", "is_in_memory", "path_of_file", "scope_of_store"]
+__all__ = [
+    "ZarrBackend",
+    "has_sync_surface",
+    "is_in_memory",
+    "path_of_file",
+    "scope_of_store",
+]
 
 _MAX_CONCURRENCY = 64
 """Requests of one batch in flight at once; zarr's own limit of 10 is one for chunks."""
@@ -91,6 +99,22 @@ def is_in_memory(store: Store) -> bool:
     if isinstance(store, ObjectStore):
         return type(store.store).__name__ == "MemoryStore"
     return isinstance(store, MemoryStore)
+
+
+def _is_shared_without_locks(store: Store) -> bool:
+    """Whether other processes may write the same objects, and nothing keeps them apart."""
+    return isinstance(_innermost(store), FsspecStore) and not is_in_memory(store)
+
+
+@cache
+def _warn_of_other_writers() -> None:
+    """Once in a process."""
+    warnings.warn(
+        "through fsspec nothing keeps two processes from updating a shard of an object store at "
+        "a time: let each shard have one writer, or wrap an obstore store, which is safe "
+        "(locking='none' says that you know)",
+        stacklevel=2,
+    )
 
 
 def _innermost(store: Store) -> Store:
@@ -159,7 +183,11 @@ class ZarrBackend:
 
     def hold(self, key: str) -> AbstractContextManager[None] | None:
         path = path_of_file(self.store, key)
-        return None if path is None else held(path, self._options.locking)
+        if path is not None:
+            return held(path, self._options.locking)
+        if self._options.locking != "none" and _is_shared_without_locks(self.store):
+            _warn_of_other_writers()
+        return None
 
     def optimistic(self) -> Backend | None:
         return None
