@@ -11,7 +11,7 @@ import obstore
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from obstore.exceptions import PreconditionError
+from obstore.exceptions import NotSupportedError, PreconditionError
 from obstore.store import MemoryStore
 from zarr.storage import ObjectStore
 
@@ -265,6 +265,56 @@ async def test_a_missing_object() -> None:
     """It has no value and no version."""
     backend = ObstoreBackend(ObjectStore(MemoryStore()))
     assert await backend.perform_async([Get("k")]) == [Found(None, None)]
+
+
+class Azure(ObstoreBackend):
+    """It has no suffix ranges; between the size and the bytes another writer comes by."""
+
+    replacements: list[bytes | None]
+
+    async def _get_once(self, key: str, byte_range: Any) -> Found:
+        if isinstance(byte_range, Suffix):
+            raise NotSupportedError("suffix ranges")
+        if self.replacements:
+            value = self.replacements.pop(0)
+            if value is None:
+                obstore.delete(self.store.store, key)
+            else:
+                obstore.put(self.store.store, key, value)
+        return await super()._get_once(key, byte_range)
+
+
+@pytest.mark.parametrize(
+    ("replacements", "expected"),
+    [
+        ([], b"-old"),
+        ([b"shorter-one"], b"-one"),
+        ([b"a much longer one than before-two"], b"-two"),
+        ([b"1"], b"1"),
+        ([b""], b""),
+        ([None], None),
+        ([b"shorter-one", b"longer than that-two", b"3-three"], b"hree"),
+    ],
+)
+async def test_the_end_of_an_object_that_is_replaced(
+    replacements: list[bytes | None], expected: bytes | None
+) -> None:
+    """It is that of one state of the object, with its version."""
+    base = MemoryStore()
+    obstore.put(base, "k", b"this is the-old")
+    backend = Azure(ObjectStore(base))
+    backend.replacements = replacements
+    (found,) = await backend.perform_async([Get("k", Suffix(4))])
+    assert found.value == expected
+    if found.version is not None:
+        assert found.version == obstore.head(base, "k")["e_tag"]
+
+
+async def test_the_end_of_what_is_not_there() -> None:
+    """A missing object, also where suffix ranges are not supported."""
+    backend = Azure(ObjectStore(MemoryStore()))
+    backend.replacements = []
+    assert await backend.perform_async([Get("k", Suffix(4))]) == [Found(None, None)]
 
 
 def test_a_shard_replaced_between_index_and_entry_is_read_again() -> None:

@@ -54,6 +54,10 @@ _MAX_CONCURRENCY = 64
 """Requests of one batch in flight at once; zarr's own limit of 10 is one for chunks."""
 
 
+_N_ATTEMPTS = 10
+"""To read the end of an object that is being replaced again and again."""
+
+
 def has_sync_surface(store: Store) -> bool:
     """Whether all of get_sync, set_sync and delete_sync of `store` work now."""
     names = ("get_sync", "set_sync", "delete_sync")
@@ -303,17 +307,37 @@ class ZarrBackend:
                 found = _cut(await self._get_once(key, None), byte_range)
             return found
         except Exception:
-            # No suffix ranges here (Azure), or an error for a range behind the end (obstore):
-            # ask for the size, then for bytes that are there.
-            size = None if byte_range is None else await self._size_or_none(key)
-            if size is None:
+            if byte_range is None:
                 raise
-            start, stop = resolve_range(byte_range, size)
+            # No suffix ranges here (Azure), or an error for a range behind the end (obstore).
+            if isinstance(byte_range, Suffix):
+                return await self._get_end(key, byte_range)
+            size = await self._size_or_none(key)
+            start, stop = resolve_range(byte_range, size or 0)
+            if size is None or start < stop:
+                raise
+            return Found(memoryview(b""), None, size)
+
+    async def _get_end(self, key: str, suffix: Suffix) -> Found:
+        """Ask for the size, then for bytes that are there; and again, if another writer has
+        replaced the object by one of another size."""
+        for n_left in reversed(range(_N_ATTEMPTS)):
+            size = await self._size_or_none(key)
+            if size is None:
+                return Found(None, None)
+            start, stop = resolve_range(suffix, size)
             if start == stop:
                 return Found(memoryview(b""), None, size)
-            if not isinstance(byte_range, Suffix):
-                raise
-        return (await self._get_once(key, Range(start, stop)))._replace(size=size)
+            try:
+                found = await self._get_once(key, Range(start, stop))
+            except Exception:
+                if not n_left:
+                    raise
+                continue
+            is_whole = found.value is not None and len(found.value) == stop - start
+            if is_whole and found.size in (None, size):
+                return found._replace(size=size)
+        return found
 
     async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
         prototype = default_buffer_prototype()
