@@ -71,6 +71,7 @@ class LocalUpload:
         except FileNotFoundError:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             self._fd = os.open(self._temporary, flags, 0o666)
+        self._is_open = True
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Append pieces."""
@@ -87,7 +88,7 @@ class LocalUpload:
         """Rename the file."""
         if self._durable_below is not None:
             os.fsync(self._fd)  # first: otherwise the name may survive, and the bytes not
-        os.close(self._fd)
+        self._close()
         os.replace(self._temporary, self._path)
         if self._durable_below is not None:
             sync_directories(self._path, self._durable_below)
@@ -95,9 +96,15 @@ class LocalUpload:
     def abort(self) -> None:
         """Remove the file."""
         with suppress(OSError):
-            os.close(self._fd)
+            self._close()
         with suppress(OSError):
             os.unlink(self._temporary)
+
+    def _close(self) -> None:
+        """Once: afterwards the number may be that of another thread's file."""
+        if self._is_open:
+            self._is_open = False
+            os.close(self._fd)
 
 
 def sync_file(path: str) -> None:
