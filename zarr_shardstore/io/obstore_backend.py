@@ -7,7 +7,6 @@ begins anew. So writers of any number of processes and hosts lose nothing.
 
 from __future__ import annotations
 
-import asyncio
 import warnings
 from typing import Any
 
@@ -16,7 +15,7 @@ from zarr.storage import ObjectStore
 from zarr_shardstore.io.backend import Backend, Mode
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
 from zarr_shardstore.io.optimistic import ReplacedMeanwhileError
-from zarr_shardstore.io.zarr_backend import ZarrBackend
+from zarr_shardstore.io.zarr_backend import ZarrBackend, concurrently
 from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
 from zarr_shardstore.plan.requests import Delete, Exists, Found, Get, Request, Set
 
@@ -132,9 +131,7 @@ class _Optimistic:
         return getattr(self._backend, name)
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
-        if len(batch) == 1:
-            return [await self._perform_one(batch[0])]
-        return list(await asyncio.gather(*map(self._perform_one, batch)))
+        return await concurrently([self._perform_one(request) for request in batch])
 
     async def _perform_one(self, request: Request) -> Any:
         match request:

@@ -205,19 +205,15 @@ class Runner:
 
     async def update_async(self, members: list[commits.Pending]) -> Sequence[Exception | None]:
         """Commit updates of one shard, with other processes kept out, or begun anew after them."""
-        if self.backend.optimistic() is not None:
-            return await until_not_replaced(lambda: self._try_update(members))
-        hold = self.backend.hold(members[0].request.shard.key)
-        if hold is None:
-            return await self.run_async(self.update_flow(members))
-        async with _held_by_thread(hold):
-            return await self.run_async(self.update_flow(members))
+        return await until_not_replaced(lambda: self._try_update(members))
 
     async def _try_update(self, members: list[commits.Pending]) -> Sequence[Exception | None]:
         view = self.backend.optimistic()
-        if view is None:  # an earlier attempt has shown that there are no conditions
+        if view is not None:
+            return await Runner(view, self._update_flow).run_async(self.update_flow(members))
+        hold = self.backend.hold(members[0].request.shard.key)
+        async with nullcontext() if hold is None else _held_by_thread(hold):
             return await self.run_async(self.update_flow(members))
-        return await Runner(view, self._update_flow).run_async(self.update_flow(members))
 
     # -------------------------------------------------------------- shared
 

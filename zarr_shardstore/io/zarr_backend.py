@@ -44,6 +44,7 @@ from zarr_shardstore.plan.requests import (
 
 __all__ = [
     "ZarrBackend",
+    "concurrently",
     "has_sync_surface",
     "is_in_memory",
     "path_of_file",
@@ -236,7 +237,7 @@ class ZarrBackend:
                 return replies
         if len(batch) == 1:
             return [await self._perform_one(batch[0])]
-        return await _concurrently([self._perform_one(request) for request in batch])
+        return await concurrently([self._perform_one(request) for request in batch])
 
     async def _get_many(self, gets: list[Get]) -> list[Any] | None:
         """All reads in one call of the store; ``None`` if it does not take them."""
@@ -261,7 +262,7 @@ class ZarrBackend:
             case Get(key, byte_range):
                 return await self._get(key, byte_range)
             case GetMany(keys):
-                founds = await _concurrently([self._get(key, None) for key in keys])
+                founds = await concurrently([self._get(key, None) for key in keys])
                 return [found.value for found in founds]
             case Exists(key):
                 return await store.exists(key)
@@ -371,8 +372,8 @@ def _cut(found: Found, byte_range: ByteRange | None) -> Found:
     return Found(found.value[start:stop], None, len(found.value))
 
 
-async def _concurrently(coros: list[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Results in order; the first error cancels the rest."""
+async def concurrently(coros: list[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Results in order, up to 64 under way; the first error cancels the rest."""
     slots = asyncio.Semaphore(_MAX_CONCURRENCY)
 
     async def one(coro: Coroutine[Any, Any, Any]) -> Any:
