@@ -10,11 +10,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from filelock import FileLock, Timeout
-
-from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.backend import Backend
 from zarr_shardstore.io.local_backend import LocalBackend, holds_a_file
+from zarr_shardstore.io.locks import lock_file
 
 __all__ = ["exclusive"]
 
@@ -39,20 +37,12 @@ def exclusive(backend: Backend, directory: str, what: str) -> Iterator[None]:
         yield
         return
     path = backend.path_of(directory)
-    os.makedirs(path, exist_ok=True)
-    name = os.path.join(path, "lock")
+    message = f"{what} goes on already: wait until it has ended"
     try:
-        lock = FileLock(name, timeout=0, thread_local=False)
-        lock.acquire()
-    except Timeout:
-        raise ShardConflictError(f"{what} goes on already: wait until it has ended") from None
-    try:
-        yield
-        _remove_what_holds_no_file(path)
+        with lock_file(os.path.join(path, "lock"), "os", 0, message):
+            yield
+            _remove_what_holds_no_file(path)
     finally:
-        with suppress(OSError):
-            os.unlink(name)
-        lock.release()
         with suppress(OSError):
             os.rmdir(path)
 

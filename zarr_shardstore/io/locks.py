@@ -21,7 +21,7 @@ from filelock import FileLock, SoftFileLock, Timeout
 
 from zarr_shardstore.errors import ShardConflictError
 
-__all__ = ["LOCK_SUFFIX", "Locking", "held"]
+__all__ = ["LOCK_SUFFIX", "Locking", "held", "lock_file"]
 
 Locking: TypeAlias = Literal["os", "lockfile", "none"]
 
@@ -54,7 +54,24 @@ def held(path: str, locking: Locking) -> Iterator[None]:
         yield
         return
     name = path + LOCK_SUFFIX
-    lock = _LOCKS[locking](name, timeout=MAX_WAIT_S, thread_local=False)
+    hint = "" if locking == "os" else ", or was killed: then remove that file"
+    message = f"another process holds {name!r} for {MAX_WAIT_S:.0f} s and hangs{hint}"
+    with lock_file(name, locking, MAX_WAIT_S, message):
+        yield
+
+
+@contextmanager
+def lock_file(
+    name: str, locking: Literal["os", "lockfile"], max_wait_s: float, message: str
+) -> Iterator[None]:
+    """Hold a lock by a file of its own, which is removed at the end; its directory is made.
+
+    Raises
+    ------
+    ShardConflictError
+        With `message`, if it is not free within `max_wait_s` seconds.
+    """
+    lock = _LOCKS[locking](name, timeout=max_wait_s, thread_local=False)
     while not lock.is_locked:
         os.makedirs(os.path.dirname(name), exist_ok=True)
         try:
@@ -62,15 +79,12 @@ def held(path: str, locking: Locking) -> Iterator[None]:
             with suppress(FileNotFoundError):
                 lock.acquire(poll_interval=_POLL_S)
         except Timeout:
-            hint = "" if locking == "os" else ", or was killed: then remove that file"
-            raise ShardConflictError(
-                f"another process holds {name!r} for {MAX_WAIT_S:.0f} s and hangs{hint}"
-            ) from None
+            raise ShardConflictError(message) from None
     try:
         yield
     finally:
         if locking == "os":
             # While it is held: who waits for the lock of a file that is gone makes a new one.
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 os.unlink(name)
         lock.release()
