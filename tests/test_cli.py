@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 import typer
-import zarr
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import zarr_shardstore
-from zarr_shardstore import CorruptShardError, ShardingStore, SpecError
+from tests.cli_stores import enter_directory_with_stores
+from zarr_shardstore import CorruptShardError, SpecError
 from zarr_shardstore.cli import options
 from zarr_shardstore.cli.app import app
 from zarr_shardstore.cli.printing import printable
@@ -103,14 +103,7 @@ def tools(native: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a store of plain chunks and one of shards."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    for name, cps in (("volume.zarr", None), ("packed.zarr", (2, 4))):
-        root = zarr.open_group(ShardingStore(name, chunks_per_shard=cps), mode="w")
-        z = root.create_array("raw", shape=(20, 30), chunks=(2, 3), dtype="u2", compressors=None)
-        z[:7] = 3
-    return tmp_path
+    return enter_directory_with_stores(tmp_path, monkeypatch)
 
 
 def run(*args: str, **options: Any) -> Result:

@@ -15,20 +15,13 @@ import pytest
 import zarr
 
 import zarr_shardstore
-from zarr_shardstore import ShardingStore
+from tests.cli_stores import enter_directory_with_stores
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a store of plain chunks and one of shards."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    for name, cps in (("volume.zarr", None), ("packed.zarr", (2, 4))):
-        root = zarr.open_group(ShardingStore(name, chunks_per_shard=cps), mode="w")
-        z = root.create_array("raw", shape=(20, 30), chunks=(2, 3), dtype="u2", compressors=None)
-        z[:7] = 3
-    return tmp_path
+    return enter_directory_with_stores(tmp_path, monkeypatch)
 
 
 def environment() -> dict[str, str]:
