@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import pickle
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -50,6 +51,8 @@ def mpi() -> Iterator[Executor]:
         futures: Any = importlib.import_module("mpi4py.futures")
     except (ImportError, RuntimeError) as error:
         pytest.skip(f"no MPI library: {error}".splitlines()[0])
+    if shutil.which("mpiexec") is None:
+        pytest.skip("no mpiexec to start workers")
     with futures.MPIPoolExecutor(2) as executor:
         yield executor
 
