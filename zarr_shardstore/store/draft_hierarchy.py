@@ -9,18 +9,10 @@ from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
 from zarr_shardstore.errors import ReadOnlyError, SpecError
-from zarr_shardstore.format.draft_keys import (
-    DRAFT_META_ROOT,
-    directory_of,
-    draft_candidate_of,
-    node_of_v3_key,
-    v3_grid_candidate,
-)
-from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, check_key, check_prefix
-from zarr_shardstore.io.byte_requests import range_of
+from zarr_shardstore.format.draft_keys import node_of_v3_key
+from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.io.resolve import BaseStoreLike
-from zarr_shardstore.plan.ranges import resolve_range
-from zarr_shardstore.store import draft_listing
+from zarr_shardstore.store import draft_listing, draft_reading, draft_writing
 from zarr_shardstore.store.batch import Batch
 from zarr_shardstore.store.draft_nodes import DraftNodes
 from zarr_shardstore.store.sharding_store import ShardingStore
@@ -190,29 +182,7 @@ class DraftHierarchyStore(Store):
         for key, _ in requests:
             check_key(key)
         await self._ensure_open()
-        values: list[Buffer | None] = [None] * len(requests)
-        documents = [(i, node_of_v3_key(key)) for i, (key, _) in enumerate(requests)]
-        nodes = [(i, path) for i, path in documents if path is not None]
-        if nodes:
-            shown = await self._nodes.read([path for _, path in nodes])
-            for (i, _), document in zip(nodes, shown, strict=True):
-                if document is not None:
-                    values[i] = _cut(prototype.buffer.from_bytes(document), requests[i][1])
-        others = [i for i, path in documents if path is None]
-        places = await self._nodes.base_keys([requests[i][0] for i in others])
-        for alternative in range(2):
-            # The second place is that of a 0-d chunk as the draft names it.
-            wanted = [
-                (i, at[alternative])
-                for i, at in zip(others, places, strict=True)
-                if alternative < len(at) and values[i] is None
-            ]
-            if wanted:
-                ranges = [(place, requests[i][1]) for i, place in wanted]
-                found = await self._store.get_partial_values(prototype, ranges)
-                for (i, _), value in zip(wanted, found, strict=True):
-                    values[i] = value
-        return values
+        return await draft_reading.get_partial_values(self._nodes, prototype, requests)
 
     async def _get_many(
         self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
@@ -244,15 +214,7 @@ class DraftHierarchyStore(Store):
     async def exists(self, key: str) -> bool:
         check_key(key)
         await self._ensure_open()
-        path = node_of_v3_key(key)
-        if path is not None:
-            (document,) = await self._nodes.read([path])
-            return document is not None
-        (places,) = await self._nodes.base_keys([key])
-        for place in places:
-            if await self._store.exists(place):
-                return True
-        return False
+        return await draft_reading.exists(self._nodes, key)
 
     async def getsize(self, key: str) -> int:
         """Size of a value in bytes; of a document, as it is shown.
@@ -264,19 +226,7 @@ class DraftHierarchyStore(Store):
         """
         check_key(key)
         await self._ensure_open()
-        path = node_of_v3_key(key)
-        if path is not None:
-            (document,) = await self._nodes.read([path])
-            if document is not None:
-                return len(document)
-            raise FileNotFoundError(key)
-        (places,) = await self._nodes.base_keys([key])
-        for place in places:
-            try:
-                return await self._store.getsize(place)
-            except FileNotFoundError:
-                continue
-        raise FileNotFoundError(key)
+        return await draft_reading.get_size(self._nodes, key)
 
     # ------------------------------------------------------------------- writes
 
@@ -296,67 +246,27 @@ class DraftHierarchyStore(Store):
             if not isinstance(value, Buffer):
                 raise TypeError(f"the value of {key!r} is a Buffer, got {type(value).__name__}")
         await self._ensure_open()
-        for key, value in items:
-            path = node_of_v3_key(key)
-            if path is not None:
-                await self._nodes.write(path, value.to_bytes())
-        others = [(key, value) for key, value in items if node_of_v3_key(key) is None]
-        places = await self._nodes.places_to_write([key for key, _ in others])
-        placed = [(place, value) for place, (_, value) in zip(places, others, strict=True)]
-        if len(placed) == 1:
-            await self._store.set(*placed[0])
-        elif placed:
-            await self._store._set_many(placed)
+        await draft_writing.set_many(self._nodes, items)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """Store a value if there is none; an implicit group becomes one with a document."""
         self._check_writable()
         check_key(key)
         await self._ensure_open()
-        path = node_of_v3_key(key)
-        if path is not None:
-            await self._nodes.write(path, value.to_bytes(), only_if_missing=True)
-            return
-        (place,) = await self._nodes.places_to_write([key])
-        if not await self.exists(key):
-            await self._store.set_if_not_exists(place, value)
+        await draft_writing.set_if_not_exists(self._nodes, key, value)
 
     async def delete(self, key: str) -> None:
         self._check_writable()
         check_key(key)
         await self._ensure_open()
-        path = node_of_v3_key(key)
-        if path is not None:
-            await self._nodes.erase(path)
-            return
-        (places,) = await self._nodes.base_keys([key])
-        await self._store.erase_values(places)
+        await draft_writing.erase(self._nodes, key)
 
     async def delete_dir(self, prefix: str) -> None:
         """Erase a node with all below it, or the values in a directory of chunks."""
         self._check_writable()
         path = check_prefix(prefix).removesuffix("/")
         await self._ensure_open()
-        if path == "":
-            await self._nodes.check_entry_point()
-        directory = directory_of(path)
-        # Documents last: if this is cut short, what is left is still an array.
-        if await self._is_in_grid(path):
-            keys = [key async for key in self.list_prefix(directory)]
-            others = [key for key in keys if node_of_v3_key(key) is None]
-            places = await self._nodes.base_keys(others)
-            await self._store.erase_values(place for at in places for place in at)
-        else:
-            await self._store.delete_dir(DRAFT_DATA_ROOT + directory)
-        await self._store.delete_dir(DRAFT_META_ROOT + directory)
-        self._nodes.forget_below(directory)
-        await self._nodes.erase(path)
-
-    async def _is_in_grid(self, path: str) -> bool:
-        """Whether a directory here or below may hold chunks of an array around it."""
-        candidates = (v3_grid_candidate(path), draft_candidate_of(path))
-        arrays = [candidate[0] for candidate in candidates if path and candidate is not None]
-        return bool(await self._nodes.spellings(arrays))
+        await draft_writing.erase_directory(self._nodes, path)
 
     async def clear(self) -> None:
         """Erase the whole hierarchy, its entry point too."""
@@ -378,14 +288,7 @@ class DraftHierarchyStore(Store):
             if node_of_v3_key(key) is not None:
                 raise SpecError(f"key {key!r} is a document: store or erase it by itself")
         await self._ensure_open()
-        sets = [(key, value) for key, value in items if value is not None]
-        places = await self._nodes.places_to_write([key for key, _ in sets])
-        placed: list[tuple[str, Buffer | None]] = [
-            (place, value) for place, (_, value) in zip(places, sets, strict=True)
-        ]
-        for at in await self._nodes.base_keys([key for key, value in items if value is None]):
-            placed += [(place, None) for place in at]
-        await self._store._set_or_erase(placed)
+        await draft_writing.set_or_erase(self._nodes, items)
 
     # ------------------------------------------------------------------ listing
 
@@ -410,9 +313,3 @@ def _rebuild(
 ) -> DraftHierarchyStore:
     """Pickle calls this: an option of the constructor is keyword-only."""
     return cls(store, read_only=read_only)
-
-
-def _cut(value: Buffer, byte_range: ByteRequest | None) -> Buffer:
-    """A range of a value, as stores cut it."""
-    start, stop = resolve_range(range_of(byte_range), len(value))
-    return value[start:stop]
