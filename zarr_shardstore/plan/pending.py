@@ -14,72 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal
 
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.format.layout import ArrayLayout, ShardRef
-from zarr_shardstore.plan.entries import EntryUpdate, Erase, Modification, Patch, Put, apply_pieces
+from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.plan.entries import EntryUpdate
+from zarr_shardstore.plan.finals import Final, is_final, resolve_updates
+from zarr_shardstore.plan.pending_shard import Pending, Taken, Watch, has_same_entries
 from zarr_shardstore.plan.stack import Stack
 
-__all__ = ["Final", "Pending", "PendingShards", "Taken", "Watch", "has_same_entries"]
-
-Final: TypeAlias = Put | Erase
-"""What an entry will be: nothing of its stored value matters."""
-
-_ENTRY_NBYTES = 100
-"""At least so much counts for an entry: the objects that hold an erased or an empty one."""
-
-
-class Pending(NamedTuple):
-    """What waits for the publication of one shard, at one moment."""
-
-    shard: ShardRef
-    below: Stack
-    entries: Mapping[int, Final]
-
-    @property
-    def has_values(self) -> bool:
-        """Whether the shard will hold anything for certain."""
-        return any(isinstance(final, Put) for final in self.entries.values())
-
-
-@dataclass(slots=True, eq=False)
-class Taken:
-    """One shard of the table; whoever commits it holds this meanwhile."""
-
-    shard: ShardRef
-    below: Stack
-    held: dict[int, Final] = field(default_factory=dict)
-    taken: dict[int, Final] = field(default_factory=dict)
-    nbytes: int = 0
-    """Of what is held; what is taken is about to leave memory."""
-    is_due: bool = False
-    """Somebody is about to publish it, so that it counts no more."""
-    is_held_promised: bool = False
-    """A block that held it has ended well: it is not discarded."""
-    is_taken_promised: bool = False
-    is_taken_discarded: bool = False
-    """If its commit fails, what was taken is not put back."""
-    error: Exception | None = None
-    """For which it was put back."""
-
-    def find(self, entry_id: int) -> Final | None:
-        final = self.held.get(entry_id)
-        return self.taken.get(entry_id) if final is None else final
-
-    @property
-    def updates(self) -> tuple[Final, ...]:
-        """What a commit has to do."""
-        return tuple(self.taken.values())
-
-
-@dataclass(slots=True, eq=False)
-class Watch:
-    """Which entries of a shard were held since somebody began to read stored values."""
-
-    shard_key: str
-    held_since: set[int] = field(default_factory=set)
+__all__ = ["PendingShards"]
 
 
 class PendingShards:
@@ -129,22 +73,18 @@ class PendingShards:
         """What entries of a shard will be, by their ids."""
         with self.lock:
             known = self._of(shard)
-            return {} if known is None else known.taken | known.held
+            return {} if known is None else known.entries
 
     def pending(self, directory: str = "") -> list[Pending]:
         """All that waits in shards whose keys start with `directory`."""
         with self.lock:
-            return [
-                Pending(p.shard, p.below, p.taken | p.held)
-                for key, p in self._shards.items()
-                if key.startswith(directory)
-            ]
+            return [p.pending() for key, p in self._shards.items() if key.startswith(directory)]
 
     def get(self, shard_key: str) -> Pending | None:
         """All that waits in one shard."""
         with self.lock:
             p = self._shards.get(shard_key)
-            return None if p is None else Pending(p.shard, p.below, p.taken | p.held)
+            return None if p is None else p.pending()
 
     def keys_of_array(self, prefix: str) -> list[str]:
         """Keys of the shards of the array whose chunk keys have this prefix."""
@@ -171,9 +111,7 @@ class PendingShards:
         for update in updates:
             first.setdefault(update.entry_id, update)
         return [
-            i
-            for i, update in first.items()
-            if not _is_final(update) and self.find(shard, i) is None
+            i for i, update in first.items() if not is_final(update) and self.find(shard, i) is None
         ]
 
     def hold(
@@ -213,22 +151,13 @@ class PendingShards:
                     f"shard {shard.key!r}: the array was declared anew by another store while a "
                     "batch held values of it; end the batch, then write again"
                 )
-            new: dict[int, Final] = {}
-            for update in updates:
-                i = update.entry_id
-                before = new.get(i) or (None if known is None else known.find(i))
-                if before is not None or _is_final(update):
-                    new[i] = _resolved(shard, update, before)
-                elif i not in stored or i in watch.held_since:
-                    return "again"
-                elif stored[i] is None or not isinstance(update, Put):
-                    old = stored[i]
-                    found = None if old is None else Put(i, old)
-                    new[i] = _resolved(shard, update, found)
+            known = known or Taken(shard, below)
+            new = resolve_updates(shard, updates, known.find, stored, watch.held_since)
+            if new is None:
+                return "again"
             if not new:
                 return "held"
-            if known is None:
-                known = self._shards[shard.key] = Taken(shard, below)
+            self._shards[shard.key] = known
             known.shard, known.below = shard, below
             self._add(known, new)
             for other in self._watches:
@@ -370,13 +299,10 @@ class PendingShards:
         return self._shards.get(p.shard.key) is p
 
     def _add(self, p: Taken, new: Mapping[int, Final]) -> None:
-        added = sum(map(_nbytes_of, new.values()))
-        added -= sum(_nbytes_of(p.held[i]) for i in new if i in p.held)
-        p.held |= new
-        p.nbytes += added
+        added = p.hold(new)
         if not p.is_due:
             self._nbytes += added
-            if _is_full(p):
+            if p.is_full:
                 self._full[p.shard.key] = None
 
     def _uncount(self, p: Taken) -> None:
@@ -397,49 +323,5 @@ class PendingShards:
             del self._shards[p.shard.key]
 
 
-def has_same_entries(a: ArrayLayout, b: ArrayLayout) -> bool:
-    """Whether two layouts put each chunk into the same entry: the grid may have grown."""
-    return a is b or (a.prefix, a.encoding, a.spec) == (b.prefix, b.encoding, b.spec)
-
-
-def _is_final(update: EntryUpdate) -> bool:
-    return isinstance(update, Erase) or (isinstance(update, Put) and not update.only_if_missing)
-
-
-def _resolved(shard: ShardRef, update: EntryUpdate, before: Final | None) -> Final:
-    """What becomes of an entry; `before` is what it was, ``None``: missing in the base store."""
-    i = update.entry_id
-    old = before.value if isinstance(before, Put) else None
-    match update:
-        case Erase():
-            return update
-        case Put(only_if_missing=True) if isinstance(before, Put):
-            return before
-        case Put(_, value, only_if_missing):
-            # It is still only filled if it is missing when it is published, for the sake of
-            # other stores; but not if this batch erased it.
-            return Put(i, _own(value), only_if_missing and before is None)
-        case Patch():
-            return Put(i, apply_pieces(shard.chunk_key(i), old, update.pieces))
-        case Modification():
-            return Put(i, _own(update.change(old)))
-
-
-def _own(value: bytes | memoryview) -> bytes:
-    """Bytes that the caller cannot change afterwards."""
-    return value if isinstance(value, bytes) else bytes(value)
-
-
-def _nbytes_of(final: Final) -> int:
-    return max(len(final.value), _ENTRY_NBYTES) if isinstance(final, Put) else _ENTRY_NBYTES
-
-
 def _nbytes(p: Taken) -> int:
     return p.nbytes
-
-
-def _is_full(p: Taken) -> bool:
-    """Whether every entry of the array in this shard has a new value."""
-    return len(p.held) >= p.shard.n_grid_entries and p.held.keys() >= set(
-        p.shard.grid_entries().tolist()
-    )

@@ -9,7 +9,8 @@ from zarr_shardstore.format.documents import Node, document_key
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.plan.holding import split_at_sharding
-from zarr_shardstore.plan.pending import Pending, PendingShards, has_same_entries
+from zarr_shardstore.plan.pending import PendingShards
+from zarr_shardstore.plan.pending_shard import Pending, has_same_entries
 from zarr_shardstore.plan.requests import Flow, UpdateShard
 from zarr_shardstore.store.arrays import StoredArray
 from zarr_shardstore.store.catalog import Catalog, StackedKey
