@@ -73,7 +73,7 @@ def test_replacing_a_shard_at_the_edge_reads_its_index_only(recorder: Recorder) 
     commit(recorder, [Erase(1), Erase(3)])
     recorder.batches.clear()
     commit(recorder, [Put(0, b"x"), Put(2, b"y")], grid=(4, 1))
-    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64))]]
+    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64), settled=True)]]
     assert len(recorder.batches) == 3
 
 
@@ -97,7 +97,7 @@ def test_several_pieces_of_one_entry_in_one_commit(recorder: Recorder) -> None:
     recorder.batches.clear()
     commit(recorder, [Patch(3, ((0, b"12345"),))], [Patch(3, ((0, b"6"),))], rest)
     assert stored(recorder)[3] == b"62345"
-    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64))]]
+    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64), settled=True)]]
     assert len(recorder.batches) == 3, "nothing but the index was read"
 
 
@@ -149,7 +149,7 @@ def test_erasing_the_last_entries_removes_the_shard(recorder: Recorder) -> None:
 def test_erasing_what_is_missing_reads_the_index_and_writes_nothing(recorder: Recorder) -> None:
     """zarr erases each chunk that is all fill value, stored or not."""
     commit(recorder, [Erase(2)])
-    assert recorder.batches == [[Get(KEY, Suffix(64))]]
+    assert recorder.batches == [[Get(KEY, Suffix(64), settled=True)]]
 
 
 def test_erasing_some_keeps_the_rest(recorder: Recorder) -> None:
@@ -194,7 +194,7 @@ def test_pieces_from_the_start_of_all_entries_of_a_new_shard_read_nothing() -> N
 def test_pieces_from_the_start_keep_the_tail_of_a_longer_value(recorder: Recorder) -> None:
     """The index tells that three is longer, so it is read."""
     commit(recorder, [Patch(i, ((0, b"abcd"),)) for i in range(4)])
-    assert recorder.batches[:3] == [[Exists(KEY)], [Get(KEY, Suffix(64))], [Get(KEY)]]
+    assert recorder.batches[:3] == [[Exists(KEY)], [Get(KEY, Suffix(64), settled=True)], [Get(KEY)]]
     assert stored(recorder) == {0: b"abcd", 1: b"abcd", 2: b"abcd", 3: b"abcde"}
 
 
@@ -203,7 +203,7 @@ def test_pieces_from_the_start_that_cover_the_values_read_the_index_only(
 ) -> None:
     """No stored byte survives."""
     commit(recorder, [Patch(i, ((0, b"abcde"),)) for i in range(4)])
-    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64))]]
+    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64), settled=True)]]
     assert [type(r) for r in recorder.batches[2]] == [Set]
 
 

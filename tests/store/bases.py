@@ -17,6 +17,9 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
+from zarr_shardstore.io.locks import LOCK_SUFFIX
+from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX
+
 
 class OtherMapping(MutableMapping[str, bytes]):
     """A mapping that is no dict, as zict's and others' are."""
@@ -70,13 +73,16 @@ BASES: dict[str, Callable[[], Any]] = {
 
 
 def objects_of(base: Any) -> dict[str, bytes]:
-    """Everything that a base store holds."""
+    """Everything that a base store holds, but locks and journals: shards that are changed in
+    their place have them until they are sealed."""
     if not isinstance(base, Store):
         return dict(base)
 
     async def read() -> dict[str, bytes]:
         objects = {}
         async for key in base.list():
+            if key.endswith((LOCK_SUFFIX, JOURNAL_SUFFIX)):
+                continue
             value = await base.get(key, default_buffer_prototype())
             assert value is not None
             objects[key] = value.to_bytes()

@@ -24,7 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "CHECKSUM_NBYTES",
     "DRAFT_INDEX",
+    "ENTRY_NBYTES",
     "MISSING",
     "ZEP2_INDEX",
     "IndexDamageError",
@@ -35,8 +37,11 @@ __all__ = [
 MISSING = 2**64 - 1
 """Both fields of a missing entry (draft, "Binary shard format")."""
 
-_ENTRY_NBYTES = 16
-_CHECKSUM_NBYTES = 4
+ENTRY_NBYTES = 16
+"""Two uint64."""
+
+CHECKSUM_NBYTES = 4
+"""Of the crc32c behind an index that has one."""
 
 
 class IndexDamageError(Exception):
@@ -65,10 +70,10 @@ class IndexFormat:
 
     def nbytes(self, n_entries: int) -> int:
         """Size of the encoded index of a shard with `n_entries`, in bytes."""
-        return n_entries * _ENTRY_NBYTES + (_CHECKSUM_NBYTES if self.checksum else 0)
+        return n_entries * ENTRY_NBYTES + (CHECKSUM_NBYTES if self.checksum else 0)
 
     @property
-    def _dtype(self) -> np.dtype[np.uint64]:
+    def dtype(self) -> np.dtype[np.uint64]:
         return np.dtype("<u8" if self.endian == "little" else ">u8")
 
 
@@ -107,7 +112,7 @@ class ShardIndex:
             raise IndexDamageError(
                 f"the index of {n_entries} entries takes {expected} bytes, there are {len(data)}"
             )
-        body = memoryview(data)[: n_entries * _ENTRY_NBYTES]
+        body = memoryview(data)[: n_entries * ENTRY_NBYTES]
         if form.checksum:
             stored = int.from_bytes(data[len(body) :], "little")
             computed = crc32c.crc32c(body)
@@ -115,15 +120,15 @@ class ShardIndex:
                 raise IndexDamageError(
                     f"the index has the checksum {stored:#010x}, its bytes give {computed:#010x}"
                 )
-        fields = np.frombuffer(body, dtype=form._dtype).reshape(n_entries, 2)
+        fields = np.frombuffer(body, dtype=form.dtype).reshape(n_entries, 2)
         return cls(fields.astype(np.uint64, copy=False))
 
     def encode(self, form: IndexFormat) -> bytes:
         """Bytes of the index."""
-        body = self.fields.astype(form._dtype, copy=False).tobytes()
+        body = self.fields.astype(form.dtype, copy=False).tobytes()
         if not form.checksum:
             return body
-        return body + crc32c.crc32c(body).to_bytes(_CHECKSUM_NBYTES, "little")
+        return body + crc32c.crc32c(body).to_bytes(CHECKSUM_NBYTES, "little")
 
     def entry(self, entry_id: int) -> tuple[int, int] | None:
         """Offset and nbytes of an entry, unchecked; ``None`` if it is missing."""

@@ -11,6 +11,7 @@ Source: sharding storage transformer draft, "Binary shard format"; ZEP 2, "index
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,11 +20,21 @@ from zarr_shardstore.format.index import MISSING, IndexFormat, ShardIndex
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.orders import EntryOrder, order_entries
 
-__all__ = ["build_shard", "index_of_shard", "split_shard"]
+__all__ = ["ShardParts", "build_shard", "index_of_shard", "lay_out", "split_shard"]
+
+Bytes: TypeAlias = bytes | memoryview
+
+
+class ShardParts(NamedTuple):
+    """The bytes of a shard: `head` from 0 on, `tail` from `tail_offset` on."""
+
+    head: list[Bytes]
+    tail_offset: int
+    tail: bytes
 
 
 def build_shard(
-    entries: Mapping[int, bytes | memoryview],
+    entries: Mapping[int, Bytes],
     chunks_per_shard: Coords,
     form: IndexFormat,
     order: EntryOrder = "C",
@@ -37,6 +48,18 @@ def build_shard(
     order
         In which order the bytes are written.
     """
+    parts = lay_out(entries, chunks_per_shard, form, order)
+    return b"".join([*parts.head, parts.tail])
+
+
+def lay_out(
+    entries: Mapping[int, Bytes],
+    chunks_per_shard: Coords,
+    form: IndexFormat,
+    order: EntryOrder = "C",
+    gap_nbytes: int = 0,
+) -> ShardParts:
+    """As `build_shard`, in pieces, with a gap between the entries and an index at the end."""
     n_entries = n_entries_of(chunks_per_shard)
     ids = order_entries(
         np.fromiter(entries, dtype=np.intp, count=len(entries)), chunks_per_shard, order
@@ -48,7 +71,10 @@ def build_shard(
     fields[ids, 0] = np.cumsum(nbytes) - nbytes + np.uint64(start)
     fields[ids, 1] = nbytes
     index = ShardIndex(fields).encode(form)
-    return b"".join([index, *values] if form.location == "start" else [*values, index])
+    data_end = start + int(nbytes.sum())
+    if form.location == "start":
+        return ShardParts([index, *values], data_end, b"")
+    return ShardParts(values, data_end + gap_nbytes, index)
 
 
 def index_of_shard(

@@ -34,6 +34,10 @@ class Backend(Protocol):
         """Whether `perform` may be called."""
 
     @property
+    def can_append(self) -> bool:
+        """Whether it changes shards in their place: `OpenShard` and those that go with it."""
+
+    @property
     def max_shards_at_once(self) -> int | None:
         """Shards that one read may touch in two rounds; more are read one part after another."""
 

@@ -7,9 +7,7 @@ file, whatever other threads and processes rename over its name meanwhile.
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import stat
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
@@ -20,10 +18,13 @@ from zarr.storage import LocalStore
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
-from zarr_shardstore.io.locks import LOCK_SUFFIX, held
-from zarr_shardstore.io.uploads import LocalUpload, Upload, sync_directories, sync_file
-from zarr_shardstore.plan.ranges import ByteRange, resolve_range
+from zarr_shardstore.io.settled import NO_FILE, OpenFile, hold_to_replace, is_side_file, settled
+from zarr_shardstore.io.shard_files import open_shards
+from zarr_shardstore.io.uploads import LocalUpload, sync_directories, sync_file
+from zarr_shardstore.plan.ranges import ByteRange
 from zarr_shardstore.plan.requests import (
+    ChangeShard,
+    CloseShard,
     Delete,
     DeleteMany,
     DeletePrefix,
@@ -35,18 +36,16 @@ from zarr_shardstore.plan.requests import (
     ListDir,
     ListPrefix,
     Move,
+    OpenShard,
     Persist,
     Request,
     Set,
     SetIfNotExists,
+    SetWithGap,
     Tidy,
 )
 
 __all__ = ["MAX_SHARDS_AT_ONCE", "LocalBackend", "holds_a_file"]
-
-# What LocalStore calls a file that it has not renamed yet, and locks. A killed writer leaves
-# them behind.
-_TEMPORARY = re.compile(rf"\.[0-9a-f]{{32}}\.partial$|{re.escape(LOCK_SUFFIX)}$")
 
 MAX_SHARDS_AT_ONCE = 128
 """Shards whose files one read holds open; a process may have 1,024, which its threads share."""
@@ -57,32 +56,6 @@ _MAX_OPEN_FILES = MAX_SHARDS_AT_ONCE + 32
 _FIRST_READ_NBYTES = 1 << 16
 _MORE_NBYTES = 1 << 22
 """Bytes of a file that are asked for by one call: of the first one, and of large ones."""
-
-_NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-
-
-class _OpenFile:
-    """A file open for reading; two replies from one of them are of one state."""
-
-    __slots__ = ("fd", "size")
-
-    def __init__(self, path: str) -> None:
-        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        status = os.fstat(self.fd)
-        if stat.S_ISDIR(status.st_mode):
-            os.close(self.fd)
-            raise IsADirectoryError(path)
-        self.size = status.st_size
-
-    def read(self, byte_range: ByteRange | None) -> memoryview:
-        start, stop = resolve_range(byte_range, self.size)
-        data = os.pread(self.fd, stop - start, start)
-        while len(data) < stop - start:  # a signal, a huge read, or a file cut short
-            more = os.pread(self.fd, stop - start - len(data), start + len(data))
-            if not more:
-                break
-            data += more
-        return memoryview(data)
 
 
 class LocalBackend:
@@ -96,8 +69,8 @@ class LocalBackend:
         self._files = LocalStore(self._root, read_only=store.read_only)
         # Open already: threads that open it when they first write would collide in zarr 3.1.
         self._files._is_open = True
-        # The same files may be reached by several names.
-        self._real_root = os.path.join(os.path.realpath(store.root), "")
+        # The same files may be reached by several names: this one is their identity.
+        self.real_root = os.path.join(os.path.realpath(store.root), "")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LocalBackend) and self._root == other._root
@@ -124,10 +97,16 @@ class LocalBackend:
         return True
 
     def scope(self, key: str) -> Hashable:
-        return ("file", self._real_root + key)
+        return ("file", self.real_root + key)
 
     def hold(self, key: str) -> AbstractContextManager[None]:
-        return held(self._root + key, self._options.locking)
+        if self.can_append:
+            return open_shards.holding(self.real_root + key)
+        return hold_to_replace(self.real_root + key, self._options.locking)
+
+    @property
+    def can_append(self) -> bool:
+        return self._options.locking == "os"
 
     def optimistic(self) -> None:
         return None
@@ -138,7 +117,7 @@ class LocalBackend:
 
     @contextmanager
     def session(self) -> Iterator[Perform]:
-        files: dict[str, _OpenFile] = {}
+        files: dict[str, OpenFile] = {}
         try:
             yield lambda batch: [self._perform_one(request, files) for request in batch]
         finally:
@@ -152,17 +131,14 @@ class LocalBackend:
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         return self.perform(batch)
 
-    def _perform_one(self, request: Request, files: dict[str, _OpenFile]) -> Any:
+    def _perform_one(self, request: Request, files: dict[str, OpenFile]) -> Any:
         match request:
-            case Get(key, byte_range):
-                file = files.get(key)
+            case Get(key, byte_range, is_settled):
+                if is_settled:
+                    return self._get_settled(key, byte_range, files)
+                file = files.get(key) or self._open(key, files)
                 if file is None:
-                    if len(files) >= _MAX_OPEN_FILES:
-                        self._forget(next(iter(files)), files)
-                    try:
-                        file = files[key] = _OpenFile(self._root + key)
-                    except _NO_FILE:
-                        return Found(None, None)
+                    return Found(None, None)
                 return Found(file.read(byte_range), file, file.size)
             case GetMany(keys):
                 return _read_files(self._root, keys)
@@ -180,6 +156,17 @@ class LocalBackend:
                     sync_file(self._root + key)
                     sync_directories(self._root + key, self._root)
                 self._forget(key, files)
+            case SetWithGap():
+                self._set_with_gap(request)
+                self._forget(request.key, files)
+            case OpenShard(shard, data_end):
+                opened = open_shards[self.real_root + shard.key]
+                opened.owner = self
+                return opened.open(shard, data_end)
+            case ChangeShard(key, steps):
+                open_shards[self.real_root + key].take(steps, is_durable=self._is_durable)
+            case CloseShard(key):
+                open_shards[self.real_root + key].end_journal()
             case Delete(key):
                 self._delete(key, files)
             case DeleteMany(keys):
@@ -203,7 +190,26 @@ class LocalBackend:
                 raise TypeError(f"a backend does not perform {request!r}")
         return None
 
-    def _forget(self, key: str, files: dict[str, _OpenFile]) -> None:
+    def _open(self, key: str, files: dict[str, OpenFile]) -> OpenFile | None:
+        if len(files) >= _MAX_OPEN_FILES:
+            self._forget(next(iter(files)), files)
+        try:
+            file = files[key] = OpenFile(self._root + key)
+        except NO_FILE:
+            return None
+        return file
+
+    def _get_settled(
+        self, key: str, byte_range: ByteRange | None, files: dict[str, OpenFile]
+    ) -> Found:
+        with settled(self.real_root + key) as find_repair:
+            self._forget(key, files)  # another file may have its name
+            file = self._open(key, files)
+            if file is None:
+                return Found(None, None)
+            return Found(file.read(byte_range, find_repair(file.fd)), file, file.size)
+
+    def _forget(self, key: str, files: dict[str, OpenFile]) -> None:
         """After a write the name belongs to another file."""
         file = files.pop(key, None)
         if file is not None:
@@ -213,19 +219,36 @@ class LocalBackend:
     def _is_durable(self) -> bool:
         return self._options.durability == "power"
 
-    def upload(self, key: str) -> Upload:
-        return LocalUpload(self._root + key, self._root if self._is_durable else None)
+    @property
+    def _durable_below(self) -> str | None:
+        return self._root if self._is_durable else None
+
+    def upload(self, key: str) -> LocalUpload:
+        return LocalUpload(self._root + key, self._durable_below)
 
     def _set(self, key: str, value: bytes | memoryview) -> None:
-        upload = self.upload(key)
+        self._set_with_gap(SetWithGap(key, [value], len(value), b""))
+
+    def _set_with_gap(self, request: SetWithGap) -> None:
+        upload = self.upload(request.key)
         try:
-            upload.write([value])
+            upload.write(request.head)
+            upload.skip_to(request.tail_offset)
+            upload.write([request.tail])
+            self._end_journal(request.key)
             upload.finish()
         except BaseException:
             upload.abort()
             raise
 
-    def _delete(self, key: str, files: dict[str, _OpenFile]) -> None:
+    def _end_journal(self, key: str) -> None:
+        """The file of a shard is about to be another one, or none."""
+        file = open_shards.get(self.real_root + key)
+        if file is not None:
+            file.end_journal(is_durable=self._is_durable)
+
+    def _delete(self, key: str, files: dict[str, OpenFile]) -> None:
+        self._end_journal(key)
         # Not LocalStore.delete: it removes a whole directory if the key names one.
         if os.path.isfile(self._root + key):
             with suppress(FileNotFoundError):
@@ -257,7 +280,7 @@ class LocalBackend:
         keys = []
         for directory, _, names in os.walk(top):
             key_prefix = os.path.join(directory, "")[len(self._root) :].replace(os.sep, "/")
-            keys += [key_prefix + name for name in names if not _TEMPORARY.search(name)]
+            keys += [key_prefix + name for name in names if not is_side_file(name)]
         return keys
 
 
@@ -272,7 +295,7 @@ def _read_files(root: str, keys: Sequence[str]) -> list[bytes | None]:
     for key in keys:
         try:
             fd = open_file(root + key, flags)
-        except _NO_FILE:
+        except NO_FILE:
             add(None)
             continue
         try:
@@ -292,7 +315,7 @@ def _read_files(root: str, keys: Sequence[str]) -> list[bytes | None]:
 def _tidy(top: str) -> None:
     """Temporary files, and directories that are empty without them; `top` itself stays."""
     for directory, _, names in os.walk(top, topdown=False):
-        for name in filter(_TEMPORARY.search, names):
+        for name in filter(is_side_file, names):
             with suppress(OSError):
                 os.unlink(os.path.join(directory, name))
         if directory.rstrip(os.sep) != top.rstrip(os.sep):
@@ -307,15 +330,12 @@ def _names_in(directory: str) -> list[str]:
             return [
                 entry.name
                 for entry in entries
-                if not _TEMPORARY.search(entry.name)
-                and (not entry.is_dir() or holds_a_file(entry.path))
+                if not is_side_file(entry.name) and (not entry.is_dir() or holds_a_file(entry.path))
             ]
-    except _NO_FILE:
+    except NO_FILE:
         return []
 
 
 def holds_a_file(directory: str) -> bool:
     """Whether a file is in it, however deep, that is not a temporary one."""
-    return any(
-        any(not _TEMPORARY.search(name) for name in names) for _, _, names in os.walk(directory)
-    )
+    return any(any(not is_side_file(name) for name in names) for _, _, names in os.walk(directory))

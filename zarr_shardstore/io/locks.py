@@ -12,16 +12,19 @@ A killed writer leaves the file behind, and somebody has to remove it.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal, TypeAlias
 
-from filelock import FileLock, SoftFileLock, Timeout
+from filelock import SoftFileLock, Timeout
 
 from zarr_shardstore.errors import ShardConflictError
 
-__all__ = ["LOCK_SUFFIX", "Locking", "held", "lock_file"]
+__all__ = ["LOCK_SUFFIX", "KeptLock", "Locking", "held", "lock_file", "shared"]
 
 Locking: TypeAlias = Literal["os", "lockfile", "none"]
 
@@ -30,10 +33,108 @@ LOCK_SUFFIX = ".__lock"
 MAX_WAIT_S = 120.0
 """A commit takes milliseconds: who waits so long waits for a process that hangs."""
 
-_POLL_S = 0.001
-"""About what a commit of a small shard takes."""
+_FIRST_PAUSE_S = 0.00005
+_MAX_PAUSE_S = 0.002
+"""What an appending commit takes, and what one takes that rewrites a shard."""
 
-_LOCKS = {"os": FileLock, "lockfile": SoftFileLock}
+_BUSY = (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN)
+
+
+class KeptLock:
+    """The operating system's lock on a file of its own, which stays open between two uses.
+
+    Then taking it costs two system calls, 2 µs, instead of the 200 that making and removing
+    the file does. For one thread at a time.
+
+    Parameters
+    ----------
+    name
+        Path of the file of the lock.
+    """
+
+    __slots__ = ("_fd", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._fd: int | None = None
+
+    def acquire(self, max_wait_s: float, message: str | None = None) -> None:
+        """Take the lock; the file and its directory are made.
+
+        Raises
+        ------
+        ShardConflictError
+            With `message`, if it is not free within `max_wait_s` seconds.
+        """
+        if self._fd is not None and self._try():
+            return
+        message = message or busy_message(self._name, "os")
+        deadline = time.monotonic() + max_wait_s
+        while True:
+            if self._fd is None:
+                self._fd = _open_lock_file(self._name)
+            try:
+                _lock_by(self._fd, fcntl.LOCK_EX, deadline, message)
+            except BaseException:
+                self.close()
+                raise
+            if os.fstat(self._fd).st_nlink:
+                return
+            self.close()  # whoever held it before has removed the file
+
+    def _try(self) -> bool:
+        """Take the lock if it is free."""
+        assert self._fd is not None
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if os.fstat(self._fd).st_nlink:
+            return True
+        self.close()
+        return False
+
+    def release(self) -> None:
+        """Give the lock up; the file stays."""
+        if self._fd is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def remove(self) -> None:
+        """Give the lock up, and remove its file."""
+        # While it is held: who waits for the lock of a file that is gone makes a new one.
+        with suppress(OSError):
+            os.unlink(self._name)
+        self.close()
+
+    def close(self) -> None:
+        """Give the lock up if it is held, and close the file, which stays."""
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            os.close(fd)
+
+
+def _open_lock_file(name: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    while True:
+        with suppress(FileNotFoundError):  # also if its directory is removed in this moment
+            return os.open(name, flags, 0o666)
+        os.makedirs(os.path.dirname(name), exist_ok=True)
+
+
+def _lock_by(fd: int, kind: int, deadline: float, message: str) -> None:
+    pause = _FIRST_PAUSE_S
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _BUSY:
+                raise
+        else:
+            return
+        if time.monotonic() > deadline:
+            raise ShardConflictError(message)
+        time.sleep(pause)
+        pause = min(2 * pause, _MAX_PAUSE_S)
 
 
 @contextmanager
@@ -54,10 +155,42 @@ def held(path: str, locking: Locking) -> Iterator[None]:
         yield
         return
     name = path + LOCK_SUFFIX
-    hint = "" if locking == "os" else ", or was killed: then remove that file"
-    message = f"another process holds {name!r} for {MAX_WAIT_S:.0f} s and hangs{hint}"
-    with lock_file(name, locking, MAX_WAIT_S, message):
+    with lock_file(name, locking, MAX_WAIT_S, busy_message(name, locking)):
         yield
+
+
+def busy_message(name: str, locking: Locking) -> str:
+    """What is wrong if a lock is not free for too long."""
+    hint = "" if locking == "os" else ", or was killed: then remove that file"
+    return f"another process holds {name!r} for {MAX_WAIT_S:.0f} s and hangs{hint}"
+
+
+@contextmanager
+def shared(path: str) -> Iterator[None]:
+    """Wait until nobody who holds the lock of a file changes it, and keep them out.
+
+    Where there is no such lock nobody does. Any number of readers may do so at a time.
+
+    Raises
+    ------
+    ShardConflictError
+        If another process holds it for two minutes.
+    """
+    name = path + LOCK_SUFFIX
+    deadline = time.monotonic() + MAX_WAIT_S
+    while True:
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            yield
+            return
+        try:
+            _lock_by(fd, fcntl.LOCK_SH, deadline, busy_message(name, "os"))
+            if os.fstat(fd).st_nlink:
+                yield
+                return
+        finally:
+            os.close(fd)
 
 
 @contextmanager
@@ -71,20 +204,24 @@ def lock_file(
     ShardConflictError
         With `message`, if it is not free within `max_wait_s` seconds.
     """
-    lock = _LOCKS[locking](name, timeout=max_wait_s, thread_local=False)
+    if locking == "os":
+        kept = KeptLock(name)
+        kept.acquire(max_wait_s, message)
+        try:
+            yield
+        finally:
+            kept.remove()
+        return
+    lock = SoftFileLock(name, timeout=max_wait_s, thread_local=False)
     while not lock.is_locked:
         os.makedirs(os.path.dirname(name), exist_ok=True)
         try:
             # Not where another process removes the directory in this very moment: once more then.
             with suppress(FileNotFoundError):
-                lock.acquire(poll_interval=_POLL_S)
+                lock.acquire(poll_interval=_MAX_PAUSE_S)
         except Timeout:
             raise ShardConflictError(message) from None
     try:
         yield
     finally:
-        if locking == "os":
-            # While it is held: who waits for the lock of a file that is gone makes a new one.
-            with suppress(OSError):
-                os.unlink(name)
         lock.release()

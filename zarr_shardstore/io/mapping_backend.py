@@ -54,6 +54,8 @@ class MappingBackend:
     def __repr__(self) -> str:
         return f"<{type(self.mapping).__name__} at {id(self.mapping):#x}>"
 
+    can_append = False
+
     @property
     def mode(self) -> Mode:
         return "inline" if type(self.mapping) is dict else "thread"

@@ -15,10 +15,11 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.io.backend import Backend
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
+from zarr_shardstore.io.kinds_of_store import is_in_memory, path_of_file
 from zarr_shardstore.io.local_backend import LocalBackend
 from zarr_shardstore.io.mapping_backend import MappingBackend
 from zarr_shardstore.io.obstore_backend import ObstoreBackend
-from zarr_shardstore.io.zarr_backend import ZarrBackend, is_in_memory, path_of_file
+from zarr_shardstore.io.zarr_backend import ZarrBackend
 
 __all__ = ["BaseStoreLike", "backend_of", "base_store_of"]
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from zarr.core.sync import sync
 
+from zarr_shardstore.io import file_calls
 from zarr_shardstore.plan.requests import Set
 
 __all__ = [
@@ -28,9 +29,6 @@ __all__ = [
 
 PART_NBYTES = 8 * 1024 * 1024
 """Size of a part of an upload; S3 takes 10,000 of them, 80 GB."""
-
-_MAX_BUFFERS = 1024
-"""Pieces that one system call writes (IOV_MAX of Linux)."""
 
 
 class Upload(Protocol):
@@ -65,31 +63,29 @@ class LocalUpload:
         self._path = path
         self._durable_below = durable_below
         self._temporary = f"{path}.{uuid.uuid4().hex}.partial"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
         try:
-            self._fd = os.open(self._temporary, flags, 0o666)
+            self._fd = file_calls.open_new(self._temporary)
         except FileNotFoundError:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            self._fd = os.open(self._temporary, flags, 0o666)
+            self._fd = file_calls.open_new(self._temporary)
         self._is_open = True
+        self._nbytes = 0
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Append pieces."""
-        for i in range(0, len(pieces), _MAX_BUFFERS):
-            some = pieces[i : i + _MAX_BUFFERS]
-            wanted = sum(map(len, some))
-            written = os.writev(self._fd, some)
-            if written < wanted:  # a signal, or a huge write
-                rest = memoryview(b"".join(some))[written:]
-                while rest:
-                    rest = rest[os.write(self._fd, rest) :]
+        file_calls.write_at(self._fd, pieces, self._nbytes)
+        self._nbytes += sum(map(len, pieces))
+
+    def skip_to(self, offset: int) -> None:
+        """What is written next comes at `offset`, behind bytes that take no room."""
+        self._nbytes = offset
 
     def finish(self) -> None:
         """Rename the file."""
         if self._durable_below is not None:
-            os.fsync(self._fd)  # first: otherwise the name may survive, and the bytes not
+            file_calls.sync(self._fd)  # first: otherwise the name may survive, and the bytes not
         self._close()
-        os.replace(self._temporary, self._path)
+        file_calls.replace(self._temporary, self._path)
         if self._durable_below is not None:
             sync_directories(self._path, self._durable_below)
 
@@ -111,7 +107,7 @@ def sync_file(path: str) -> None:
     """Wait until a file survives a loss of power; its name may not."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        file_calls.sync(fd)
     finally:
         os.close(fd)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import warnings
 from collections.abc import Coroutine, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,14 +12,23 @@ from typing import Any
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
+from zarr.storage import LocalStore, MemoryStore, ObjectStore
 
 from zarr_shardstore.io.backend import Backend, Mode, Perform
 from zarr_shardstore.io.buffers import as_view, to_buffer
 from zarr_shardstore.io.byte_requests import byte_request_of
+from zarr_shardstore.io.commits import worker_pool
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
-from zarr_shardstore.io.locks import held
+from zarr_shardstore.io.kinds_of_store import (
+    deletes_only_by_key,
+    innermost,
+    is_local_fsspec,
+    is_shared_without_locks,
+    path_of_file,
+    scope_of_store,
+)
 from zarr_shardstore.io.remote_objects import delete_many, move, upload_to
+from zarr_shardstore.io.settled import hold_to_replace, is_appended_to, is_side_file, read_settled
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.plan.requests import (
@@ -46,9 +54,6 @@ __all__ = [
     "ZarrBackend",
     "concurrently",
     "has_sync_surface",
-    "is_in_memory",
-    "path_of_file",
-    "scope_of_store",
 ]
 
 _MAX_CONCURRENCY = 64
@@ -67,50 +72,6 @@ def has_sync_surface(store: Store) -> bool:
     )
 
 
-def scope_of_store(store: Store, key: str) -> Hashable:
-    """Identity of an object in this process: equal for equal stores where that can be told."""
-    store = _innermost(store)
-    if isinstance(store, MemoryStore):
-        return ("memory", id(store._store_dict), key)
-    if isinstance(store, LocalStore):
-        return ("file", os.path.realpath(store.root / key))
-    if isinstance(store, FsspecStore):
-        path = f"{store.path}/{key}"
-        if _is_local_fsspec(store):
-            return ("file", os.path.realpath(path))
-        return ("fsspec", getattr(store.fs, "sync_fs", store.fs), path)
-    if isinstance(store, ObjectStore):
-        return ("obstore", repr(store.store), key)
-    return ("store", id(store), key)
-
-
-def path_of_file(store: Store, key: str) -> str | None:
-    """The path of the file that an object is; ``None`` if it is none."""
-    store = _innermost(store)
-    if isinstance(store, LocalStore):
-        return str(store.root / key)
-    if isinstance(store, FsspecStore) and _is_local_fsspec(store):
-        return f"{store.path}/{key}"
-    if isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
-        return os.path.join(str(getattr(store.store, "prefix", None) or "/"), key)
-    return None
-
-
-def is_in_memory(store: Store) -> bool:
-    """Whether objects are in the memory of this process, so that a pickled copy has others."""
-    store = _innermost(store)
-    if isinstance(store, FsspecStore):
-        return "memory" in _protocols(store)
-    if isinstance(store, ObjectStore):
-        return type(store.store).__name__ == "MemoryStore"
-    return isinstance(store, MemoryStore)
-
-
-def _is_shared_without_locks(store: Store) -> bool:
-    """Whether other processes may write the same objects, and nothing keeps them apart."""
-    return isinstance(_innermost(store), FsspecStore) and not is_in_memory(store)
-
-
 @cache
 def _warn_of_other_writers() -> None:
     """Once in a process."""
@@ -120,35 +81,6 @@ def _warn_of_other_writers() -> None:
         "(locking='none' says that you know)",
         stacklevel=2,
     )
-
-
-def _innermost(store: Store) -> Store:
-    """The store inside all of zarr's wrappers."""
-    while isinstance(store, WrapperStore):
-        store = store._store
-    return store
-
-
-def _deletes_only_by_key(store: Store) -> bool:
-    """Whether a wrapper must be told of each key: zarr's CacheStore passes `delete_dir` on to
-    the store below it, and would go on serving what that removed."""
-    cls = type(store)
-    return (
-        isinstance(store, WrapperStore)
-        and cls.delete is not WrapperStore.delete
-        and cls.delete_dir is WrapperStore.delete_dir
-    )
-
-
-def _is_local_fsspec(store: Store) -> bool:
-    if not isinstance(store, FsspecStore):
-        return False
-    return "file" in _protocols(store)
-
-
-def _protocols(store: FsspecStore) -> tuple[str, ...]:
-    protocol = getattr(store.fs, "sync_fs", store.fs).protocol
-    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
 class ZarrBackend:
@@ -162,7 +94,7 @@ class ZarrBackend:
         self.store = store
         self._options = options
         self.can_block = has_sync_surface(store)
-        self.replaces_at_once = not _is_local_fsspec(_innermost(store))  # it writes in place
+        self.replaces_at_once = not is_local_fsspec(innermost(store))  # it writes in place
         # LocalStore raises where one of many keys is missing; ObjectStore merges ranges over
         # gaps of 1 MiB, so 20 kB asked for become 780 kB read. Others show when they raise.
         self._has_get_many = not isinstance(store, LocalStore | ObjectStore)
@@ -174,6 +106,8 @@ class ZarrBackend:
 
     def __repr__(self) -> str:
         return repr(self.store)
+
+    can_append = False
 
     @property
     def mode(self) -> Mode:
@@ -189,8 +123,8 @@ class ZarrBackend:
     def hold(self, key: str) -> AbstractContextManager[None] | None:
         path = path_of_file(self.store, key)
         if path is not None:
-            return held(path, self._options.locking)
-        if self._options.locking != "none" and _is_shared_without_locks(self.store):
+            return hold_to_replace(path, self._options.locking)
+        if self._options.locking != "none" and is_shared_without_locks(self.store):
             _warn_of_other_writers()
         return None
 
@@ -212,6 +146,8 @@ class ZarrBackend:
     def _perform_one_blocking(self, request: Request) -> Any:
         store: Any = self.store  # has the sync surface, see `can_block`
         match request:
+            case Get(key, byte_range) if path := self._path_to_settle(request):
+                return read_settled(path, byte_range)
             case Get(key, byte_range):
                 found = _found(store.get_sync(key, byte_range=byte_request_of(byte_range)))
                 if self._may_be_cut(found, byte_range):
@@ -231,13 +167,21 @@ class ZarrBackend:
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         gets = [request for request in batch if isinstance(request, Get)]
-        if len(gets) == len(batch) > 1 and self._has_get_many:
+        is_plain = self._has_get_many and not any(map(self._path_to_settle, gets))
+        if len(gets) == len(batch) > 1 and is_plain:
             replies = await self._get_many(gets)
             if replies is not None:
                 return replies
         if len(batch) == 1:
             return [await self._perform_one(batch[0])]
         return await concurrently([self._perform_one(request) for request in batch])
+
+    def _path_to_settle(self, request: Request) -> str | None:
+        """The path of a file that another process may be changing in its place."""
+        if not isinstance(request, Get) or not request.settled:
+            return None
+        path = path_of_file(self.store, request.key)
+        return path if path is not None and is_appended_to(path) else None
 
     async def _get_many(self, gets: list[Get]) -> list[Any] | None:
         """All reads in one call of the store; ``None`` if it does not take them."""
@@ -259,6 +203,9 @@ class ZarrBackend:
     async def _perform_one(self, request: Request) -> Any:
         store = self.store
         match request:
+            case Get(key, byte_range) if path := self._path_to_settle(request):
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(worker_pool(), read_settled, path, byte_range)
             case Get(key, byte_range):
                 return await self._get(key, byte_range)
             case GetMany(keys):
@@ -280,7 +227,7 @@ class ZarrBackend:
                 await move(store, key, to)
             case Persist() | Tidy():
                 pass
-            case DeletePrefix(prefix) if _deletes_only_by_key(store):
+            case DeletePrefix(prefix) if deletes_only_by_key(store):
                 for key in [key async for key in store.list_prefix(prefix)]:
                     await store.delete(key)
             case DeletePrefix(""):
@@ -291,10 +238,11 @@ class ZarrBackend:
             case DeletePrefix(prefix):
                 await store.delete_dir(prefix.removesuffix("/"))
             case ListPrefix(prefix):
-                return [key async for key in store.list_prefix(prefix)]
+                return [key async for key in store.list_prefix(prefix) if not is_side_file(key)]
             case ListDir(prefix):
                 try:
-                    return [name async for name in store.list_dir(prefix.removesuffix("/"))]
+                    names = store.list_dir(prefix.removesuffix("/"))
+                    return [name async for name in names if not is_side_file(name)]
                 except NotADirectoryError:  # fsspec, where a local file has this name
                     return []
             case _:

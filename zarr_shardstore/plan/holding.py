@@ -36,7 +36,7 @@ from zarr_shardstore.plan.requests import (
 )
 from zarr_shardstore.plan.sharding import ShardingTransformer, entry_update, perform_on_chunks
 from zarr_shardstore.plan.stack import Stack, ValueTransformer, through, together
-from zarr_shardstore.plan.write import update_shard
+from zarr_shardstore.plan.strategies import WRITE_FLOWS, WriteStrategy
 
 __all__ = [
     "HoldingTransformer",
@@ -133,15 +133,17 @@ def update_with_held(
     pending: PendingShards,
     *,
     order: EntryOrder,
+    strategy: WriteStrategy = "rewrite",
 ) -> Flow[Sequence[Exception | None]]:
-    """As `update_shard`, and what is held of the shard is committed before the groups."""
+    """As the flow of the strategy, and what is held of the shard is committed before the groups."""
+    commit = WRITE_FLOWS[strategy]
     taken = pending.take(shard)
     if taken is None:
         if not any(groups):
             return [None] * len(groups)
-        return (yield from update_shard(shard, groups, order=order))
+        return (yield from commit(shard, groups, order=order))
     try:
-        of_held, *outcomes = yield from update_shard(shard, [taken.updates, *groups], order=order)
+        of_held, *outcomes = yield from commit(shard, [taken.updates, *groups], order=order)
         if of_held is not None:
             raise of_held
     except BaseException as error:

@@ -105,13 +105,20 @@ def try_read_indexes(
     """As `read_indexes`, with the error in the place of an index that cannot be decoded."""
     if not shards:
         return []
-    replies: list[Found] = yield [_get_index(shard) for shard in shards]
-    indexes: list[ShardIndex | CorruptShardError | None] = []
-    for shard, found in zip(shards, replies, strict=True):
-        try:
-            indexes.append(_decode_index(shard, found))
-        except IndexDamageError as damage:
-            indexes.append(corrupt(shard, damage))
+    indexes: list[ShardIndex | CorruptShardError | None] = [None] * len(shards)
+    left = list(range(len(shards)))
+    for is_settled in (False, True):  # at first it may be that a writer is changing the index
+        replies: list[Found] = yield [_get_index(shards[i], is_settled) for i in left]
+        damaged = []
+        for i, found in zip(left, replies, strict=True):
+            try:
+                indexes[i] = _decode_index(shards[i], found)
+            except IndexDamageError as damage:
+                indexes[i] = corrupt(shards[i], damage)
+                damaged.append(i)
+        left = damaged
+        if not left:
+            break
     return indexes
 
 
@@ -148,8 +155,9 @@ def _read_groups(
     options: ReadOptions,
 ) -> Flow[None]:
     """Fill `values` for some groups of reads, each of one shard."""
-    for _ in range(_N_ATTEMPTS_IN_TWO_ROUNDS):
-        replies: list[Found] = yield [_get_index(reads[group[0]].chunk.shard) for group in pending]
+    for attempt in range(_N_ATTEMPTS_IN_TWO_ROUNDS):
+        shards = [reads[group[0]].chunk.shard for group in pending]
+        replies: list[Found] = yield [_get_index(shard, attempt > 0) for shard in shards]
         pending = yield from _read_spans(reads, pending, replies, values, options)
         if not pending:
             return
@@ -253,7 +261,7 @@ def _read_whole(
 ) -> Flow[None]:
     """Fill `values` from whole shards, each read in one request."""
     shards = [reads[group[0]].chunk.shard for group in pending]
-    replies: list[Found] = yield [Get(shard.key) for shard in shards]
+    replies: list[Found] = yield [Get(shard.key, settled=True) for shard in shards]
     for shard, group, found in zip(shards, pending, replies, strict=True):
         spec = shard.layout.spec
         for i in group:
@@ -274,10 +282,12 @@ def _read_whole(
             raise corrupt(shard, damage) from damage
 
 
-def _get_index(shard: ShardRef) -> Get:
+def _get_index(shard: ShardRef, is_settled: bool) -> Get:
+    """The request for an index; without a checksum it cannot tell that it is half written."""
     spec = shard.layout.spec
     nbytes = spec.index_nbytes
-    return Get(shard.key, Range(0, nbytes) if spec.index.location == "start" else Suffix(nbytes))
+    byte_range = Range(0, nbytes) if spec.index.location == "start" else Suffix(nbytes)
+    return Get(shard.key, byte_range, is_settled or not spec.index.checksum)
 
 
 def _decode_index(shard: ShardRef, found: Found) -> ShardIndex | None:

@@ -13,9 +13,12 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.plan.entries import EntryUpdate, Piece, apply_pieces
+from zarr_shardstore.plan.opened_shard import FileStep
 from zarr_shardstore.plan.ranges import ByteRange
 
 __all__ = [
+    "ChangeShard",
+    "CloseShard",
     "Delete",
     "DeleteMany",
     "DeletePrefix",
@@ -29,11 +32,13 @@ __all__ = [
     "ListPrefix",
     "Modify",
     "Move",
+    "OpenShard",
     "Persist",
     "Request",
     "Set",
     "SetIfNotExists",
     "SetPartial",
+    "SetWithGap",
     "Tidy",
     "UpdateShard",
     "relay",
@@ -60,10 +65,16 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read an object or a range of it. Reply: `Found`."""
+    """Read an object or a range of it. Reply: `Found`.
+
+    `settled` asks for bytes that no writer is about to change in their place: the reply waits
+    for its change to end, and a change that was cut off is not seen. Where objects are never
+    changed in their place it means nothing.
+    """
 
     key: str
     byte_range: ByteRange | None = None
+    settled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,45 @@ class SetIfNotExists:
 
     key: str
     value: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetWithGap:
+    """Store an object, replacing any: `head` from 0 on, `tail` from `tail_offset` on; between
+    them nothing that takes room. Only for base stores that can append. Reply: ``None``."""
+
+    key: str
+    head: Sequence[Bytes]
+    tail_offset: int
+    tail: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OpenShard:
+    """Open a shard to change it in its place; the caller holds it. Only for base stores that
+    can append. Reply: `OpenedShard`, or ``None`` if there is no shard. Raises
+    `IndexDamageError` if its index cannot be decoded.
+
+    `data_end` is what `OpenedShard` calls so, for whoever has just stored the shard.
+    """
+
+    shard: ShardRef
+    data_end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeShard:
+    """Take steps with the files of an opened shard, one after the other. Reply: ``None``."""
+
+    key: str
+    steps: Sequence[FileStep] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CloseShard:
+    """A shard that was opened will not be changed again soon. Reply: ``None``."""
+
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +253,10 @@ Request: TypeAlias = (
     | GetSize
     | Set
     | SetIfNotExists
+    | SetWithGap
+    | OpenShard
+    | ChangeShard
+    | CloseShard
     | SetPartial
     | Modify
     | Delete

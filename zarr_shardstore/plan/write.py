@@ -8,7 +8,7 @@ erase_values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError
@@ -20,7 +20,7 @@ from zarr_shardstore.plan.entries import EntryUpdate, Erase, Modification, Patch
 from zarr_shardstore.plan.read import corrupt, read_indexes
 from zarr_shardstore.plan.requests import Delete, Exists, Flow, Found, Get, Set
 
-__all__ = ["update_shard"]
+__all__ = ["apply_updates", "replaces_all_entries", "update_shard"]
 
 Bytes = bytes | memoryview
 _KEEP_HINT = (
@@ -69,14 +69,9 @@ def _try_update(
 ) -> Flow[tuple[int, Exception] | None]:
     """Commit the groups; or none of them, and return the first that is wrong, and why."""
     updates = [update for group in groups for update in group]
-    known, must_read = _entries_known_without_reading(updates)
+    known, _ = _entries_known_without_reading(updates)
     is_erasure = all(isinstance(update, Erase) for update in updates)
-    is_full = (
-        not must_read
-        and len(known) >= shard.n_grid_entries  # a number: sets of all entries are large
-        and known.keys() >= set(shard.grid_entries().tolist())
-    )
-    if is_full and (yield from _is_replaced_whole(shard, known)):
+    if replaces_all_entries(shard, updates) and (yield from _is_replaced_whole(shard, known)):
         old: dict[int, Bytes] = {}
     elif is_erasure and not (yield from _has_any(shard, known.keys())):
         return None
@@ -86,7 +81,7 @@ def _try_update(
     new: dict[int, Bytes | None] = {}
     for position, group in enumerate(groups):
         try:
-            _apply(shard, group, old, new)
+            apply_updates(shard, group, old, new)
         except Exception as error:  # also of a transformer: others' updates do not suffer
             return position, error
     if not new:
@@ -96,6 +91,14 @@ def _try_update(
     build = partial(build_shard, entries, spec.chunks_per_shard, spec.index, order)
     yield [Set(shard.key, build()) if entries else Delete(shard.key, placeholder=build)]
     return None
+
+
+def replaces_all_entries(shard: ShardRef, updates: Sequence[EntryUpdate]) -> bool:
+    """Whether every entry in the array gets a new value that does not depend on stored ones."""
+    if len(updates) < shard.n_grid_entries:  # a number: sets of all entries are large
+        return False
+    known, must_read = _entries_known_without_reading(updates)
+    return not must_read and known.keys() >= set(shard.grid_entries().tolist())
 
 
 def _entries_known_without_reading(
@@ -185,10 +188,10 @@ def _read_entries_to_keep(
         raise corrupt(shard, damage, hint) from damage
 
 
-def _apply(
+def apply_updates(
     shard: ShardRef,
     group: Sequence[EntryUpdate],
-    old: dict[int, Bytes],
+    old: Mapping[int, Bytes | None],
     new: dict[int, Bytes | None],
 ) -> None:
     """Put the new values of a group into `new`, by entry id (``None``: erased)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from zarr.abc.store import Store
 
@@ -20,12 +20,15 @@ from zarr_shardstore.format.transformer_specs import (
     transformer_specs,
 )
 from zarr_shardstore.format.transformer_specs import index_codecs as spell_index_codecs
+from zarr_shardstore.io.backend import Backend
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, Durability, FileOptions
 from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.runner import Runner
+from zarr_shardstore.io.sealing import seal_all
 from zarr_shardstore.plan.read import ReadOptions
 from zarr_shardstore.plan.requests import Flow
+from zarr_shardstore.plan.strategies import Strategy, WriteStrategy
 from zarr_shardstore.store.batch import Batch
 from zarr_shardstore.store.new_arrays import NewArrays, V3Declaration
 from zarr_shardstore.store.operations import Operations, Options
@@ -63,7 +66,8 @@ class Sharding:
         self.files = files
         backend = backend_of(base, files)
         reading = replace(options.reading, max_shards_at_once=backend.max_shards_at_once)
-        self.operations = Operations(new_arrays, replace(options, reading=reading))
+        strategy = _strategy_for(options.strategy, backend)
+        self.operations = Operations(new_arrays, replace(options, reading=reading), strategy)
         self.runner = Runner(backend, self.operations.update_shard)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -93,6 +97,10 @@ class Sharding:
             operations.batches, operations.publisher, self.runner.run, run_async, max_nbytes
         )
 
+    def flush(self) -> None:
+        """Seal the shards that were changed in their place, blocking."""
+        seal_all(self.runner.backend, self.options.order)
+
     @property
     def is_base_read_only(self) -> bool:
         """Whether the base store refuses writes."""
@@ -120,8 +128,11 @@ class Sharding:
             parts.append(f"index_location={new.index.location!r}")
         if self.options.native != Options().native:
             parts.append(f"native={self.options.native!r}")
-        if self.options.order != Options().order:
-            parts.append(f"order={self.options.order!r}")
+        parts += [
+            f"{name}={getattr(self.options, name)!r}"
+            for name in ("order", "strategy")
+            if getattr(self.options, name) != getattr(Options(), name)
+        ]
         parts += [
             f"{name}={getattr(self.files, name)!r}"
             for name in ("locking", "durability")
@@ -146,6 +157,7 @@ def open_sharding(
     index_location: Literal["start", "end"] | None,
     native: Native,
     order: EntryOrder,
+    strategy: Strategy,
     locking: Locking,
     durability: Durability,
     max_gap_bytes: int | None,
@@ -184,7 +196,27 @@ def open_sharding(
     base = base_store_of(store, dict(storage_options) if storage_options else None)
     index = check_index(index_codecs, index_location)
     new_arrays = NewArrays(ShardingPolicy(chunks_per_shard), declaration, transformers, index)
-    return Sharding(base, new_arrays, Options(order, reading, native), files)
+    return Sharding(base, new_arrays, Options(order, reading, native, strategy), files)
+
+
+def _strategy_for(strategy: Strategy, backend: Backend) -> WriteStrategy:
+    """The strategy that a user's choice means on a base store.
+
+    Raises
+    ------
+    SpecError
+        If there is none of that name, or the base store cannot do it.
+    """
+    if strategy not in get_args(Strategy):
+        raise SpecError(f"strategy is 'auto', 'append' or 'rewrite', got {strategy!r}")
+    if strategy == "auto":
+        return "append" if backend.can_append else "rewrite"
+    if strategy == "append" and not backend.can_append:
+        raise SpecError(
+            "strategy='append' changes files in their place: it is for paths and LocalStore, with "
+            f"locking='os', got {backend!r}; leave it away, or take 'rewrite'"
+        )
+    return strategy
 
 
 def _check_transformers(given: Transformers) -> tuple[TransformerSpec, ...] | None:

@@ -35,6 +35,7 @@ from zarr_shardstore.plan.requests import (
     UpdateShard,
 )
 from zarr_shardstore.plan.stack import through
+from zarr_shardstore.plan.strategies import Strategy, WriteStrategy
 from zarr_shardstore.store.arrays import ArrayReader
 from zarr_shardstore.store.batch import BatchState
 from zarr_shardstore.store.catalog import Catalog
@@ -58,6 +59,7 @@ class Options:
     order: EntryOrder = "morton"
     reading: ReadOptions = field(default_factory=ReadOptions)
     native: Native = "flat"
+    strategy: Strategy = "auto"
 
 
 class Operations:
@@ -69,10 +71,13 @@ class Operations:
         Which new arrays are sharded, and how they are declared.
     options : Options
         Order of entries, coalescing, what becomes of native arrays.
+    strategy : WriteStrategy
+        How shards are changed.
     """
 
-    def __init__(self, new_arrays: NewArrays, options: Options) -> None:
+    def __init__(self, new_arrays: NewArrays, options: Options, strategy: WriteStrategy) -> None:
         self.options = options
+        self._strategy = strategy
         reader = ArrayReader(options.native, options.reading)
         self.known = KnownArrays(new_arrays.policy, reader)
         self.catalog = Catalog(new_arrays.policy, self.known)
@@ -92,7 +97,11 @@ class Operations:
         self, request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
     ) -> Flow[Sequence[Exception | None]]:
         """The write strategy, for the driver."""
-        flow = update_with_held(request.shard, groups, self._pending, order=self.options.order)
+        # Transformers below know of whole shards only.
+        strategy = "rewrite" if request.below else self._strategy
+        flow = update_with_held(
+            request.shard, groups, self._pending, order=self.options.order, strategy=strategy
+        )
         return through(request.below, flow) if request.below else flow
 
     # --------------------------------------------------------------- reads

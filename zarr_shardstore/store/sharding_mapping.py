@@ -14,6 +14,7 @@ from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
 from zarr_shardstore.plan.requests import Flow
+from zarr_shardstore.plan.strategies import Strategy
 from zarr_shardstore.store.base import (
     Sharding,
     Transformers,
@@ -73,6 +74,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         index_location: Literal["start", "end"] | None = None,
         native: Native = "flat",
         order: EntryOrder = "morton",
+        strategy: Strategy = "auto",
         locking: Locking = "os",
         durability: Durability = "process",
         max_gap_bytes: int | None = None,
@@ -86,8 +88,8 @@ class ShardingMapping(MutableMapping[str, bytes]):
                 *(index_codecs, index_location),
                 *(max_gap_bytes, max_coalesced_bytes, storage_options),
             )
-            others = native, order, locking, durability
-            if given != (None,) * 8 or others != ("flat", "morton", "os", "process"):
+            others = native, order, strategy, locking, durability
+            if given != (None,) * 8 or others != ("flat", "morton", "auto", "os", "process"):
                 raise SpecError("the ShardingStore has its options: pass them to it")
             self._sharding = store._sharding
             self.read_only = read_only or store.read_only
@@ -101,6 +103,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
             index_location=index_location,
             native=native,
             order=order,
+            strategy=strategy,
             locking=locking,
             durability=durability,
             max_gap_bytes=max_gap_bytes,
@@ -121,6 +124,10 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def refresh(self) -> None:
         """As `ShardingStore.refresh`."""
         self._sharding.operations.known.refresh()
+
+    def flush(self) -> None:
+        """As `ShardingStore.flush`."""
+        self._sharding.flush()
 
     def _run(self, flow: Flow[T]) -> T:
         return self._sharding.runner.run(flow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -11,9 +12,11 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.buffers import own_bytes
+from zarr_shardstore.io.commits import worker_pool
 from zarr_shardstore.io.file_options import Durability
 from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.resolve import BaseStoreLike
+from zarr_shardstore.plan.strategies import Strategy
 from zarr_shardstore.store.base import Sharding, Transformers, V3Declaration, open_sharding
 from zarr_shardstore.store.batch import Batch
 from zarr_shardstore.store.policy import ChunksPerShard
@@ -58,6 +61,10 @@ class ShardingStore(ZarrInterface):
         inner chunks appear as chunks, or they pass through as they are.
     order : {"morton", "C", "F"}
         In which order the entries of a shard are written.
+    strategy : {"auto", "append", "rewrite"}
+        How a shard is changed: by writing the chunk and its place in the index into the file,
+        for local files with ``locking="os"``; or by storing the whole shard anew. ``"auto"``
+        appends where that is possible.
     locking : {"os", "lockfile", "none"}
         What keeps two processes from updating a shard on local files at a time: a lock of the
         operating system on ``KEY.__lock``; that file alone, for network file systems without
@@ -112,6 +119,7 @@ class ShardingStore(ZarrInterface):
         index_location: Literal["start", "end"] | None = None,
         native: Native = "flat",
         order: EntryOrder = "morton",
+        strategy: Strategy = "auto",
         locking: Locking = "os",
         durability: Durability = "process",
         max_gap_bytes: int | None = None,
@@ -130,6 +138,7 @@ class ShardingStore(ZarrInterface):
             index_location=index_location,
             native=native,
             order=order,
+            strategy=strategy,
             locking=locking,
             durability=durability,
             max_gap_bytes=max_gap_bytes,
@@ -180,6 +189,16 @@ class ShardingStore(ZarrInterface):
         process, is known at once. A resize by another process needs no call.
         """
         self._sharding.operations.known.refresh()
+
+    async def flush(self) -> None:
+        """Bring the shards to rest that this process has changed in their place.
+
+        What was written is stored already; this takes away the gaps for chunks to come and the
+        journals, and compacts shards of which more than half are dead bytes. `close` does so,
+        too, and the end of the process.
+        """
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(worker_pool(), self._sharding.flush)
 
     # ------------------------------------------- batch, operations of the draft
 

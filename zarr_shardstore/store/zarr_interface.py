@@ -58,7 +58,9 @@ class ZarrInterface(Store):
             self._is_open = True
 
     def close(self) -> None:
-        """Close this store and the base store."""
+        """Bring shards to rest, see `flush`, and close this store and the base store."""
+        if not self.read_only:
+            self._sharding.flush()
         if isinstance(self.base, Store):
             self.base.close()
         super().close()

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from zarr.abc.store import Store
 
+from zarr_shardstore.io.kinds_of_store import is_in_memory
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.runner import Runner
 from zarr_shardstore.io.uploads import Upload
-from zarr_shardstore.io.zarr_backend import is_in_memory
 from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.requests import Flow, Request, UpdateShard
 from zarr_shardstore.store.base import check_writable

@@ -1,0 +1,61 @@
+"""Every system call that changes a shard file, one function each.
+
+What a killed process leaves is one of the states between them, or half of a write: a test
+that stops at each of these calls has seen them all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+__all__ = ["open_new", "open_to_change", "replace", "sync", "truncate", "unlink", "write_at"]
+
+_MAX_BUFFERS = 1024
+"""Pieces that one system call writes (IOV_MAX of Linux)."""
+
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+
+
+def open_new(path: str) -> int:
+    """Make a file that must not be there yet."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666)
+
+
+def open_to_change(path: str, *, create: bool = False) -> int:
+    """Open a file for reading and writing."""
+    return os.open(path, os.O_RDWR | (os.O_CREAT if create else 0) | _CLOEXEC, 0o666)
+
+
+def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
+    """Write all pieces, one behind the other."""
+    for i in range(0, len(pieces), _MAX_BUFFERS):
+        some = pieces[i : i + _MAX_BUFFERS]
+        wanted = sum(map(len, some))
+        written = os.pwritev(fd, some, offset)
+        if written < wanted:  # a signal, or a huge write
+            rest = memoryview(b"".join(some))[written:]
+            while rest:
+                n_more = os.pwrite(fd, rest, offset + wanted - len(rest))
+                rest = rest[n_more:]
+        offset += wanted
+
+
+def truncate(fd: int, nbytes: int) -> None:
+    """Give a file another size."""
+    os.ftruncate(fd, nbytes)
+
+
+def sync(fd: int) -> None:
+    """Wait until a file survives a loss of power."""
+    os.fsync(fd)
+
+
+def replace(source: str, target: str) -> None:
+    """Give a file another name, at once, replacing any."""
+    os.replace(source, target)
+
+
+def unlink(path: str) -> None:
+    """Remove a file."""
+    os.unlink(path)

@@ -1,0 +1,92 @@
+"""What a zarr store is made of, as far as zarr does not tell: its files, its identity."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+
+from zarr.abc.store import Store
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
+
+__all__ = [
+    "deletes_only_by_key",
+    "innermost",
+    "is_in_memory",
+    "is_local_fsspec",
+    "is_shared_without_locks",
+    "path_of_file",
+    "scope_of_store",
+]
+
+
+def scope_of_store(store: Store, key: str) -> Hashable:
+    """Identity of an object in this process: equal for equal stores where that can be told."""
+    store = innermost(store)
+    if isinstance(store, MemoryStore):
+        return ("memory", id(store._store_dict), key)
+    if isinstance(store, LocalStore):
+        return ("file", os.path.realpath(store.root / key))
+    if isinstance(store, FsspecStore):
+        path = f"{store.path}/{key}"
+        if is_local_fsspec(store):
+            return ("file", os.path.realpath(path))
+        return ("fsspec", getattr(store.fs, "sync_fs", store.fs), path)
+    if isinstance(store, ObjectStore):
+        return ("obstore", repr(store.store), key)
+    return ("store", id(store), key)
+
+
+def path_of_file(store: Store, key: str) -> str | None:
+    """The path of the file that an object is; ``None`` if it is none."""
+    store = innermost(store)
+    if isinstance(store, LocalStore):
+        return str(store.root / key)
+    if isinstance(store, FsspecStore) and is_local_fsspec(store):
+        return f"{store.path}/{key}"
+    if isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
+        return os.path.join(str(getattr(store.store, "prefix", None) or "/"), key)
+    return None
+
+
+def is_in_memory(store: Store) -> bool:
+    """Whether objects are in the memory of this process, so that a pickled copy has others."""
+    store = innermost(store)
+    if isinstance(store, FsspecStore):
+        return "memory" in _protocols(store)
+    if isinstance(store, ObjectStore):
+        return type(store.store).__name__ == "MemoryStore"
+    return isinstance(store, MemoryStore)
+
+
+def is_shared_without_locks(store: Store) -> bool:
+    """Whether other processes may write the same objects, and nothing keeps them apart."""
+    return isinstance(innermost(store), FsspecStore) and not is_in_memory(store)
+
+
+def innermost(store: Store) -> Store:
+    """The store inside all of zarr's wrappers."""
+    while isinstance(store, WrapperStore):
+        store = store._store
+    return store
+
+
+def deletes_only_by_key(store: Store) -> bool:
+    """Whether a wrapper must be told of each key: zarr's CacheStore passes `delete_dir` on to
+    the store below it, and would go on serving what that removed."""
+    cls = type(store)
+    return (
+        isinstance(store, WrapperStore)
+        and cls.delete is not WrapperStore.delete
+        and cls.delete_dir is WrapperStore.delete_dir
+    )
+
+
+def is_local_fsspec(store: Store) -> bool:
+    if not isinstance(store, FsspecStore):
+        return False
+    return "file" in _protocols(store)
+
+
+def _protocols(store: FsspecStore) -> tuple[str, ...]:
+    protocol = getattr(store.fs, "sync_fs", store.fs).protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)

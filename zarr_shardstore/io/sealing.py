@@ -1,0 +1,83 @@
+"""Shards that were changed in their place are brought to rest: at flush, at close, at exit."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.util import Finalize
+
+from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.orders import EntryOrder
+from zarr_shardstore.io.backend import Backend
+from zarr_shardstore.io.local_backend import LocalBackend
+from zarr_shardstore.io.runner import Runner
+from zarr_shardstore.io.shard_files import open_shards
+from zarr_shardstore.plan.append import seal_shard
+from zarr_shardstore.plan.entries import EntryUpdate
+from zarr_shardstore.plan.requests import Flow, UpdateShard
+
+__all__ = ["seal_all"]
+
+
+def seal_all(backend: Backend | None = None, order: EntryOrder = "morton") -> None:
+    """Seal the shards that this process has changed in their place, and not sealed yet.
+
+    Parameters
+    ----------
+    backend
+        Only those below its root.
+    order
+        Of the entries of shards that are compacted.
+
+    Raises
+    ------
+    CorruptShardError, OSError
+        The first error there was; the other shards are sealed.
+    """
+    if backend is not None and not isinstance(backend, LocalBackend):
+        return
+    errors: list[Exception] = []
+    for file in open_shards.below("" if backend is None else backend.real_root):
+        if file.shard is None or not os.path.isfile(file.path):
+            open_shards.forget(file)
+            continue
+        try:
+            _seal(file.owner, file.shard, order)
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _seal(backend: LocalBackend, shard: ShardRef, order: EntryOrder) -> None:
+    """As an update of the shard, so that the other threads of this process wait for it."""
+
+    def sealing(
+        request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
+    ) -> Flow[Sequence[Exception | None]]:
+        yield from seal_shard(request.shard, order=order)
+        return [None] * len(groups)
+
+    def update() -> Flow[None]:
+        yield [UpdateShard(shard, ())]
+
+    Runner(backend, sealing).run(update())
+
+
+def _seal_at_exit() -> None:
+    with suppress(Exception):  # whoever opens them next finds them whole, too
+        seal_all()
+
+
+atexit.register(_seal_at_exit)
+
+
+def _seal_at_exit_of_child() -> None:
+    """Processes of multiprocessing end without what atexit knows."""
+    Finalize(None, _seal_at_exit, exitpriority=0)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_seal_at_exit_of_child)

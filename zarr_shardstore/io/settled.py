@@ -1,0 +1,126 @@
+"""Read files that somebody may be changing in their place, and keep out who does."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+from zarr_shardstore.format.journal import Repair
+from zarr_shardstore.io.locks import LOCK_SUFFIX, Locking, held, shared
+from zarr_shardstore.io.shard_files import (
+    JOURNAL_SUFFIX,
+    end_journal,
+    find_repair_of,
+    open_shards,
+    repair,
+)
+from zarr_shardstore.plan.ranges import ByteRange, Range, resolve_range
+from zarr_shardstore.plan.requests import Found
+
+__all__ = [
+    "NO_FILE",
+    "OpenFile",
+    "hold_to_replace",
+    "is_appended_to",
+    "is_side_file",
+    "read_settled",
+    "settled",
+]
+
+NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+# What LocalStore calls a file that it has not renamed yet, locks, and journals. A killed writer
+# leaves them behind.
+_SIDE_FILE = re.compile(
+    rf"\.[0-9a-f]{{32}}\.partial$|{re.escape(LOCK_SUFFIX)}$|{re.escape(JOURNAL_SUFFIX)}$"
+)
+
+
+def is_side_file(name: str) -> bool:
+    """Whether a file is no object, by its name or its key."""
+    return _SIDE_FILE.search(name) is not None
+
+
+def is_appended_to(path: str) -> bool:
+    """Whether a file has a journal, and this process does not hold it."""
+    return not open_shards.is_used(path) and os.path.exists(path + JOURNAL_SUFFIX)
+
+
+def read_settled(path: str, byte_range: ByteRange | None) -> Found:
+    """Read a file when nobody changes it, as it is when an interrupted change is taken back."""
+    with settled(path) as find_repair:
+        try:
+            file = OpenFile(path)
+        except NO_FILE:
+            return Found(None, None)
+        try:
+            return Found(file.read(byte_range, find_repair(file.fd)), None, file.size)
+        finally:
+            os.close(file.fd)
+
+
+@contextmanager
+def hold_to_replace(path: str, locking: Locking) -> Iterator[None]:
+    """Hold a shard file that will only be replaced, by whatever means."""
+    with held(path, locking), open_shards.marked(path):
+        if repair(path):
+            end_journal(path, is_durable=False)
+        yield
+
+
+@contextmanager
+def settled(path: str) -> Iterator[Callable[[int], Repair | None]]:
+    """Keep writers from changing a shard file in its place for as long as the block runs.
+
+    Yields
+    ------
+    callable
+        Takes a file descriptor of the shard, and returns what would make its bytes whole.
+    """
+    with nullcontext() if open_shards.is_used_here(path) else shared(path):
+        yield lambda fd: find_repair_of(path, fd)
+
+
+class OpenFile:
+    """A file open for reading. Entries that an index read from it points to are the same for as
+    long as it is open, whatever is renamed over its name or written into it."""
+
+    __slots__ = ("fd", "size")
+
+    def __init__(self, path: str) -> None:
+        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        status = os.fstat(self.fd)
+        if stat.S_ISDIR(status.st_mode):
+            os.close(self.fd)
+            raise IsADirectoryError(path)
+        self.size = status.st_size
+
+    def read(self, byte_range: ByteRange | None, repair: Repair | None = None) -> memoryview:
+        """Bytes of the file, as they will be when it is repaired."""
+        if not isinstance(byte_range, Range):  # where it ends: writers may have changed that
+            self.size = os.fstat(self.fd).st_size
+        if repair is not None and repair.size is not None:
+            self.size = repair.size
+        start, stop = resolve_range(byte_range, self.size)
+        data = os.pread(self.fd, stop - start, start)
+        while len(data) < stop - start:  # a signal, a huge read, or a file cut short
+            more = os.pread(self.fd, stop - start - len(data), start + len(data))
+            if not more:
+                break
+            data += more
+        if repair is not None and repair.writes:
+            data = _overlaid(data, start, repair)
+        return memoryview(data)
+
+
+def _overlaid(data: bytes, start: int, repair: Repair) -> bytes:
+    """Bytes of a file from `start` on, with the writes of a repair."""
+    buffer = bytearray(data)
+    for offset, new in repair.writes:
+        first, stop = max(offset, start), min(offset + len(new), start + len(data))
+        if first < stop:
+            buffer[first - start : stop - start] = new[first - offset : stop - offset]
+    return bytes(buffer)
