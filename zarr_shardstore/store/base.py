@@ -208,13 +208,14 @@ def _strategy_for(strategy: Strategy, backend: Backend) -> WriteStrategy:
         If there is none of that name, or the base store cannot do it.
     """
     if strategy not in get_args(Strategy):
-        raise SpecError(f"strategy is 'auto', 'append' or 'rewrite', got {strategy!r}")
+        names = ", ".join(map(repr, get_args(Strategy)))
+        raise SpecError(f"strategy is one of {names}, got {strategy!r}")
     if strategy == "auto":
         return "append" if backend.can_append else "rewrite"
-    if strategy == "append" and not backend.can_append:
+    if strategy != "rewrite" and not backend.can_append:
         raise SpecError(
-            "strategy='append' changes files in their place: it is for paths and LocalStore, with "
-            f"locking='os', got {backend!r}; leave it away, or take 'rewrite'"
+            f"strategy={strategy!r} changes files in their place: it is for paths and LocalStore, "
+            f"with locking='os', got {backend!r}; leave it away, or take 'rewrite'"
         )
     return strategy
 
