@@ -129,6 +129,12 @@ class ShardingMapping(MutableMapping[str, bytes]):
         """As `ShardingStore.flush`."""
         self._sharding.flush()
 
+    def compact(self, prefix: str = "") -> None:
+        """As `ShardingStore.compact`."""
+        check_writable(self.read_only)
+        runner, flow = self._sharding.compacting(prefix)
+        runner.run(flow)
+
     def _run(self, flow: Flow[T]) -> T:
         return self._sharding.runner.run(flow)
 

@@ -202,6 +202,22 @@ class ShardingStore(ZarrInterface):
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(worker_pool(), self._sharding.flush)
 
+    async def compact(self, prefix: str = "") -> None:
+        """Store shards without dead bytes, those below a prefix that have any.
+
+        Dead bytes are what erased and replaced chunks, and indexes that were moved, leave in a
+        file; writers may go on meanwhile.
+
+        Raises
+        ------
+        CorruptShardError
+            If a shard is damaged; it is left as it is, and all others are compacted.
+        """
+        self._check_writable()
+        await self._ensure_open()
+        runner, flow = self._sharding.compacting(prefix)
+        await runner.run_async(flow)
+
     # ------------------------------------------- batch, operations of the draft
 
     def batch(self, *, max_nbytes: int | None = None) -> Batch:
