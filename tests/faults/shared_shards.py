@@ -188,7 +188,8 @@ def processes() -> Iterator[Writers]:
     with ProcessPoolExecutor(
         N_PROCESSES, mp_context=context, initializer=_warm_up, initargs=(all_ready,)
     ) as executor:
-        executor.submit(int).result(timeout=MAX_START_S)
+        for task in [executor.submit(int) for _ in range(N_PROCESSES)]:  # each starts a process
+            task.result(timeout=MAX_START_S)
         yield Writers(executor, N_PROCESSES)
 
 
