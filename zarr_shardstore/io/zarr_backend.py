@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
+from fsspec import AbstractFileSystem
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
@@ -78,10 +79,24 @@ def scope_of_store(store: Store, key: str) -> Hashable:
         path = f"{store.path}/{key}"
         if _is_local_fsspec(store):
             return ("file", os.path.realpath(path))
-        return ("fsspec", getattr(store.fs, "sync_fs", store.fs), path)
+        return ("fsspec", _identity_of(getattr(store.fs, "sync_fs", store.fs)), path)
     if isinstance(store, ObjectStore):
         return ("obstore", repr(store.store), key)
     return ("store", id(store), key)
+
+
+def _identity_of(fs: AbstractFileSystem) -> Hashable:
+    """Equal for file systems that were made alike: fsspec's are equal only within a thread."""
+
+    def part(value: object) -> Hashable:
+        return _identity_of(value) if isinstance(value, AbstractFileSystem) else repr(value)
+
+    options = {k: v for k, v in fs.storage_options.items() if k not in ("asynchronous", "loop")}
+    return (
+        type(fs),
+        tuple(part(value) for value in fs.storage_args),
+        frozenset((name, part(value)) for name, value in options.items()),
+    )
 
 
 def path_of_file(store: Store, key: str) -> str | None:
