@@ -51,6 +51,8 @@ def open_base(where: dict[str, Any]) -> Any:
     match where["kind"]:
         case "memory":
             return _memory.setdefault(where["path"], MemoryStore())
+        case "fsspec memory":
+            return FsspecStore.from_url(f"memory://{where['path']}")
         case "fsspec local":
             options = {"auto_mkdir": True}
             return FsspecStore.from_url(f"file://{where['path']}", storage_options=options)
