@@ -35,7 +35,7 @@ from zarr_shardstore.io import locks
 from zarr_shardstore.io.locks import LOCK_SUFFIX, held
 
 N_ROUNDS = int(os.environ.get("ZARR_SHARDSTORE_ROUNDS", "1"))
-N_CHUNKS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "256"))
+N_CHUNKS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "128"))
 N_CHUNKS_ON_SERVERS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "48"))
 """moto performs about 100 requests a second."""
 
