@@ -419,7 +419,7 @@ def test_info_shows_groups_arrays_and_figures() -> None:
 def test_compact_removes_dead_bytes(here: Path) -> None:
     """And what a writer left that did not close its shards."""
     store = ShardingStore(here / "dead", chunks_per_shard=4)
-    z = zarr.create_array(store, shape=8, chunks=2, dtype="u2", compressors=None)
+    z = zarr.create_array(store, shape=(8,), chunks=(2,), dtype="u2", compressors=None)
     for value in (1, 2):
         z[:2] = value
     shard = here / "dead/c/0"

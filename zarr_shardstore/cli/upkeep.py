@@ -22,7 +22,8 @@ def compact(
 ) -> None:
     """Remove the dead bytes of shards.
 
-    They are what erased and replaced chunks leave. Also what a killed writer has left is put in order. Others may go on writing.
+    They are what erased and replaced chunks leave. Also what a killed writer has left is put in
+    order. Others may go on writing.
     """
     with failures_as_sentences(debug=debug):
         options = storage_options_of(source_option or ())
