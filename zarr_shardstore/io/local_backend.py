@@ -104,6 +104,8 @@ class LocalBackend:
             return open_shards.holding(self.real_root + key)
         return hold_to_replace(self.real_root + key, self._options.locking)
 
+    has_versions = True
+
     @property
     def can_append(self) -> bool:
         return self._options.locking == "os"
