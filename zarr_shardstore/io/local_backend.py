@@ -169,6 +169,7 @@ class LocalBackend:
                 opened = open_shards[self.real_root + key]
                 with opened.excluding_readers() if excludes_readers else nullcontext():
                     opened.take(steps, is_durable=self._is_durable)
+                self._forget(key, files)  # it has another size now
             case CloseShard(key):
                 open_shards[self.real_root + key].end_journal()
             case Delete(key):
