@@ -137,8 +137,7 @@ def _store(opened: OpenedShard, new: dict[int, Bytes | None], order: EntryOrder)
         values = yield from read_ranges(shard, overwritten)
     old_data = [(r.start, bytes(v)) for r, v in zip(overwritten, values, strict=True)]
     opened.data_end = data_end
-    steps = opened.change_at(places, data, old_data)
-    yield from change_shard(opened, steps, excludes_readers=True)
+    yield from change_shard(opened, opened.change_at(places, data, old_data))
 
 
 def _rewrite(opened: OpenedShard, new: Mapping[int, Bytes | None], order: EntryOrder) -> Flow[None]:

@@ -113,12 +113,10 @@ def read_ranges(shard: ShardRef, ranges: Sequence[Range]) -> Flow[list[memoryvie
     return values
 
 
-def change_shard(
-    opened: OpenedShard, steps: list[FileStep], *, excludes_readers: bool = False
-) -> Flow[None]:
+def change_shard(opened: OpenedShard, steps: list[FileStep]) -> Flow[None]:
     """Take steps that are planned with an opened shard."""
     try:
-        yield [ChangeShard(opened.shard.key, steps, excludes_readers)]
+        yield [ChangeShard(opened.shard.key, steps)]
     except BaseException:
         opened.is_valid = False  # nobody knows which of the steps were taken
         raise
