@@ -87,4 +87,18 @@ def lock_file(
             # While it is held: who waits for the lock of a file that is gone makes a new one.
             with suppress(OSError):
                 os.unlink(name)
+        mine = _state(name) if locking == "lockfile" else None
         lock.release()
+        if mine is not None and _state(name) == mine:
+            # The file is the lock, and it could not be removed: nobody else would do it.
+            with suppress(OSError):
+                os.unlink(name)
+
+
+def _state(name: str) -> tuple[int, ...] | None:
+    """What tells a file from another one that has its name, and perhaps its number, later."""
+    try:
+        status = os.stat(name)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mtime_ns
