@@ -44,11 +44,11 @@ SLOW_S = 0.001
 
 _READS = ("get", "get_partial_values", "getitem", "cat_file", "pread", "read")
 _MAY_BE_ASKED_AGAIN = (*_READS, "getsize", "info", "head", "open to read", "fstat")
+_WITHOUT_EFFECT = (*_MAY_BE_ASKED_AGAIN, "exists", "stat", "list_prefix", "iter", "find")
 _NOT_NEEDED = ("mkdir", "stat directory", "list_dir")
 """Calls whose error the caller need not see. A read may be tried in another way; a lock may be
 given up without a sound, and batches try again to get it; if a directory is there nobody asks who
-made it; and new arrays look around, where a
-store can list, whether they have chunks already."""
+made it; and new arrays look around, where a store can list, whether they have chunks already."""
 
 
 class Faults:
@@ -57,9 +57,10 @@ class Faults:
     Parameters
     ----------
     kind
-        ``"error"``: without effect. ``"lost reply"``: the call has its effect, and then an error.
-        Every second one of both is a time-out. ``"short read"``: half of the bytes asked for;
-        only reads are counted. ``"slow"``: the right reply, late.
+        ``"error"``: without effect. ``"lost reply"``: the call has its effect, and then an error;
+        only calls that have one are counted. Every second one of both is a time-out. ``"short
+        read"``: half of the bytes asked for; only reads are counted. ``"slow"``: the right reply,
+        late.
     at
         Numbers of the calls, from 0 on.
     """
@@ -86,6 +87,10 @@ class Faults:
     def is_replaced(self) -> bool:
         """Whether the caller may see another error: who asks if a directory is there gets no."""
         return "stat directory" in self.failed
+
+    def raised(self, error: BaseException) -> bool:
+        """Whether it is one of the errors since `forget`; asyncio of Python 3.11 copies some."""
+        return any(error is e or repr(error) == repr(e) for e in self.errors)
 
     def forget(self) -> None:
         self.failed.clear()
@@ -123,15 +128,17 @@ class Faults:
         with self._lock:
             if self.kind == "short read" and name not in _READS:
                 return None
+            if self.kind == "lost reply" and name in _WITHOUT_EFFECT:
+                return None
             self.n_calls += 1
             number = self.n_calls - 1
             return number if number in self.at else None
 
     def _error(self, name: str, number: int) -> Exception:
         code = errno.ENOSPC if name in ("open", "writev", "set") else errno.EIO
-        error: Exception = OSError(code, f"{name} failed")
+        error: Exception = OSError(code, f"{name} failed, call {number}")
         if number % 2:
-            error = TimeoutError(f"{name} took too long")
+            error = TimeoutError(f"{name} took too long, call {number}")
         self.failed.append(name)
         self.errors.append(error)
         self.has_lock_failed |= name.endswith(" lock")

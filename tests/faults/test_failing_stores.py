@@ -262,7 +262,7 @@ class Worker:
         assert faults.failed, f"nothing failed, and yet: {error!r}"
         causes = error.exceptions if isinstance(error, UnpublishedError) else (error,)
         if faults.errors and not faults.is_replaced:
-            assert all(any(cause is e for e in faults.errors) for cause in causes), causes
+            assert all(map(faults.raised, causes)), causes
 
     def _learn(self, op: Op, outcome: Outcome, before: Mapping[str, set[bytes | None]]) -> None:
         unpublished: set[str] = set()
@@ -548,7 +548,7 @@ def succeeds(call: Callable[[], None], faults: Faults, *, is_last: bool) -> bool
             raise
         causes = error.exceptions if isinstance(error, UnpublishedError) else (error,)
         for cause in causes if faults.errors else ():
-            assert any(cause is e for e in faults.errors), repr(cause)
+            assert faults.raised(cause), repr(cause)
         return False
     else:
         assert not faults.must_come_out, f"nobody was told that {faults.failed} failed"
