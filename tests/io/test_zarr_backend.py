@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest import mock
 
 import pytest
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
@@ -128,3 +131,35 @@ def test_file_systems_of_two_threads_are_one() -> None:
         assert first == second
         first, second = threads.map(scopes, ["/a", "/b"])
     assert not set(first) & set(second)
+
+
+async def test_an_error_does_not_mean_that_an_object_is_missing() -> None:
+    """To fsspec's `exists` it would; a shard is then replaced without looking at it."""
+    fs = Remote()
+    store = FsspecStore(AsyncFileSystemWrapper(fs, asynchronous=True), path="/fails")
+    fs.pipe_file("/fails/a", b"0")
+    backend = ZarrBackend(store)
+    assert await backend.perform_async([Exists("a"), Exists("b")]) == [True, False]
+    broken = OSError(errno.EIO, "broken")
+    with mock.patch.object(store.fs, "_info", mock.AsyncMock(side_effect=broken)):
+        with pytest.raises(OSError, match="broken") as raised:
+            await backend.perform_async([Exists("a")])
+        assert raised.value is broken
+
+
+async def test_a_read_that_fails_is_not_tried_for_ever() -> None:
+    """Suffix ranges may not be supported; but each time-out takes a minute."""
+    store = MemoryStore({"a": cpu.Buffer.from_bytes(b"0123456789")})
+    n_failed = 0
+
+    async def get(key: str, prototype: BufferPrototype, byte_range: Any = None) -> Buffer | None:
+        nonlocal n_failed
+        if byte_range is not None:
+            n_failed += 1
+            raise TimeoutError
+        return await real(key, prototype)
+
+    real = store.get
+    with mock.patch.object(store, "get", get), pytest.raises(TimeoutError):
+        await ZarrBackend(store).perform_async([Get("a", Suffix(3))])
+    assert n_failed <= 3

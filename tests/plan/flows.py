@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from zarr_shardstore.io.mapping_backend import MappingBackend
@@ -20,6 +20,8 @@ class Recorder:
         Called after each batch, to change the objects between the rounds of a flow.
     tells_size
         Whether replies tell the size of the object, as local files do.
+    cut
+        Numbers of batches, from 1 on, whose reads give half of the bytes.
     """
 
     def __init__(
@@ -28,11 +30,13 @@ class Recorder:
         *,
         between: Callable[[int], None] = lambda _: None,
         tells_size: bool = True,
+        cut: Collection[int] = (),
     ) -> None:
         self.objects = objects
         self.batches: list[list[Request]] = []
         self._between = between
         self._tells_size = tells_size
+        self._cut = cut
 
     def run(self, flow: Flow[T]) -> T:
         backend = MappingBackend(self.objects)
@@ -46,7 +50,10 @@ class Recorder:
                         # The object itself is its version: equal bytes, equal state.
                         version = self.objects.get(getattr(request, "key", ""))
                         size = reply.size if self._tells_size else None
-                        reply = Found(reply.value, version, size)
+                        value = reply.value
+                        if value is not None and len(self.batches) in self._cut:
+                            value = value[: len(value) // 2]
+                        reply = Found(value, version, size)
                     replies.append(reply)
                 self._between(len(self.batches))
                 batch = flow.send(replies)

@@ -129,7 +129,7 @@ def test_a_damaged_entry_that_is_replaced_first_is_not_needed_later(recorder: Re
 def test_a_part_is_one_read_and_one_set(recorder: Recorder) -> None:
     """What is not replaced is kept."""
     commit(recorder, [Put(2, b"two")], [Put(0, b"ZERO")])
-    assert recorder.batches[0] == [Get(KEY)]
+    assert recorder.batches[0] == [Get(KEY, settled=True)]
     assert [type(r) for r in recorder.batches[1]] == [Set]
     assert stored(recorder) == {0: b"ZERO", 1: b"one", 2: b"two", 3: b"three"}
 
@@ -179,7 +179,7 @@ def test_only_if_missing(recorder: Recorder) -> None:
 def test_nothing_changed_nothing_written(recorder: Recorder) -> None:
     """All were there already."""
     commit(recorder, [Put(0, b"no", only_if_missing=True)])
-    assert recorder.batches == [[Get(KEY)]]
+    assert recorder.batches == [[Get(KEY, settled=True)]]
 
 
 def test_pieces_from_the_start_of_all_entries_of_a_new_shard_read_nothing() -> None:
@@ -194,7 +194,11 @@ def test_pieces_from_the_start_of_all_entries_of_a_new_shard_read_nothing() -> N
 def test_pieces_from_the_start_keep_the_tail_of_a_longer_value(recorder: Recorder) -> None:
     """The index tells that three is longer, so it is read."""
     commit(recorder, [Patch(i, ((0, b"abcd"),)) for i in range(4)])
-    assert recorder.batches[:3] == [[Exists(KEY)], [Get(KEY, Suffix(64), settled=True)], [Get(KEY)]]
+    assert recorder.batches[:3] == [
+        [Exists(KEY)],
+        [Get(KEY, Suffix(64), settled=True)],
+        [Get(KEY, settled=True)],
+    ]
     assert stored(recorder) == {0: b"abcd", 1: b"abcd", 2: b"abcd", 3: b"abcde"}
 
 
@@ -276,3 +280,41 @@ def test_a_truncated_shard_is_not_rewritten_but_can_be_replaced(recorder: Record
     assert recorder.objects[KEY] == b"torn"
     commit(recorder, [Put(i, b"new") for i in range(4)])
     assert stored(recorder) == dict.fromkeys(range(4), b"new")
+
+
+LIKE_AN_INDEX = {0: b"\xff" * 100, 1: b"\xff" * 90, 3: b"\xff" * 80}
+
+
+@pytest.mark.parametrize("tells_size", [True, False])
+@pytest.mark.parametrize("cut", [{1}, {1, 2, 3}])
+def test_a_shard_that_is_cut_off_on_its_way_is_not_rewritten(
+    tells_size: bool, cut: set[int]
+) -> None:
+    """The last of the bytes that came look like an index, of no entries: they are asked for
+    again, and at last it is an error."""
+    shard = build_shard(LIKE_AN_INDEX, (2, 2), DRAFT_INDEX)
+    recorder = Recorder({KEY: shard}, tells_size=tells_size, cut=cut)
+    if len(cut) == 1:
+        commit(recorder, [Put(2, b"new")])
+        assert stored(recorder) == LIKE_AN_INDEX | {2: b"new"}
+    else:
+        with pytest.raises(CorruptShardError, match="334 bytes"):
+            commit(recorder, [Put(2, b"new")])
+        assert recorder.objects == {KEY: shard}
+
+
+def test_a_shard_that_came_whole_is_not_asked_for_its_size() -> None:
+    """Its last entry ends where the index begins."""
+    shard = build_shard(LIKE_AN_INDEX, (2, 2), DRAFT_INDEX)
+    recorder = Recorder({KEY: shard}, tells_size=False)
+    commit(recorder, [Put(2, b"new")])
+    assert [[type(r) for r in batch] for batch in recorder.batches] == [[Get], [Set]]
+
+
+@pytest.mark.parametrize("tells_size", [True, False])
+def test_an_index_that_is_cut_off_at_the_edge_loses_nothing(tells_size: bool) -> None:
+    """There may be entries behind the edge: that there is no index is looked at twice."""
+    shard = build_shard(OLD, (2, 2), DRAFT_INDEX)
+    recorder = Recorder({KEY: shard}, tells_size=tells_size, cut={2})
+    commit(recorder, [Put(0, b"x"), Put(2, b"y")], grid=(4, 1))
+    assert stored(recorder) == OLD | {0: b"x", 2: b"y"}

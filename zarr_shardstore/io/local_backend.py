@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
@@ -145,10 +146,9 @@ class LocalBackend:
             case GetMany(keys):
                 return _read_files(self._root, keys)
             case Exists(key):
-                return os.path.isfile(self._root + key)
+                return _size_of_file(self._root + key) is not None
             case GetSize(key):
-                path = self._root + key
-                return os.path.getsize(path) if os.path.isfile(path) else None
+                return _size_of_file(self._root + key)
             case Set(key, value):
                 self._set(key, value)
                 self._forget(key, files)
@@ -261,7 +261,7 @@ class LocalBackend:
     def _delete(self, key: str, files: dict[str, OpenFile]) -> None:
         self._end_journal(key)
         # Not LocalStore.delete: it removes a whole directory if the key names one.
-        if os.path.isfile(self._root + key):
+        if _size_of_file(self._root + key) is not None:
             with suppress(FileNotFoundError):
                 os.unlink(self._root + key)
             if self._is_durable:
@@ -270,29 +270,54 @@ class LocalBackend:
 
     def _move(self, key: str, to: str) -> None:
         source, target = self._root + key, self._root + to
-        if os.path.isfile(source):
+        if _size_of_file(source) is not None:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.replace(source, target)
 
     def _delete_directory(self, prefix: str) -> None:
         path = self._root + prefix
         if not prefix:
-            for name in os.listdir(path) if os.path.isdir(path) else []:
+            for name in os.listdir(path) if _is_directory(path) else []:
                 child = os.path.join(path, name)
                 if os.path.isdir(child) and not os.path.islink(child):
                     shutil.rmtree(child)
                 else:
                     os.unlink(child)
-        elif os.path.isdir(path):
+        elif _is_directory(path):
             shutil.rmtree(path)
 
     def _list_files(self, prefix: str) -> list[str]:
         top = self._root + prefix
         keys = []
-        for directory, _, names in os.walk(top):
+        for directory, _, names in os.walk(top, onerror=_raise_if_broken):
             key_prefix = os.path.join(directory, "")[len(self._root) :].replace(os.sep, "/")
             keys += [key_prefix + name for name in names if not is_side_file(name)]
         return keys
+
+
+def _status(path: str) -> os.stat_result | None:
+    """Not ``os.path.isfile``: to that a file is missing if the disk fails."""
+    try:
+        return os.stat(path)
+    except NO_FILE:
+        return None
+
+
+def _size_of_file(path: str) -> int | None:
+    """Size of a file in bytes; ``None`` if there is none."""
+    status = _status(path)
+    return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
+
+
+def _is_directory(path: str) -> bool:
+    status = _status(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def _raise_if_broken(error: OSError) -> None:
+    """Of a directory that cannot be listed: it may be gone, or not be for us; else it fails."""
+    if not isinstance(error, (*NO_FILE, PermissionError)):
+        raise error
 
 
 def _read_files(root: str, keys: Sequence[str]) -> list[bytes | None]:
@@ -349,4 +374,7 @@ def _names_in(directory: str) -> list[str]:
 
 def holds_a_file(directory: str) -> bool:
     """Whether a file is in it, however deep, that is not a temporary one."""
-    return any(any(not is_side_file(name) for name in names) for _, _, names in os.walk(directory))
+    return any(
+        any(not is_side_file(name) for name in names)
+        for _, _, names in os.walk(directory, onerror=_raise_if_broken)
+    )

@@ -84,11 +84,11 @@ class KeptLock:
                 self._fd = _open_lock_file(self._name)
             try:
                 _lock_by(self._fd, fcntl.LOCK_EX, deadline, message)
+                if os.fstat(self._fd).st_nlink:
+                    return
             except BaseException:
                 self.close()
                 raise
-            if os.fstat(self._fd).st_nlink:
-                return
             self.close()  # whoever held it before has removed the file
 
     def _try(self) -> bool:
@@ -96,10 +96,13 @@ class KeptLock:
         assert self._fd is not None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(self._fd).st_nlink:
+                return True
         except BlockingIOError:
             return False
-        if os.fstat(self._fd).st_nlink:
-            return True
+        except BaseException:
+            self.close()
+            raise
         self.close()
         return False
 
@@ -256,4 +259,18 @@ def lock_file(
     try:
         yield
     finally:
+        mine = _state(name)
         lock.release()
+        if mine is not None and _state(name) == mine:
+            # The file is the lock, and it could not be removed: nobody else would do it.
+            with suppress(OSError):
+                os.unlink(name)
+
+
+def _state(name: str) -> tuple[int, ...] | None:
+    """What tells a file from another one that has its name, and perhaps its number, later."""
+    try:
+        status = os.stat(name)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mtime_ns

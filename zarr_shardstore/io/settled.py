@@ -100,20 +100,19 @@ class OpenFile:
 
     def __init__(self, path: str, *, is_held: bool = False) -> None:
         self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        status = os.fstat(self.fd)
-        if stat.S_ISDIR(status.st_mode):
-            os.close(self.fd)
-            raise IsADirectoryError(path)
-        self.size = status.st_size
         self._repair: Repair | None = None
-        self.is_fixed = bool(status.st_mode & FIXED)
-        if self.is_fixed and not is_held:  # its entries may be overwritten
-            try:
+        try:
+            status = os.fstat(self.fd)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(path)
+            self.size = status.st_size
+            self.is_fixed = bool(status.st_mode & FIXED)
+            if self.is_fixed and not is_held:  # its entries may be overwritten
                 lock_shared(self.fd, path)
                 self._repair = find_repair_of(path, self.fd)
-            except BaseException:
-                os.close(self.fd)
-                raise
+        except BaseException:
+            os.close(self.fd)
+            raise
 
     def read(self, byte_range: ByteRange | None, repair: Repair | None = None) -> memoryview:
         """Bytes of the file, as they will be when it is repaired."""

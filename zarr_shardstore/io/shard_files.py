@@ -20,7 +20,7 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, Literal
 
 from zarr_shardstore.format.journal import Repair, decode_journal, find_repair
@@ -113,10 +113,12 @@ class ShardFile:
 
     def close(self) -> None:
         """Close the files, but not that of the lock."""
-        for fd in (self._fd, self._journal):
-            if fd is not None:
-                os.close(fd)
-        self._fd = self._journal = None
+        fds = self._fd, self._journal
+        self._fd = self._journal = None  # also if closing fails: the numbers are free
+        with ExitStack() as stack:
+            for fd in fds:
+                if fd is not None:
+                    stack.callback(os.close, fd)
 
     def close_all(self) -> None:
         """Close the files. If the lock was held, it is not any more."""
@@ -297,7 +299,8 @@ class _OpenShards:
                 if oldest is None:
                     break
                 del self._recent[oldest]
-                self._files[oldest].close_all()
+                with suppress(OSError):  # of another shard than the caller's
+                    self._files[oldest].close_all()
         return file
 
     def end_use(self, file: ShardFile) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, MemoryStore, ObjectStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
 from zarr_shardstore.io.backend import Backend, Mode, Perform
 from zarr_shardstore.io.buffers import as_view, to_buffer
@@ -212,6 +212,9 @@ class ZarrBackend:
             case GetMany(keys):
                 founds = await concurrently([self._get(key, None) for key in keys])
                 return [found.value for found in founds]
+            case Exists(key) if isinstance(innermost(store), FsspecStore):
+                # To fsspec's `exists` an object is missing whatever fails.
+                return await self._size_or_none(key) is not None
             case Exists(key):
                 return await store.exists(key)
             case GetSize(key):
@@ -271,6 +274,7 @@ class ZarrBackend:
     async def _get_end(self, key: str, suffix: Suffix) -> Found:
         """Ask for the size, then for bytes that are there; and again, if another writer has
         replaced the object by one of another size."""
+        size_at_failure: int | None = None
         for n_left in reversed(range(_N_ATTEMPTS)):
             size = await self._size_or_none(key)
             if size is None:
@@ -281,8 +285,9 @@ class ZarrBackend:
             try:
                 found = await self._get_once(key, Range(start, stop))
             except Exception:
-                if not n_left:
+                if not n_left or size == size_at_failure:  # nobody has replaced it: it fails
                     raise
+                size_at_failure = size
                 continue
             is_whole = found.value is not None and len(found.value) == stop - start
             if is_whole and found.size in (None, size):

@@ -27,10 +27,14 @@ __all__ = [
     "corrupt",
     "read_entries",
     "read_indexes",
+    "read_whole_shards",
     "try_read_indexes",
 ]
 
 _N_ATTEMPTS_IN_TWO_ROUNDS = 2
+
+_N_ATTEMPTS_IN_ONE_PIECE = 2
+"""To read a whole shard, if a reply is shorter than the shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,44 @@ def try_read_indexes(
         if not left:
             break
     return indexes
+
+
+def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
+    """Read whole shards, each in one request, and see that nothing is cut off.
+
+    The last bytes of a reply that is too short are no index, but may pass for one: zeros say that
+    all entries are empty, ``0xff`` that they are missing. A checksum finds that, and so do the
+    entries if the index is at the start, or if the last one ends where the index begins, as in
+    all shards that are not being appended to. For others a base store that does not tell the
+    size with the reply is asked for it, in a second round.
+
+    Raises
+    ------
+    CorruptShardError
+        If a reply is shorter or longer than its shard, also when it is asked for again.
+    """
+    founds: list[Found] = [Found(None, None)] * len(shards)
+    left: list[int] = list(range(len(shards)))
+    for n_left in reversed(range(_N_ATTEMPTS_IN_ONE_PIECE)):
+        replies = yield [Get(shards[i].key, settled=True) for i in left]
+        for i, found in zip(left, replies, strict=True):
+            founds[i] = found
+        unknown = [i for i in left if _may_be_cut_off(shards[i], founds[i])]
+        if unknown:
+            sizes: list[int | None] = yield [GetSize(shards[i].key) for i in unknown]
+            for i, size in zip(unknown, sizes, strict=True):
+                founds[i] = founds[i]._replace(size=size)
+        left = [i for i in left if not _is_whole(founds[i])]
+        if not left:
+            break
+        if not n_left:
+            value, size = founds[left[0]].value, founds[left[0]].size
+            n_read = 0 if value is None else len(value)
+            raise CorruptShardError(
+                f"it has {size} bytes, and reading all of it gave {n_read}",
+                shard_key=shards[left[0]].key,
+            )
+    return founds
 
 
 def read_entries(reads: Sequence[EntryRead], options: ReadOptions) -> Flow[list[memoryview | None]]:
@@ -261,7 +303,7 @@ def _read_whole(
 ) -> Flow[None]:
     """Fill `values` from whole shards, each read in one request."""
     shards = [reads[group[0]].chunk.shard for group in pending]
-    replies: list[Found] = yield [Get(shard.key, settled=True) for shard in shards]
+    replies = yield from read_whole_shards(shards)
     for shard, group, found in zip(shards, pending, replies, strict=True):
         spec = shard.layout.spec
         for i in group:
@@ -280,6 +322,26 @@ def _read_whole(
                     values[i] = found.value[offset + start : offset + stop]
         except IndexDamageError as damage:
             raise corrupt(shard, damage) from damage
+
+
+def _may_be_cut_off(shard: ShardRef, found: Found) -> bool:
+    spec = shard.layout.spec
+    if found.value is None or found.size is not None:
+        return False
+    if spec.index.checksum or spec.index.location == "start":
+        return False
+    try:
+        index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
+    except IndexDamageError:
+        return True
+    offsets, nbytes = index.fields[index.present_ids()].T
+    data_nbytes = len(found.value) - spec.index_nbytes
+    # A sum may wrap: such an entry is found to leave the shard when it is used.
+    return not len(offsets) or int((offsets + nbytes).max()) != data_nbytes
+
+
+def _is_whole(found: Found) -> bool:
+    return found.value is None or found.size is None or found.size == len(found.value)
 
 
 def _get_index(shard: ShardRef, is_settled: bool) -> Get:

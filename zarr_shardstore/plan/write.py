@@ -15,10 +15,10 @@ from zarr_shardstore.errors import CorruptShardError, CorruptValueError
 from zarr_shardstore.format.index import IndexDamageError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
-from zarr_shardstore.format.shard import build_shard, split_shard
+from zarr_shardstore.format.shard import build_shard, index_of_shard, split_shard
 from zarr_shardstore.plan.entries import EntryUpdate, Erase, Modification, Patch, Put, apply_pieces
-from zarr_shardstore.plan.read import corrupt, read_indexes
-from zarr_shardstore.plan.requests import Delete, Exists, Flow, Found, Get, Set
+from zarr_shardstore.plan.read import corrupt, read_indexes, read_whole_shards
+from zarr_shardstore.plan.requests import Delete, Exists, Flow, Set
 
 __all__ = ["KEEP_HINT", "apply_updates", "replaces_all_entries", "update_shard"]
 
@@ -150,7 +150,16 @@ def _is_replaced_whole(shard: ShardRef, known: dict[int, int | None]) -> Flow[bo
     except (CorruptShardError, CorruptValueError):
         if patched:
             raise
-        return True  # nothing in it can be read, so nothing is lost
+        # If the index is damaged nothing in the shard can be read, so nothing is lost. But it may
+        # be the reply that was: look at all of it.
+        try:
+            (found,) = yield from read_whole_shards([shard])
+            spec = shard.layout.spec
+            if found.value is None:
+                return True
+            index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
+        except (IndexDamageError, CorruptValueError):
+            return True
     if index is None:
         return True
     if not known.keys() >= set(index.present_ids().tolist()):
@@ -176,8 +185,7 @@ def _read_entries_to_keep(
         )
         is_replaced.setdefault(update.entry_id, replaces)
     replaced = [i for i, yes in is_replaced.items() if yes]
-    found: Found
-    (found,) = yield [Get(shard.key)]
+    (found,) = yield from read_whole_shards([shard])
     if found.value is None:
         return {}
     spec = shard.layout.spec

@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.documents import Node, document_key, parse_json
-from zarr_shardstore.plan.requests import Exists, Flow, Found, Get
+from zarr_shardstore.plan.documents import read_documents
+from zarr_shardstore.plan.requests import Exists, Flow
 from zarr_shardstore.store import changes
 from zarr_shardstore.store.arrays import ArrayReader, StoredArray
 from zarr_shardstore.store.policy import ShardingPolicy
@@ -168,7 +169,7 @@ class KnownArrays:
             learned |= {n: None for n, yes in zip(doubtful, exist, strict=True) if not yes}
         expected = [n for n in nodes if n not in learned]
         if expected:
-            founds: list[Found] = yield [Get(document_key(n)) for n in expected]
+            founds = yield from read_documents([document_key(n) for n in expected])
             for node, found in zip(expected, founds, strict=True):
                 try:
                     learned[node] = self.read(node, found.value)

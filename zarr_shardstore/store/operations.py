@@ -19,6 +19,7 @@ from zarr_shardstore.format.documents import node_of_document
 from zarr_shardstore.format.keys import check_key
 from zarr_shardstore.format.layout import ChunkRef
 from zarr_shardstore.format.orders import EntryOrder
+from zarr_shardstore.plan.documents import read_documents, whole_documents
 from zarr_shardstore.plan.entries import EntryUpdate, Piece, apply_pieces, check_pieces
 from zarr_shardstore.plan.holding import update_with_held
 from zarr_shardstore.plan.ranges import ByteRange, resolve_range
@@ -128,6 +129,12 @@ class Operations:
             for yes, (key, byte_range) in zip(are_documents, key_ranges, strict=True)
         ]
         founds: list[Found | None] = yield from self._router.perform(requests, owners)
+        documents = [(i, f) for i, f in enumerate(founds) if are_documents[i] and f is not None]
+        if documents:
+            keys = [key_ranges[i][0] for i, _ in documents]
+            whole = yield from whole_documents(keys, [found for _, found in documents])
+            for (i, _), found in zip(documents, whole, strict=True):
+                founds[i] = found
         values = [None if found is None else found.value for found in founds]
         for i, (key, byte_range) in enumerate(key_ranges):
             if are_documents[i]:
@@ -278,8 +285,7 @@ class Operations:
         return value[start:stop]
 
     def _set_document(self, key: str, data: memoryview, only_if_missing: bool) -> Flow[None]:
-        found: Found
-        (found,) = yield [Get(key)]
+        (found,) = yield from read_documents([key])
         if only_if_missing and found.value is not None:
             return
         request = SetIfNotExists if only_if_missing else Set

@@ -41,6 +41,7 @@ from zarr_shardstore.format.index import IndexDamageError
 from zarr_shardstore.format.keys import draft_candidate
 from zarr_shardstore.format.shard import index_of_shard
 from zarr_shardstore.format.transformer_specs import SHARDING, sharding_spec
+from zarr_shardstore.plan.documents import read_documents
 from zarr_shardstore.plan.requests import Flow, Found, Get, ListDir, ListPrefix
 from zarr_shardstore.store.arrays import ArrayReader, StoredArray
 from zarr_shardstore.store.new_arrays import NewArrays
@@ -176,7 +177,7 @@ class View:
         }
         if not found:
             return doc
-        replies: list[Found] = yield [Get(document_key(node)) for node, _ in found.values()]
+        replies = yield from read_documents([document_key(node) for node, _ in found.values()])
         changed: dict[str, Document] = {}
         for (name, (node, member)), reply in zip(found.items(), replies, strict=True):
             try:
@@ -277,8 +278,7 @@ class View:
         twin = node.twin
         if twin is None or geometry.encoding.style != "v2":
             return None
-        found: Found
-        (found,) = yield [Get(document_key(twin))]
+        (found,) = yield from read_documents([document_key(twin)])
         array = self._parsed(twin, found.value).array
         has_same = array is not None and geometry.has_same_chunks(array.document.geometry)
         return array if has_same else None
