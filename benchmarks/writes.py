@@ -19,50 +19,47 @@ import argparse
 import asyncio
 import os
 import random
-import shutil
 import statistics
-import tempfile
-import threading
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import zarr
-from zarr.core.buffer import Buffer, cpu
-from zarr.storage import LocalStore, MemoryStore
+from measuring import (
+    OUR_PIPELINE,
+    ZARR_PIPELINES,
+    ObjectStore,
+    PlainStore,
+    Values,
+    counting,
+    create,
+    flush,
+    fresh_directory,
+    medians,
+    nbytes_of_files,
+    row,
+    smooth_data,
+    timed,
+    title,
+)
+from streams import show_streams
+from zarr.core.buffer import cpu
+from zarr.storage import LocalStore
 
-from zarr_shardstore import ShardedCodecPipeline, ShardingMapping, ShardingStore, get_shard_info
-from zarr_shardstore.io import file_calls
-from zarr_shardstore.plan.strategies import Strategy
+from zarr_shardstore import ShardingMapping, ShardingStore
 
 CHUNK = 16
 CHUNKS_PER_SHARD = 8
 SHARD = CHUNK * CHUNKS_PER_SHARD
 INDEX_NBYTES = CHUNKS_PER_SHARD**3 * 16 + 4
-SLICE_CHUNK = 64
 
 MAX_WRITTEN = {4096: 1.1, 1024: 1.2}
 """Bytes that may be written for a byte of chunks, by the size of a chunk."""
-
-MAX_WRITTEN_OF_STREAM = 1.2
-
-KNOWN_LAYOUT_STRATEGY: Strategy = "append"
-
-OUR_PIPELINE = f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__name__}"
-ZARR_PIPELINES = {
-    name: f"zarr.core.codec_pipeline.{cls}"
-    for name, cls in (("batched", "BatchedCodecPipeline"), ("fused", "FusedCodecPipeline"))
-    if hasattr(zarr.core.codec_pipeline, cls)  # zarr 3.1 has no fused one
-}
-
-Values = npt.NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
@@ -82,119 +79,6 @@ class Sizes:
 QUICK = Sizes(1, (64, 512), 60, 5, (128, 128, 256), 6, 4, 128)
 
 
-# ------------------------------------------------------------------ counting
-
-
-@contextmanager
-def counting() -> Iterator[Counter[str]]:
-    """Calls of each function of `file_calls`, and ``nbytes``, for as long as the block runs."""
-    counts: Counter[str] = Counter()
-    lock = threading.Lock()
-
-    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted_call(*args: Any, **options: Any) -> Any:
-            with lock:
-                counts[name] += 1
-                if name == "write_at":
-                    counts["nbytes"] += sum(map(len, args[1]))
-            return call(*args, **options)
-
-        return counted_call
-
-    calls = {name: getattr(file_calls, name) for name in file_calls.__all__}
-    for name, call in calls.items():
-        setattr(file_calls, name, counted(name, call))
-    try:
-        yield counts
-    finally:
-        for name, call in calls.items():
-            setattr(file_calls, name, call)
-
-
-class PlainStore(LocalStore):
-    """Files as zarr writes them; counts bytes."""
-
-    nbytes = 0
-
-    async def set(self, key: str, value: Buffer) -> None:
-        self.nbytes += len(value)
-        await super().set(key, value)
-
-    def set_sync(self, key: str, value: Buffer) -> None:
-        self.nbytes += len(value)
-        super().set_sync(key, value)
-
-
-class ObjectStore(MemoryStore):
-    """Stands for an object store; counts requests for shards."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.puts: Counter[str] = Counter()
-        self.gets: Counter[str] = Counter()
-
-    async def set(self, key: str, value: Buffer, byte_range: Any = None) -> None:
-        self.puts[key] += 1
-        await super().set(key, value, byte_range)
-
-    def set_sync(self, key: str, value: Buffer) -> None:
-        self.puts[key] += 1
-        super().set_sync(key, value)
-
-    async def get(self, key: str, *args: Any, **options: Any) -> Buffer | None:
-        self.gets[key] += 1
-        return await super().get(key, *args, **options)
-
-    def get_sync(self, key: str, *args: Any, **options: Any) -> Buffer | None:
-        self.gets[key] += 1
-        return super().get_sync(key, *args, **options)
-
-
-# -------------------------------------------------------- timing and printing
-
-
-@contextmanager
-def fresh_directory() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="zarr-shardstore-writes-"))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory)
-
-
-def timed(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def medians(cases: dict[str, Callable[[Path], float]], repeats: int) -> dict[str, float]:
-    """Seconds by case; each repeat runs each case once, in another order, in a fresh directory."""
-    seconds: dict[str, list[float]] = defaultdict(list)
-    for _ in range(repeats):
-        for name in random.sample(list(cases), len(cases)):
-            with fresh_directory() as directory:
-                seconds[name].append(cases[name](directory))
-    return {name: statistics.median(seconds[name]) for name in cases}
-
-
-def title(text: str, *columns: str) -> None:
-    print(f"\n{text:56}" + "".join(f"{column:>17}" for column in columns), flush=True)
-
-
-def row(name: str, *cells: float | str) -> None:
-    texts = [cell if isinstance(cell, str) else f"{cell:.2f}" for cell in cells]
-    print(f"  {name:54}" + "".join(f"{text:>17}" for text in texts), flush=True)
-
-
-def flush(store: ShardingStore) -> None:
-    ShardingMapping(store).flush()
-
-
-def nbytes_of_files(directory: Path) -> int:
-    return sum(file.stat().st_size for file in directory.rglob("c/**/*") if file.is_file())
-
-
 # ----------------------------------------------------- (a) chunk by chunk
 
 
@@ -208,29 +92,29 @@ def make_chunks(directory: Path, n_entries: int, nbytes: int, n_shards: int = 1)
 
 def write_blocking(store: ShardingStore, ids: Sequence[int], value: bytes) -> float:
     mapping = ShardingMapping(store)
-    start = time.perf_counter()
+    start = perf_counter()
     for i in ids:
         mapping[f"c/{i}"] = value
-    return time.perf_counter() - start
+    return perf_counter() - start
 
 
 def write_async(store: ShardingStore | LocalStore, ids: Sequence[int], value: bytes) -> float:
     async def write() -> float:
         buffer = cpu.Buffer.from_bytes(value)
-        start = time.perf_counter()
+        start = perf_counter()
         for i in ids:
             await store.set(f"c/{i}", buffer)
-        return time.perf_counter() - start
+        return perf_counter() - start
 
     return asyncio.run(write())
 
 
-def write_files_blocking(store: Any, ids: Sequence[int], value: bytes) -> float:
+def write_files_blocking(store: LocalStore, ids: Sequence[int], value: bytes) -> float:
     buffer = cpu.Buffer.from_bytes(value)
-    start = time.perf_counter()
+    start = perf_counter()
     for i in ids:
         store.set_sync(f"c/{i}", buffer)
-    return time.perf_counter() - start
+    return perf_counter() - start
 
 
 INTERFACES: dict[str, Callable[[Any, Sequence[int], bytes], float]] = {
@@ -286,45 +170,19 @@ def times_of_chunks(sizes: Sizes, nbytes: int) -> None:
         for name, write in INTERFACES.items()
     }
     ids = random.sample(range(many), sizes.n_sample)
-    if hasattr(LocalStore, "set_sync"):  # zarr 3.4
-        cases["chunk files, blocking"] = lambda d: write_files_blocking(LocalStore(d), ids, value)
+    cases["chunk files, blocking"] = lambda d: write_files_blocking(LocalStore(d), ids, value)
     cases["chunk files, async"] = lambda d: write_async(LocalStore(d), ids, value)
     seconds = medians(cases, sizes.repeats)
-    title(
-        f"{nbytes} bytes into a half full shard, time",
-        "µs a chunk",
-        f"to {few} entries",
-        "to files",
-    )
+    columns = ("µs a chunk", f"to {few} entries", "to files")
+    title(f"{nbytes} bytes into a half full shard, time", *columns)
     for name, s in seconds.items():
         kind = name.split(", ")[1]
-        files = seconds.get(f"chunk files, {kind}")
-        row(
-            name,
-            f"{1e6 * s / sizes.n_sample:.0f}",
-            s / seconds[f"{few} entries, {kind}"],
-            "-" if files is None else s / files,
-        )
+        ratios = (s / seconds[f"{other}, {kind}"] for other in (f"{few} entries", "chunk files"))
+        row(name, f"{1e6 * s / sizes.n_sample:.0f}", *ratios)
     print("  (goal: the many entries take at most 1.5 times as long as the few)")
 
 
 # --------------------------------------- (b) updates and (c) whole arrays
-
-
-def smooth_data(shape: tuple[int, ...]) -> Values:
-    """Something that compresses about as images do: a smooth field and a little noise."""
-    rng = np.random.default_rng(0)
-    axes = np.meshgrid(*(np.linspace(0, 9, n, dtype="f4") for n in shape), indexing="ij")
-    data: Values = (sum(np.sin(a) for a in axes) * 1000 + 4000).astype("u2")
-    return data + rng.integers(0, 9, shape, dtype="u2")
-
-
-def create(
-    store: Any, shape: Sequence[int], chunk: Sequence[int], pipe: str, **options: Any
-) -> Any:
-    """An array that is written by a pipeline."""
-    with zarr.config.set({"codec_pipeline.path": pipe}):
-        return zarr.create_array(store, shape=shape, chunks=chunk, dtype="u2", **options)
 
 
 def random_corners(data: Values) -> list[tuple[int, ...]]:
@@ -392,7 +250,7 @@ def updates(sizes: Sizes) -> None:
         cases[f"ours, {name}"] = update("ours", pipe)
     cases["ours, ShardedCodecPipeline"] = update("ours, own pipeline", OUR_PIPELINE)
     seconds = medians(cases, sizes.repeats)
-    columns = [f"native {name} / this" for name in ZARR_PIPELINES]
+    columns = [f"{name} / this" for name in ZARR_PIPELINES]
     text = f"{sizes.n_updates} updates of a chunk, {CHUNKS_PER_SHARD**3} chunks a shard"
     title(text, "ms an update", *columns)
     for case, s in seconds.items():
@@ -408,11 +266,9 @@ def arrays(sizes: Sizes) -> None:
 
     def write(is_ours: bool, pipe: str) -> Callable[[Path], float]:
         def run(directory: Path) -> float:
-            store = (
-                ShardingStore(directory, chunks_per_shard=CHUNKS_PER_SHARD)
-                if is_ours
-                else LocalStore(directory)
-            )
+            store: Any = LocalStore(directory)
+            if is_ours:
+                store = ShardingStore(directory, chunks_per_shard=CHUNKS_PER_SHARD)
             options = {} if is_ours else {"shards": (SHARD,) * 3}
             z = create(store, data.shape, (CHUNK,) * 3, pipe, **options)
             with counting() as counts:
@@ -433,7 +289,7 @@ def arrays(sizes: Sizes) -> None:
     cases |= {f"ours, {name}": write(True, pipe) for name, pipe in ZARR_PIPELINES.items()}
     cases["ours, ShardedCodecPipeline"] = write(True, OUR_PIPELINE)
     seconds = medians(cases, sizes.repeats)
-    columns = [f"this / native {name}" for name in ZARR_PIPELINES]
+    columns = [f"this / {name}" for name in ZARR_PIPELINES]
     title(f"z[...] = data, {data.shape} uint16, {CHUNKS_PER_SHARD}³ chunks a shard", "ms", *columns)
     for case, s in seconds.items():
         row(case, f"{1e3 * s:.0f}", *(s / seconds[f"native, {name}"] for name in ZARR_PIPELINES))
@@ -449,19 +305,16 @@ def puts(sizes: Sizes) -> None:
     batched = ZARR_PIPELINES["batched"]
     title("an object store: requests for shards", "shards", "PUTs", "GETs")
 
-    def show(name: str, objects: ObjectStore) -> tuple[Counter[str], int]:
-        shard_puts = Counter({k: n for k, n in objects.puts.items() if k.startswith("c/")})
+    def show(name: str, objects: ObjectStore) -> tuple[list[int], int]:
+        shard_puts = [n for key, n in objects.puts.items() if key.startswith("c/")]
         n_gets = sum(n for key, n in objects.gets.items() if key.startswith("c/"))
-        row(name, *map(str, (len(shard_puts), shard_puts.total(), n_gets)))
-        plain: Any = zarr.open_array(objects, mode="r")
-        assert np.array_equal(plain[...], data)
+        row(name, *map(str, (len(shard_puts), sum(shard_puts), n_gets)))
         return shard_puts, n_gets
 
     def check(name: str, objects: ObjectStore) -> None:
-        shard_puts, n_gets = show(name, objects)
-        assert len(shard_puts) == n_shards
-        assert set(shard_puts.values()) == {1}
-        assert n_gets == 0
+        assert show(name, objects) == ([1] * n_shards, 0)
+        plain: Any = zarr.open_array(objects, mode="r")
+        assert np.array_equal(plain[...], data)
 
     objects = ObjectStore()
     store = ShardingStore(objects, chunks_per_shard=CHUNKS_PER_SHARD)
@@ -478,110 +331,13 @@ def puts(sizes: Sizes) -> None:
 
     objects = ObjectStore()
     z = create(objects, data.shape, (CHUNK,) * 3, batched, shards=(SHARD,) * 3)
-    for corner in random_corners(data):
+    for corner in random_corners(data)[: sizes.n_updates]:
         z[region_at(corner)] = data[region_at(corner)]
-    show("native sharding, chunk by chunk", objects)
-
-
-# ----------------------------------------------------- (e) streams of slices
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Writes of a stack of slices: what is written one after the other, and how it is stored."""
-
-    name: str
-    slices_per_shard: int
-    writes: Sequence[tuple[int, slice]]
-    options: dict[str, Any]
-    strategy: Strategy = "append"
-    by_append: bool = False
-
-
-def make_streams(sizes: Sizes) -> list[Stream]:
-    n, per_shard, all_rows = sizes.n_slices, sizes.slices_per_shard, slice(None)
-    in_order = [(i, all_rows) for i in range(n)]
-    shuffled = random.sample(in_order, n)
-    rows = [slice(y, y + SLICE_CHUNK) for y in range(0, sizes.side, SLICE_CHUNK)]
-    strips = [(i, strip) for i in range(n) for strip in rows]
-    random.shuffle(strips)
-    raw = {"compressors": None}
-    return [
-        Stream("1. a shard for each slice", 1, in_order, {}),
-        Stream("2. slices appended", per_shard, in_order, {}),
-        Stream("2. slices appended by z.append()", per_shard, in_order, {}, by_append=True),
-        Stream("3. known layout", per_shard, shuffled, raw, KNOWN_LAYOUT_STRATEGY),
-        Stream("4. order of arrival", per_shard, strips, {}),
-    ]
+    show(f"native sharding, {sizes.n_updates} chunks one by one", objects)
 
 
 def streams(sizes: Sizes) -> None:
-    data = smooth_data((sizes.n_slices, sizes.side, sizes.side))
-    title(
-        f"{sizes.n_slices} slices, {(sizes.side // SLICE_CHUNK) ** 2} chunks each",
-        "written",
-        "native wrote",
-        "native / this",
-        "files",
-    )
-    for stream in make_streams(sizes):
-        one_stream(stream, data, sizes.repeats)
-    print("  (written: bytes for a byte of chunks; native / this: time)")
-
-
-def one_stream(stream: Stream, data: Values, repeats: int) -> None:
-    """Write a stream both ways, and print its row."""
-    counts: Counter[str] = Counter()
-    first_shape = (0 if stream.by_append else len(data), *data.shape[1:])
-    chunk = (1, SLICE_CHUNK, SLICE_CHUNK)
-
-    def write(z: Any) -> None:
-        for i, strip in stream.writes:
-            if stream.by_append:
-                z.append(data[i : i + 1])
-            else:
-                z[i, strip] = data[i, strip]
-
-    def native(directory: Path) -> float:
-        store = PlainStore(directory)
-        shard = (stream.slices_per_shard, *data.shape[1:])
-        pipe = ZARR_PIPELINES["batched"]
-        z = create(store, first_shape, chunk, pipe, shards=shard, **stream.options)
-        n_before = store.nbytes
-        seconds = timed(lambda: write(z))
-        counts["native"] = store.nbytes - n_before
-        return seconds
-
-    def ours(directory: Path) -> float:
-        per_slice = -(-data.shape[1] // SLICE_CHUNK)
-        cps = (stream.slices_per_shard, per_slice, per_slice)
-        store = ShardingStore(directory, chunks_per_shard=cps, strategy=stream.strategy)
-        z = create(store, first_shape, chunk, OUR_PIPELINE, **stream.options)
-
-        def write_and_flush() -> None:
-            write(z)
-            flush(store)
-
-        with counting() as calls:
-            seconds = timed(write_and_flush)
-        (array,) = get_shard_info(directory).arrays
-        counts["ours"] = calls["nbytes"]
-        counts["chunks"], counts["files"] = array.chunk_nbytes, array.n_objects
-        plain: Any = zarr.open_array(directory, mode="r")
-        assert np.array_equal(plain[...], data)
-        return seconds
-
-    seconds = medians({"native": native, "ours": ours}, repeats)
-    written = counts["ours"] / counts["chunks"]
-    assert written <= MAX_WRITTEN_OF_STREAM
-    assert counts["files"] == -(-len(data) // stream.slices_per_shard)
-    row(
-        stream.name,
-        written,
-        counts["native"] / counts["chunks"],
-        seconds["native"] / seconds["ours"],
-        str(counts["files"]),
-    )
+    show_streams(sizes.n_slices, sizes.slices_per_shard, sizes.side, sizes.repeats)
 
 
 PARTS: dict[str, Callable[[Sizes], None]] = {
