@@ -1,10 +1,9 @@
-"""What the benchmarks of writes share: counted bytes and requests, medians, rows of a table."""
+"""What the benchmarks of writes share: counted bytes and requests, times, rows of a table."""
 
 from __future__ import annotations
 
 import random
 import shutil
-import statistics
 import tempfile
 import threading
 import time
@@ -12,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,8 @@ from zarr.storage import LocalStore, MemoryStore
 from zarr_shardstore import ShardedCodecPipeline, ShardingMapping, ShardingStore
 from zarr_shardstore.io import file_calls
 
-Values = npt.NDArray[np.uint16]
+Values: TypeAlias = npt.NDArray[np.uint16]
+Middle: TypeAlias = Callable[[list[float]], float]
 
 OUR_PIPELINE = f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__name__}"
 ZARR_PIPELINES = {
@@ -113,14 +113,16 @@ def timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def medians(cases: dict[str, Callable[[Path], float]], repeats: int) -> dict[str, float]:
+def time_of_each(
+    cases: dict[str, Callable[[Path], float]], repeats: int, middle: Middle
+) -> dict[str, float]:
     """Seconds by case; each repeat runs each case once, in another order, in a fresh directory."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for _ in range(repeats):
         for name in random.sample(list(cases), len(cases)):
             with fresh_directory() as directory:
                 seconds[name].append(cases[name](directory))
-    return {name: statistics.median(seconds[name]) for name in cases}
+    return {name: middle(seconds[name]) for name in cases}
 
 
 def title(text: str, *columns: str) -> None:

@@ -21,14 +21,15 @@ import zarr
 from measuring import (
     OUR_PIPELINE,
     ZARR_PIPELINES,
+    Middle,
     PlainStore,
     Values,
     counting,
     create,
     flush,
-    medians,
     row,
     smooth_data,
+    time_of_each,
     timed,
     title,
 )
@@ -73,17 +74,19 @@ def make_streams(n: int, per_shard: int, side: int) -> list[Stream]:
     ]
 
 
-def show_streams(n_slices: int, slices_per_shard: int, side: int, repeats: int) -> None:
+def show_streams(
+    n_slices: int, slices_per_shard: int, side: int, repeats: int, middle: Middle
+) -> None:
     """Print a row for each technique."""
     data = smooth_data((n_slices, side, side))
     columns = ("bytes written", "native wrote", "native / this", "files")
     title(f"{n_slices} slices of {(side // CHUNK) ** 2} chunks", *columns)
     for stream in make_streams(n_slices, slices_per_shard, side):
-        show_stream(stream, data, repeats)
+        show_stream(stream, data, repeats, middle)
     print("  (bytes: for a byte of chunks; native / this: time)")
 
 
-def show_stream(stream: Stream, data: Values, repeats: int) -> None:
+def show_stream(stream: Stream, data: Values, repeats: int, middle: Middle) -> None:
     """Write a stream both ways, and print its row."""
     counts: Counter[str] = Counter()
     first_shape = (0 if stream.by_append else len(data), *data.shape[1:])
@@ -125,7 +128,7 @@ def show_stream(stream: Stream, data: Values, repeats: int) -> None:
         assert np.array_equal(plain[...], data)
         return seconds
 
-    seconds = medians({"native": native, "ours": ours}, repeats)
+    seconds = time_of_each({"native": native, "ours": ours}, repeats, middle)
     written = counts["ours"] / counts["chunks"]
     assert written <= MAX_WRITTEN
     assert counts["files"] == -(-len(data) // stream.slices_per_shard)

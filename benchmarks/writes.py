@@ -10,7 +10,7 @@ entries, indexes, journals, from the creation of a shard to the flush at the end
     puts     an object store: one PUT for each shard
     streams  slices as they come, by ZEP 2's four techniques (`examples/slices.py` tells more)
 
-    python benchmarks/writes.py [--parts chunks updates ...] [--repeats 5] [--quick]
+    python benchmarks/writes.py [--parts chunks updates ...] [--repeats 5] [--minima] [--quick]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import asyncio
 import os
 import random
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -33,6 +33,7 @@ import zarr
 from measuring import (
     OUR_PIPELINE,
     ZARR_PIPELINES,
+    Middle,
     ObjectStore,
     PlainStore,
     Values,
@@ -40,10 +41,10 @@ from measuring import (
     create,
     flush,
     fresh_directory,
-    medians,
     nbytes_of_files,
     row,
     smooth_data,
+    time_of_each,
     timed,
     title,
 )
@@ -67,6 +68,7 @@ class Sizes:
     """How much is written."""
 
     repeats: int = 5
+    middle: Middle = statistics.median
     entries: tuple[int, int] = (512, 32_768)
     n_sample: int = 2_000
     n_updates: int = 50
@@ -76,7 +78,16 @@ class Sizes:
     side: int = 512
 
 
-QUICK = Sizes(1, (64, 512), 60, 5, (128, 128, 256), 6, 4, 128)
+QUICK = Sizes(
+    repeats=1,
+    entries=(64, 512),
+    n_sample=60,
+    n_updates=5,
+    shape=(64, 128, 256),
+    n_slices=6,
+    slices_per_shard=4,
+    side=128,
+)
 
 
 # ----------------------------------------------------- (a) chunk by chunk
@@ -172,7 +183,7 @@ def times_of_chunks(sizes: Sizes, nbytes: int) -> None:
     ids = random.sample(range(many), sizes.n_sample)
     cases["chunk files, blocking"] = lambda d: write_files_blocking(LocalStore(d), ids, value)
     cases["chunk files, async"] = lambda d: write_async(LocalStore(d), ids, value)
-    seconds = medians(cases, sizes.repeats)
+    seconds = time_of_each(cases, sizes.repeats, sizes.middle)
     columns = ("µs a chunk", f"to {few} entries", "to files")
     title(f"{nbytes} bytes into a half full shard, time", *columns)
     for name, s in seconds.items():
@@ -249,7 +260,7 @@ def updates(sizes: Sizes) -> None:
         cases[f"chunk files, {name}"] = update("chunk files", pipe)
         cases[f"ours, {name}"] = update("ours", pipe)
     cases["ours, ShardedCodecPipeline"] = update("ours, own pipeline", OUR_PIPELINE)
-    seconds = medians(cases, sizes.repeats)
+    seconds = time_of_each(cases, sizes.repeats, sizes.middle)
     columns = [f"{name} / this" for name in ZARR_PIPELINES]
     text = f"{sizes.n_updates} updates of a chunk, {CHUNKS_PER_SHARD**3} chunks a shard"
     title(text, "ms an update", *columns)
@@ -288,7 +299,7 @@ def arrays(sizes: Sizes) -> None:
     cases = {f"native, {name}": write(False, pipe) for name, pipe in ZARR_PIPELINES.items()}
     cases |= {f"ours, {name}": write(True, pipe) for name, pipe in ZARR_PIPELINES.items()}
     cases["ours, ShardedCodecPipeline"] = write(True, OUR_PIPELINE)
-    seconds = medians(cases, sizes.repeats)
+    seconds = time_of_each(cases, sizes.repeats, sizes.middle)
     columns = [f"this / {name}" for name in ZARR_PIPELINES]
     title(f"z[...] = data, {data.shape} uint16, {CHUNKS_PER_SHARD}³ chunks a shard", "ms", *columns)
     for case, s in seconds.items():
@@ -337,7 +348,7 @@ def puts(sizes: Sizes) -> None:
 
 
 def streams(sizes: Sizes) -> None:
-    show_streams(sizes.n_slices, sizes.slices_per_shard, sizes.side, sizes.repeats)
+    show_streams(sizes.n_slices, sizes.slices_per_shard, sizes.side, sizes.repeats, sizes.middle)
 
 
 PARTS: dict[str, Callable[[Sizes], None]] = {
@@ -350,11 +361,17 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repeats", type=int, help="of what is timed")
     parser.add_argument("--quick", action="store_true", help="small, once: do the counts hold?")
+    parser.add_argument(
+        "--minima", action="store_true", help="instead of medians, on a busy machine"
+    )
     options = parser.parse_args()
     sizes = QUICK if options.quick else Sizes()
     if options.repeats is not None:
         sizes = replace(sizes, repeats=options.repeats)
-    print(f"zarr {zarr.__version__}, {os.cpu_count()} cores; medians of {sizes.repeats}")
+    if options.minima:
+        sizes = replace(sizes, middle=min)
+    kind = "minima" if options.minima else "medians"
+    print(f"zarr {zarr.__version__}, {os.cpu_count()} cores; {kind} of {sizes.repeats}")
     for name in options.parts:
         PARTS[name](sizes)
 
