@@ -148,7 +148,9 @@ def chunks(sizes: Sizes) -> None:
                 assert 1 < written <= MAX_WRITTEN[nbytes]
                 z: Any = zarr.open_array(directory, mode="r")
                 assert (np.diff(z[:].reshape(n, nbytes), axis=0) == 0).all()
-                assert nbytes_of_files(directory) == n * (nbytes + 16) + 4  # nothing is left over
+                # No journal; a shard of more than 64 MiB has grown once, and left an old index.
+                least = n * (nbytes + 16) + 4
+                assert nbytes_of_files(directory) in (least, least + n * 16 + 4)
     for nbytes in MAX_WRITTEN:
         times_of_chunks(sizes, nbytes)
 
