@@ -39,6 +39,7 @@ format: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(VENV)/bin/python benchmarks/arrays.py
+	$(VENV)/bin/python benchmarks/writes.py
 
 clean:
 	rm -rf .venv-* $(ZARRITA_DIR) $(AZURITE_DIR) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -58,6 +58,7 @@ def main() -> None:
         np.testing.assert_array_equal(np.asarray(plain[:]), expected)
         print(f"consolidated, by plain zarr: chunks {plain.chunks}, shards {plain.shards}")
 
+        store.close()  # takes away what is beside shards as long as they are written to
         print("in the base store:")
         files = {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file()}
         for name, file in sorted(files.items()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,13 @@ TELLING_LINES = {
     "wrap_existing_store.py": "new, by plain zarr: chunks (2, 5), shards (8, 20)",
     "zarr_array_backend.py": "consolidated, by plain zarr: chunks (5, 3), shards (20, 6)",
 }
+
+SLICES_TECHNIQUES = [
+    "1. A shard for each slice",
+    "2. Slices appended to shards of many slices",
+    "3. Chunks of one size, without compression",
+    "4. Compressed chunks in the order of their arrival",
+]
 
 
 def run_example(name: str, *arguments: str, options: tuple[str, ...] = (), cwd: Path) -> str:
@@ -36,6 +44,19 @@ def test_example(name: str, tmp_path: Path) -> None:
     assert TELLING_LINES[name] in printed.splitlines()
 
 
+def test_slices(tmp_path: Path) -> None:
+    """Each of ZEP 2's four writes about what the chunks take, whatever native sharding rewrites."""
+    printed = run_example("slices.py", options=("-W", "error"), cwd=tmp_path)
+    assert re.findall(r"^\d\. .*", printed, re.M) == SLICES_TECHNIQUES
+    assert "  on an object store: 24 PUTs for 24 slices" in printed.splitlines()
+    ours = [float(times) for times in re.findall(r"written: .* bytes, ([\d.]+) times", printed)]
+    native = [float(times) for times in re.findall(r"native .* bytes, ([\d.]+) times", printed)]
+    assert len(ours) == len(native) == 5
+    assert max(ours) < 1.3
+    assert native[0] == 1.0
+    assert min(native[1:]) > 5
+
+
 def test_demo(tmp_path: Path) -> None:
     """Made data as plain chunks, re-packed, handed over, read by all, drawn."""
     for package in ("nibabel", "matplotlib", "rich", "tensorstore"):
@@ -49,4 +70,4 @@ def test_demo(tmp_path: Path) -> None:
 
 def test_no_example_is_forgotten() -> None:
     """Each script of the folder is run by a test."""
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"demo.py", *TELLING_LINES}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"demo.py", "slices.py", *TELLING_LINES}

@@ -117,7 +117,9 @@ def _store(opened: OpenedShard, new: dict[int, Bytes | None], order: EntryOrder)
             return
     was_full = opened.n_present >= shard.n_grid_entries
     yield from change_shard(opened, opened.change(new))
-    if n_present >= shard.n_grid_entries and not was_full:
+    # One that was sealed before is being written to again, perhaps because its array grows
+    # slice by slice: it waits for flush or close.
+    if n_present >= shard.n_grid_entries and not was_full and not opened.was_sealed:
         yield from _seal(opened, order, MAX_DEAD_SHARE)
 
 

@@ -126,6 +126,7 @@ class OpenedShard:
         "shard",
         "size",
         "slot_nbytes",
+        "was_sealed",
     )
 
     def __init__(
@@ -146,6 +147,7 @@ class OpenedShard:
         nbytes = np.minimum(present[:, 1], np.uint64(size))
         self.live_nbytes = int(nbytes.sum())
         self.data_end = self._known_data_end(decoded, data_end)
+        self.was_sealed = self.gap_nbytes == 0
         self.has_journal = False
         self.is_valid = True
         self.inode = 0
