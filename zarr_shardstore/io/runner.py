@@ -89,6 +89,8 @@ class Runner:
         if len(batch) == 1 and isinstance(batch[0], UpdateShard):
             self._commit(batch[0])
             return [None]
+        if self.backend.has_versions and not any(isinstance(r, UpdateShard) for r in batch):
+            return self._perform_stamped(batch, perform)
         updates, others = _split(batch)
         replies: dict[int, Any] = {}
         if others:
@@ -106,8 +108,9 @@ class Runner:
         return [replies[i] for i in range(len(batch))]
 
     def _perform_stamped(self, requests: list[Request], perform: Perform) -> list[Any]:
-        if self.backend.has_versions and not any(isinstance(r, WRITES) for r in requests):
-            return perform(requests)
+        if self.backend.has_versions:
+            with self._announced(requests):
+                return perform(requests)
         before = self._versions(requests)
         with self._announced(requests):
             found = perform(requests)

@@ -228,7 +228,7 @@ class Catalog:
                 nodes = dict.fromkeys(node for nodes in unknown.values() for node in nodes)
                 known |= yield from self._known.know(list(nodes), knowledge)
             open_positions = list(unknown)
-        if isinstance(last, _Located) and isinstance(last.owner, StoredArray):
+        if isinstance(last, _Located):
             self._last = knowledge, len(knowledge.arrays), last
         return answers
 
@@ -345,8 +345,10 @@ def _locate_sibling(last: _Answer, key: str, in_grid: bool) -> _Located | None:
     Two keys that differ only in the numbers after the path of their array may belong to the
     same other arrays on the way to it, and of the first these are known not to own it.
     """
-    if not isinstance(last, _Located) or not isinstance(last.owner, StoredArray):
+    if not isinstance(last, _Located):
         return None
+    if isinstance(last.owner, ArrayLayout):
+        return _locate_without_document(last.owner, key)
     array, grid_shape = last.owner, last.owner.grid_shape
     coords = array.coords_of(key)
     if coords is None or grid_shape is None:
@@ -354,6 +356,14 @@ def _locate_sibling(last: _Answer, key: str, in_grid: bool) -> _Located | None:
     if in_grid and not is_inside(coords, grid_shape):
         return None
     return _Located(array, coords)
+
+
+def _locate_without_document(layout: ArrayLayout, key: str) -> _Located | None:
+    """As `_locate_sibling`: a draft key of an array that is known to have no document."""
+    if layout.encoding.style != "draft" or not key.startswith(layout.prefix):
+        return None
+    coords = layout.coords_of(key)
+    return None if coords is None else _Located(layout, coords)
 
 
 def _encoding_of(node: Node, suffix: str) -> ChunkKeyEncoding:
