@@ -25,6 +25,7 @@ sizes = st.one_of(st.integers(0, 300_000_000), st.floats(1, 1e8), st.integers(1,
 @example(grid=(12, 12, 12, 12), nbytes=64_000_000 / 11**4)
 @example(grid=(7,) * 6, nbytes=64_000_000 / 6**6)
 @example(grid=(2**40,) * 6, nbytes=1)
+@example(grid=(2, 7, 8, 9, 12, 12), nbytes=153)
 def test_bounds(grid: tuple[int, ...], nbytes: float) -> None:
     """Within the grid, at most 100 MB and 2**17 entries, at least 10 MB if there is so much."""
     cps, reason = choose_chunks_per_shard(grid, nbytes)

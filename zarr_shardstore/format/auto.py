@@ -52,7 +52,7 @@ def choose_chunks_per_shard(grid_shape: Coords, chunk_nbytes: float) -> tuple[Co
     goal = min(_GOAL_NBYTES / chunk_nbytes, _MAX_ENTRIES)
     if goal < 2:
         return (1,) * len(grid), f"{about}: each is large enough for an object of its own"
-    cps = _even(_grown(grid, goal), grid, goal * _MIN_SHARD_NBYTES / _GOAL_NBYTES)
+    cps = _even(_grown(grid, goal), grid, _MIN_SHARD_NBYTES / chunk_nbytes)
     nbytes = _readable(math.prod(cps) * chunk_nbytes)
     shown = " × ".join(map(str, cps))
     return cps, f"{about}: {shown} of them make shards of {nbytes}"
