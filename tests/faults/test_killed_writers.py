@@ -32,7 +32,7 @@ from zarr_shardstore.io.locks import LOCK_SUFFIX
 from zarr_shardstore.io.settled import find_repair_of
 from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX
 
-N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "240"))
+N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "160"))
 
 Change = dict[int, Layers | None]
 STRATEGIES: dict[str, tuple[Literal["append", "rewrite"], ...]] = {
@@ -188,6 +188,15 @@ def _stored(i: int, state: State) -> bytes | None:
     return stored(i, state[i]) if i in state else None
 
 
+def _lines(log: Path) -> list[tuple[str, Change]]:
+    """What a writer has said. A line that is cut off is of a call that was not begun."""
+    if not log.exists():
+        return []
+    lines = [json.loads(x) for x in log.read_text().splitlines(keepends=True) if x[-1] == "\n"]
+    assert not lines or lines[-1][0] != "error", lines[-1][1]
+    return [(kind, {int(i): layers for i, layers in new.items()}) for kind, new in lines]
+
+
 def kill_one(
     writers: Writers, array: Array, strategies: tuple[str, ...], rng: random.Random
 ) -> tuple[str, list[str], list[str]]:
@@ -196,8 +205,10 @@ def kill_one(
 
     If there is another one it goes on for a while, then ends after the operation under way.
     """
-    slow = rng.choice((0.0, 0.0005, 0.002))
     durability = rng.choice(("process", "process", "power"))
+    victim = rng.randrange(len(strategies))
+    only_shards = strategies[victim] == "append" and rng.random() < 0.7
+    stop_at = rng.choice((None, (rng.randint(1, 20 if only_shards else 40), only_shards)))
     pids, logs = [], []
     array.version += 1_000_000
     for rank, strategy in enumerate(strategies):
@@ -211,17 +222,25 @@ def kill_one(
             "state": {i: array.state[i] for i in mine if i in array.state},
             "version": array.version,
             "seed": rng.random(),
-            "slow": slow,
+            "stop_at": stop_at if rank == victim else None,
             "log": str(log),
         }
         pids.append(writers.start(request))
         logs.append(log)
-    victim = rng.randrange(len(pids))
     begun = time.monotonic()
-    while not all(log.exists() and log.stat().st_size for log in logs):
+    n_lines = rng.choice((1, 2, 3, 6, 12))
+    while not (
+        all(_lines(log) for log in logs)
+        and (
+            len(_lines(logs[victim])) >= n_lines
+            if stop_at is None
+            else _lines(logs[victim])[-1][0] == "here"
+        )
+    ):
         assert time.monotonic() < begun + MAX_SECONDS
         time.sleep(0.0005)
-    time.sleep(rng.uniform(0, 0.02 + 10 * slow))
+    if stop_at is None:
+        time.sleep(rng.uniform(0, 0.005))
     os.kill(pids[victim], signal.SIGKILL)
     ends = {victim: writers.wait(pids[victim])}
     if len(pids) > 1:
@@ -230,17 +249,14 @@ def kill_one(
         ends[1 - victim] = writers.wait(pids[1 - victim])
     kind, in_flight = "nothing", Change()
     for rank, log in enumerate(logs):
-        # A line that is cut off is of a call that was not begun.
-        lines = [json.loads(x) for x in log.read_text().splitlines(keepends=True) if x[-1] == "\n"]
-        assert lines[-1][0] != "error", lines[-1][1]
-        is_killed = rank == victim
-        assert ends[rank] == (-signal.SIGKILL if is_killed else 0)
-        changes = [(k, {int(i): x for i, x in new.items()}) for k, new in lines if k != "done"]
+        lines = _lines(log)
+        changes = [line for line in lines if line[0] not in ("done", "here")]
         if lines[-1][0] != "done":
-            assert is_killed
+            assert rank == victim
             kind, in_flight = changes.pop()
         for _, change in changes:
             array.state = applied(array.state, change)
+        assert ends[rank] == (-signal.SIGKILL if rank == victim else 0)
     repairs = array.repairs()
     return kind, repairs, array.settle(in_flight)
 

@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 from tests.faults.any_size import HEADER, encode
 from zarr_shardstore import ShardingMapping
 from zarr_shardstore.io import file_calls
+from zarr_shardstore.io.settled import is_side_file
 
 Layers: TypeAlias = list[list[int]]
 State: TypeAlias = dict[int, Layers]
@@ -81,7 +82,7 @@ class Writer:
         rng, m = self.rng, self.m
         self.version += 1
         kinds = ("set", "update", "erase", "erase many", "erase all", "patch", "flush")
-        (kind,) = rng.choices(kinds, (10, 4, 2, 1, 0.3, 4, 1))
+        (kind,) = rng.choices(kinds, (10, 4, 2, 1, 0.1, 4, 0.5))
         some = rng.sample(self.mine, rng.randint(1, rng.choice((4, len(self.mine)))))
         new: dict[int, Layers | None] = {}
         if kind == "set":
@@ -128,30 +129,47 @@ def applied(state: State, new: Mapping[int, Layers | None]) -> State:
 # ------------------------------------------------------------------- the process
 
 
-def slow_down(seconds: float, rng: random.Random) -> None:
-    """Let each call that changes a file take longer, and write in two halves: whoever is killed
-    is in the middle of something."""
-    if not seconds:
-        return
+def stop_at(n: int, only_shards: bool, stop: Callable[[], None], rng: random.Random) -> None:
+    """Call `stop` before the n-th call that changes a file; writes are made in two halves, so
+    that it may be in the middle of one. With `only_shards` only those count that change a shard
+    in its place."""
+    paths: dict[int, str] = {}
 
-    def slow(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wait_and_call(*args: Any, **options: Any) -> Any:
-            time.sleep(rng.uniform(0, seconds))
-            return call(*args, **options)
+    def count(fd_or_path: int | str) -> None:
+        nonlocal n
+        path = paths.get(fd_or_path, "") if isinstance(fd_or_path, int) else ""
+        if not only_shards or (path and not is_side_file(path)):
+            n -= 1
+            if n == 0:
+                stop()
 
-        return wait_and_call
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def count_and_call(first: Any, *args: Any, **options: Any) -> Any:
+            count(first)
+            found = call(first, *args, **options)
+            if isinstance(found, int):
+                paths[found] = first
+            return found
+
+        return count_and_call
 
     for name in file_calls.__all__:
-        setattr(file_calls, name, slow(getattr(file_calls, name)))
-    write_slowly = file_calls.write_at
+        setattr(file_calls, name, counted(getattr(file_calls, name)))
+    write_half = file_calls.write_at
 
     def write_at(fd: int, pieces: list[bytes], offset: int) -> None:
         data = b"".join(pieces)
         middle = rng.randint(0, len(data))
-        write_slowly(fd, [data[:middle]], offset)
-        write_slowly(fd, [data[middle:]], offset + middle)
+        write_half(fd, [data[:middle]], offset)
+        write_half(fd, [data[middle:]], offset + middle)
 
     file_calls.write_at = write_at  # type: ignore[assignment]
+
+
+def wait_here(log: int) -> None:
+    """Say so, and wait to be killed."""
+    os.write(log, b'["here", {}]\n')
+    time.sleep(600)
 
 
 def write(request: dict[str, Any]) -> None:
@@ -166,7 +184,8 @@ def write(request: dict[str, Any]) -> None:
     signal.signal(signal.SIGTERM, end)
     try:
         rng = random.Random(request["seed"])
-        slow_down(request["slow"], rng)
+        if request["stop_at"]:
+            stop_at(*request["stop_at"], lambda: wait_here(log), rng)
         state = {int(i): layers for i, layers in request["state"].items()}
         m = ShardingMapping(request["path"], **request["options"])
         writer = Writer(m, request["mine"], state, request["version"], rng)
