@@ -29,8 +29,7 @@ from tests.faults.write_until_killed import Layers, State, applied, content, key
 from zarr_shardstore import ShardingMapping
 from zarr_shardstore.io import locks
 from zarr_shardstore.io.locks import LOCK_SUFFIX
-from zarr_shardstore.io.settled import find_repair_of
-from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX, find_repair_of
 
 N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "160"))
 

@@ -185,7 +185,8 @@ def write(request: dict[str, Any]) -> None:
     try:
         rng = random.Random(request["seed"])
         if request["stop_at"]:
-            stop_at(*request["stop_at"], lambda: wait_here(log), rng)
+            n, only_shards = request["stop_at"]
+            stop_at(n, only_shards, lambda: wait_here(log), rng)
         state = {int(i): layers for i, layers in request["state"].items()}
         m = ShardingMapping(request["path"], **request["options"])
         writer = Writer(m, request["mine"], state, request["version"], rng)
