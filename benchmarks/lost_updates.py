@@ -1,96 +1,90 @@
 """How many chunks survive when several writers share shards: here, and in zarr's native sharding.
 
-4,096 chunks of 8 shards are written in random order, each by a call of its own (`z[i:j] = ...`), by
-threads or by processes, and looked at afterwards.
+4,096 chunks of 8 shards are written in random order, by threads, processes or dask workers, and
+looked at after each round: chunk by chunk (`z[i:j] = ...`), and as regions that begin and end
+within chunks, of which the chunks count that lie in one region. ``S3`` is moto, ``Azure`` Azurite
+(``ZARR_SHARDSTORE_AZURITE`` names its main.js); their seconds say little about real ones.
 
-    python benchmarks/lost_updates.py [--rounds 3] [--writers 8]
+    python -m benchmarks.lost_updates [--rounds 3] [--base memory local] [--writers "8 processes"]
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import json
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
 import zarr
-from zarr.storage import LocalStore, MemoryStore
 
-from zarr_shardstore import ShardingStore
+from tests.faults.processes import azure_server, s3_server
+from tests.faults.shared_shards import WAYS, WRITERS, SharedArray, Way, Writers, open_base
 
-N_SHARDS, CPS, LENGTH = 8, 512, 64
-N_CHUNKS = N_SHARDS * CPS
-
-
-def create(base: Any, is_native: bool) -> Any:
-    store = base if is_native else ShardingStore(base, chunks_per_shard=CPS)
-    return zarr.create_array(
-        store,
-        name="z",
-        shape=(N_CHUNKS * LENGTH,),
-        chunks=(LENGTH,),
-        shards=(CPS * LENGTH,) if is_native else None,
-        dtype="u4",
-        overwrite=True,
-    )
+BASES = ("memory", "local", "S3", "Azure")
 
 
-def write(base: Any, is_native: bool, rank: int, n: int, seed: int) -> None:
-    """The part of one of n writers."""
-    z: Any = zarr.open_array(base if is_native else ShardingStore(base), path="z", mode="r+")
-    mine = list(range(rank, N_CHUNKS, n))
-    random.Random(seed * n + rank).shuffle(mine)
-    for i in mine:
-        z[i * LENGTH : (i + 1) * LENGTH] = i + 1
+@contextmanager
+def base_store(name: str) -> Iterator[dict[str, Any]]:
+    """Where a base store of that kind is."""
+    match name:
+        case "memory":
+            yield {"kind": "memory", "path": str(time.monotonic())}
+        case "local":
+            with tempfile.TemporaryDirectory(prefix="lost-") as directory:
+                yield {"kind": "local", "path": directory}
+        case _:
+            with {"S3": s3_server, "Azure": azure_server}[name]() as where:
+                yield where | {"prefix": "lost"}
 
 
-def surviving(base: Any) -> float:
-    """Share of the chunks that hold what was written, as zarr alone reads them."""
-    found: Any = zarr.open_array(base, path="z", mode="r")[:]
-    expected = np.arange(1, N_CHUNKS + 1)
-    return float((found.reshape(N_CHUNKS, LENGTH) == expected[:, None]).all(1).mean())
+def survivors_of(array: SharedArray, writers: Writers, way: Way, n_rounds: int) -> str:
+    """The least and the most that survive a round, as zarr alone reads them, and the seconds."""
+    array.create()
+    percent, seconds = [], []
+    for round_ in range(1, n_rounds + 1):
+        try:
+            seconds.append(writers.write(array, way, round_))
+        except Exception as error:  # native sharding on object stores: also torn reads
+            return f"{type(error).__name__} in round {round_}"
+        z = zarr.open_array(open_base(array.where), path="z", mode="r")
+        percent.append(100 * array.survivors(z, way, round_).mean())
+    return f"{min(percent):5.1f} to {max(percent):5.1f} %, {sum(seconds) / n_rounds:5.1f} s"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--writers", type=int, default=8)
+    parser.add_argument("--chunks", type=int, default=4096)
+    parser.add_argument("--base", nargs="+", choices=BASES, default=["memory", "local"])
+    parser.add_argument("--writers", nargs="+", choices=WRITERS, default=list(WRITERS))
+    parser.add_argument("--way", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--options", type=json.loads, default={}, help="of the store, as JSON")
     options = parser.parse_args()
-    n = options.writers
-    threads = ThreadPoolExecutor(n)
-    processes = ProcessPoolExecutor(n, mp_context=get_context("spawn"))
-    list(processes.map(time.sleep, [1.0] * n))
-    with tempfile.TemporaryDirectory(prefix="lost-") as directory:
-        cases: list[tuple[str, Executor, Callable[[], Any]]] = [
-            (f"{n} threads, memory", threads, MemoryStore),
-            (f"{n} threads, local files", threads, lambda: LocalStore(Path(directory))),
-            (f"{n} processes, local files", processes, lambda: LocalStore(Path(directory))),
-        ]
-        print(f"{'':30} zarr native             ShardingStore")
-        for name, executor, make in cases:
-            print(f"{name:30}", end="", flush=True)
-            for is_native in (True, False):
-                shares, seconds = [], []
-                for seed in range(options.rounds):
-                    base = make()
-                    create(base, is_native)
-                    begun = time.perf_counter()
-                    futures = [
-                        executor.submit(write, base, is_native, rank, n, seed) for rank in range(n)
-                    ]
-                    for future in futures:
-                        future.result()
-                    seconds.append(time.perf_counter() - begun)
-                    shares.append(surviving(base))
-                low, high = 100 * min(shares), 100 * max(shares)
-                print(f" {low:5.1f} to {high:5.1f} % {min(seconds):5.1f} s", end="  ", flush=True)
-            print()
+    columns = [(way, is_native) for way in options.way for is_native in (True, False)]
+    print(f"zarr {zarr.__version__}, {options.rounds} rounds of {options.chunks} chunks")
+    heads = [f"{way}, {'native' if is_native else 'here'}" for way, is_native in columns]
+    print(" | ".join([f"{'':32}", *(f"{head:26}" for head in heads)]))
+    for name in options.writers:
+        for base in options.base:
+            if base == "memory" and "thread" not in name:
+                continue  # other processes do not see it
+            print(f"{f'{name}, {base}':32}", end="", flush=True)
+            with ExitStack() as stack:
+                where = stack.enter_context(base_store(base))
+                writers = stack.enter_context(WRITERS[name]())
+                for way, is_native in columns:
+                    array = SharedArray(
+                        where=where,
+                        n_chunks=options.chunks,
+                        options={} if is_native else options.options,
+                        is_native=is_native,
+                    )
+                    cell = survivors_of(array, writers, way, options.rounds)
+                    print(f" | {cell:26}", end="", flush=True)
+            print(flush=True)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,13 @@ from typing import Any
 
 import pytest
 import typer
+import zarr
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import zarr_shardstore
 from tests.cli_stores import enter_directory_with_stores
-from zarr_shardstore import CorruptShardError, SpecError
+from zarr_shardstore import CorruptShardError, ShardingStore, SpecError
 from zarr_shardstore.cli import options
 from zarr_shardstore.cli.app import app
 from zarr_shardstore.cli.printing import printable
@@ -33,7 +34,7 @@ from zarr_shardstore.cli.progress import ProgressBars, ProgressLines
 from zarr_shardstore.tools.report import ArrayReport, ConversionReport, Progress
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ["shard", "unshard", "reshard", "to-native", "from-native", "info", "map"]
+COMMANDS = ["shard", "unshard", "reshard", "to-native", "from-native", "info", "compact", "map"]
 CONVERSIONS = ["shard", "unshard", "reshard"]
 
 
@@ -413,6 +414,21 @@ def test_info_shows_groups_arrays_and_figures() -> None:
         assert figure in text, text
     assert "\x1b" not in result.stdout
     assert len(result.stdout.splitlines()) == 8, "nothing is wrapped"
+
+
+def test_compact_removes_dead_bytes(here: Path) -> None:
+    """And what a writer left that did not close its shards."""
+    store = ShardingStore(here / "dead", chunks_per_shard=4)
+    z = zarr.create_array(store, shape=(8,), chunks=(2,), dtype="u2", compressors=None)
+    for value in (1, 2):
+        z[:2] = value
+    shard = here / "dead/c/0"
+    nbytes = 4 + 4 * 16 + 4
+    assert shard.stat().st_size > nbytes
+    assert "no shard" in run("compact", "dead").output
+    assert shard.read_bytes()[:4] == b"\2\0\2\0"
+    assert shard.stat().st_size == nbytes
+    assert [path.name for path in shard.parent.iterdir()] == ["0"]
 
 
 def test_info_as_json() -> None:

@@ -1,124 +1,130 @@
-"""Several processes write chunks of the same shards: all of them are there in the end.
+"""Threads, processes and dask workers write chunks of the same shards: all are there in the end.
 
-``ZARR_SHARDSTORE_ROUNDS`` is how often; each time in another order.
+``ZARR_SHARDSTORE_ROUNDS`` is how often, each time in another order, ``ZARR_SHARDSTORE_CHUNKS``
+how many chunks the 8 shards have together: 20 and 4096 for the full thing.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import signal
 import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import fsspec
-import numpy as np
 import pytest
 import zarr
-from zarr.storage import FsspecStore
 
-from tests.faults.convert_once import open_store
 from tests.faults.processes import azure_server, s3_server
+from tests.faults.shared_shards import (
+    WAYS,
+    WRITERS,
+    SharedArray,
+    Way,
+    Writers,
+    open_base,
+)
 from tests.faults.stops import files_in
-from zarr_shardstore import ShardConflictError, ShardingMapping, ShardingStore
+from zarr_shardstore import ShardConflictError, ShardingMapping
 from zarr_shardstore.io import locks
 from zarr_shardstore.io.locks import LOCK_SUFFIX, held
 
 N_ROUNDS = int(os.environ.get("ZARR_SHARDSTORE_ROUNDS", "1"))
-N_PROCESSES = 4
-N_THREADS = 2
-N_SHARDS, CPS = 2, 32
-N_CHUNKS = N_SHARDS * CPS
-LENGTH = 1000
+N_CHUNKS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "128"))
+N_CHUNKS_ON_SERVERS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "48"))
+"""moto performs about 100 requests a second."""
 
-Where = dict[str, Any]
-
-
-def open_base(where: Where) -> Any:
-    if where["kind"] == "fsspec local":
-        options = {"auto_mkdir": True}
-        return FsspecStore.from_url(f"file://{where['path']}", storage_options=options)
-    return open_store(where)
-
-
-def write_some(where: Where, options: dict[str, Any], rank: int, seed: int) -> None:
-    """Write the chunks of one writer in any order, each by a call of its own; then some again."""
-    store = ShardingStore(open_base(where), **options)
-    z = zarr.open_array(store, path="z", mode="r+")
-    mine = list(range(rank, N_CHUNKS, N_PROCESSES))
-    random.Random(seed * 1000 + rank).shuffle(mine)
-
-    def write(i: int) -> None:
-        z[LENGTH * i : LENGTH * (i + 1)] = 0 if i % 7 == 3 else i + 1
-
-    with ThreadPoolExecutor(N_THREADS) as threads:
-        list(threads.map(write, mine))
-        list(threads.map(write, mine[:3]))
-
-
-def expected() -> Any:
-    numbers = np.arange(N_CHUNKS)
-    return np.repeat(np.where(numbers % 7 == 3, 0, numbers + 1), LENGTH)
+Started = Callable[[str], Any]
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(
-        N_PROCESSES, mp_context=multiprocessing.get_context("spawn")
-    ) as executor:
-        # All of them, with the package imported: otherwise one is done before the next begins.
-        list(executor.map(time.sleep, [0.5] * N_PROCESSES))
-        where: Where = {"kind": "local", "path": str(tmp_path_factory.mktemp("first"))}
-        check_round(executor, where, {}, 0)
-        yield executor
+def started() -> Iterator[Started]:
+    """Writers and servers by name, each started when a test first needs it."""
+    servers = {"S3": s3_server, "Azure": azure_server}
+    running: dict[str, Any] = {}
+    with ExitStack() as stack:
+
+        def start(name: str) -> Any:
+            if name not in running:
+                running[name] = stack.enter_context((WRITERS | servers)[name]())
+            return running[name]
+
+        yield start
 
 
-def check_round(
-    processes: ProcessPoolExecutor, where: Where, options: dict[str, Any], seed: int
-) -> None:
-    store = ShardingStore(open_base(where), chunks_per_shard=CPS)
-    zarr.create_array(
-        store, name="z", shape=(LENGTH * N_CHUNKS,), chunks=(LENGTH,), dtype="u2", overwrite=True
-    )[:] = 1
-    futures = [
-        processes.submit(write_some, where, options, rank, seed) for rank in range(N_PROCESSES)
-    ]
-    for future in futures:
-        future.result(timeout=240)
-    found: Any = zarr.open_array(store, path="z", mode="r")[:]
-    np.testing.assert_array_equal(found, expected())
-    native: Any = zarr.open_array(open_base(where), path="z", mode="r")[:]
-    np.testing.assert_array_equal(native, expected())
+def check_rounds(array: SharedArray, writers: Writers, way: Way) -> None:
+    """Every chunk that one writer wrote whole is there, as we read it and as zarr alone does."""
+    array.create()
+    for round_ in range(1, N_ROUNDS + 1):
+        seconds = writers.write(array, way, round_)
+        native = zarr.open_array(open_base(array.where), path="z", mode="r")
+        for z in (array.open(), native):
+            survivors = array.survivors(z, way, round_)
+            assert survivors.all(), f"round {round_}: {survivors.sum()} of {survivors.size}"
+        print(f"round {round_}: {survivors.sum()} of {survivors.size}, {seconds:.1f} s")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", [name for name in WRITERS if "thread" in name])
+@pytest.mark.parametrize("kind", ["memory", "fsspec memory"])
+def test_memory(started: Started, kind: str, name: str, way: Way) -> None:
+    """Writers of one process are kept apart: a commit in a `MemoryStore` is one step of zarr's
+    event loop, that in fsspec's memory is many."""
+    where = {"kind": kind, "path": f"{name}/{way}"}
+    check_rounds(SharedArray(where=where, n_chunks=N_CHUNKS), started(name), way)
 
 
 LOCAL: dict[str, tuple[str, dict[str, Any]]] = {
     "LocalStore": ("local", {}),
     "LocalStore, lock files": ("local", {"locking": "lockfile"}),
+    "LocalStore, no locks": ("local", {"locking": "none"}),
     "obstore": ("obstore local", {}),
     "fsspec": ("fsspec local", {}),
 }
 
 
-@pytest.mark.parametrize("name", LOCAL)
-def test_local_files(name: str, processes: ProcessPoolExecutor, tmp_path: Path) -> None:
-    """Locks keep the processes apart; none is left behind."""
-    kind, options = LOCAL[name]
-    for seed in range(N_ROUNDS):
-        check_round(processes, {"kind": kind, "path": str(tmp_path)}, options, seed)
-        assert not [key for key in files_in(tmp_path) if key.endswith(LOCK_SUFFIX)]
+LOCAL_CASES = [
+    ("8 threads, one store", "LocalStore"),
+    ("8 threads, one store", "LocalStore, no locks"),
+    ("8 threads, a store each", "LocalStore"),
+    ("8 threads, a store each", "LocalStore, no locks"),
+    *(("8 processes", base) for base in LOCAL if base != "LocalStore, no locks"),
+    ("4 dask workers", "LocalStore"),
+]
 
 
-@pytest.mark.parametrize("server", [s3_server, azure_server])
-def test_object_stores(server: Any, processes: ProcessPoolExecutor) -> None:
+@pytest.mark.parametrize(
+    ("name", "base", "way"),
+    [
+        (*case, way)
+        for case in LOCAL_CASES
+        for way in WAYS
+        # A part of a chunk needs its old value, and fsspec lets other processes see torn files.
+        if (case[1], way) != ("fsspec", "regions")
+    ],
+)
+def test_local_files(started: Started, name: str, base: str, way: Way, tmp_path: Path) -> None:
+    """Locks keep the processes apart; when all shards are at rest none is left behind."""
+    kind, options = LOCAL[base]
+    where = {"kind": kind, "path": str(tmp_path)}
+    array = SharedArray(where=where, n_chunks=N_CHUNKS, options=options)
+    check_rounds(array, started(name), way)
+    ShardingMapping(tmp_path).compact()
+    assert not [key for key in files_in(tmp_path) if key.endswith(LOCK_SUFFIX)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "4 dask workers, threads"])
+@pytest.mark.parametrize("server", ["S3", "Azure"])
+def test_object_stores(started: Started, server: str, name: str, way: Way) -> None:
     """Conditional writes keep them apart, whatever hosts they run on."""
-    with server() as where:
-        for seed in range(N_ROUNDS):
-            check_round(processes, where | {"prefix": f"round-{seed}"}, {}, seed)
+    where = started(server) | {"prefix": f"{name}/{way}".replace(" ", "-").replace(",", "")}
+    check_rounds(SharedArray(where=where, n_chunks=N_CHUNKS_ON_SERVERS), started(name), way)
 
 
 # ------------------------------------------------------------------------- locks

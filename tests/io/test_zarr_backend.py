@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Hashable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, cpu
@@ -13,6 +16,7 @@ from zarr.storage import FsspecStore, MemoryStore, WrapperStore
 
 from zarr_shardstore import ShardingMapping
 from zarr_shardstore.io import zarr_backend
+from zarr_shardstore.io.kinds_of_store import scope_of_store
 from zarr_shardstore.io.zarr_backend import ZarrBackend
 from zarr_shardstore.plan.ranges import Range, StartFrom, Suffix
 from zarr_shardstore.plan.requests import Exists, Get, GetSize, Request
@@ -106,3 +110,21 @@ def test_a_store_that_nothing_protects_warns_once() -> None:
         m["data/root/a/c1"] = b"1"
     m["data/root/a/c2"] = b"2"  # warnings are errors here
     assert len(m) == 3
+
+
+def test_file_systems_of_two_threads_are_one() -> None:
+    """fsspec's own are equal within a thread: writers in two would not exclude each other."""
+    both = threading.Barrier(2)
+
+    def scopes(path: str) -> list[Hashable]:
+        store = FsspecStore.from_url(f"memory://{path}")
+        behind = DirFileSystem(path, MemoryFileSystem())
+        both.wait(60)  # both threads are there: an id of a thread that has ended is used again
+        stores = [store, FsspecStore(AsyncFileSystemWrapper(behind, asynchronous=True), path="x")]
+        return [scope_of_store(store, "key") for store in stores]
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(scopes, ["/a", "/a"])
+        assert first == second
+        first, second = threads.map(scopes, ["/a", "/b"])
+    assert not set(first) & set(second)

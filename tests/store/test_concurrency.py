@@ -510,6 +510,24 @@ def test_stores_work_in_child_processes(tmp_path: Path, method: str) -> None:
     assert_all_there(LocalStore(tmp_path))
 
 
+def test_setdefault_beside_erasures_returns_a_value() -> None:
+    """Also if the value is erased after it was stored, and before it is read."""
+    m = ShardingMapping({}, chunks_per_shard=(4, 4))
+    stop = threading.Event()
+
+    def erase() -> None:
+        while not stop.is_set():
+            m.erase(key(0, 0))
+
+    thread = threading.Thread(target=erase)
+    thread.start()
+    try:
+        assert {m.setdefault(key(0, 0), b"x") for _ in range(300)} == {b"x"}
+    finally:
+        stop.set()
+        thread.join(60)
+
+
 def test_a_shard_is_never_left_half_written(tmp_path: Path) -> None:
     """Files are replaced, not written in place: no temporary file stays, each is whole."""
     m = ShardingMapping(tmp_path, chunks_per_shard=(4, 4))

@@ -24,6 +24,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from tests.store.bases import BASES, objects_of
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.plan.strategies import Strategy
 
 N_OPERATIONS = 12
 
@@ -113,6 +114,8 @@ def operations(draw: st.DrawFn, case: Case) -> tuple[Any, ...]:
                 "exists",
                 "size",
                 "if_missing",
+                "flush",
+                "compact",
             ]
         )
     )
@@ -177,6 +180,12 @@ def cut(value: bytes | None, kind: str, a: int, b: int) -> bytes | None:
     }[kind]
 
 
+STRATEGIES: dict[str, list[Strategy]] = {
+    name: ["auto", "append", "in_place", "rewrite"] if name == "local" else ["auto", "rewrite"]
+    for name in BASES
+}
+
+
 class Blocking:
     """The operations on a `ShardingMapping`."""
 
@@ -208,6 +217,12 @@ class Blocking:
 
     def erase(self, key: str) -> None:
         self.m.erase(key)
+
+    def flush(self) -> None:
+        self.m.flush()
+
+    def compact(self, prefix: str) -> None:
+        self.m.compact(prefix)
 
     def erase_values(self, keys: list[str]) -> None:
         self.m.erase_values(keys)
@@ -272,6 +287,12 @@ class Async:
 
     def erase(self, key: str) -> None:
         self._run(self.s.erase(key))
+
+    def flush(self) -> None:
+        self._run(self.s.flush())
+
+    def compact(self, prefix: str) -> None:
+        self._run(self.s.compact(prefix))
 
     def erase_values(self, keys: list[str]) -> None:
         self._run(self.s.erase_values(keys))
@@ -344,6 +365,10 @@ def check(driver: Any, model: dict[str, bytes], operation: tuple[Any, ...], case
             driver.erase_prefix(prefix)
             for key in [k for k in model if k.startswith(prefix)]:
                 del model[key]
+        case ("flush", _):
+            driver.flush()
+        case ("compact", prefix):
+            driver.compact(prefix)
         case ("list", _):
             assert sorted(driver.list()) == sorted(model)
         case ("list_prefix", prefix):
@@ -382,11 +407,17 @@ def check_list_dir(listed: Any, model: dict[str, bytes], directory: str, case: C
 @settings(max_examples=int(os.environ.get("SHARDSTORE_EXAMPLES", "60")))
 @given(data=st.data())
 def test_like_a_dict(driver_cls: type, base_name: str, data: st.DataObject) -> None:
-    """Every reply is that of a dict, and each shard holds more than one chunk at the end."""
+    """Every reply is that of a dict, and each shard holds more than one chunk at the end.
+
+    Stores that write with different strategies take turns."""
     case = data.draw(cases())
     base = BASES[base_name]()
-    store = ShardingStore(base, chunks_per_shard=case.cps)
-    driver = driver_cls(store)
+    strategies = data.draw(st.lists(st.sampled_from(STRATEGIES[base_name]), min_size=1, max_size=3))
+    drivers = [
+        driver_cls(ShardingStore(base, chunks_per_shard=case.cps, strategy=strategy))
+        for strategy in strategies
+    ]
+    driver = drivers[0]
     model: dict[str, bytes] = {}
     if case.has_metadata:
         key, document = case.document()
@@ -401,7 +432,7 @@ def test_like_a_dict(driver_cls: type, base_name: str, data: st.DataObject) -> N
             "json" in k and k.startswith(operation[1]) for k in model
         ):
             continue  # without its metadata the array is no array; the end is tested below
-        check(driver, model, operation, case)
+        check(data.draw(st.sampled_from(drivers)), model, operation, case)
     assert sorted(driver.list()) == sorted(model)
     for key in model:
         assert driver.get(key) == model[key]

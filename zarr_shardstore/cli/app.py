@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from zarr_shardstore import __version__
-from zarr_shardstore.cli import conversions, views
+from zarr_shardstore.cli import conversions, upkeep, views
 
 __all__ = ["app"]
 
@@ -43,6 +43,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "to-native": (conversions.to_native, "to-native volume.zarr --dry-run"),
     "from-native": (conversions.from_native, "from-native packed.zarr --dry-run"),
     "info": (views.info, "info packed.zarr"),
+    "compact": (upkeep.compact, "compact packed.zarr"),
     "map": (views.draw_map, "map packed.zarr raw --html map.html"),
 }
 

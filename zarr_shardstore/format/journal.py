@@ -21,7 +21,7 @@ Source: SQLite, "Atomic Commit In SQLite", section 3 (the rollback journal). The
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import crc32c
@@ -33,6 +33,7 @@ __all__ = [
     "Change",
     "Journal",
     "JournalHeader",
+    "Overwritten",
     "Repair",
     "decode_journal",
     "encode_change",
@@ -45,6 +46,8 @@ _HEADER = struct.Struct("<3sBIQQQ")
 _CRC = struct.Struct("<I")
 _CHANGE = struct.Struct("<IIIQQ")
 _OLD_ENTRY = struct.Struct(f"<I{ENTRY_NBYTES}s")
+_OVERWRITTEN = struct.Struct("<QIQI")
+_OLD_DATA = struct.Struct("<QI")
 
 JOURNAL_HEADER_NBYTES = _HEADER.size + _CRC.size
 
@@ -95,6 +98,26 @@ class JournalHeader:
 
 
 @dataclass(frozen=True, slots=True)
+class Overwritten:
+    """Bytes of entries that a change overwrites.
+
+    Parameters
+    ----------
+    inode
+        Of the file. The checksum of an index does not tell two files apart that differ in
+        their entries only.
+    new_crc
+        crc32c of all these places, one after the other, after the change.
+    old_data
+        Offset and bytes of each place before it.
+    """
+
+    inode: int
+    new_crc: int
+    old_data: Sequence[tuple[int, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """What the index was before a change, and how to recognise it afterwards.
 
@@ -109,6 +132,8 @@ class Change:
     old_entries
         Number and index bytes of each entry that changes; none if the index moves, because
         the old one stays where it is.
+    overwritten
+        What is overwritten besides, if anything is.
     """
 
     old_crc: int
@@ -116,6 +141,7 @@ class Change:
     data_end: int
     new_index_start: int
     old_entries: Sequence[tuple[int, bytes]]
+    overwritten: Overwritten | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +181,22 @@ def encode_change(header: bytes, change: Change) -> bytes:
         [
             _CHANGE.pack(len(change.old_entries), *fixed),
             *(_OLD_ENTRY.pack(*old) for old in change.old_entries),
+            *_encode_overwritten(change.overwritten),
         ]
     )
     return data + _CRC.pack(crc32c.crc32c(data, crc32c.crc32c(header)))
+
+
+def _encode_overwritten(overwritten: Overwritten | None) -> Iterator[bytes]:
+    if overwritten is None:
+        yield _OVERWRITTEN.pack(0, 0, 0, 0)
+        return
+    nbytes = sum(_OLD_DATA.size + len(old) for _, old in overwritten.old_data)
+    n_places = len(overwritten.old_data)
+    yield _OVERWRITTEN.pack(overwritten.inode, overwritten.new_crc, nbytes, n_places)
+    for offset, old in overwritten.old_data:
+        yield _OLD_DATA.pack(offset, len(old))
+        yield old
 
 
 def decode_journal(data: bytes) -> Journal | None:
@@ -177,17 +216,34 @@ def _decode_change(header: bytes, data: memoryview) -> Change | None:
     if len(data) < _CHANGE.size:
         return None
     n_old, old_crc, new_crc, data_end, new_index_start = _CHANGE.unpack(data[: _CHANGE.size])
-    end = _CHANGE.size + n_old * _OLD_ENTRY.size
+    entries_end = _CHANGE.size + n_old * _OLD_ENTRY.size
+    start = entries_end + _OVERWRITTEN.size
+    if len(data) < start:
+        return None
+    inode, overwritten_crc, nbytes, n_places = _OVERWRITTEN.unpack(data[entries_end:start])
+    end = start + nbytes
     if len(data) < end + _CRC.size:
         return None
     (crc,) = _CRC.unpack(data[end : end + _CRC.size])
     if crc != crc32c.crc32c(data[:end], crc32c.crc32c(header)):
         return None
-    old_entries = list(_OLD_ENTRY.iter_unpack(data[_CHANGE.size : end]))
-    return Change(old_crc, new_crc, data_end, new_index_start, old_entries)
+    old_entries = list(_OLD_ENTRY.iter_unpack(data[_CHANGE.size : entries_end]))
+    overwritten = None
+    if n_places:
+        old_data = list(_decode_old_data(data[start:end], n_places))
+        overwritten = Overwritten(inode, overwritten_crc, old_data)
+    return Change(old_crc, new_crc, data_end, new_index_start, old_entries, overwritten)
 
 
-def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | None:
+def _decode_old_data(data: memoryview, n_places: int) -> Iterator[tuple[int, bytes]]:
+    for _ in range(n_places):
+        offset, nbytes = _OLD_DATA.unpack(data[: _OLD_DATA.size])
+        data = data[_OLD_DATA.size :]
+        yield offset, bytes(data[:nbytes])
+        data = data[nbytes:]
+
+
+def find_repair(journal: Journal | None, size: int, read: ReadAt, inode: int = 0) -> Repair | None:
     """What is to be done with a shard whose last change may have been cut off.
 
     A change whose index is stored as a whole is finished, any other taken back.
@@ -196,6 +252,8 @@ def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | No
     ----------
     size
         Size of the shard in bytes.
+    inode
+        Of its file.
 
     Returns
     -------
@@ -212,7 +270,14 @@ def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | No
     body = bytearray(read(header.index_start, header.index_nbytes))
     crc = crc32c.crc32c(body)
     writes: list[tuple[int, bytes]] = []
-    if crc not in (change.old_crc, change.new_crc):
+    expected: tuple[int, ...] = (change.old_crc, change.new_crc)
+    if change.overwritten is not None:
+        if change.overwritten.inode != inode:
+            return None
+        if not (crc == change.new_crc and _is_overwritten(change.overwritten, read)):
+            writes += change.overwritten.old_data
+            expected = (change.old_crc,)
+    if crc not in expected:
         for entry_id, old in change.old_entries:
             offset = entry_id * ENTRY_NBYTES
             body[offset : offset + ENTRY_NBYTES] = old
@@ -222,6 +287,14 @@ def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | No
             return None  # of another state
     writes += _checksum_write(header, header.index_start, crc, read)
     return Repair(writes) if writes else None
+
+
+def _is_overwritten(overwritten: Overwritten, read: ReadAt) -> bool:
+    """Whether all new bytes are there."""
+    crc = 0
+    for offset, old in overwritten.old_data:
+        crc = crc32c.crc32c(read(offset, len(old)), crc)
+    return crc == overwritten.new_crc
 
 
 def _repair_of_growth(

@@ -10,7 +10,7 @@ Source: sharding storage transformer draft, "Binary shard format"; ZEP 2, "index
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,6 +31,10 @@ class ShardParts(NamedTuple):
     head: list[Bytes]
     tail_offset: int
     tail: bytes
+
+    def with_offsets(self) -> list[tuple[int, Sequence[Bytes]]]:
+        """Where the pieces of each part begin."""
+        return [(0, self.head), (self.tail_offset, [self.tail])]
 
 
 def build_shard(

@@ -34,6 +34,10 @@ class Backend(Protocol):
         """Whether `perform` may be called."""
 
     @property
+    def has_versions(self) -> bool:
+        """Whether each `Found` has the version of its object: no driver has to find one."""
+
+    @property
     def can_append(self) -> bool:
         """Whether it changes shards in their place: `OpenShard` and those that go with it."""
 

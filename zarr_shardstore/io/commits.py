@@ -32,7 +32,19 @@ class Pending:
 
     owner: Any
     request: UpdateShard
-    done: Future[None]
+    done: Future[None] | None
+    """Resolves when it is committed; ``None`` if whoever queued it commits it."""
+    error: BaseException | None = None
+
+    def settle(self, error: BaseException | None) -> None:
+        """Tell whoever waits what became of it; once."""
+        self.error = error
+        if self.done is None or self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
 
 
 @dataclass(slots=True)
@@ -52,7 +64,9 @@ def join(
     request: UpdateShard,
     loop: asyncio.AbstractEventLoop | None,
     blocked: asyncio.AbstractEventLoop | None = None,
-) -> tuple[Future[None], bool]:
+    *,
+    leads_itself: bool = False,
+) -> tuple[Pending, bool]:
     """Put an update into the queue of its shard.
 
     Parameters
@@ -65,6 +79,8 @@ def join(
         The event loop in which the caller would lead, if not by blocking.
     blocked
         An event loop that waits for the caller, so that no task of it can commit anything.
+    leads_itself
+        If the caller leads it commits its own update before it does anything else.
 
     Raises
     ------
@@ -73,28 +89,31 @@ def join(
 
     Returns
     -------
-    done : Future
-        Resolves when the update is committed, or with the error that kept it out.
+    pending : Pending
+        The update.
     leads : bool
         The caller must now `take` and commit until `take` returns nothing.
     """
-    done: Future[None] = Future()
-    # Running: a waiter that is cancelled does not cancel the commit under way.
-    done.set_running_or_notify_cancel()
     with _lock:
         queue = _queues.get(scope)
         if queue is not None and queue.loop is not None and queue.loop.is_closed():
             # Its event loop ended before it was done: nobody else will commit what waits.
             for pending in queue.waiting:
-                pending.done.set_exception(_interrupted())
+                pending.settle(_interrupted())
             queue = None
         if queue is not None and blocked is not None and queue.loop is blocked:
             raise _would_never_end()
         leads = queue is None
         if queue is None:
             queue = _queues[scope] = _Queue(loop)
-        queue.waiting.append(Pending(owner, request, done))
-    return done, leads
+        done: Future[None] | None = None
+        if not (leads and leads_itself):
+            done = Future()
+            # Running: a waiter that is cancelled does not cancel the commit under way.
+            done.set_running_or_notify_cancel()
+        pending = Pending(owner, request, done)
+        queue.waiting.append(pending)
+    return pending, leads
 
 
 def take(scope: Hashable) -> list[Pending]:
@@ -118,8 +137,7 @@ def abandon(scope: Hashable, taken: list[Pending]) -> None:
     with _lock:
         queue = _queues.pop(scope, None)
     for pending in taken + (queue.waiting if queue else []):
-        if not pending.done.done():
-            pending.done.set_exception(_interrupted())
+        pending.settle(_interrupted())
 
 
 def _would_never_end() -> ShardConflictError:

@@ -29,6 +29,8 @@ def open_to_change(path: str, *, create: bool = False) -> int:
 
 def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
     """Write all pieces, one behind the other."""
+    if len(pieces) == 1 and os.pwrite(fd, pieces[0], offset) == len(pieces[0]):
+        return  # written as one; otherwise it is begun again
     for i in range(0, len(pieces), _MAX_BUFFERS):
         some = pieces[i : i + _MAX_BUFFERS]
         wanted = sum(map(len, some))

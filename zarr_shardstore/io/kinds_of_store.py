@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable
 
+from fsspec import AbstractFileSystem
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
 
@@ -30,10 +31,24 @@ def scope_of_store(store: Store, key: str) -> Hashable:
         path = f"{store.path}/{key}"
         if is_local_fsspec(store):
             return ("file", os.path.realpath(path))
-        return ("fsspec", getattr(store.fs, "sync_fs", store.fs), path)
+        return ("fsspec", _identity_of(getattr(store.fs, "sync_fs", store.fs)), path)
     if isinstance(store, ObjectStore):
         return ("obstore", repr(store.store), key)
     return ("store", id(store), key)
+
+
+def _identity_of(fs: AbstractFileSystem) -> Hashable:
+    """Equal for file systems that were made alike: fsspec's are equal only within a thread."""
+
+    def part(value: object) -> Hashable:
+        return _identity_of(value) if isinstance(value, AbstractFileSystem) else repr(value)
+
+    options = {k: v for k, v in fs.storage_options.items() if k not in ("asynchronous", "loop")}
+    return (
+        type(fs),
+        tuple(part(value) for value in fs.storage_args),
+        frozenset((name, part(value)) for name, value in options.items()),
+    )
 
 
 def path_of_file(store: Store, key: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from zarr.core.sync import sync
@@ -19,7 +19,7 @@ from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
 from zarr_shardstore.io.settled import NO_FILE, OpenFile, hold_to_replace, is_side_file, settled
-from zarr_shardstore.io.shard_files import open_shards
+from zarr_shardstore.io.shard_files import FIXED, open_shards
 from zarr_shardstore.io.uploads import LocalUpload, sync_directories, sync_file
 from zarr_shardstore.plan.ranges import ByteRange
 from zarr_shardstore.plan.requests import (
@@ -41,7 +41,7 @@ from zarr_shardstore.plan.requests import (
     Request,
     Set,
     SetIfNotExists,
-    SetWithGap,
+    SetWithGaps,
     Tidy,
 )
 
@@ -104,6 +104,8 @@ class LocalBackend:
             return open_shards.holding(self.real_root + key)
         return hold_to_replace(self.real_root + key, self._options.locking)
 
+    has_versions = True
+
     @property
     def can_append(self) -> bool:
         return self._options.locking == "os"
@@ -156,15 +158,17 @@ class LocalBackend:
                     sync_file(self._root + key)
                     sync_directories(self._root + key, self._root)
                 self._forget(key, files)
-            case SetWithGap():
-                self._set_with_gap(request)
+            case SetWithGaps():
+                self._set_with_gaps(request)
                 self._forget(request.key, files)
             case OpenShard(shard, data_end):
                 opened = open_shards[self.real_root + shard.key]
                 opened.owner = self
                 return opened.open(shard, data_end)
-            case ChangeShard(key, steps):
-                open_shards[self.real_root + key].take(steps, is_durable=self._is_durable)
+            case ChangeShard(key, steps, excludes_readers):
+                opened = open_shards[self.real_root + key]
+                with opened.excluding_readers() if excludes_readers else nullcontext():
+                    opened.take(steps, is_durable=self._is_durable)
             case CloseShard(key):
                 open_shards[self.real_root + key].end_journal()
             case Delete(key):
@@ -194,7 +198,8 @@ class LocalBackend:
         if len(files) >= _MAX_OPEN_FILES:
             self._forget(next(iter(files)), files)
         try:
-            file = files[key] = OpenFile(self._root + key)
+            is_held = open_shards.is_used_here(self.real_root + key)
+            file = files[key] = OpenFile(self._root + key, is_held=is_held)
         except NO_FILE:
             return None
         return file
@@ -227,14 +232,16 @@ class LocalBackend:
         return LocalUpload(self._root + key, self._durable_below)
 
     def _set(self, key: str, value: bytes | memoryview) -> None:
-        self._set_with_gap(SetWithGap(key, [value], len(value), b""))
+        self._set_with_gaps(SetWithGaps(key, [(0, [value])]))
 
-    def _set_with_gap(self, request: SetWithGap) -> None:
+    def _set_with_gaps(self, request: SetWithGaps) -> None:
         upload = self.upload(request.key)
         try:
-            upload.write(request.head)
-            upload.skip_to(request.tail_offset)
-            upload.write([request.tail])
+            for offset, pieces in request.parts:
+                upload.skip_to(offset)
+                upload.write(pieces)
+            if request.is_fixed:
+                upload.set_mode_bits(FIXED)
             self._end_journal(request.key)
             upload.finish()
         except BaseException:

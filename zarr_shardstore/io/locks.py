@@ -24,7 +24,16 @@ from filelock import SoftFileLock, Timeout
 
 from zarr_shardstore.errors import ShardConflictError
 
-__all__ = ["LOCK_SUFFIX", "KeptLock", "Locking", "held", "lock_file", "shared"]
+__all__ = [
+    "LOCK_SUFFIX",
+    "KeptLock",
+    "Locking",
+    "held",
+    "lock_file",
+    "lock_shared",
+    "locked_exclusive",
+    "shared",
+]
 
 Locking: TypeAlias = Literal["os", "lockfile", "none"]
 
@@ -135,6 +144,29 @@ def _lock_by(fd: int, kind: int, deadline: float, message: str) -> None:
             raise ShardConflictError(message)
         time.sleep(pause)
         pause = min(2 * pause, _MAX_PAUSE_S)
+
+
+def lock_shared(fd: int, name: str) -> None:
+    """Lock an open file for reading, until it is closed.
+
+    Raises
+    ------
+    ShardConflictError
+        If another process holds it for two minutes.
+    """
+    deadline = time.monotonic() + MAX_WAIT_S
+    _lock_by(fd, fcntl.LOCK_SH, deadline, busy_message(name, "os"))
+
+
+@contextmanager
+def locked_exclusive(fd: int, name: str) -> Iterator[None]:
+    """Lock an open file for writing; raises as `lock_shared`."""
+    deadline = time.monotonic() + MAX_WAIT_S
+    _lock_by(fd, fcntl.LOCK_EX, deadline, busy_message(name, "os"))
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 @contextmanager

@@ -55,6 +55,7 @@ class MappingBackend:
         return f"<{type(self.mapping).__name__} at {id(self.mapping):#x}>"
 
     can_append = False
+    has_versions = False
 
     @property
     def mode(self) -> Mode:

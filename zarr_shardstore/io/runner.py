@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
-from itertools import groupby
 from typing import Any, TypeAlias, TypeVar
 
 from zarr.core.sync import _get_loop, sync
 
 from zarr_shardstore.io import commits
 from zarr_shardstore.io.backend import Backend, Perform
+from zarr_shardstore.io.leading import commit_blocking, held_by_thread, lead_async, lead_blocking
 from zarr_shardstore.io.optimistic import until_not_replaced
 from zarr_shardstore.io.versions import UNSTABLE, publishing, version_of
 from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.requests import (
+    ChangeShard,
     Delete,
     DeletePrefix,
     Flow,
@@ -26,6 +27,7 @@ from zarr_shardstore.plan.requests import (
     Request,
     Set,
     SetIfNotExists,
+    SetWithGaps,
     UpdateShard,
 )
 
@@ -33,13 +35,14 @@ __all__ = ["Runner", "UpdateFlow"]
 
 T = TypeVar("T")
 
-_Outcome: TypeAlias = "Sequence[Exception | None] | Exception"
-
 UpdateFlow: TypeAlias = Callable[
     [UpdateShard, Sequence[Sequence[EntryUpdate]]], Flow[Sequence[Exception | None]]
 ]
 """The write strategy: a flow that commits groups of updates of one shard, the first of which
 the request has."""
+
+WRITES = (Set, SetIfNotExists, SetWithGaps, ChangeShard, Delete, DeletePrefix)
+"""Requests after which an object may be another one: readers of this process are told."""
 
 _PAUSE_S = 0.001
 """Before a read that met a write in place is repeated: about what writing a shard takes."""
@@ -83,6 +86,9 @@ class Runner:
         return await self.run_async(flow)
 
     def _perform(self, batch: list[Request], perform: Perform) -> list[Any]:
+        if len(batch) == 1 and isinstance(batch[0], UpdateShard):
+            self._commit(batch[0])
+            return [None]
         updates, others = _split(batch)
         replies: dict[int, Any] = {}
         if others:
@@ -100,6 +106,8 @@ class Runner:
         return [replies[i] for i in range(len(batch))]
 
     def _perform_stamped(self, requests: list[Request], perform: Perform) -> list[Any]:
+        if self.backend.has_versions and not any(isinstance(r, WRITES) for r in requests):
+            return perform(requests)
         before = self._versions(requests)
         with self._announced(requests):
             found = perform(requests)
@@ -107,13 +115,16 @@ class Runner:
 
     def _commit(self, request: UpdateShard) -> None:
         scope = self.backend.scope(request.shard.key)
-        done, leads = commits.join(scope, self, request, None)
+        pending, leads = commits.join(scope, self, request, None, leads_itself=True)
         if leads:
-            _commit_blocking(scope, commits.take(scope))
+            commit_blocking(scope, commits.take(scope))
             rest = commits.take(scope)
             if rest:  # others came meanwhile: they shall not wait for us, nor we for them
-                commits.worker_pool().submit(_lead_blocking, scope, rest)
-        commits.wait_blocking(scope, done)
+                commits.worker_pool().submit(lead_blocking, scope, rest)
+        if pending.done is not None:
+            commits.wait_blocking(scope, pending.done)
+        elif pending.error is not None:
+            raise pending.error
 
     # --------------------------------------------------------------- async
 
@@ -166,7 +177,7 @@ class Runner:
     async def _commit_async(self, request: UpdateShard) -> None:
         loop = asyncio.get_running_loop()
         scope = self.backend.scope(request.shard.key)
-        done, leads = commits.join(scope, self, request, loop, _blocked.get())
+        pending, leads = commits.join(scope, self, request, loop, _blocked.get())
         if leads:
             try:
                 # One turn of the loop: siblings that are ready to write join this commit.
@@ -176,29 +187,30 @@ class Runner:
                 self._start_leading(scope, _get_loop())
                 raise
             self._start_leading(scope, loop)
-        await asyncio.wrap_future(done)
+        assert pending.done is not None, "who waits in an event loop has a future"
+        await asyncio.wrap_future(pending.done)
 
     def _start_leading(self, scope: Hashable, loop: asyncio.AbstractEventLoop) -> None:
         """Lead apart from the caller, who may be cancelled without harm to the others."""
         match self.backend.mode:
             case "inline":
-                _lead_blocking(scope, commits.take(scope))
+                lead_blocking(scope, commits.take(scope))
             case "thread":
                 commits.leave_loop(scope)
-                commits.worker_pool().submit(_lead_blocking, scope, commits.take(scope))
+                commits.worker_pool().submit(lead_blocking, scope, commits.take(scope))
             case "async":
                 if loop is not asyncio.get_running_loop():
                     commits.leave_loop(scope)
-                    asyncio.run_coroutine_threadsafe(_lead_async(scope), loop)
+                    asyncio.run_coroutine_threadsafe(lead_async(scope), loop)
                     return
                 begun = asyncio.Event()
-                task = loop.create_task(_lead_async(scope, begun))
+                task = loop.create_task(lead_async(scope, begun))
 
                 def done(task: asyncio.Task[None]) -> None:
                     _leading.discard(task)
                     if task.cancelled() and not begun.is_set():  # the loop ended before that
                         commits.leave_loop(scope)
-                        asyncio.run_coroutine_threadsafe(_lead_async(scope), _get_loop())
+                        asyncio.run_coroutine_threadsafe(lead_async(scope), _get_loop())
 
                 _leading.add(task)
                 task.add_done_callback(done)
@@ -212,7 +224,7 @@ class Runner:
         if view is not None:
             return await Runner(view, self._update_flow).run_async(self.update_flow(members))
         hold = self.backend.hold(members[0].request.shard.key)
-        async with nullcontext() if hold is None else _held_by_thread(hold):
+        async with nullcontext() if hold is None else held_by_thread(hold):
             return await self.run_async(self.update_flow(members))
 
     # -------------------------------------------------------------- shared
@@ -240,7 +252,7 @@ class Runner:
 
     def _torn(self, requests: list[Request], found: list[Any]) -> list[int]:
         """Positions of reads that may have seen half of a write of this process."""
-        if self.backend.replaces_at_once:
+        if self.backend.replaces_at_once or self.backend.has_versions:
             return []
         pairs = enumerate(zip(requests, found, strict=True))
         return [i for i, (r, f) in pairs if isinstance(r, Get) and f.version is UNSTABLE]
@@ -257,7 +269,7 @@ class Runner:
         writes = [
             self.backend.scope(r.prefix if isinstance(r, DeletePrefix) else r.key)
             for r in requests
-            if isinstance(r, Set | SetIfNotExists | Delete | DeletePrefix)
+            if isinstance(r, WRITES)
         ]
         return publishing(writes, loop) if writes else nullcontext()
 
@@ -267,58 +279,6 @@ _blocked: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("_blocked", 
 
 _leading: set[asyncio.Task[None]] = set()
 """Keeps leaders alive: an event loop holds its tasks only weakly."""
-
-
-def _lead_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
-    """Commit what waits for a shard, group by group, until nothing does."""
-    while taken:
-        _commit_blocking(scope, taken)
-        taken = commits.take(scope)
-
-
-def _commit_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
-    try:
-        for runner, members in _groups(taken):
-            try:
-                with runner.backend.hold(members[0].request.shard.key) or nullcontext():
-                    outcome: _Outcome = runner.run(runner.update_flow(members))
-            except Exception as error:
-                outcome = error
-            _settle(members, outcome)
-    except BaseException:
-        commits.abandon(scope, taken)
-        raise
-
-
-async def _lead_async(scope: Hashable, begun: asyncio.Event | None = None) -> None:
-    if begun is not None:
-        begun.set()
-    while taken := commits.take(scope):
-        try:
-            for runner, members in _groups(taken):
-                try:
-                    outcome: _Outcome = await runner.update_async(members)
-                except Exception as error:
-                    outcome = error
-                _settle(members, outcome)
-        except BaseException:
-            commits.abandon(scope, taken)
-            raise
-
-
-@asynccontextmanager
-async def _held_by_thread(hold: AbstractContextManager[None]) -> AsyncIterator[None]:
-    """Wait for a lock without blocking the event loop."""
-    entered = asyncio.get_running_loop().run_in_executor(commits.worker_pool(), hold.__enter__)
-    try:
-        await asyncio.shield(entered)
-    except asyncio.CancelledError:
-        entered.add_done_callback(lambda f: f.exception() or hold.__exit__(None, None, None))
-        raise
-    try:
-        yield
-    finally:
-        hold.__exit__(None, None, None)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -376,25 +336,6 @@ def _split(
         else:
             others.append((i, request))
     return updates, others
-
-
-def _groups(taken: list[commits.Pending]) -> list[tuple[Runner, list[commits.Pending]]]:
-    """Updates to commit together: of one store, and of one mind about the layout."""
-    groups = []
-    for _, pending in groupby(taken, key=lambda p: (id(p.owner), p.request.shard, p.request.below)):
-        members = list(pending)
-        groups.append((members[0].owner, members))
-    return groups
-
-
-def _settle(members: list[commits.Pending], outcome: _Outcome) -> None:
-    """Tell each waiting caller what became of its update."""
-    errors = [outcome] * len(members) if isinstance(outcome, Exception) else outcome
-    for pending, error in zip(members, errors, strict=True):
-        if error is None:
-            pending.done.set_result(None)
-        else:
-            pending.done.set_exception(error)
 
 
 async def _all_settled(

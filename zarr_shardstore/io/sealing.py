@@ -6,7 +6,7 @@ import atexit
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.util import Finalize
+from multiprocessing.util import Finalize, register_after_fork
 
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
@@ -74,10 +74,9 @@ def _seal_at_exit() -> None:
 atexit.register(_seal_at_exit)
 
 
-def _seal_at_exit_of_child() -> None:
-    """Processes of multiprocessing end without what atexit knows."""
+def _seal_at_exit_of_child(_: object) -> None:
+    """A forked process of multiprocessing ends without what atexit knows."""
     Finalize(None, _seal_at_exit, exitpriority=0)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_seal_at_exit_of_child)
+register_after_fork(open_shards, _seal_at_exit_of_child)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 from zarr_shardstore.format.journal import Repair
-from zarr_shardstore.io.locks import LOCK_SUFFIX, Locking, held, shared
+from zarr_shardstore.io.locks import LOCK_SUFFIX, Locking, held, lock_shared, shared
 from zarr_shardstore.io.shard_files import (
+    FIXED,
     JOURNAL_SUFFIX,
     end_journal,
     find_repair_of,
@@ -86,20 +87,36 @@ def settled(path: str) -> Iterator[Callable[[int], Repair | None]]:
 
 class OpenFile:
     """A file open for reading. Entries that an index read from it points to are the same for as
-    long as it is open, whatever is renamed over its name or written into it."""
+    long as it is open, whatever is renamed over its name or appended to it; and where entries
+    are overwritten, its writers wait until it is closed.
 
-    __slots__ = ("fd", "size")
+    Parameters
+    ----------
+    is_held
+        The caller is the writer.
+    """
 
-    def __init__(self, path: str) -> None:
+    __slots__ = ("_repair", "fd", "size")
+
+    def __init__(self, path: str, *, is_held: bool = False) -> None:
         self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         status = os.fstat(self.fd)
         if stat.S_ISDIR(status.st_mode):
             os.close(self.fd)
             raise IsADirectoryError(path)
         self.size = status.st_size
+        self._repair: Repair | None = None
+        if status.st_mode & FIXED and not is_held:  # its entries may be overwritten
+            try:
+                lock_shared(self.fd, path)
+                self._repair = find_repair_of(path, self.fd)
+            except BaseException:
+                os.close(self.fd)
+                raise
 
     def read(self, byte_range: ByteRange | None, repair: Repair | None = None) -> memoryview:
         """Bytes of the file, as they will be when it is repaired."""
+        repair = repair or self._repair
         if not isinstance(byte_range, Range):  # where it ends: writers may have changed that
             self.size = os.fstat(self.fd).st_size
         if repair is not None and repair.size is not None:

@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Literal
 
 from zarr_shardstore.format.journal import Repair, decode_journal, find_repair
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io import file_calls, locks
-from zarr_shardstore.io.locks import LOCK_SUFFIX, KeptLock
+from zarr_shardstore.io.locks import LOCK_SUFFIX, KeptLock, locked_exclusive
 from zarr_shardstore.io.uploads import sync_file
 from zarr_shardstore.plan.opened_shard import (
     Barrier,
@@ -35,9 +36,21 @@ from zarr_shardstore.plan.opened_shard import (
     WriteAt,
 )
 
-__all__ = ["JOURNAL_SUFFIX", "ShardFile", "end_journal", "find_repair_of", "open_shards", "repair"]
+__all__ = [
+    "FIXED",
+    "JOURNAL_SUFFIX",
+    "ShardFile",
+    "end_journal",
+    "find_repair_of",
+    "open_shards",
+    "repair",
+]
 
 JOURNAL_SUFFIX = ".__journal"
+
+FIXED = stat.S_ISVTX
+"""Mode bit of a file whose entries may be overwritten: who reads it locks it. No system gives
+it a meaning for files; whoever opens a file learns it without another call."""
 
 _MAX_OPEN = 64
 """Shards whose files stay open: three files each, of the 1,024 that a process may have."""
@@ -149,7 +162,8 @@ class ShardFile:
             return opened
         self.close()
         self._fd = file_calls.open_to_change(self.path)
-        size = os.fstat(self._fd).st_size
+        status = os.fstat(self._fd)
+        size = status.st_size
         spec = shard.layout.spec
         start = 0 if spec.index.location == "start" else max(0, size - spec.index_nbytes)
         index = os.pread(self._fd, spec.index_nbytes, start)
@@ -157,7 +171,14 @@ class ShardFile:
             journal = decode_journal(_read_file(self.path + JOURNAL_SUFFIX))
             data_end = None if journal is None else journal.data_end_at(start)
         self._opened = OpenedShard(shard, index, size, data_end, self._token)
+        self._opened.inode = status.st_ino
+        self._opened.is_fixed = bool(status.st_mode & FIXED)
         return self._opened
+
+    def excluding_readers(self) -> AbstractContextManager[None]:
+        """Wait until nobody reads the opened shard, and let nobody do so."""
+        assert self._fd is not None, "only of an opened shard"
+        return locked_exclusive(self._fd, self.path)
 
     def take(self, steps: Sequence[FileStep], *, is_durable: bool) -> None:
         """Take steps with the files, see `FileStep`.
@@ -234,18 +255,9 @@ class _OpenShards:
         with self._lock:
             return [file for path, file in self._files.items() if path.startswith(directory)]
 
-    @contextmanager
-    def holding(self, path: str) -> Iterator[None]:
+    def holding(self, path: str) -> AbstractContextManager[None]:
         """Hold a shard to replace it, or to change it in its place."""
-        file = self._begin_use(path)
-        try:
-            file.acquire()
-            try:
-                yield
-            finally:
-                file.release()
-        finally:
-            self._end_use(file)
+        return _Holding(self, path)
 
     @contextmanager
     def marked(self, path: str) -> Iterator[None]:
@@ -266,7 +278,8 @@ class _OpenShards:
         """Whether this process holds a shard."""
         return path in self._in_use
 
-    def _begin_use(self, path: str) -> ShardFile:
+    def begin_use(self, path: str) -> ShardFile:
+        """Make a record of a shard, or take the one there is, for this thread."""
         with self._lock:
             file = self._files.get(path)
             if file is None:
@@ -282,7 +295,8 @@ class _OpenShards:
                 self._files[oldest].close_all()
         return file
 
-    def _end_use(self, file: ShardFile) -> None:
+    def end_use(self, file: ShardFile) -> None:
+        """Keep the record as long as the shard has a journal."""
         with self._lock:
             del self._in_use[file.path]
             if not file.has_journal:
@@ -297,6 +311,30 @@ class _OpenShards:
         self._files.clear()
         self._recent.clear()
         self._in_use.clear()
+
+
+class _Holding(AbstractContextManager[None]):
+    """As a generator it would take 3 µs more, for each write."""
+
+    __slots__ = ("_file", "_path", "_shards")
+
+    def __init__(self, shards: _OpenShards, path: str) -> None:
+        self._shards = shards
+        self._path = path
+
+    def __enter__(self) -> None:
+        self._file = self._shards.begin_use(self._path)
+        try:
+            self._file.acquire()
+        except BaseException:
+            self._shards.end_use(self._file)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._file.release()
+        finally:
+            self._shards.end_use(self._file)
 
 
 open_shards = _OpenShards()
@@ -314,13 +352,15 @@ def repair(path: str) -> bool:
     except _NO_FILE:
         return True
     try:
-        found = find_repair_of(path, fd)
-        if found is not None:
-            for offset, data in found.writes:
-                file_calls.write_at(fd, [data], offset)
-            if found.size is not None:
-                file_calls.truncate(fd, found.size)
-            file_calls.sync(fd)
+        is_fixed = os.fstat(fd).st_mode & FIXED
+        with locked_exclusive(fd, path) if is_fixed else nullcontext():
+            found = find_repair_of(path, fd)
+            if found is not None:
+                for offset, data in found.writes:
+                    file_calls.write_at(fd, [data], offset)
+                if found.size is not None:
+                    file_calls.truncate(fd, found.size)
+                file_calls.sync(fd)
     finally:
         os.close(fd)
     return True
@@ -331,8 +371,12 @@ def find_repair_of(path: str, fd: int) -> Repair | None:
         journal = decode_journal(_read_file(path + JOURNAL_SUFFIX))
     except _NO_FILE:
         return None
-    size = os.fstat(fd).st_size
-    return find_repair(journal, size, lambda offset, nbytes: os.pread(fd, nbytes, offset))
+    status = os.fstat(fd)
+
+    def read(offset: int, nbytes: int) -> bytes:
+        return os.pread(fd, nbytes, offset)
+
+    return find_repair(journal, status.st_size, read, status.st_ino)
 
 
 def end_journal(path: str, is_durable: bool) -> None:

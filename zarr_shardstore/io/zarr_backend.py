@@ -108,6 +108,7 @@ class ZarrBackend:
         return repr(self.store)
 
     can_append = False
+    has_versions = False
 
     @property
     def mode(self) -> Mode:

@@ -10,27 +10,23 @@ Source: sharding storage transformer draft, "API implementation", set_partial_va
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 
-from zarr_shardstore.format.index import IndexDamageError
+from zarr_shardstore.errors import CorruptShardError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.format.shard import lay_out
-from zarr_shardstore.plan.entries import EntryUpdate, Erase, Put
-from zarr_shardstore.plan.opened_shard import Bytes, FileStep, OpenedShard, gap_nbytes
-from zarr_shardstore.plan.ranges import Range
-from zarr_shardstore.plan.read import corrupt
+from zarr_shardstore.plan.entries import EntryUpdate
+from zarr_shardstore.plan.opened_shard import Bytes, OpenedShard, gap_nbytes
+from zarr_shardstore.plan.opening import change_shard, live_entries, new_values, open_shard
 from zarr_shardstore.plan.requests import (
-    ChangeShard,
     CloseShard,
     Delete,
     Flow,
-    Found,
-    Get,
-    OpenShard,
-    SetWithGap,
+    SetWithGaps,
 )
-from zarr_shardstore.plan.write import apply_updates, replaces_all_entries, update_shard
+from zarr_shardstore.plan.write import replaces_all_entries, update_shard
 
 __all__ = ["MAX_DEAD_SHARE", "append_to_shard", "seal_shard"]
 
@@ -55,29 +51,14 @@ def append_to_shard(
     updates = [update for group in groups for update in group]
     if replaces_all_entries(shard, updates):
         return (yield from update_shard(shard, groups, order=order))
-    opened: OpenedShard | None
-    opened = yield from _open(shard)
-    current = yield from _read_needed(shard, opened, updates)
-    outcomes: list[Exception | None] = []
-    new: dict[int, Bytes | None] = {}
-    for group in groups:
-        changes: dict[int, Bytes | None] = {}
-        try:
-            apply_updates(shard, group, current, changes)
-        except Exception as error:  # also of a transformer: others' updates do not suffer
-            outcomes.append(error)
-        else:
-            outcomes.append(None)
-            current.update(changes)
-            new.update(changes)
-    if opened is None:
+    opened = yield from open_shard(shard)
+    outcomes, new = yield from new_values(shard, opened, groups)
+    if opened is not None and new:
+        yield from _store(opened, new, order)
+    elif opened is None:
         values = {i: value for i, value in new.items() if value is not None}
         if values:
             yield from _create(shard, values, order)
-        return outcomes
-    new = {i: v for i, v in new.items() if v is not None or opened.entry(i) is not None}
-    if new:
-        yield from _store(opened, new, order)
     return outcomes
 
 
@@ -98,45 +79,9 @@ def seal_shard(
     CorruptShardError
         If the index is damaged; nothing was written.
     """
-    opened = yield from _open(shard)
+    opened = yield from open_shard(shard)
     if opened is not None:
         yield from _seal(opened, order, max_dead_share)
-
-
-def _open(shard: ShardRef, data_end: int | None = None) -> Flow[OpenedShard | None]:
-    try:
-        (opened,) = yield [OpenShard(shard, data_end)]
-    except IndexDamageError as damage:
-        raise corrupt(shard, damage, "; nothing was written") from damage
-    return opened  # type: ignore[no-any-return]
-
-
-def _read_needed(
-    shard: ShardRef, opened: OpenedShard | None, updates: Iterable[EntryUpdate]
-) -> Flow[dict[int, Bytes | None]]:
-    """Stored values of the entries whose new one depends on it."""
-    needed: dict[int, bool] = {}
-    for update in updates:
-        is_independent = isinstance(update, Erase) or (
-            isinstance(update, Put) and not update.only_if_missing
-        )
-        needed.setdefault(update.entry_id, not is_independent)
-    places = {
-        i: place
-        for i, yes in needed.items()
-        if yes and opened is not None and (place := opened.entry(i)) is not None
-    }
-    if not places or opened is None:
-        return {}
-    index, form = opened.index(), shard.layout.spec.index
-    try:
-        for i in places:
-            index.check_entry(i, opened.size, form)
-    except IndexDamageError as damage:
-        raise corrupt(shard, damage, "; nothing was written") from damage
-    ranges = [Range(offset, offset + nbytes) for offset, nbytes in places.values()]
-    founds: list[Found] = yield [Get(shard.key, byte_range) for byte_range in ranges]
-    return {i: found.value for i, found in zip(places, founds, strict=True)}
 
 
 def _create(shard: ShardRef, values: dict[int, Bytes], order: EntryOrder) -> Flow[None]:
@@ -146,12 +91,12 @@ def _create(shard: ShardRef, values: dict[int, Bytes], order: EntryOrder) -> Flo
     n_left = shard.n_grid_entries - len(values)
     gap = gap_nbytes(shard, n_left, nbytes / len(values), nbytes) if n_left > 0 else 0
     parts = lay_out(values, spec.chunks_per_shard, spec.index, order, gap)
-    yield [SetWithGap(shard.key, parts.head, parts.tail_offset, parts.tail)]
+    yield [SetWithGaps(shard.key, parts.with_offsets())]
     if gap:
         data_end = parts.tail_offset - gap
-        opened = yield from _open(shard, data_end)
+        opened = yield from open_shard(shard, data_end)
         if opened is not None:
-            yield from _change(opened, opened.journal_begun(data_end))
+            yield from change_shard(opened, opened.journal_begun(data_end))
 
 
 def _store(opened: OpenedShard, new: dict[int, Bytes | None], order: EntryOrder) -> Flow[None]:
@@ -165,36 +110,30 @@ def _store(opened: OpenedShard, new: dict[int, Bytes | None], order: EntryOrder)
         return
     nbytes = sum(len(value) for value in new.values() if value is not None)
     if not opened.fits(nbytes) and _is_mostly_dead(opened, MAX_DEAD_SHARE):
-        live = yield from _live_entries(opened, without=new)
-        if live is not None:
+        with suppress(CorruptShardError):  # then all stay where they are
+            live = yield from live_entries(opened, without=new)
             live.update((i, v) for i, v in new.items() if v is not None)
             yield from _create(shard, live, order)
             return
     was_full = opened.n_present >= shard.n_grid_entries
-    yield from _change(opened, opened.change(new))
+    yield from change_shard(opened, opened.change(new))
     if n_present >= shard.n_grid_entries and not was_full:
         yield from _seal(opened, order, MAX_DEAD_SHARE)
 
 
 def _seal(opened: OpenedShard, order: EntryOrder, max_dead_share: float) -> Flow[None]:
     shard = opened.shard
-    if _is_mostly_dead(opened, max_dead_share):
-        live = yield from _live_entries(opened)
-        if live:
+    # Where entries are overwritten the place of a missing one is no dead byte.
+    may_compact = not opened.is_fixed or max_dead_share == 0
+    if may_compact and _is_mostly_dead(opened, max_dead_share):
+        with suppress(CorruptShardError):
+            live = yield from live_entries(opened)
             spec = shard.layout.spec
             parts = lay_out(live, spec.chunks_per_shard, spec.index, order, 0)
-            yield [SetWithGap(shard.key, parts.head, parts.tail_offset, parts.tail)]
+            yield [SetWithGaps(shard.key, parts.with_offsets())]
             return
-    yield from _change(opened, opened.trimmed())
+    yield from change_shard(opened, opened.trimmed())
     yield [CloseShard(shard.key)]
-
-
-def _change(opened: OpenedShard, steps: list[FileStep]) -> Flow[None]:
-    try:
-        yield [ChangeShard(opened.shard.key, steps)]
-    except BaseException:
-        opened.is_valid = False  # nobody knows which of the steps were taken
-        raise
 
 
 def _is_mostly_dead(opened: OpenedShard, max_share: float) -> bool:
@@ -202,22 +141,3 @@ def _is_mostly_dead(opened: OpenedShard, max_share: float) -> bool:
     n_index = opened.shard.layout.spec.index_nbytes
     n_left = opened.gap_nbytes if opened.gap_nbytes < n_index else 0
     return opened.dead_nbytes + n_left > max_share * (opened.data_nbytes + n_left)
-
-
-def _live_entries(
-    opened: OpenedShard, without: Iterable[int] = ()
-) -> Flow[dict[int, Bytes] | None]:
-    """Bytes of the entries; ``None`` if one is damaged: then all stay where they are."""
-    index, form = opened.index(), opened.shard.layout.spec.index
-    left_out = set(without)
-    ids = [i for i in index.present_ids().tolist() if i not in left_out]
-    try:
-        index.check_entries(opened.size, form)
-    except IndexDamageError:
-        return None
-    (found,) = yield [Get(opened.shard.key, Range(0, opened.data_end))]
-    spans = index.fields[ids].tolist()
-    return {
-        i: found.value[offset : offset + nbytes]
-        for i, (offset, nbytes) in zip(ids, spans, strict=True)
-    }

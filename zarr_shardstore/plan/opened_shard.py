@@ -32,6 +32,7 @@ from zarr_shardstore.format.journal import (
     JOURNAL_HEADER_NBYTES,
     Change,
     JournalHeader,
+    Overwritten,
     encode_change,
 )
 from zarr_shardstore.format.layout import ShardRef
@@ -53,6 +54,10 @@ _GAP_PER_EXPECTED = 1.25
 
 _MAX_HOLE_NBYTES = 512
 """Unchanged bytes of the index that are written along, instead of one more write."""
+
+
+_NO_CHANGE = bytes(8)
+"""Over the beginning of a change in the journal, whose checksum is wrong then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +117,15 @@ class OpenedShard:
         "data_end",
         "has_journal",
         "index_start",
+        "inode",
+        "is_fixed",
         "is_valid",
         "live_nbytes",
         "n_present",
         "owner",
         "shard",
         "size",
+        "slot_nbytes",
     )
 
     def __init__(
@@ -140,6 +148,9 @@ class OpenedShard:
         self.data_end = self._known_data_end(decoded, data_end)
         self.has_journal = False
         self.is_valid = True
+        self.inode = 0
+        self.is_fixed = False
+        self.slot_nbytes: int | None = None
         self._header = b""
 
     def _known_data_end(self, index: ShardIndex, data_end: int | None) -> int:
@@ -205,50 +216,75 @@ class OpenedShard:
             mean = nbytes / len(pieces)
             gap = gap_nbytes(self.shard, n_left, mean, self.live_nbytes)
             new_index_start = start + nbytes + gap
+        places: dict[int, tuple[int, int] | None] = {}
+        offset = start
+        for entry_id, value in values.items():
+            places[entry_id] = None if value is None else (offset, len(value))
+            offset += 0 if value is None else len(value)
+        self.data_end = offset
+        if new_index_start == self.index_start:
+            return self.change_at(places, [(start, pieces)] if pieces else [])
         old_crc = self.crc
-        old = self._set_entries(values, start)
-        self.crc = crc32c.crc32c(self.body)
-        self.data_end = start + nbytes
-        return (
-            self._steps_in_gap(old, old_crc, start, pieces)
-            if new_index_start == self.index_start
-            else self._steps_of_growth(old_crc, start, pieces, new_index_start)
-        )
+        self._set_entries(places)
+        return self._steps_of_growth(old_crc, start, pieces, new_index_start)
 
-    def _set_entries(
-        self, values: Mapping[int, Bytes | None], offset: int
-    ) -> list[tuple[int, bytes]]:
-        """Put the places of values, from `offset` on, into the index; return what was there."""
+    def change_at(
+        self,
+        places: Mapping[int, tuple[int, int] | None],
+        data: Sequence[tuple[int, Sequence[Bytes]]],
+        old_data: Sequence[tuple[int, bytes]] = (),
+    ) -> list[FileStep]:
+        """Steps that put entries at offsets, of so many bytes; ``None``: they will be missing.
+
+        Parameters
+        ----------
+        data
+            Offset and pieces of what is written before the index.
+        old_data
+            What of it overwrites entries: offset and bytes that are there.
+        """
+        data_end = self.data_end
+        old_crc = self.crc
+        old = self._set_entries(places)
+        overwritten = None
+        if old_data:
+            new = {offset: b"".join(pieces) for offset, pieces in data}
+            crc = crc32c.crc32c(b"".join(new[at][: len(was)] for at, was in old_data))
+            overwritten = Overwritten(self.inode, crc, old_data)
+        steps = self.journal_begun(data_end)
+        change = Change(old_crc, self.crc, data_end, self.index_start, old, overwritten)
+        record = encode_change(self._header, change)
+        steps.append(WriteAt("journal", JOURNAL_HEADER_NBYTES, [record]))
+        if old_data:
+            steps.append(Barrier())
+        for offset, pieces in data:
+            steps.append(WriteAt("shard", offset, pieces))
+            if self._is_at_start:
+                self.size = max(self.size, offset + sum(map(len, pieces)))
+        steps += [Barrier(), *self._index_writes(sorted(places)), Barrier()]
+        if old_data:  # otherwise it would be taken back if another file got this inode
+            steps.append(WriteAt("journal", JOURNAL_HEADER_NBYTES, [_NO_CHANGE]))
+        return steps
+
+    def _set_entries(self, places: Mapping[int, tuple[int, int] | None]) -> list[tuple[int, bytes]]:
+        """Put places into the index; return what was there."""
         old = []
         body, pack = self.body, self._entry.pack_into
-        for entry_id, value in values.items():
+        for entry_id, place in places.items():
             at = entry_id * ENTRY_NBYTES
             before = self.entry(entry_id)
             old.append((entry_id, bytes(body[at : at + ENTRY_NBYTES])))
             if before is not None:
                 self.live_nbytes -= before[1]
                 self.n_present -= 1
-            if value is None:
+            if place is None:
                 pack(body, at, MISSING, MISSING)
                 continue
-            pack(body, at, offset, len(value))
-            offset += len(value)
-            self.live_nbytes += len(value)
+            pack(body, at, *place)
+            self.live_nbytes += place[1]
             self.n_present += 1
+        self.crc = crc32c.crc32c(body)
         return old
-
-    def _steps_in_gap(
-        self, old: list[tuple[int, bytes]], old_crc: int, start: int, pieces: list[Bytes]
-    ) -> list[FileStep]:
-        steps = self.journal_begun(start)
-        change = Change(old_crc, self.crc, self.data_end, self.index_start, old)
-        record = encode_change(self._header, change)
-        steps.append(WriteAt("journal", JOURNAL_HEADER_NBYTES, [record]))
-        if pieces:
-            steps.append(WriteAt("shard", start, pieces))
-            self.size = max(self.size, self.data_end)
-        steps += [Barrier(), *self._index_writes(sorted(i for i, _ in old)), Barrier()]
-        return steps
 
     def _index_writes(self, entry_ids: Sequence[int]) -> list[FileStep]:
         """Writes of changed entries, then of the checksum."""

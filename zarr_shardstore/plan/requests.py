@@ -38,7 +38,7 @@ __all__ = [
     "Set",
     "SetIfNotExists",
     "SetPartial",
-    "SetWithGap",
+    "SetWithGaps",
     "Tidy",
     "UpdateShard",
     "relay",
@@ -118,14 +118,21 @@ class SetIfNotExists:
 
 
 @dataclass(frozen=True, slots=True)
-class SetWithGap:
-    """Store an object, replacing any: `head` from 0 on, `tail` from `tail_offset` on; between
-    them nothing that takes room. Only for base stores that can append. Reply: ``None``."""
+class SetWithGaps:
+    """Store an object, replacing any. Only for base stores that can append. Reply: ``None``.
+
+    Parameters
+    ----------
+    parts
+        Ascending offsets, and the pieces that are written from each on. What lies between
+        takes no room.
+    is_fixed
+        Entries of the shard may be overwritten: readers lock the file.
+    """
 
     key: str
-    head: Sequence[Bytes]
-    tail_offset: int
-    tail: Bytes
+    parts: Sequence[tuple[int, Sequence[Bytes]]]
+    is_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +150,12 @@ class OpenShard:
 
 @dataclass(frozen=True, slots=True)
 class ChangeShard:
-    """Take steps with the files of an opened shard, one after the other. Reply: ``None``."""
+    """Take steps with the files of an opened shard, one after the other; with
+    `excludes_readers` nobody reads it meanwhile. Reply: ``None``."""
 
     key: str
     steps: Sequence[FileStep] = field(repr=False)
+    excludes_readers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +262,7 @@ Request: TypeAlias = (
     | GetSize
     | Set
     | SetIfNotExists
-    | SetWithGap
+    | SetWithGaps
     | OpenShard
     | ChangeShard
     | CloseShard

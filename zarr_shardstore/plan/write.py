@@ -20,10 +20,10 @@ from zarr_shardstore.plan.entries import EntryUpdate, Erase, Modification, Patch
 from zarr_shardstore.plan.read import corrupt, read_indexes
 from zarr_shardstore.plan.requests import Delete, Exists, Flow, Found, Get, Set
 
-__all__ = ["apply_updates", "replaces_all_entries", "update_shard"]
+__all__ = ["KEEP_HINT", "apply_updates", "replaces_all_entries", "update_shard"]
 
 Bytes = bytes | memoryview
-_KEEP_HINT = (
+KEEP_HINT = (
     "; nothing was written, because the shard cannot be rewritten without losing it: "
     "erase or overwrite this chunk first"
 )
@@ -184,7 +184,7 @@ def _read_entries_to_keep(
     try:
         return dict(split_shard(found.value, spec.chunks_per_shard, spec.index, without=replaced))
     except IndexDamageError as damage:
-        hint = _KEEP_HINT if damage.entry_id is not None else "; nothing was written"
+        hint = KEEP_HINT if damage.entry_id is not None else "; nothing was written"
         raise corrupt(shard, damage, hint) from damage
 
 

@@ -30,6 +30,7 @@ from zarr_shardstore.plan.read import ReadOptions
 from zarr_shardstore.plan.requests import Flow
 from zarr_shardstore.plan.strategies import Strategy, WriteStrategy
 from zarr_shardstore.store.batch import Batch
+from zarr_shardstore.store.compacting import compact_below, compaction_of
 from zarr_shardstore.store.new_arrays import NewArrays, V3Declaration
 from zarr_shardstore.store.operations import Operations, Options
 from zarr_shardstore.store.policy import ChunksPerShard, ShardingPolicy
@@ -100,6 +101,13 @@ class Sharding:
     def flush(self) -> None:
         """Seal the shards that were changed in their place, blocking."""
         seal_all(self.runner.backend, self.options.order)
+
+    def compacting(self, prefix: str) -> tuple[Runner, Flow[None]]:
+        """The flow that compacts the shards below a prefix, and its driver."""
+        backend, operations = self.runner.backend, self.operations
+        compaction = compaction_of(order=self.options.order, can_append=backend.can_append)
+        flow = compact_below(operations.listing, operations.catalog, prefix)
+        return Runner(backend, compaction), flow
 
     @property
     def is_base_read_only(self) -> bool:
@@ -208,13 +216,14 @@ def _strategy_for(strategy: Strategy, backend: Backend) -> WriteStrategy:
         If there is none of that name, or the base store cannot do it.
     """
     if strategy not in get_args(Strategy):
-        raise SpecError(f"strategy is 'auto', 'append' or 'rewrite', got {strategy!r}")
+        names = ", ".join(map(repr, get_args(Strategy)))
+        raise SpecError(f"strategy is one of {names}, got {strategy!r}")
     if strategy == "auto":
         return "append" if backend.can_append else "rewrite"
-    if strategy == "append" and not backend.can_append:
+    if strategy != "rewrite" and not backend.can_append:
         raise SpecError(
-            "strategy='append' changes files in their place: it is for paths and LocalStore, with "
-            f"locking='os', got {backend!r}; leave it away, or take 'rewrite'"
+            f"strategy={strategy!r} changes files in their place: it is for paths and LocalStore, "
+            f"with locking='os', got {backend!r}; leave it away, or take 'rewrite'"
         )
     return strategy
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from zarr_shardstore.errors import ShardStoreError, SpecError
@@ -81,6 +82,7 @@ class Catalog:
     def __init__(self, policy: ShardingPolicy, known: KnownArrays) -> None:
         self._policy = policy
         self._known = known
+        self._last: tuple[Knowledge | None, int, _Answer] = None, 0, None
 
     def chunks_of(self, keys: Sequence[str]) -> Flow[list[ChunkRef | StackedKey | Misfit | None]]:
         """The chunks that keys name; ``None`` for a key that passes through.
@@ -209,9 +211,9 @@ class Catalog:
         known: dict[Node, State] = {}
         answers: list[_Answer] = [None] * len(keys)
         open_positions: Sequence[int] = range(len(keys))
+        last = self._recent(knowledge)
         while open_positions:
             unknown: dict[int, list[Node]] = {}
-            last: _Answer = None
             for i in open_positions:
                 sibling = _locate_sibling(last, keys[i], in_grid)
                 if sibling is not None:
@@ -226,7 +228,14 @@ class Catalog:
                 nodes = dict.fromkeys(node for nodes in unknown.values() for node in nodes)
                 known |= yield from self._known.know(list(nodes), knowledge)
             open_positions = list(unknown)
+        if isinstance(last, _Located) and isinstance(last.owner, StoredArray):
+            self._last = knowledge, len(knowledge.arrays), last
         return answers
+
+    def _recent(self, knowledge: Knowledge) -> _Answer:
+        """What the last key named, if nothing was learned of any array since."""
+        of, n_arrays, last = self._last
+        return last if of is knowledge and n_arrays == len(knowledge.arrays) else None
 
     def _locate_one(
         self, key: str, in_grid: bool, knowledge: Knowledge, just_learned: dict[Node, State]
@@ -282,8 +291,13 @@ class Catalog:
             return Misfit(node, False, f"key {key!r}: {error}")
         if cps is None:
             return None
-        spec = ShardingSpec(cps, DRAFT_INDEX)
-        return _Located(ArrayLayout(node.path, node.chunk_prefix, encoding, None, spec), coords)
+        return _Located(_layout_by_rule(node, encoding, cps), coords)
+
+
+@lru_cache(maxsize=256)
+def _layout_by_rule(node: Node, encoding: ChunkKeyEncoding, cps: Coords) -> ArrayLayout:
+    spec = ShardingSpec(cps, DRAFT_INDEX)
+    return ArrayLayout(node.path, node.chunk_prefix, encoding, None, spec)
 
 
 def _flat_nodes(path: str) -> list[Node]:

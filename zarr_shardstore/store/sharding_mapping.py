@@ -129,6 +129,12 @@ class ShardingMapping(MutableMapping[str, bytes]):
         """As `ShardingStore.flush`."""
         self._sharding.flush()
 
+    def compact(self, prefix: str = "") -> None:
+        """As `ShardingStore.compact`."""
+        check_writable(self.read_only)
+        runner, flow = self._sharding.compacting(prefix)
+        runner.run(flow)
+
     def _run(self, flow: Flow[T]) -> T:
         return self._sharding.runner.run(flow)
 
@@ -178,8 +184,11 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
     def setdefault(self, key: str, default: Value = b"") -> bytes:
         """The value of `key`; `default`, which is stored, if it was missing."""
-        self._write(self._sharding.operations.set(key, as_view(default), only_if_missing=True))
-        return self[key]
+        while True:
+            self._write(self._sharding.operations.set(key, as_view(default), only_if_missing=True))
+            value = self._run(self._sharding.operations.get(key))
+            if value is not None:  # otherwise somebody has erased it in between
+                return bytes(value)
 
     def update(self, other: Any = (), /, **values: Value) -> None:
         """Store many values; each shard is written once."""

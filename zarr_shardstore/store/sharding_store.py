@@ -61,10 +61,12 @@ class ShardingStore(ZarrInterface):
         inner chunks appear as chunks, or they pass through as they are.
     order : {"morton", "C", "F"}
         In which order the entries of a shard are written.
-    strategy : {"auto", "append", "rewrite"}
-        How a shard is changed: by writing the chunk and its place in the index into the file,
-        for local files with ``locking="os"``; or by storing the whole shard anew. ``"auto"``
-        appends where that is possible.
+    strategy : {"auto", "append", "in_place", "rewrite"}
+        How a shard is changed: by writing the chunk into a gap of the file, and its place into
+        the index (``"append"``); by overwriting the chunk, if it is not larger than before, for
+        arrays without compression (``"in_place"``; other programs that read meanwhile may see
+        half of it); or by storing the whole shard anew. The first two are for local files with
+        ``locking="os"``. ``"auto"`` appends where that is possible.
     locking : {"os", "lockfile", "none"}
         What keeps two processes from updating a shard on local files at a time: a lock of the
         operating system on ``KEY.__lock``; that file alone, for network file systems without
@@ -199,6 +201,22 @@ class ShardingStore(ZarrInterface):
         """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(worker_pool(), self._sharding.flush)
+
+    async def compact(self, prefix: str = "") -> None:
+        """Store shards without dead bytes, those below a prefix that have any.
+
+        Dead bytes are what erased and replaced chunks, and indexes that were moved, leave in a
+        file; writers may go on meanwhile.
+
+        Raises
+        ------
+        CorruptShardError
+            If a shard is damaged; it is left as it is, and all others are compacted.
+        """
+        self._check_writable()
+        await self._ensure_open()
+        runner, flow = self._sharding.compacting(prefix)
+        await runner.run_async(flow)
 
     # ------------------------------------------- batch, operations of the draft
 

@@ -1,0 +1,146 @@
+"""Is a concurrent history linearizable? The search of Wing and Gong, with Lowe's memory.
+
+::
+
+    client 1   ├── set 1 ──┤      ├── get: 1 ──┤
+    client 2        ├─────── set 2 ──────┤          linearizable: set 2, set 1, get
+
+A history is linearizable if one can give each operation an instant between its invocation and
+its response, so that a sequential object, which performs them in the order of these instants,
+gives the results that were seen. Small histories only: the search is exponential in the number
+of operations that overlap.
+
+Source: Wing and Gong, "Testing and verifying concurrent objects" (1993); Lowe, "Testing for
+linearizability" (2017), section 3: what was tried is remembered. There is no maintained package
+for it on PyPI; knossos (Clojure) and porcupine (Go) are the known ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+__all__ = ["Event", "Verdict", "judge", "short"]
+
+State = TypeVar("State", bound=Hashable)
+Call = TypeVar("Call")
+
+
+@dataclass(frozen=True, slots=True)
+class Event(Generic[Call]):
+    """An operation that was performed.
+
+    Parameters
+    ----------
+    client
+        Who performed it; only for people who read the history.
+    invoked, responded : int
+        Instants, by a clock that all clients share.
+    result
+        What the client got.
+    """
+
+    client: str
+    call: Call
+    invoked: int
+    responded: int
+    result: object
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Generic[State, Call]):
+    """Outcome of a search.
+
+    Parameters
+    ----------
+    order
+        An order that explains the results; if there is none for all events, the longest that
+        was found for some of them.
+    state
+        Of the object after these.
+    rest
+        The events that do not fit behind them, in order of their invocation.
+    """
+
+    order: Sequence[Event[Call]]
+    state: State
+    rest: Sequence[Event[Call]]
+
+    @property
+    def is_linearizable(self) -> bool:
+        return not self.rest
+
+    def __str__(self) -> str:
+        """The whole history: what fits, the state that this leads to, and what does not fit."""
+        events = [*self.order, *self.rest]
+        origin = min((event.invoked for event in events), default=0)
+
+        def line(event: Event[Call]) -> str:
+            instants = f"{event.invoked - origin:>12,} {event.responded - origin:>12,}"
+            return f"{instants}  {event.client}: {short(event.call)} -> {short(event.result)}"
+
+        lines = [*map(line, self.order), f"{'state':>27}: {short(self.state)}"]
+        if self.rest:
+            lines += ["then none of these can be next:", *map(line, self.rest)]
+        return "\n".join(lines)
+
+
+def judge(
+    events: Sequence[Event[Call]],
+    initial: State,
+    step: Callable[[State, Call], tuple[State, object]],
+    *,
+    is_read: Callable[[Call], bool] = lambda _: False,
+) -> Verdict[State, Call]:
+    """Look for an order of the events that a sequential object would explain.
+
+    Parameters
+    ----------
+    initial
+        State of the object before the first event.
+    step
+        The sequential object: the state after a call, and its result.
+    is_read
+        Whether a call never changes the state. Such a call is taken as soon as it fits, with
+        no other tried in its place: it fits in any order in which it comes later, too.
+    """
+    events = sorted(events, key=lambda event: event.invoked)
+    tried: set[tuple[int, State]] = set()
+    order: list[Event[Call]] = []
+    best = Verdict([], initial, events)
+
+    def search(left: int, state: State) -> bool:
+        """Put the events of the set `left`, which is never tried twice in one state, behind."""
+        nonlocal best
+        if (left, state) in tried:
+            return False
+        tried.add((left, state))
+        open_events = [(i, event) for i, event in enumerate(events) if left >> i & 1]
+        if len(order) > len(best.order):
+            best = Verdict(list(order), state, [event for _, event in open_events])
+        if not open_events:
+            return True
+        # One that was invoked after another's response comes after it.
+        first_response = min(event.responded for _, event in open_events)
+        possible = [(i, event) for i, event in open_events if event.invoked <= first_response]
+        for i, event in sorted(possible, key=lambda pair: not is_read(pair[1].call)):
+            after, result = step(state, event.call)
+            if result != event.result:
+                continue
+            order.append(event)
+            if search(left & ~(1 << i), after):
+                return True
+            order.pop()
+            if is_read(event.call):
+                return False
+        return False
+
+    search((1 << len(events)) - 1, initial)
+    return best
+
+
+def short(value: object) -> str:
+    """The repr, with "a*9" for nine times a."""
+    return re.sub(r"(\\x..|\\.|.)\1{4,}", lambda m: f"{m[1]}*{len(m[0]) // len(m[1])}", repr(value))

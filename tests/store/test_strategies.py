@@ -1,0 +1,325 @@
+"""Strategies that change shard files in their place: what is written, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
+
+from tests.faults.stops import files_in
+from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore, SpecError
+from zarr_shardstore.io import file_calls
+from zarr_shardstore.io.shard_files import FIXED
+
+ROOT = "data/root/a/c"
+INDEX_NBYTES = 8 * 16
+
+
+def mapping(path: Path, strategy: Any = "append", n: int = 8) -> ShardingMapping:
+    return ShardingMapping(path, chunks_per_shard=n, strategy=strategy)
+
+
+def shard_of(path: Path) -> Path:
+    return path / "data/root/a/c0"
+
+
+def chunks(values: dict[int, bytes]) -> dict[str, bytes]:
+    return {f"{ROOT}{i}": value for i, value in values.items()}
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Bytes of each write of a file."""
+    sizes: list[int] = []
+    write_at = file_calls.write_at
+
+    def count(fd: int, pieces: Any, offset: int) -> None:
+        sizes.append(sum(map(len, pieces)))
+        write_at(fd, pieces, offset)
+
+    with mock.patch.object(file_calls, "write_at", count):
+        yield sizes
+
+
+# ------------------------------------------------------------------ append
+
+
+@pytest.mark.parametrize("n", [512, 32_768])
+def test_a_write_costs_its_chunk(n: int, tmp_path: Path) -> None:
+    """And some 80 bytes, at any size of the shard."""
+    m = mapping(tmp_path, n=n)
+    m[f"{ROOT}0"] = bytes(1000)
+    with counted() as sizes:
+        for i in range(1, 101):
+            m[f"{ROOT}{i}"] = bytes(1000)
+    assert sum(sizes) < 100 * 1100
+    with counted() as sizes:
+        m.erase(f"{ROOT}3")
+    assert sum(sizes) < 100
+
+
+def test_a_shard_is_sealed_when_it_is_full(tmp_path: Path) -> None:
+    """Without a gap, a journal, a lock."""
+    m = mapping(tmp_path)
+    for i in range(8):
+        assert bool(list(shard_of(tmp_path).parent.glob("*.__journal"))) == (i > 0)
+        m[f"{ROOT}{i}"] = bytes([i]) * 1000
+    assert list(files_in(tmp_path)) == ["data/root/a/c0"]
+    assert shard_of(tmp_path).stat().st_size == 8 * 1000 + INDEX_NBYTES
+
+
+def close(m: ShardingMapping) -> None:
+    ShardingStore(m.base).close()
+
+
+def flush_async(m: ShardingMapping) -> None:
+    asyncio.run(ShardingStore(m.base).flush())
+
+
+@pytest.mark.parametrize("seal", [ShardingMapping.flush, close, flush_async])
+def test_flush_and_close_trim(seal: Any, tmp_path: Path) -> None:
+    """Nothing is left beside the shard, and no gap in it."""
+    m = mapping(tmp_path)
+    m.update(chunks({1: b"1" * 1000}))
+    m.update(chunks({2: b"2" * 1000}))
+    assert len(files_in(tmp_path)) == 3
+    seal(m)
+    assert list(files_in(tmp_path)) == ["data/root/a/c0"]
+    assert shard_of(tmp_path).stat().st_size == 2 * 1000 + INDEX_NBYTES
+    m.update(chunks({3: b"3"}))
+    assert dict(m) == chunks({1: b"1" * 1000, 2: b"2" * 1000, 3: b"3"})
+
+
+CHILD = """
+import sys, multiprocessing
+from zarr_shardstore import ShardingMapping
+
+def write(path):
+    ShardingMapping(path, chunks_per_shard=8)["data/root/a/c1"] = b"1"
+
+if __name__ == "__main__":
+    if sys.argv[2] == "itself":
+        write(sys.argv[1])
+    else:
+        child = multiprocessing.get_context(sys.argv[2]).Process(target=write, args=sys.argv[1:2])
+        child.start()
+        child.join(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["itself", "fork", "spawn"])
+def test_the_end_of_a_process_seals(how: str, tmp_path: Path) -> None:
+    """Also that of a child of multiprocessing, which ends in another way."""
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+    subprocess.run([sys.executable, script, tmp_path / "store", how], check=True, timeout=120)
+    assert list(files_in(tmp_path / "store")) == ["data/root/a/c0"]
+
+
+def test_a_child_does_not_seal_what_its_parent_writes(tmp_path: Path) -> None:
+    """Neither does its end give up the parent's locks."""
+    m = mapping(tmp_path)
+    m.update(chunks({1: b"1"}))
+    child = multiprocessing.get_context("fork").Process(target=list, args=(m,))
+    child.start()
+    child.join(60)
+    assert len(files_in(tmp_path)) == 3
+    m.update(chunks({2: b"2"}))
+    assert dict(m) == chunks({1: b"1", 2: b"2"})
+
+
+def test_dead_bytes_stay_bounded(tmp_path: Path) -> None:
+    """A chunk that is overwritten again and again: the shard is compacted instead of growing."""
+    m = mapping(tmp_path)
+    m.update(chunks({i: bytes([i]) * 1000 for i in range(8)}))
+    largest = 0
+    for n in range(200):
+        value = os.urandom(1000 + n)
+        m[f"{ROOT}3"] = value
+        largest = max(largest, shard_of(tmp_path).stat().st_blocks * 512)
+    assert largest < 40_000
+    assert m[f"{ROOT}3"] == value
+    m.flush()
+    assert shard_of(tmp_path).stat().st_size < 2 * 8200 + 2 * INDEX_NBYTES
+
+
+def test_compact_leaves_no_dead_byte(tmp_path: Path) -> None:
+    """And puts the entries in order."""
+    m = mapping(tmp_path)
+    for i in (5, 2, 7, 2):
+        m[f"{ROOT}{i}"] = bytes([i]) * 10
+    m.compact()
+    parts = [bytes([i]) * 10 for i in (2, 5, 7)]
+    assert shard_of(tmp_path).read_bytes()[:30] == b"".join(parts)
+    assert shard_of(tmp_path).stat().st_size == 30 + INDEX_NBYTES
+
+
+@pytest.mark.parametrize("base", [dict, MemoryStore])
+def test_compact_on_other_base_stores(base: Any) -> None:
+    """Shards with dead bytes that somebody else has made; a damaged one stops no other."""
+    m = ShardingMapping(base(), chunks_per_shard=2)
+    m.update(chunks({0: b"0", 2: b"22", 4: b"444"}))
+    raw = ShardingMapping(m.base)
+    compact = raw["data/root/a/c1"]
+    raw["data/root/a/c0"] = b"x"
+    raw["data/root/a/c1"] = compact[:2] + b"dead bytes" + compact[2:]
+    raw["data/root/a/c2"] = b"yyy" + raw["data/root/a/c2"][3:]
+    with pytest.raises(CorruptShardError, match="c0"):
+        m.compact()
+    assert raw["data/root/a/c1"] == compact
+    assert m[f"{ROOT}4"] == b"yyy"
+
+
+def test_many_shards_do_not_exhaust_files(tmp_path: Path) -> None:
+    """Files are closed, and opened again; sealing finds all."""
+    m = mapping(tmp_path, n=4)
+    values = {i: bytes([i % 251]) for i in range(0, 4 * 400, 2)}
+    order = list(values)
+    random.Random(1).shuffle(order)
+    before = len(os.listdir("/proc/self/fd"))
+    for i in order:
+        m[f"{ROOT}{i}"] = values[i]
+        assert len(os.listdir("/proc/self/fd")) < before + 300
+    assert dict(m) == chunks(values)
+    m.flush()
+    assert len(files_in(tmp_path)) == 400
+
+
+def test_a_damaged_chunk_blocks_no_other(tmp_path: Path) -> None:
+    """What is written beside it is stored; compaction leaves the shard as it is."""
+    m = mapping(tmp_path, "rewrite")
+    m.update(chunks({0: b"0", 1: b"1"}))
+    shard = shard_of(tmp_path)
+    data = bytearray(shard.read_bytes())
+    data[-INDEX_NBYTES : -INDEX_NBYTES + 8] = (2**40).to_bytes(8, "little")
+    shard.write_bytes(data)
+    m = mapping(tmp_path)
+    for i in range(2, 6):
+        m[f"{ROOT}{i}"] = bytes([i]) * 500
+    m.flush()
+    assert [m[f"{ROOT}{i}"] for i in range(1, 6)] == [
+        b"1",
+        *(bytes([i]) * 500 for i in range(2, 6)),
+    ]
+    with pytest.raises(CorruptShardError):
+        m[f"{ROOT}0"]
+    m[f"{ROOT}0"] = b"again"
+    m.compact()
+    assert m[f"{ROOT}0"] == b"again"
+
+
+def test_a_deleted_directory_is_not_made_again(tmp_path: Path) -> None:
+    """Neither by flush nor by the end of the process."""
+    m = mapping(tmp_path)
+    m.update(chunks({1: b"1"}))
+    m.erase_prefix("data/")
+    m.flush()
+    assert not (tmp_path / "data").exists()
+
+
+# ---------------------------------------------------------------- in place
+
+
+def test_entries_of_one_size_have_slots(tmp_path: Path) -> None:
+    """Where a chunk will be is known before it is written, and writing it moves nothing."""
+    m = mapping(tmp_path, "in_place")
+    for i in (6, 1):
+        m[f"{ROOT}{i}"] = bytes([i]) * 1000
+    shard = shard_of(tmp_path)
+    size = shard.stat().st_size
+    assert size == 8 * 1000 + INDEX_NBYTES
+    assert shard.read_bytes()[6000:7000] == bytes([6]) * 1000
+    inode = shard.stat().st_ino
+    for value in (b"x" * 1000, b"y" * 400, b"z" * 1000):
+        m[f"{ROOT}1"] = value
+        assert shard.read_bytes()[1000 : 1000 + len(value)] == value
+    m.erase(f"{ROOT}6")
+    m[f"{ROOT}7"] = b"7" * 1000
+    m.flush()
+    assert (shard.stat().st_size, shard.stat().st_ino) == (size, inode)
+    assert dict(m) == chunks({1: b"z" * 1000, 7: b"7" * 1000})
+    assert list(files_in(tmp_path)) == ["data/root/a/c0"]
+
+
+def test_larger_entries_are_appended_and_dead_bytes_bounded(tmp_path: Path) -> None:
+    """Entries of any size may be written, too."""
+    m = mapping(tmp_path, "in_place")
+    model = {}
+    rng = random.Random(3)
+    for _ in range(300):
+        i = rng.randrange(8)
+        model[i] = rng.randbytes(rng.choice([0, 10, 1000, 3000]))
+        m[f"{ROOT}{i}"] = model[i]
+        assert shard_of(tmp_path).stat().st_blocks * 512 < 100_000
+    assert dict(m) == chunks(model)
+
+
+def test_a_shard_of_another_strategy_is_taken_over(tmp_path: Path) -> None:
+    """Its file is replaced once, so that nobody reads it without a lock."""
+    mapping(tmp_path, "append").update(chunks({1: b"1" * 10, 2: b"2" * 10}))
+    assert not shard_of(tmp_path).stat().st_mode & FIXED
+    m = mapping(tmp_path, "in_place")
+    m[f"{ROOT}3"] = b"3" * 10
+    assert shard_of(tmp_path).stat().st_mode & FIXED
+    assert dict(m) == chunks({i: str(i).encode() * 10 for i in (1, 2, 3)})
+
+
+def test_uncompressed_arrays_have_a_known_layout(tmp_path: Path) -> None:
+    """Slices of an array, written one after the other, lie in the file as in memory, and native
+    zarr reads them at any time."""
+    store = ShardingStore(tmp_path, chunks_per_shard=(6, 1, 1), strategy="in_place", order="C")
+    z = zarr.create_array(
+        store, shape=(6, 4, 5), chunks=(1, 4, 5), dtype="u2", compressors=None, filters=None
+    )
+    data = np.arange(1, 121, dtype="u2").reshape(6, 4, 5)
+    for i in (0, 1, 5, 2, 3, 4):
+        z[i] = data[i]
+        native: Any = zarr.open_array(LocalStore(tmp_path), mode="r")[i]
+        np.testing.assert_array_equal(native, data[i])
+    stored = np.memmap(tmp_path / "c/0/0/0", dtype="<u2", mode="r", shape=data.shape)
+    np.testing.assert_array_equal(stored, data)
+
+
+# ----------------------------------------------------------------- options
+
+
+def fsspec_local(path: Path) -> Any:
+    return FsspecStore.from_url(f"file://{path}", storage_options={"auto_mkdir": True})
+
+
+@pytest.mark.parametrize("strategy", ["append", "in_place"])
+@pytest.mark.parametrize("base", [lambda _: {}, lambda _: MemoryStore(), fsspec_local])
+def test_base_stores_that_cannot(base: Any, strategy: Any, tmp_path: Path) -> None:
+    """An error that says what can."""
+    with pytest.raises(SpecError, match="rewrite"):
+        ShardingStore(base(tmp_path), strategy=strategy)
+
+
+@pytest.mark.parametrize("locking", ["none", "lockfile"])
+def test_without_locks_of_the_system_shards_are_rewritten(locking: Any, tmp_path: Path) -> None:
+    """There, what is written and what is read cannot be kept apart."""
+    with pytest.raises(SpecError, match="locking='os'"):
+        ShardingStore(tmp_path, strategy="append", locking=locking)
+    m = ShardingMapping(tmp_path, chunks_per_shard=8, locking=locking)
+    m.update(chunks({1: b"1"}))
+    m.update(chunks({2: b"2"}))
+    assert shard_of(tmp_path).stat().st_size == 2 + INDEX_NBYTES
+
+
+def test_no_such_strategy(tmp_path: Path) -> None:
+    """The error names those that there are."""
+    with pytest.raises(SpecError, match="in_place"):
+        ShardingStore(tmp_path, strategy="inplace")  # type: ignore[arg-type]

@@ -1,0 +1,31 @@
+"""The command that keeps a store in order."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from zarr_shardstore.cli.arguments import Debug, SourceOptions, Store
+from zarr_shardstore.cli.failures import failures_as_sentences
+from zarr_shardstore.cli.options import check_source, storage_options_of
+from zarr_shardstore.store.sharding_mapping import ShardingMapping
+
+__all__ = ["compact"]
+
+
+def compact(
+    store: Store,
+    prefix: Annotated[str, typer.Argument(help="Only chunks whose keys start with it.")] = "",
+    source_option: SourceOptions = None,
+    debug: Debug = False,
+) -> None:
+    """Remove the dead bytes of shards.
+
+    They are what erased and replaced chunks leave. Also what a killed writer has left is put in
+    order. Others may go on writing.
+    """
+    with failures_as_sentences(debug=debug):
+        options = storage_options_of(source_option or ())
+        ShardingMapping(check_source(store), storage_options=options).compact(prefix)
+        typer.echo(f"no shard in {store} has dead bytes")

@@ -1,0 +1,128 @@
+"""Steps that the strategies share which change shard files in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from zarr_shardstore.format.index import MISSING, IndexDamageError, ShardIndex
+from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.plan.entries import EntryUpdate, Erase, Put
+from zarr_shardstore.plan.opened_shard import Bytes, FileStep, OpenedShard
+from zarr_shardstore.plan.ranges import Range
+from zarr_shardstore.plan.read import corrupt
+from zarr_shardstore.plan.requests import ChangeShard, Flow, Found, Get, OpenShard
+from zarr_shardstore.plan.write import KEEP_HINT, apply_updates
+
+__all__ = ["change_shard", "live_entries", "new_values", "open_shard"]
+
+
+def open_shard(shard: ShardRef, data_end: int | None = None) -> Flow[OpenedShard | None]:
+    try:
+        (opened,) = yield [OpenShard(shard, data_end)]
+    except IndexDamageError as damage:
+        raise corrupt(shard, damage, "; nothing was written") from damage
+    return opened  # type: ignore[no-any-return]
+
+
+def new_values(
+    shard: ShardRef, opened: OpenedShard | None, groups: Sequence[Sequence[EntryUpdate]]
+) -> Flow[tuple[list[Exception | None], dict[int, Bytes | None]]]:
+    """What groups of updates make of the entries of a shard; each group whole or not at all.
+
+    Returns
+    -------
+    outcomes : list
+        For each group ``None``, or the error for which it was left out.
+    new : dict
+        New value by entry id, ``None`` for an entry that will be missing; without entries that
+        are missing and stay so.
+
+    Raises
+    ------
+    CorruptShardError
+        If an entry is damaged whose new value depends on the old one.
+    """
+    updates = [update for group in groups for update in group]
+    current = yield from _read_needed(shard, opened, updates)
+    outcomes: list[Exception | None] = []
+    new: dict[int, Bytes | None] = {}
+    for group in groups:
+        changes: dict[int, Bytes | None] = {}
+        try:
+            apply_updates(shard, group, current, changes)
+        except Exception as error:  # also of a transformer: others' updates do not suffer
+            outcomes.append(error)
+        else:
+            outcomes.append(None)
+            current.update(changes)
+            new.update(changes)
+    return outcomes, {
+        i: value
+        for i, value in new.items()
+        if value is not None or (opened is not None and opened.entry(i) is not None)
+    }
+
+
+def _read_needed(
+    shard: ShardRef, opened: OpenedShard | None, updates: Iterable[EntryUpdate]
+) -> Flow[dict[int, Bytes | None]]:
+    """Stored values of the entries whose new one depends on it."""
+    needed: dict[int, bool] = {}
+    for update in updates:
+        is_independent = isinstance(update, Erase) or (
+            isinstance(update, Put) and not update.only_if_missing
+        )
+        needed.setdefault(update.entry_id, not is_independent)
+    places = {
+        i: place
+        for i, yes in needed.items()
+        if yes and opened is not None and (place := opened.entry(i)) is not None
+    }
+    if not places or opened is None:
+        return {}
+    index, form = opened.index(), shard.layout.spec.index
+    try:
+        for i in places:
+            index.check_entry(i, opened.size, form)
+    except IndexDamageError as damage:
+        raise corrupt(shard, damage, "; nothing was written") from damage
+    ranges = [Range(offset, offset + nbytes) for offset, nbytes in places.values()]
+    founds: list[Found] = yield [Get(shard.key, byte_range) for byte_range in ranges]
+    return {i: found.value for i, found in zip(places, founds, strict=True)}
+
+
+def change_shard(
+    opened: OpenedShard, steps: list[FileStep], *, excludes_readers: bool = False
+) -> Flow[None]:
+    """Take steps that are planned with an opened shard."""
+    try:
+        yield [ChangeShard(opened.shard.key, steps, excludes_readers)]
+    except BaseException:
+        opened.is_valid = False  # nobody knows which of the steps were taken
+        raise
+
+
+def live_entries(opened: OpenedShard, without: Iterable[int] = ()) -> Flow[dict[int, Bytes]]:
+    """Bytes of the entries of a shard, by their ids, but for those `without`.
+
+    Raises
+    ------
+    CorruptShardError
+        If one of them is damaged.
+    """
+    shard = opened.shard
+    fields = opened.index().fields.copy()
+    fields[list(without)] = MISSING
+    index = ShardIndex(fields)
+    try:
+        index.check_entries(opened.size, shard.layout.spec.index)
+    except IndexDamageError as damage:
+        raise corrupt(shard, damage, KEEP_HINT) from damage
+    ids = index.present_ids()
+    found: Found
+    (found,) = yield [Get(shard.key, Range(0, opened.data_end))]
+    data = found.value or memoryview(b"")
+    return {
+        i: data[offset : offset + nbytes]
+        for i, (offset, nbytes) in zip(ids.tolist(), fields[ids].tolist(), strict=True)
+    }
