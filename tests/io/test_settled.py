@@ -45,7 +45,7 @@ def test_a_writer_comes_while_nobody_holds_the_lock(is_over: bool, tmp_path: Pat
     """An index without a checksum is read when no writer is there; one that comes before the
     bytes are read, and may be gone afterwards, has made the file longer, which ends in zeros."""
     m = ShardingMapping(tmp_path, chunks_per_shard=4)
-    m.update({key: b"old" for key in KEYS})
+    m.update(dict.fromkeys(KEYS, b"old"))
 
     def write() -> None:
         m[KEYS[1]] = b"new"
