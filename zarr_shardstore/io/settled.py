@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TypeAlias, TypeVar
 
 from zarr_shardstore.format.journal import Repair
+from zarr_shardstore.io.file_states import state_of
 from zarr_shardstore.io.locks import LOCK_SUFFIX, Locking, held, lock_shared, shared
 from zarr_shardstore.io.shard_files import (
     FIXED,
@@ -96,21 +97,13 @@ def when_settled(path: str, read: Callable[[FindRepair], T]) -> T:
     if open_shards.is_used_here(path):
         return read(find_repair)
     while True:
-        before = _state_of(path)
+        before = state_of(path)
         with shared(path) as is_locked:
             value = read(find_repair)
         # Without a lock a writer may have come before the bytes were read. If it is gone, too,
         # it has replaced the file, or made it longer: a shard without a journal has no gap.
-        if is_locked or (not os.path.exists(path + LOCK_SUFFIX) and _state_of(path) == before):
+        if is_locked or (not os.path.exists(path + LOCK_SUFFIX) and state_of(path) == before):
             return value
-
-
-def _state_of(path: str) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except NO_FILE:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class OpenFile:
