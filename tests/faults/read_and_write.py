@@ -26,7 +26,7 @@ import numpy as np
 import zarr
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
-from zarr.storage import FsspecStore, LocalStore
+from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
 from tests.faults.any_size import HEADER, Location, declare, encode
 from zarr_shardstore import ShardingMapping, ShardingStore
@@ -301,14 +301,26 @@ def read_store(
     return asyncio.run(_read_store(root, board_path, kind, seconds, rank, n_processes))
 
 
+def open_base(root: str, kind: str) -> Any:
+    """The same files, by one of several ways."""
+    match kind:
+        case "fsspec":
+            return FsspecStore.from_url(f"file://{root}")
+        case "obstore":
+            import obstore
+
+            return ObjectStore(obstore.store.LocalStore(root))
+        case _:
+            return LocalStore(root)
+
+
 async def _read_store(
     root: str, board_path: str, kind: str, seconds: float, rank: int, n_processes: int
 ) -> Counter[str]:
     board = Board(Path(board_path))
     rng = random.Random(rank)
     observer = Observer(board)
-    base: Any = LocalStore(root) if kind == "local" else FsspecStore.from_url(f"file://{root}")
-    store = ShardingStore(base, chunks_per_shard=CHUNKS_PER_SHARD, read_only=True)
+    store = ShardingStore(open_base(root, kind), chunks_per_shard=CHUNKS_PER_SHARD, read_only=True)
     prototype = default_buffer_prototype()
     board.start(rank, n_processes)
     end = time.monotonic() + seconds

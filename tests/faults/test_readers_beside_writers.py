@@ -9,6 +9,7 @@ import multiprocessing
 import os
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,8 +31,9 @@ from zarr_shardstore.io.settled import is_side_file
 
 SECONDS = float(os.environ.get("ZARR_SHARDSTORE_SECONDS", "8"))
 STRATEGIES: tuple[Literal["append", "rewrite"], ...] = ("append", "append", "rewrite")
+BASES = ("local", "fsspec", "obstore") if find_spec("obstore") else ("local", "fsspec")
 N_WRITERS = len(STRATEGIES)
-N_PROCESSES = N_WRITERS + 4
+N_PROCESSES = N_WRITERS + 2 + len(BASES)
 
 
 def test_readers_beside_writers(tmp_path: Path) -> None:
@@ -52,9 +54,11 @@ def test_readers_beside_writers(tmp_path: Path) -> None:
         ]
         futures += [
             submit(read_and_write.read_mapping, *where, SECONDS, 3, N_PROCESSES),
-            submit(read_and_write.read_store, *where, "local", SECONDS, 4, N_PROCESSES),
-            submit(read_and_write.read_store, *where, "fsspec", SECONDS, 5, N_PROCESSES),
-            submit(read_and_write.read_arrays, *where, SECONDS, 6, N_PROCESSES),
+            submit(read_and_write.read_arrays, *where, SECONDS, 4, N_PROCESSES),
+            *(
+                submit(read_and_write.read_store, *where, kind, SECONDS, 5 + i, N_PROCESSES)
+                for i, kind in enumerate(BASES)
+            ),
         ]
         for future in as_completed(futures, timeout=MAX_START_S + 10 * SECONDS):
             counts += future.result()

@@ -65,6 +65,9 @@ _MAX_CONCURRENCY = 64
 _N_ATTEMPTS = 10
 """To read the end of an object that is being replaced again and again."""
 
+_N_ATTEMPTS_OF_RANGE = 2
+"""To read a range of one that was shorter for a moment."""
+
 
 def has_sync_surface(store: Store) -> bool:
     """Whether all of get_sync, set_sync and delete_sync of `store` work now."""
@@ -265,22 +268,26 @@ class ZarrBackend:
         return None
 
     async def _get(self, key: str, byte_range: ByteRange | None) -> Found:
-        try:
-            found = await self._get_once(key, byte_range)
-            if self._may_be_cut(found, byte_range):
-                found = _cut(await self._get_once(key, None), byte_range)
-            return found
-        except Exception:
-            if byte_range is None:
-                raise
-            # No suffix ranges here (Azure), or an error for a range behind the end (obstore).
-            if isinstance(byte_range, Suffix):
-                return await self._get_end(key, byte_range)
-            size = await self._size_or_none(key)
-            start, stop = resolve_range(byte_range, size or 0)
-            if size is None or start < stop:
-                raise
-            return Found(memoryview(b""), None, size)
+        for n_left in reversed(range(_N_ATTEMPTS_OF_RANGE)):
+            try:
+                found = await self._get_once(key, byte_range)
+                if self._may_be_cut(found, byte_range):
+                    found = _cut(await self._get_once(key, None), byte_range)
+                return found
+            except Exception:
+                if byte_range is None:
+                    raise
+                # No suffix ranges here (Azure), or an error for a range behind the end (obstore).
+                if isinstance(byte_range, Suffix):
+                    return await self._get_end(key, byte_range)
+                size = await self._size_or_none(key)
+                start, stop = resolve_range(byte_range, size or 0)
+                if size is not None and start >= stop:
+                    return Found(memoryview(b""), None, size)
+                # Where it is not behind the end now, the object may have been replaced meanwhile.
+                if size is None or not n_left:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     async def _get_end(self, key: str, suffix: Suffix) -> Found:
         """Ask for the size, then for bytes that are there; and again, if another writer has
