@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -30,15 +30,19 @@ from zarr_shardstore import ShardingMapping
 from zarr_shardstore.io import locks
 from zarr_shardstore.io.locks import LOCK_SUFFIX
 from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX, find_repair_of
+from zarr_shardstore.plan.strategies import WriteStrategy
 
-N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "160"))
+N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "168"))
 
 Change = dict[int, Layers | None]
-STRATEGIES: dict[str, tuple[Literal["append", "rewrite"], ...]] = {
+STRATEGIES: dict[str, tuple[WriteStrategy, ...]] = {
     "append": ("append",),
+    "in place": ("in_place",),
     "rewrite": ("rewrite",),
     "two that append": ("append", "append"),
     "one of each": ("append", "rewrite"),
+    "two that overwrite": ("in_place", "in_place"),
+    "also in place": ("in_place", "append"),
 }
 LOCATIONS: tuple[Location, ...] = ("end", "start")
 N_CASES = len(STRATEGIES) * len(INDEX_CODECS) * len(LOCATIONS)
@@ -169,7 +173,7 @@ class Array:
         for i in range(self.n_chunks):
             assert found[i] == content(i, self.state.get(i, [])), (i, self.state.get(i))
 
-    def recover(self, strategy: Literal["append", "rewrite"]) -> None:
+    def recover(self, strategy: WriteStrategy) -> None:
         """Go on where a writer was killed: one chunk of each shard, then bring all to rest."""
         m = ShardingMapping(self.root, strategy=strategy)
         for first in range(0, self.n_chunks, self.cps):
@@ -206,7 +210,7 @@ def kill_one(
     """
     durability = rng.choice(("process", "process", "power"))
     victim = rng.randrange(len(strategies))
-    only_shards = strategies[victim] == "append" and rng.random() < 0.7
+    only_shards = strategies[victim] != "rewrite" and rng.random() < 0.7
     stop_at = rng.choice((None, (rng.randint(1, 20 if only_shards else 40), only_shards)))
     pids, logs = [], []
     array.version += 1_000_000
