@@ -30,6 +30,8 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
 from tests.faults.any_size import HEADER, Location, declare, encode
 from zarr_shardstore import ShardingMapping, ShardingStore
+from zarr_shardstore.io.settled import OpenFile
+from zarr_shardstore.plan.ranges import ByteRange, Range
 
 Found: TypeAlias = int | Literal["present"] | None
 """What was seen of a chunk: its version; that it is there, or is missing."""
@@ -259,9 +261,17 @@ def write(
 def read_mapping(
     root: str, board_path: str, seconds: float, rank: int, n_processes: int
 ) -> Counter[str]:
-    """Read by the blocking interface, on local files."""
+    """Read by the blocking interface, on local files; much happens between index and chunk."""
     board = Board(Path(board_path))
     rng = random.Random(rank)
+    read = OpenFile.read
+
+    def read_late(file: OpenFile, byte_range: ByteRange | None, *args: Any) -> memoryview:
+        if isinstance(byte_range, Range) and rng.random() < 0.1:
+            time.sleep(rng.uniform(0, 0.02))
+        return read(file, byte_range, *args)
+
+    OpenFile.read = read_late  # type: ignore[method-assign, assignment]
     observer = Observer(board)
     m = ShardingMapping(root, chunks_per_shard=CHUNKS_PER_SHARD, read_only=True)
     board.start(rank, n_processes)
