@@ -73,7 +73,11 @@ OPTIONS: dict[str, Sequence[Options]] = {
 }
 """Options of the stores of the clients, in turn. What one writes all can read."""
 
-LOCAL_OPTIONS = OPTIONS | {"lock files": [{"locking": "lockfile"}]}
+LOCAL_OPTIONS = OPTIONS | {
+    "lock files": [{"locking": "lockfile"}],
+    "in place": [{"strategy": "in_place"}],
+    "all strategies": [{"strategy": s} for s in ("append", "rewrite", "in_place")],
+}
 
 
 def check_with(n_examples: int) -> settings:

@@ -539,3 +539,26 @@ def test_a_shard_is_never_left_half_written(tmp_path: Path) -> None:
         == {key(i, j) for i in (0, 1) for j in (0, 1)}
         == set(objects_of(LocalStore(tmp_path)))
     )
+
+
+def test_an_event_loop_that_ends_well_harms_nobody() -> None:
+    """Who led, and waits no longer, leaves the updates of others to them."""
+    base = BASES["fsspec"]()
+    store = ShardingStore(base, chunks_per_shard=8)
+    m = ShardingMapping(store)
+    value = default_buffer_prototype().buffer.from_bytes(b"0")
+    is_done = threading.Event()
+
+    def write_in_short_loops() -> None:
+        while not is_done.is_set():
+            asyncio.run(store.set("data/root/a/c0", value))
+
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(write_in_short_loops)
+        try:
+            for i in range(200):
+                m["data/root/a/c1"] = bytes([i])
+        finally:
+            is_done.set()
+        future.result(timeout=60)
+    assert dict(m) == {"data/root/a/c0": b"0", "data/root/a/c1": bytes([199])}

@@ -23,7 +23,16 @@ from typing import Any
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.plan.requests import UpdateShard
 
-__all__ = ["Pending", "abandon", "join", "leave_loop", "take", "wait_blocking", "worker_pool"]
+__all__ = [
+    "Pending",
+    "abandon",
+    "hand_over",
+    "join",
+    "leave_loop",
+    "take",
+    "wait_blocking",
+    "worker_pool",
+]
 
 
 @dataclass(slots=True)
@@ -34,6 +43,8 @@ class Pending:
     request: UpdateShard
     done: Future[None] | None
     """Resolves when it is committed; ``None`` if whoever queued it commits it."""
+    loop: asyncio.AbstractEventLoop | None = None
+    """In which event loop its caller waits; ``None`` for one that blocks."""
     error: BaseException | None = None
 
     def settle(self, error: BaseException | None) -> None:
@@ -111,7 +122,7 @@ def join(
             done = Future()
             # Running: a waiter that is cancelled does not cancel the commit under way.
             done.set_running_or_notify_cancel()
-        pending = Pending(owner, request, done)
+        pending = Pending(owner, request, done, loop)
         queue.waiting.append(pending)
     return pending, leads
 
@@ -124,6 +135,31 @@ def take(scope: Hashable) -> list[Pending]:
         if not waiting:
             del _queues[scope]
         return waiting
+
+
+def hand_over(
+    scope: Hashable, loop: asyncio.AbstractEventLoop, endless: asyncio.AbstractEventLoop
+) -> asyncio.AbstractEventLoop | None:
+    """The event loop that must lead instead of `loop`, because nobody waits there any more.
+
+    Parameters
+    ----------
+    endless
+        An event loop that never ends, for callers that block.
+
+    Returns
+    -------
+    event loop or None
+        ``None`` if `loop` may go on: one of its callers waits, or nobody does.
+    """
+    with _lock:
+        queue = _queues[scope]
+        loops = [pending.loop for pending in queue.waiting]
+        if not loops or loop is endless or loop in loops:
+            return None
+        alive = [other for other in loops if other is not None and not other.is_closed()]
+        queue.loop = alive[0] if alive else endless
+        return queue.loop
 
 
 def leave_loop(scope: Hashable) -> None:

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from itertools import groupby
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from zarr.core.sync import _get_loop
 
 from zarr_shardstore.io import commits
 
@@ -37,9 +39,21 @@ def commit_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
 
 
 async def lead_async(scope: Hashable, begun: asyncio.Event | None = None) -> None:
+    """As `lead_blocking`, in an event loop in which somebody waits for it.
+
+    Such a loop may end as soon as nobody does: whoever still waits then goes on in theirs.
+    """
     if begun is not None:
         begun.set()
-    while taken := commits.take(scope):
+    loop = asyncio.get_running_loop()
+    while True:
+        elsewhere = commits.hand_over(scope, loop, _get_loop())
+        if elsewhere is not None:
+            asyncio.run_coroutine_threadsafe(lead_async(scope), elsewhere)
+            return
+        taken = commits.take(scope)
+        if not taken:
+            return
         try:
             for runner, members in _groups(taken):
                 try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from zarr.core.sync import sync
@@ -172,10 +172,10 @@ class LocalBackend:
                 opened = open_shards[self.real_root + shard.key]
                 opened.owner = self
                 return opened.open(shard, data_end)
-            case ChangeShard(key, steps, excludes_readers):
+            case ChangeShard(key, steps):
                 opened = open_shards[self.real_root + key]
-                with opened.excluding_readers() if excludes_readers else nullcontext():
-                    opened.take(steps, is_durable=self._is_durable)
+                opened.take(steps, is_durable=self._is_durable)
+                self._forget(key, files)  # it has another size now
             case CloseShard(key):
                 open_shards[self.real_root + key].end_journal()
             case Delete(key):
@@ -214,8 +214,13 @@ class LocalBackend:
     def _get_settled(
         self, key: str, byte_range: ByteRange | None, files: dict[str, OpenFile]
     ) -> Found:
+        self._forget(key, files)  # another file may have its name
+        file = self._open(key, files)
+        if file is not None and file.is_fixed:
+            return Found(file.read(byte_range), file, file.size)
+
         def read(find_repair: FindRepair) -> Found:
-            self._forget(key, files)  # another file may have its name
+            self._forget(key, files)
             file = self._open(key, files)
             if file is None:
                 return Found(None, None)

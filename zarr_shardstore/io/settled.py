@@ -117,7 +117,7 @@ class OpenFile:
         The caller is the writer.
     """
 
-    __slots__ = ("_repair", "fd", "size")
+    __slots__ = ("_repair", "fd", "is_fixed", "size")
 
     def __init__(self, path: str, *, is_held: bool = False) -> None:
         self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
@@ -127,7 +127,8 @@ class OpenFile:
             raise IsADirectoryError(path)
         self.size = status.st_size
         self._repair: Repair | None = None
-        if status.st_mode & FIXED and not is_held:  # its entries may be overwritten
+        self.is_fixed = bool(status.st_mode & FIXED)
+        if self.is_fixed and not is_held:  # its entries may be overwritten
             try:
                 lock_shared(self.fd, path)
                 self._repair = find_repair_of(path, self.fd)

@@ -175,11 +175,6 @@ class ShardFile:
         self._opened.is_fixed = bool(status.st_mode & FIXED)
         return self._opened
 
-    def excluding_readers(self) -> AbstractContextManager[None]:
-        """Wait until nobody reads the opened shard, and let nobody do so."""
-        assert self._fd is not None, "only of an opened shard"
-        return locked_exclusive(self._fd, self.path)
-
     def take(self, steps: Sequence[FileStep], *, is_durable: bool) -> None:
         """Take steps with the files, see `FileStep`.
 
@@ -188,6 +183,16 @@ class ShardFile:
         is_durable
             Whether barriers are some.
         """
+        is_fixed = self._opened is not None and self._opened.is_fixed
+        with self._excluding_readers() if is_fixed else nullcontext():
+            self._take(steps, is_durable=is_durable)
+
+    def _excluding_readers(self) -> AbstractContextManager[None]:
+        """Wait until nobody reads the opened shard, and let nobody do so."""
+        assert self._fd is not None, "only of an opened shard"
+        return locked_exclusive(self._fd, self.path)
+
+    def _take(self, steps: Sequence[FileStep], *, is_durable: bool) -> None:
         changed: dict[int, None] = {}
         for step in steps:
             match step:

@@ -33,9 +33,15 @@ from zarr_shardstore.format.shard import lay_out
 from zarr_shardstore.plan.append import MAX_DEAD_SHARE
 from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.opened_shard import Bytes, OpenedShard, gap_nbytes
-from zarr_shardstore.plan.opening import change_shard, live_entries, new_values, open_shard
+from zarr_shardstore.plan.opening import (
+    change_shard,
+    live_entries,
+    new_values,
+    open_shard,
+    read_ranges,
+)
 from zarr_shardstore.plan.ranges import Range
-from zarr_shardstore.plan.requests import Delete, Flow, Found, Get, Set, SetWithGaps
+from zarr_shardstore.plan.requests import Delete, Flow, Set, SetWithGaps
 from zarr_shardstore.plan.write import replaces_all_entries, update_shard
 
 __all__ = ["change_in_place"]
@@ -126,16 +132,12 @@ def _store(opened: OpenedShard, new: dict[int, Bytes | None], order: EntryOrder)
     if not opened.fits(data_end - opened.data_end) or n_dead > MAX_DEAD_SHARE * data_end:
         yield from _rewrite(opened, new, order)
         return
-    founds: list[Found] = []
+    values: list[memoryview] = []
     if overwritten:
-        founds = yield [Get(shard.key, byte_range) for byte_range in overwritten]
-    old_data = [
-        (byte_range.start, bytes(found.value or b""))
-        for byte_range, found in zip(overwritten, founds, strict=True)
-    ]
+        values = yield from read_ranges(shard, overwritten)
+    old_data = [(r.start, bytes(v)) for r, v in zip(overwritten, values, strict=True)]
     opened.data_end = data_end
-    steps = opened.change_at(places, data, old_data)
-    yield from change_shard(opened, steps, excludes_readers=True)
+    yield from change_shard(opened, opened.change_at(places, data, old_data))
 
 
 def _rewrite(opened: OpenedShard, new: Mapping[int, Bytes | None], order: EntryOrder) -> Flow[None]:

@@ -13,7 +13,7 @@ from zarr_shardstore.plan.read import corrupt
 from zarr_shardstore.plan.requests import ChangeShard, Flow, Found, Get, OpenShard
 from zarr_shardstore.plan.write import KEEP_HINT, apply_updates
 
-__all__ = ["change_shard", "live_entries", "new_values", "open_shard"]
+__all__ = ["change_shard", "live_entries", "new_values", "open_shard", "read_ranges"]
 
 
 def open_shard(shard: ShardRef, data_end: int | None = None) -> Flow[OpenedShard | None]:
@@ -86,17 +86,37 @@ def _read_needed(
             index.check_entry(i, opened.size, form)
     except IndexDamageError as damage:
         raise corrupt(shard, damage, "; nothing was written") from damage
-    ranges = [Range(offset, offset + nbytes) for offset, nbytes in places.values()]
+    values = yield from read_ranges(
+        shard, [Range(offset, offset + nbytes) for offset, nbytes in places.values()]
+    )
+    return dict(zip(places, values, strict=True))
+
+
+def read_ranges(shard: ShardRef, ranges: Sequence[Range]) -> Flow[list[memoryview]]:
+    """Read ranges of a shard that its index says are there.
+
+    Raises
+    ------
+    CorruptShardError
+        If the shard ends before.
+    """
     founds: list[Found] = yield [Get(shard.key, byte_range) for byte_range in ranges]
-    return {i: found.value for i, found in zip(places, founds, strict=True)}
+    values: list[memoryview] = []
+    for wanted, found in zip(ranges, founds, strict=True):
+        if found.value is None or len(found.value) != wanted.stop - wanted.start:
+            place = (wanted.start, wanted.stop)
+            damage = IndexDamageError(
+                "the shard ends before; nothing was written", byte_range=place
+            )
+            raise corrupt(shard, damage) from damage
+        values.append(found.value)
+    return values
 
 
-def change_shard(
-    opened: OpenedShard, steps: list[FileStep], *, excludes_readers: bool = False
-) -> Flow[None]:
+def change_shard(opened: OpenedShard, steps: list[FileStep]) -> Flow[None]:
     """Take steps that are planned with an opened shard."""
     try:
-        yield [ChangeShard(opened.shard.key, steps, excludes_readers)]
+        yield [ChangeShard(opened.shard.key, steps)]
     except BaseException:
         opened.is_valid = False  # nobody knows which of the steps were taken
         raise
@@ -119,9 +139,7 @@ def live_entries(opened: OpenedShard, without: Iterable[int] = ()) -> Flow[dict[
     except IndexDamageError as damage:
         raise corrupt(shard, damage, KEEP_HINT) from damage
     ids = index.present_ids()
-    found: Found
-    (found,) = yield [Get(shard.key, Range(0, opened.data_end))]
-    data = found.value or memoryview(b"")
+    (data,) = yield from read_ranges(shard, [Range(0, opened.data_end)])
     return {
         i: data[offset : offset + nbytes]
         for i, (offset, nbytes) in zip(ids.tolist(), fields[ids].tolist(), strict=True)

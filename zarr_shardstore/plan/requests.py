@@ -150,12 +150,11 @@ class OpenShard:
 
 @dataclass(frozen=True, slots=True)
 class ChangeShard:
-    """Take steps with the files of an opened shard, one after the other; with
-    `excludes_readers` nobody reads it meanwhile. Reply: ``None``."""
+    """Take steps with the files of an opened shard, one after the other. Nobody reads a shard
+    meanwhile whose entries may be overwritten. Reply: ``None``."""
 
     key: str
     steps: Sequence[FileStep] = field(repr=False)
-    excludes_readers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
