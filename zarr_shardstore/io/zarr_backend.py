@@ -66,7 +66,7 @@ _N_ATTEMPTS = 10
 """To read the end of an object that is being replaced again and again."""
 
 _N_ATTEMPTS_OF_RANGE = 2
-"""To read a range of one that was shorter for a moment."""
+"""To read a range of one that was shorter for a moment; then it is read whole."""
 
 
 def has_sync_surface(store: Store) -> bool:
@@ -219,10 +219,17 @@ class ZarrBackend:
         match request:
             case Get(key, byte_range, is_settled):
                 before = self._state_to_settle(key) if is_settled else None
-                if before is None or not is_appended_to(before[0]):
-                    found = await self._get(key, byte_range)
-                    if before is None or not _is_unsettled(*before):
-                        return found
+                if before is None:
+                    return await self._get(key, byte_range)
+                if not is_appended_to(before[0]):
+                    try:
+                        found = await self._get(key, byte_range)
+                    except Exception:  # obstore's, of a file that is cut while it is read
+                        if not _is_unsettled(*before):
+                            raise
+                    else:
+                        if not _is_unsettled(*before):
+                            return found
                 loop = asyncio.get_running_loop()
                 pool = worker_pool()
                 return await loop.run_in_executor(pool, read_settled, before[0], byte_range)
@@ -268,7 +275,7 @@ class ZarrBackend:
         return None
 
     async def _get(self, key: str, byte_range: ByteRange | None) -> Found:
-        for n_left in reversed(range(_N_ATTEMPTS_OF_RANGE)):
+        for _ in range(_N_ATTEMPTS_OF_RANGE):
             try:
                 found = await self._get_once(key, byte_range)
                 if self._may_be_cut(found, byte_range):
@@ -281,13 +288,13 @@ class ZarrBackend:
                 if isinstance(byte_range, Suffix):
                     return await self._get_end(key, byte_range)
                 size = await self._size_or_none(key)
-                start, stop = resolve_range(byte_range, size or 0)
-                if size is not None and start >= stop:
-                    return Found(memoryview(b""), None, size)
-                # Where it is not behind the end now, the object may have been replaced meanwhile.
-                if size is None or not n_left:
+                if size is None:
                     raise
-        raise AssertionError("the last attempt returns or raises")
+                start, stop = resolve_range(byte_range, size)
+                if start >= stop:
+                    return Found(memoryview(b""), None, size)
+                # Not behind the end now: the object may have been replaced meanwhile.
+        return _cut(await self._get_once(key, None), byte_range)
 
     async def _get_end(self, key: str, suffix: Suffix) -> Found:
         """Ask for the size, then for bytes that are there; and again, if another writer has
