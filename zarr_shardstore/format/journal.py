@@ -150,11 +150,15 @@ class Journal:
 
     header: JournalHeader
     change: Change | None
+    has_half_change: bool = False
+    """Bytes follow the header that are no change: there were others before, not known any more."""
 
     def data_end_at(self, index_start: int) -> int | None:
         """`data_end` of a shard that is whole, and whose index is there; ``None``: not known."""
         if self.change is not None and index_start == self.change.new_index_start:
             return self.change.data_end
+        if self.has_half_change:
+            return None
         return self.header.data_end if index_start == self.header.index_start else None
 
 
@@ -209,7 +213,9 @@ def decode_journal(data: bytes) -> Journal | None:
     if magic != _MAGIC or version & 0x7F != _VERSION or crc != crc32c.crc32c(fields):
         return None
     header = JournalHeader(bool(version >> 7), n_entries, owner, index_start, data_end)
-    return Journal(header, _decode_change(head, memoryview(data)[JOURNAL_HEADER_NBYTES:]))
+    change = _decode_change(head, memoryview(data)[JOURNAL_HEADER_NBYTES:])
+    is_half = change is None and len(data) > JOURNAL_HEADER_NBYTES
+    return Journal(header, change, is_half)
 
 
 def _decode_change(header: bytes, data: memoryview) -> Change | None:

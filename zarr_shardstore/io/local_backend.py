@@ -19,7 +19,14 @@ from zarr.storage import LocalStore
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
-from zarr_shardstore.io.settled import NO_FILE, OpenFile, hold_to_replace, is_side_file, settled
+from zarr_shardstore.io.settled import (
+    NO_FILE,
+    FindRepair,
+    OpenFile,
+    hold_to_replace,
+    is_side_file,
+    when_settled,
+)
 from zarr_shardstore.io.shard_files import FIXED, open_shards
 from zarr_shardstore.io.uploads import LocalUpload, sync_directories, sync_file
 from zarr_shardstore.plan.ranges import ByteRange
@@ -211,12 +218,15 @@ class LocalBackend:
         file = self._open(key, files)
         if file is not None and file.is_fixed:
             return Found(file.read(byte_range), file, file.size)
-        with settled(self.real_root + key) as find_repair:
+
+        def read(find_repair: FindRepair) -> Found:
             self._forget(key, files)
             file = self._open(key, files)
             if file is None:
                 return Found(None, None)
             return Found(file.read(byte_range, find_repair(file.fd)), file, file.size)
+
+        return when_settled(self.real_root + key, read)
 
     def _forget(self, key: str, files: dict[str, OpenFile]) -> None:
         """After a write the name belongs to another file."""

@@ -201,10 +201,16 @@ def busy_message(name: str, locking: Locking) -> str:
 
 
 @contextmanager
-def shared(path: str) -> Iterator[None]:
+def shared(path: str) -> Iterator[bool]:
     """Wait until nobody who holds the lock of a file changes it, and keep them out.
 
-    Where there is no such lock nobody does. Any number of readers may do so at a time.
+    Any number of readers may do so at a time.
+
+    Yields
+    ------
+    bool
+        False: there is no such lock, so nobody changed the file in that moment. Somebody may
+        have begun since.
 
     Raises
     ------
@@ -216,13 +222,16 @@ def shared(path: str) -> Iterator[None]:
     while True:
         try:
             fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
-            yield
+        except (FileNotFoundError, NotADirectoryError):
+            yield False
+            return
+        except PermissionError:  # there is nothing more that we can do
+            yield True
             return
         try:
             _lock_by(fd, fcntl.LOCK_SH, deadline, busy_message(name, "os"))
             if os.fstat(fd).st_nlink:
-                yield
+                yield True
                 return
         finally:
             os.close(fd)

@@ -247,9 +247,14 @@ class Runner:
         """Give the replies of `Get` their versions, where the backend has none."""
         stamped = []
         for request, reply, version in zip(requests, replies, before, strict=True):
-            if isinstance(request, Get) and isinstance(reply, Found) and reply.version is None:
+            if (
+                isinstance(request, Get)
+                and isinstance(reply, Found)
+                and (reply.version is None or not self.backend.replaces_at_once)
+            ):
                 after = version_of(self.backend.scope(request.key))
-                reply = reply._replace(version=version if after == version else UNSTABLE)
+                both = version, reply.version
+                reply = reply._replace(version=both if after == version else UNSTABLE)
             stamped.append(reply)
         return stamped
 

@@ -6,9 +6,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from typing import TypeAlias, TypeVar
 
 from zarr_shardstore.format.journal import Repair
+from zarr_shardstore.io.file_states import state_of
 from zarr_shardstore.io.locks import LOCK_SUFFIX, Locking, held, lock_shared, shared
 from zarr_shardstore.io.shard_files import (
     FIXED,
@@ -28,10 +30,15 @@ __all__ = [
     "is_appended_to",
     "is_side_file",
     "read_settled",
-    "settled",
+    "when_settled",
 ]
 
 NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+T = TypeVar("T")
+
+FindRepair: TypeAlias = Callable[[int], Repair | None]
+"""Takes a file descriptor of a shard, and returns what would make its bytes whole."""
 
 # What LocalStore calls a file that it has not renamed yet, locks, and journals. A killed writer
 # leaves them behind.
@@ -52,7 +59,8 @@ def is_appended_to(path: str) -> bool:
 
 def read_settled(path: str, byte_range: ByteRange | None) -> Found:
     """Read a file when nobody changes it, as it is when an interrupted change is taken back."""
-    with settled(path) as find_repair:
+
+    def read(find_repair: FindRepair) -> Found:
         try:
             file = OpenFile(path)
         except NO_FILE:
@@ -61,6 +69,8 @@ def read_settled(path: str, byte_range: ByteRange | None) -> Found:
             return Found(file.read(byte_range, find_repair(file.fd)), None, file.size)
         finally:
             os.close(file.fd)
+
+    return when_settled(path, read)
 
 
 @contextmanager
@@ -72,17 +82,28 @@ def hold_to_replace(path: str, locking: Locking) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def settled(path: str) -> Iterator[Callable[[int], Repair | None]]:
-    """Keep writers from changing a shard file in its place for as long as the block runs.
+def when_settled(path: str, read: Callable[[FindRepair], T]) -> T:
+    """Read a shard file while writers are kept from changing it in its place.
 
-    Yields
-    ------
-    callable
-        Takes a file descriptor of the shard, and returns what would make its bytes whole.
+    Parameters
+    ----------
+    read
+        Opens and reads the file, again if a writer came meanwhile.
     """
-    with nullcontext() if open_shards.is_used_here(path) else shared(path):
-        yield lambda fd: find_repair_of(path, fd)
+
+    def find_repair(fd: int) -> Repair | None:
+        return find_repair_of(path, fd)
+
+    if open_shards.is_used_here(path):
+        return read(find_repair)
+    while True:
+        before = state_of(path)
+        with shared(path) as is_locked:
+            value = read(find_repair)
+        # Without a lock a writer may have come before the bytes were read. If it is gone, too,
+        # it has replaced the file, or made it longer: a shard without a journal has no gap.
+        if is_locked or (not os.path.exists(path + LOCK_SUFFIX) and state_of(path) == before):
+            return value
 
 
 class OpenFile:

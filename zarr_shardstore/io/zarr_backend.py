@@ -19,6 +19,7 @@ from zarr_shardstore.io.buffers import as_view, to_buffer
 from zarr_shardstore.io.byte_requests import byte_request_of
 from zarr_shardstore.io.commits import worker_pool
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
+from zarr_shardstore.io.file_states import FileState, state_of, states_before, with_states
 from zarr_shardstore.io.kinds_of_store import (
     deletes_only_by_key,
     innermost,
@@ -29,6 +30,7 @@ from zarr_shardstore.io.kinds_of_store import (
 )
 from zarr_shardstore.io.remote_objects import delete_many, move, upload_to
 from zarr_shardstore.io.settled import hold_to_replace, is_appended_to, is_side_file, read_settled
+from zarr_shardstore.io.shard_files import open_shards
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.plan.requests import (
@@ -62,6 +64,9 @@ _MAX_CONCURRENCY = 64
 
 _N_ATTEMPTS = 10
 """To read the end of an object that is being replaced again and again."""
+
+_N_ATTEMPTS_OF_RANGE = 2
+"""To read a range of one that was shorter for a moment; then it is read whole."""
 
 
 def has_sync_surface(store: Store) -> bool:
@@ -142,17 +147,21 @@ class ZarrBackend:
     # ------------------------------------------------------------ blocking
 
     def perform(self, batch: list[Request]) -> list[Any]:
-        return [self._perform_one_blocking(request) for request in batch]
+        before = states_before(self.store, batch)
+        return with_states([self._perform_one_blocking(request) for request in batch], before)
 
     def _perform_one_blocking(self, request: Request) -> Any:
         store: Any = self.store  # has the sync surface, see `can_block`
         match request:
-            case Get(key, byte_range) if path := self._path_to_settle(request):
-                return read_settled(path, byte_range)
-            case Get(key, byte_range):
+            case Get(key, byte_range, is_settled):
+                before = self._state_to_settle(key) if is_settled else None
+                if before is not None and is_appended_to(before[0]):
+                    return read_settled(before[0], byte_range)
                 found = _found(store.get_sync(key, byte_range=byte_request_of(byte_range)))
                 if self._may_be_cut(found, byte_range):
                     found = _cut(_found(store.get_sync(key)), byte_range)
+                if before is not None and _is_unsettled(*before):
+                    return read_settled(before[0], byte_range)
                 return found
             case Exists(key):
                 return store.get_sync(key, byte_range=RangeByteRequest(0, 1)) is not None
@@ -167,8 +176,14 @@ class ZarrBackend:
     # --------------------------------------------------------------- async
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
+        before = states_before(self.store, batch)
+        return with_states(await self._perform_batch(batch), before)
+
+    async def _perform_batch(self, batch: list[Request]) -> list[Any]:
         gets = [request for request in batch if isinstance(request, Get)]
-        is_plain = self._has_get_many and not any(map(self._path_to_settle, gets))
+        is_plain = self._has_get_many and not any(
+            get.settled and self._state_to_settle(get.key) for get in gets
+        )
         if len(gets) == len(batch) > 1 and is_plain:
             replies = await self._get_many(gets)
             if replies is not None:
@@ -177,12 +192,10 @@ class ZarrBackend:
             return [await self._perform_one(batch[0])]
         return await concurrently([self._perform_one(request) for request in batch])
 
-    def _path_to_settle(self, request: Request) -> str | None:
-        """The path of a file that another process may be changing in its place."""
-        if not isinstance(request, Get) or not request.settled:
-            return None
-        path = path_of_file(self.store, request.key)
-        return path if path is not None and is_appended_to(path) else None
+    def _state_to_settle(self, key: str) -> tuple[str, FileState] | None:
+        """Path and state of a file that another process may be changing in its place."""
+        path = path_of_file(self.store, key)
+        return None if path is None or open_shards.is_used(path) else (path, state_of(path))
 
     async def _get_many(self, gets: list[Get]) -> list[Any] | None:
         """All reads in one call of the store; ``None`` if it does not take them."""
@@ -204,11 +217,22 @@ class ZarrBackend:
     async def _perform_one(self, request: Request) -> Any:
         store = self.store
         match request:
-            case Get(key, byte_range) if path := self._path_to_settle(request):
+            case Get(key, byte_range, is_settled):
+                before = self._state_to_settle(key) if is_settled else None
+                if before is None:
+                    return await self._get(key, byte_range)
+                if not is_appended_to(before[0]):
+                    try:
+                        found = await self._get(key, byte_range)
+                    except Exception:  # obstore's, of a file that is cut while it is read
+                        if not _is_unsettled(*before):
+                            raise
+                    else:
+                        if not _is_unsettled(*before):
+                            return found
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(worker_pool(), read_settled, path, byte_range)
-            case Get(key, byte_range):
-                return await self._get(key, byte_range)
+                pool = worker_pool()
+                return await loop.run_in_executor(pool, read_settled, before[0], byte_range)
             case GetMany(keys):
                 founds = await concurrently([self._get(key, None) for key in keys])
                 return [found.value for found in founds]
@@ -254,22 +278,26 @@ class ZarrBackend:
         return None
 
     async def _get(self, key: str, byte_range: ByteRange | None) -> Found:
-        try:
-            found = await self._get_once(key, byte_range)
-            if self._may_be_cut(found, byte_range):
-                found = _cut(await self._get_once(key, None), byte_range)
-            return found
-        except Exception:
-            if byte_range is None:
-                raise
-            # No suffix ranges here (Azure), or an error for a range behind the end (obstore).
-            if isinstance(byte_range, Suffix):
-                return await self._get_end(key, byte_range)
-            size = await self._size_or_none(key)
-            start, stop = resolve_range(byte_range, size or 0)
-            if size is None or start < stop:
-                raise
-            return Found(memoryview(b""), None, size)
+        for _ in range(_N_ATTEMPTS_OF_RANGE):
+            try:
+                found = await self._get_once(key, byte_range)
+                if self._may_be_cut(found, byte_range):
+                    found = _cut(await self._get_once(key, None), byte_range)
+                return found
+            except Exception:
+                if byte_range is None:
+                    raise
+                # No suffix ranges here (Azure), or an error for a range behind the end (obstore).
+                if isinstance(byte_range, Suffix):
+                    return await self._get_end(key, byte_range)
+                size = await self._size_or_none(key)
+                if size is None:
+                    raise
+                start, stop = resolve_range(byte_range, size)
+                if start >= stop:
+                    return Found(memoryview(b""), None, size)
+                # Not behind the end now: the object may have been replaced meanwhile.
+        return _cut(await self._get_once(key, None), byte_range)
 
     async def _get_end(self, key: str, suffix: Suffix) -> Found:
         """Ask for the size, then for bytes that are there; and again, if another writer has
@@ -312,6 +340,11 @@ class ZarrBackend:
             return await self.store.getsize(key)
         except FileNotFoundError:
             return None
+
+
+def _is_unsettled(path: str, before: FileState) -> bool:
+    """Whether somebody has begun to change a file since, or has done so."""
+    return is_appended_to(path) or state_of(path) != before
 
 
 def _found(value: Buffer | None) -> Found:

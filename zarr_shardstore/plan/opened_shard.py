@@ -56,10 +56,6 @@ _MAX_HOLE_NBYTES = 512
 """Unchanged bytes of the index that are written along, instead of one more write."""
 
 
-_NO_CHANGE = bytes(8)
-"""Over the beginning of a change in the journal, whose checksum is wrong then."""
-
-
 @dataclass(frozen=True, slots=True)
 class WriteAt:
     """Write pieces one behind the other."""
@@ -265,7 +261,9 @@ class OpenedShard:
                 self.size = max(self.size, offset + sum(map(len, pieces)))
         steps += [Barrier(), *self._index_writes(sorted(places)), Barrier()]
         if old_data:  # otherwise it would be taken back if another file got this inode
-            steps.append(WriteAt("journal", JOURNAL_HEADER_NBYTES, [_NO_CHANGE]))
+            nothing = Change(self.crc, self.crc, data_end, self.index_start, [])
+            record = encode_change(self._header, nothing)
+            steps.append(WriteAt("journal", JOURNAL_HEADER_NBYTES, [record]))
         return steps
 
     def _set_entries(self, places: Mapping[int, tuple[int, int] | None]) -> list[tuple[int, bytes]]:
