@@ -157,7 +157,12 @@ def encode_change(header: bytes, change: Change) -> bytes:
             *(_OLD_ENTRY.pack(*old) for old in change.old_entries),
         ]
     )
-    return data + _CRC.pack(crc32c.crc32c(data, crc32c.crc32c(header)))
+    return data + _CRC.pack(_checksum_of_change(header, data))
+
+
+def _checksum_of_change(header: bytes, data: bytes | memoryview) -> int:
+    # From the fields on: the checksum of bytes that end in their own is always the same number.
+    return crc32c.crc32c(data, crc32c.crc32c(header[: _HEADER.size]))
 
 
 def decode_journal(data: bytes) -> Journal | None:
@@ -181,7 +186,7 @@ def _decode_change(header: bytes, data: memoryview) -> Change | None:
     if len(data) < end + _CRC.size:
         return None
     (crc,) = _CRC.unpack(data[end : end + _CRC.size])
-    if crc != crc32c.crc32c(data[:end], crc32c.crc32c(header)):
+    if crc != _checksum_of_change(header, data[:end]):
         return None
     old_entries = list(_OLD_ENTRY.iter_unpack(data[_CHANGE.size : end]))
     return Change(old_crc, new_crc, data_end, new_index_start, old_entries)
