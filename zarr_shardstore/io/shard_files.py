@@ -87,16 +87,18 @@ class ShardFile:
 
     def release(self) -> None:
         """Give the lock up; its file stays as long as the shard has a journal."""
-        if self._opened is not None and not self._opened.is_valid:
-            self.close()
-            self._opened = None
-            with suppress(OSError):  # then whoever comes next does it
-                repair(self.path)
-        if self.has_journal:
-            self._lock.release()
-        else:
-            self.close()
-            self._lock.remove()
+        try:
+            if self._opened is not None and not self._opened.is_valid:
+                self.close()
+                self._opened = None
+                with suppress(OSError):  # then whoever comes next does it
+                    repair(self.path)
+        finally:  # also if somebody interrupts it
+            if self.has_journal:
+                self._lock.release()
+            else:
+                self.close()
+                self._lock.remove()
 
     def close(self) -> None:
         """Close the files, but not that of the lock."""

@@ -1,0 +1,509 @@
+"""A writer that stops at any of its calls to the file system, as by a kill: every acknowledged
+entry has its value, any other its old or its new one, and all of one call together."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+import random
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import zarr
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from fsspec.implementations.local import LocalFileSystem
+from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
+
+from tests.faults.file_layer import Call, FileLayer, Stop, Stopped, restart, state_of
+from tests.store.draft import draft_array
+from zarr_shardstore import ShardingMapping, ShardingStore
+from zarr_shardstore.format.index import IndexFormat
+from zarr_shardstore.format.shard import build_shard, index_of_shard
+from zarr_shardstore.io import locks, shard_files
+
+Model = dict[int, bytes]
+
+N_CHUNKS, CPS, CHUNK_NBYTES = 9, 5, 500
+"""The shard that is written is the second one: four of its five entries lie in the array."""
+
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+CRC = {"name": "crc32c"}
+
+
+# ------------------------------------------------------------------------------ forms
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the array is declared, and its index stored."""
+
+    index: IndexFormat
+    is_draft: bool = False
+
+    def chunk_key(self, entry_id: int) -> str:
+        return f"{'data/root/a/c' if self.is_draft else 'a/c/'}{CPS + entry_id}"
+
+    @property
+    def shard_key(self) -> str:
+        return "data/root/a/c1" if self.is_draft else "a/c/1"
+
+    def documents(self, codec: str) -> Mapping[str, bytes]:
+        return _draft_documents() if self.is_draft else _documents(self.index, codec)
+
+    def read_natively(self, shard: bytes | None, codec: str) -> Any:
+        """The array as zarr-python finds it, chunk by chunk."""
+        to_buffer = default_buffer_prototype().buffer.from_bytes
+        objects = {k: to_buffer(v) for k, v in _documents(self.index, codec).items()}
+        if shard is not None:
+            objects["a/c/1"] = to_buffer(shard)
+        found: Any = zarr.open_array(MemoryStore(objects), path="a", mode="r")[:]
+        return found.reshape(N_CHUNKS, CHUNK_NBYTES)
+
+
+@cache
+def _documents(index: IndexFormat, codec: str) -> Mapping[str, bytes]:
+    base: dict[str, bytes] = {}
+    store = ShardingStore(
+        base,
+        chunks_per_shard=CPS,
+        index_codecs=[LITTLE, CRC] if index.checksum else [LITTLE],
+        index_location=index.location,
+    )
+    zarr.create_array(
+        store,
+        name="a",
+        shape=(N_CHUNKS * CHUNK_NBYTES,),
+        chunks=(CHUNK_NBYTES,),
+        dtype="u1",
+        fill_value=0,
+        compressors=[zarr.codecs.GzipCodec(level=1)] if codec == "gzip" else None,
+    )
+    return base
+
+
+@cache
+def _draft_documents() -> Mapping[str, bytes]:
+    base: dict[str, bytes] = {}
+    m = ShardingMapping(base, chunks_per_shard=CPS)
+    m["meta/root/a.array.json"] = draft_array([N_CHUNKS], [1])
+    return base
+
+
+FORMS = {
+    "checksum": Form(IndexFormat(checksum=True)),
+    "start": Form(IndexFormat(checksum=True, location="start")),
+    "no checksum": Form(IndexFormat(checksum=False)),
+    "draft": Form(IndexFormat(checksum=False), is_draft=True),
+}
+
+
+# -------------------------------------------------------------------------- workloads
+
+
+@cache
+def packed(seed: int, n: int) -> bytes:
+    """A chunk of which `n` bytes cannot be compressed: it takes some 40 more."""
+    chunk = random.Random(seed).randbytes(n) + bytes(CHUNK_NBYTES - n)
+    return gzip.compress(chunk, 1, mtime=0)
+
+
+@dataclass(frozen=True)
+class Put:
+    """Store entries by one call."""
+
+    values: Model
+
+    def run(self, m: ShardingMapping, form: Form) -> None:
+        m.update({form.chunk_key(i): value for i, value in self.values.items()})
+
+    def after(self, model: Model) -> Model:
+        return model | self.values
+
+
+@dataclass(frozen=True)
+class Erase:
+    """Erase entries by one call."""
+
+    ids: Sequence[int]
+
+    def run(self, m: ShardingMapping, form: Form) -> None:
+        m.erase_values([form.chunk_key(i) for i in self.ids])
+
+    def after(self, model: Model) -> Model:
+        return {i: value for i, value in model.items() if i not in self.ids}
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Write pieces of entries by one call."""
+
+    pieces: Sequence[tuple[int, int, bytes]]
+
+    def run(self, m: ShardingMapping, form: Form) -> None:
+        m.set_partial_values([(form.chunk_key(i), at, piece) for i, at, piece in self.pieces])
+
+    def after(self, model: Model) -> Model:
+        new = dict(model)
+        for i, at, piece in self.pieces:
+            value = new.get(i, b"")
+            new[i] = value[:at] + piece + value[at + len(piece) :]
+        return new
+
+
+@dataclass(frozen=True)
+class Flush:
+    """Bring the shard to rest."""
+
+    def run(self, m: ShardingMapping, form: Form) -> None:
+        m.flush()
+
+    def after(self, model: Model) -> Model:
+        return model
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Another process goes on, after one that ended without flush."""
+
+    def run(self, m: ShardingMapping, form: Form) -> None:
+        restart()
+
+    def after(self, model: Model) -> Model:
+        return model
+
+
+Step = Put | Erase | Patch | Flush | Restart
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is done first, and the calls of which each is stopped at each of its calls.
+
+    `shows`: what is done to which files when the index has a checksum and is at the end, so that
+    the workload is what its name says.
+    """
+
+    before: Sequence[Step]
+    stopped: Sequence[Step]
+    shows: Sequence[str]
+    codec: str = "gzip"
+
+
+def put(**sizes: int) -> Put:
+    """Entries ``e0``, ``e1``, … with values of these sizes, never the same ones."""
+    values = {int(name[1:]): n for name, n in sizes.items()}
+    return Put({i: packed(next(_seeds), n) for i, n in values.items()})
+
+
+_seeds = itertools.count()
+_IN_PLACE = ("write_at journal", "write_at shard")
+
+THREE = put(e0=390, e1=120, e2=300)
+"""About 900 bytes; the gap behind them takes 16 times the index, 1,344 (or 1,280)."""
+
+WORKLOADS = {
+    "new shard": Workload([], [put(e0=30, e2=200)], ["replace temporary", "write_at journal"]),
+    "full new shard": Workload([], [put(e0=3, e1=99, e2=70, e3=9)], ["replace temporary"]),
+    "gap": Workload([THREE], [put(e3=99)], _IN_PLACE),
+    "several gaps": Workload([put(e2=9)], [put(e0=30), put(e1=50)], _IN_PLACE),
+    "overwrite": Workload([THREE], [put(e1=100), put(e1=90)], _IN_PLACE),
+    "erase one": Workload([THREE], [Erase([1])], _IN_PLACE),
+    "erase all": Workload([put(e0=5, e1=7)], [Erase([0, 1, 2])], ["unlink journal", "unlink shard"]),
+    "erase all, one by one": Workload([put(e0=5, e1=7)], [Erase([1]), Erase([0])], ["unlink shard"]),
+    "group": Workload([THREE], [put(e0=20, e1=1, e2=40)], _IN_PLACE),
+    "patch": Workload([THREE], [Patch([(0, 4, b"2026"), (2, 4, b"1234")])], _IN_PLACE),
+    "growth": Workload(
+        [THREE, put(e1=500), put(e2=490)],
+        [put(e0=499), put(e1=60)],
+        ["truncate shard", "write_at shard"],
+    ),
+    "growth after erasing": Workload(
+        [put(e0=490, e1=490, e2=490), put(e2=480), put(e2=470), Erase([2])],
+        [put(e2=450, e1=20), put(e1=7)],
+        ["truncate shard"],
+    ),
+    "compaction instead of growth": Workload(
+        [put(e0=300), put(e0=450), put(e0=460)], [put(e0=500)], ["replace temporary"]
+    ),
+    "full": Workload([THREE], [put(e3=99)], ["truncate journal", "truncate shard"]),
+    "full again": Workload(
+        [THREE, put(e3=99), Erase([1])], [put(e1=3)], ["write_at journal", "truncate journal"]
+    ),
+    "flush": Workload([put(e0=99, e1=10)], [Flush()], ["truncate shard", "unlink journal"]),
+    "flush and go on": Workload(
+        [put(e0=99, e1=10), Flush()], [put(e1=20), put(e2=5)], ["truncate shard", *_IN_PLACE]
+    ),
+    "flush with compaction": Workload(
+        [put(e0=400, e1=10), put(e0=410), Erase([1])], [Flush()], ["replace temporary"]
+    ),
+    "another process": Workload(
+        [put(e0=40, e1=10), put(e1=80), Restart()], [put(e2=60), Erase([0]), Flush()], _IN_PLACE
+    ),
+    "another process, growth": Workload(
+        [THREE, put(e1=500), put(e2=490), Restart()], [put(e0=499), Flush()], ["truncate shard"]
+    ),
+}
+
+
+def shard_like(form: Form, seed: int) -> bytes:
+    """A chunk that is a shard with other values itself, and ends or begins in an index."""
+    shard = build_shard({0: b"wrong %d" % seed, 2: b"no"}, (CPS,), form.index)
+    pad = random.Random(seed).randbytes(CHUNK_NBYTES - len(shard))
+    return shard + pad if form.index.location == "start" else pad + shard
+
+
+@cache
+def shard_like_workload(form: Form) -> Workload:
+    """Chunks that look like shards come where the index was, and where the file ends."""
+    v = [shard_like(form, i) for i in range(9)]
+    return Workload(
+        [Put({0: v[0], 1: v[1], 2: v[2]}), Put({0: v[3]}), Put({1: v[4]})],
+        [Put({2: v[5]}), Put({0: v[6], 1: v[7]}), Erase([1]), Flush(), Put({3: v[8]})],
+        [],
+        codec="raw",
+    )
+
+
+# -------------------------------------------------------------------------- processes
+
+
+@dataclass
+class Held:
+    """A reader that had read the index of a file, and goes on to its entries only later."""
+
+    fd: int
+    entries: list[tuple[int, bytes]]
+
+    @classmethod
+    def of(cls, root: Path, form: Form) -> Held | None:
+        try:
+            fd = os.open(root / form.shard_key, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        shard = os.pread(fd, os.fstat(fd).st_size, 0)
+        index = index_of_shard(shard, (CPS,), form.index)
+        places = [e for i in range(CPS) if (e := index.entry(i)) is not None]
+        return cls(fd, [(offset, shard[offset : offset + nbytes]) for offset, nbytes in places])
+
+    def check(self) -> None:
+        for offset, value in self.entries:
+            assert os.pread(self.fd, len(value), offset) == value, "a byte of an entry was changed"
+
+
+@dataclass
+class Run:
+    """A workload in one directory, and what of it was acknowledged."""
+
+    root: Path
+    form: Form
+    workload: Workload
+    options: dict[str, Any]
+    models: list[Model] = field(default_factory=lambda: [{}])
+    """After each call that returned."""
+    stopped_model: Model | None = None
+    """After the call that did not."""
+    held: list[Held] = field(default_factory=list)
+
+    @property
+    def allowed(self) -> list[Model]:
+        last = self.models[-1]
+        return [last] if self.stopped_model is None else [last, self.stopped_model]
+
+    def open(self, **options: Any) -> ShardingMapping:
+        return ShardingMapping(self.root, **self.options | options)
+
+    def begin(self) -> ShardingMapping:
+        write_documents(self.root, self.form, self.workload.codec)
+        m = self.open()
+        for step in self.workload.before:
+            self.take(step, m)
+        return m
+
+    def take(self, step: Step, m: ShardingMapping) -> None:
+        self.stopped_model = step.after(self.models[-1])
+        step.run(m, self.form)
+        self.models.append(self.stopped_model)
+        self.stopped_model = None
+        held = Held.of(self.root, self.form)
+        if held is not None:
+            self.held.append(held)
+
+    def run_to(self, stop: Stop | None) -> list[Call]:
+        """The calls of a run from its beginning to a stop, or to its end."""
+        m = self.begin()
+        with FileLayer(self.root, stop).installed() as layer:
+            try:
+                for step in self.workload.stopped:
+                    self.take(step, m)
+            except Stopped:
+                assert stop is not None
+            else:
+                assert stop is None, "nobody noticed the stop"
+        restart()
+        return layer.calls
+
+    def close(self) -> None:
+        for held in self.held:
+            os.close(held.fd)
+        restart()
+        shutil.rmtree(self.root)
+
+
+def write_documents(root: Path, form: Form, codec: str) -> None:
+    for key, value in form.documents(codec).items():
+        (root / key).parent.mkdir(parents=True, exist_ok=True)
+        (root / key).write_bytes(value)
+
+
+@contextmanager
+def numbered_owners() -> Iterator[None]:
+    """Journals are the same in each run."""
+    numbers = itertools.count(1)
+    with mock.patch.object(shard_files.secrets, "randbits", lambda _: next(numbers)):
+        yield
+
+
+# ----------------------------------------------------------------------------- checks
+
+
+def local_fsspec(root: Path) -> FsspecStore:
+    fs = AsyncFileSystemWrapper(LocalFileSystem(auto_mkdir=True), asynchronous=True)
+    return FsspecStore(fs, path=str(root))
+
+
+def read_all(m: ShardingMapping, form: Form) -> Model:
+    """All entries, by one call; and their keys, which are listed."""
+    keys = [form.chunk_key(i) for i in range(CPS - 1)]
+    values = m.get_partial_values([(key, (0, None)) for key in keys])
+    found = {i: value for i, value in enumerate(values) if value is not None}
+    listed = set(m.list_prefix(os.path.dirname(form.shard_key)))
+    documents = set(form.documents("gzip"))
+    assert listed - documents == {form.chunk_key(i) for i in found}
+    return found
+
+
+def check_readers(root: Path, form: Form, allowed: Sequence[Model], strategy: str) -> Model:
+    """Whoever only reads sees all of a call, or nothing, and changes no file."""
+    before = state_of(root)
+    found = read_all(ShardingMapping(root, strategy=strategy), form)
+    assert found in allowed
+    assert read_all(ShardingMapping(LocalStore(root, read_only=True)), form) == found
+    assert read_all(ShardingMapping(local_fsspec(root)), form) == found
+    one_by_one = ShardingMapping(root)
+    for i in range(CPS - 1):
+        assert one_by_one.get(form.chunk_key(i)) == found.get(i)
+    assert state_of(root) == before
+    return found
+
+
+def check_native(root: Path, form: Form, codec: str, expected: Model) -> None:
+    """What zarr-python reads is what the values are."""
+    shard = root / form.shard_key
+    found = form.read_natively(shard.read_bytes() if shard.exists() else None, codec)
+    chunks = np.zeros_like(found)
+    for i, value in expected.items():
+        data = gzip.decompress(value) if codec == "gzip" else value
+        chunks[CPS + i] = np.frombuffer(data, "u1")
+    np.testing.assert_array_equal(found, chunks)
+
+
+NEW = packed(-1, 77)
+NEW_RAW = random.Random(-1).randbytes(CHUNK_NBYTES)
+
+
+def check_recovery(run: Run, found: Model, writer: ShardingMapping | None = None) -> None:
+    """A writer goes on; after flush nothing is left, and zarr-python reads the same."""
+    root, form, codec = run.root, run.form, run.workload.codec
+    writer = writer or run.open()
+    left = {key for key in state_of(root) if key.endswith(".partial")}
+    new = Put({3: NEW if codec == "gzip" else NEW_RAW})
+    expected = new.after(found)
+    new.run(writer, form)
+    assert read_all(run.open(), form) == expected
+    writer.flush()
+    assert read_all(run.open(), form) == expected
+    check_native(root, form, codec, expected)
+    documents = set(form.documents(codec))
+    assert set(state_of(root)) == documents | {form.shard_key} | left
+    for held in run.held:
+        held.check()
+
+
+def check_stops(
+    tmp_path: Path, form: Form, workload: Workload, options: dict[str, Any], writer: Any = None
+) -> tuple[int, int]:
+    """Stop at each call; return how many stops there were, and how many different states."""
+    numbers = itertools.count()
+
+    def new_run() -> Run:
+        return Run(tmp_path / str(next(numbers)), form, workload, options)
+
+    with numbered_owners():
+        whole = new_run()
+        calls = whole.run_to(None)
+    whole.close()
+    check_shows(calls, form, workload, options)
+    seen = set()
+    n_stops = 0
+    for position, call in enumerate(calls):
+        for stop in call.stops():
+            n_stops += 1
+            run = new_run()
+            with numbered_owners():
+                assert run.run_to(Stop(position, stop.how)) == calls[: position + 1]
+            state = frozenset(state_of(run.root).items()), len(run.models)
+            if state not in seen:
+                seen.add(state)
+                found = check_readers(run.root, form, run.allowed, options["strategy"])
+                check_recovery(run, found, None if writer is None else writer(run.root))
+            run.close()
+    return n_stops, len(seen)
+
+
+def check_shows(
+    calls: Sequence[Call], form: Form, workload: Workload, options: dict[str, Any]
+) -> None:
+    """The workload is what its name says."""
+    if form is FORMS["checksum"] and options["strategy"] == "append":
+        done = {f"{call.name} {call.file}" for call in calls}
+        assert done >= set(workload.shows)
+
+
+# ------------------------------------------------------------------------------ tests
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of these processes only one is alive."""
+    monkeypatch.setattr(locks, "MAX_WAIT_S", 0.5)
+
+
+APPEND = {"strategy": "append"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_stop(workload: str, form: str, tmp_path: Path) -> None:
+    """Strategy ``append``."""
+    n, _ = check_stops(tmp_path, FORMS[form], WORKLOADS[workload], APPEND)
+    print("STOPS", n, _)
+    assert n > 10
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_chunks_that_look_like_shards(form: str, tmp_path: Path) -> None:
+    """Wherever the file is cut, no chunk is taken for the index."""
+    workload = shard_like_workload(FORMS[form])
+    n, _ = check_stops(tmp_path, FORMS[form], workload, APPEND)
+    print("STOPS", n, _)
+    assert n > 50
