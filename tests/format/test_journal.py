@@ -84,7 +84,8 @@ def test_a_part_that_is_cut_is_not_there(
     if length < JOURNAL_HEADER_NBYTES:
         assert decode_journal(journal[:length]) is None
     else:
-        assert decode_journal(journal[:length]) == Journal(header, None)
+        is_cut = length > JOURNAL_HEADER_NBYTES
+        assert decode_journal(journal[:length]) == Journal(header, None, is_cut)
 
 
 @given(headers, changes, st.data())
@@ -96,7 +97,7 @@ def test_a_flipped_bit_is_recognised(
     position = data.draw(st.integers(0, len(journal) - 1))
     journal[position] ^= 1 << data.draw(st.integers(0, 7))
     found = decode_journal(bytes(journal))
-    assert found == (None if position < JOURNAL_HEADER_NBYTES else Journal(header, None))
+    assert found == (None if position < JOURNAL_HEADER_NBYTES else Journal(header, None, True))
 
 
 @given(headers, changes, headers, changes, st.data())
@@ -112,7 +113,7 @@ def test_half_a_journal_over_another(
     head, record = encode(header, change)
     n = data.draw(st.integers(0, len(head)))
     torn = decode_journal(head[:n] + old_head[n:] + old_record)
-    allowed = [None, Journal(old_header, old_change), Journal(header, None)]
+    allowed = [None, Journal(old_header, old_change), Journal(header, None, True)]
     if head == old_head:
         allowed.append(Journal(header, old_change))
     assert torn in allowed
@@ -130,13 +131,38 @@ def test_a_change_behind_another_header_means_nothing(
 ) -> None:
     """It was about another file."""
     found = decode_journal(other.encode() + encode(header, change)[1])
-    assert found == Journal(other, change if other == header else None)
+    assert found == (Journal(other, change) if other == header else Journal(other, None, True))
 
 
 @pytest.mark.parametrize("data", [b"", b"zsj", b"\0" * 200, b"zsj\x02" + b"\0" * 32])
 def test_no_journal(data: bytes) -> None:
     """Nothing, zeros, another version."""
     assert decode_journal(data) is None
+
+
+# -------------------------------------------------------------------------- data end
+
+
+@given(headers, changes, u64)
+def test_data_end(header: JournalHeader, change: Change, index_start: int) -> None:
+    """That of the last change; that of the header only as long as there was none. Of an index
+    in another place nothing is known, and nothing if a change is cut: there may have been others
+    since the header was written."""
+    head, record = encode(header, change)
+
+    def data_end(journal: bytes, index_start: int) -> int | None:
+        found = decode_journal(journal)
+        assert found is not None
+        return found.data_end_at(index_start)
+
+    assert data_end(head, header.index_start) == header.data_end
+    assert data_end(head + record, change.new_index_start) == change.data_end
+    if index_start != header.index_start:
+        assert data_end(head, index_start) is None
+    if index_start != change.new_index_start:
+        assert data_end(head + record, index_start) is None
+    for cut in (record[:1], record[:-1]):
+        assert data_end(head + cut, header.index_start) is None
 
 
 # --------------------------------------------------------------------------- repairs

@@ -120,15 +120,29 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """A header, and the last change if there was one since."""
+    """A header, and the last change if there was one since.
+
+    Parameters
+    ----------
+    is_cut
+        Whether something is behind the header that is no change of it: half of one, perhaps.
+    """
 
     header: JournalHeader
     change: Change | None
+    is_cut: bool = False
 
     def data_end_at(self, index_start: int) -> int | None:
-        """`data_end` of a shard that is whole, and whose index is there; ``None``: not known."""
-        if self.change is not None and index_start == self.change.new_index_start:
-            return self.change.data_end
+        """`data_end` of a shard that is whole, and whose index is there; ``None``: not known.
+
+        What the header says is that of the first change. After half of a change, or growth that
+        was taken back, nobody knows how many changes there were before.
+        """
+        if self.is_cut:
+            return None
+        if self.change is not None:
+            is_there = index_start == self.change.new_index_start
+            return self.change.data_end if is_there else None
         return self.header.data_end if index_start == self.header.index_start else None
 
 
@@ -175,7 +189,8 @@ def decode_journal(data: bytes) -> Journal | None:
     if magic != _MAGIC or version & 0x7F != _VERSION or crc != crc32c.crc32c(fields):
         return None
     header = JournalHeader(bool(version >> 7), n_entries, owner, index_start, data_end)
-    return Journal(header, _decode_change(head, memoryview(data)[JOURNAL_HEADER_NBYTES:]))
+    change = _decode_change(head, memoryview(data)[JOURNAL_HEADER_NBYTES:])
+    return Journal(header, change, change is None and len(data) > JOURNAL_HEADER_NBYTES)
 
 
 def _decode_change(header: bytes, data: memoryview) -> Change | None:
