@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
 from zarr_shardstore.io import commits, file_calls
+from zarr_shardstore.io.locks import LOCK_SUFFIX
 from zarr_shardstore.io.shard_files import open_shards
 
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial")
@@ -132,6 +133,158 @@ class FileLayer:
         return Call(name, "directory" if os.path.isdir(path) else kind, pieces)
 
 
+# ------------------------------------------------------------------------ loss of power
+
+
+@dataclass(eq=False)
+class Op:
+    """Something that a file or a directory was told, and that may be lost with the power."""
+
+    node: int
+    apply: Callable[[Any, tuple[float, float]], Any]
+    """Takes a content and which part of the bytes survives (0 to 1); returns the new content."""
+
+
+@dataclass
+class Disk:
+    """What a disk has for certain, and what it was told since; by number of inode."""
+
+    certain: dict[int, Any]
+    pending: list[Op] = field(default_factory=list)
+
+    def sync(self, node: int) -> None:
+        for op in self.pending:
+            if op.node == node:
+                self.certain[node] = op.apply(self.certain[node], (0, 1))
+        self.pending = [op for op in self.pending if op.node != node]
+
+    def after_loss(
+        self, top: int, survives: Callable[[int], tuple[float, float] | None]
+    ) -> dict[str, bytes]:
+        """All files after the power was lost; `survives` says what of each pending op is there."""
+        contents = dict(self.certain)
+        for number, op in enumerate(self.pending):
+            part = survives(number)
+            if part is not None:
+                contents[op.node] = op.apply(contents[op.node], part)
+        found: dict[str, bytes] = {}
+        self._collect(top, "", contents, found)
+        return found
+
+    def _collect(
+        self, node: int, prefix: str, contents: dict[int, Any], found: dict[str, bytes]
+    ) -> None:
+        for name, child in contents[node].items():
+            content = contents[child]
+            if isinstance(content, dict):
+                self._collect(child, f"{prefix}{name}/", contents, found)
+            else:
+                found[_PARTIAL.sub(f".{0:032x}.partial", prefix + name)] = content
+
+
+class RecordingLayer(FileLayer):
+    """Records what the disk is told; nothing waits for it."""
+
+    def __init__(self, root: Path, stop: Stop | None = None) -> None:
+        super().__init__(root, stop)
+        self.events: list[tuple[str, Any]] = []
+        self._kept: list[int] = []
+        self.top = os.stat(root).st_ino
+        self._start = Disk({})
+        self._add_tree(str(root))
+
+    def _add_tree(self, directory: str) -> None:
+        names: dict[str, int] = {}
+        for entry in os.scandir(directory):
+            names[entry.name] = entry.inode()
+            if entry.is_dir():
+                self._add_tree(entry.path)
+            else:
+                self._start.certain[entry.inode()] = Path(entry.path).read_bytes()
+        self._start.certain[os.stat(directory).st_ino] = names
+
+    def close(self) -> None:
+        for fd in self._kept:
+            os.close(fd)
+
+    def disk_after(self, n_events: int) -> Disk:
+        """The disk when it was told so much."""
+        disk = Disk(dict(self._start.certain))
+        for kind, argument in self.events[:n_events]:
+            match kind:
+                case "new":
+                    node, content = argument
+                    disk.certain[node] = content
+                case "op":
+                    disk.pending.append(argument)
+                case "sync":
+                    disk.sync(argument)
+        return disk
+
+    def perform(
+        self, name: str, call: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        if name == "sync":
+            self.events.append(("sync", os.fstat(args[0]).st_ino))
+            return None
+        is_new = name in ("open", "open_new", "open_to_change") and not os.path.exists(args[0])
+        result = call(*args, **options)
+        match name:
+            case "open" | "open_new" | "open_to_change" if is_new:
+                self._kept.append(os.dup(result))  # so that its number stays its own
+                self.events.append(("new", (os.fstat(result).st_ino, b"")))
+                self._link(args[0], os.fstat(result).st_ino)
+            case "mkdir":
+                node = os.stat(args[0]).st_ino
+                self.events.append(("new", (node, {})))
+                self._link(args[0], node)
+            case "write_at":
+                self._op(os.fstat(args[0]).st_ino, _written(args[2], b"".join(args[1])))
+            case "truncate":
+                self._op(os.fstat(args[0]).st_ino, _truncated(args[1]))
+            case "replace":
+                self._link(args[1], os.stat(args[1]).st_ino, instead_of=os.path.basename(args[0]))
+            case "unlink":
+                self._unlink(args[0])
+        return result
+
+    def _op(self, node: int, apply: Callable[[Any, tuple[float, float]], Any]) -> None:
+        self.events.append(("op", Op(node, apply)))
+
+    def _link(self, path: str, node: int, instead_of: str | None = None) -> None:
+        directory, name = os.path.split(path)
+
+        def apply(names: Any, _: Any) -> Any:
+            return {n: i for n, i in names.items() if n != instead_of} | {name: node}
+
+        self._op(os.stat(directory).st_ino, apply)
+
+    def _unlink(self, path: str) -> None:
+        directory, name = os.path.split(path)
+        self._op(
+            os.stat(directory).st_ino,
+            lambda names, _: {n: i for n, i in names.items() if n != name},
+        )
+
+
+def _written(offset: int, data: bytes) -> Callable[[Any, tuple[float, float]], Any]:
+    def apply(content: Any, part: tuple[float, float]) -> Any:
+        start, stop = (round(share * len(data)) for share in part)
+        if start >= stop:
+            return content
+        content = content.ljust(offset + stop, b"\0")
+        return content[: offset + start] + data[start:stop] + content[offset + stop :]
+
+    return apply
+
+
+def _truncated(nbytes: int) -> Callable[[Any, tuple[float, float]], Any]:
+    return lambda content, _: content[:nbytes].ljust(nbytes, b"\0")
+
+
+# ------------------------------------------------------------------------------- others
+
+
 def path_of(file: int | str) -> str:
     """Path of a file, also if it is open."""
     return os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else file
@@ -141,6 +294,10 @@ def restart() -> None:
     """Forget what a killed process would have forgotten."""
     open_shards.reset_after_fork()
     commits._queues.clear()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if path_of(int(name)).removesuffix(" (deleted)").endswith(LOCK_SUFFIX):
+                os.close(int(name))
 
 
 def state_of(root: Path) -> dict[str, bytes]:
@@ -150,6 +307,14 @@ def state_of(root: Path) -> dict[str, bytes]:
         for name in names:
             path = os.path.join(directory, name)
             with open(path, "rb") as file:
-                key = _PARTIAL.sub(".partial", os.path.relpath(path, root))
+                key = _PARTIAL.sub(f".{0:032x}.partial", os.path.relpath(path, root))
                 found[key] = file.read()
     return found
+
+
+def write_state(root: Path, files: dict[str, bytes]) -> None:
+    """Make a directory with these files."""
+    for key, value in files.items():
+        path = root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(value)

@@ -24,12 +24,22 @@ from fsspec.implementations.local import LocalFileSystem
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
-from tests.faults.file_layer import Call, FileLayer, Stop, Stopped, restart, state_of
+from tests.faults.file_layer import (
+    Call,
+    Disk,
+    FileLayer,
+    RecordingLayer,
+    Stop,
+    Stopped,
+    restart,
+    state_of,
+    write_state,
+)
 from tests.store.draft import draft_array
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.format.index import IndexFormat
 from zarr_shardstore.format.shard import build_shard, index_of_shard
-from zarr_shardstore.io import locks, shard_files
+from zarr_shardstore.io import file_calls, locks, shard_files
 
 Model = dict[int, bytes]
 
@@ -102,7 +112,6 @@ def _draft_documents() -> Mapping[str, bytes]:
 FORMS = {
     "checksum": Form(IndexFormat(checksum=True)),
     "start": Form(IndexFormat(checksum=True, location="start")),
-    "no checksum": Form(IndexFormat(checksum=False)),
     "draft": Form(IndexFormat(checksum=False), is_draft=True),
 }
 
@@ -219,8 +228,12 @@ WORKLOADS = {
     "several gaps": Workload([put(e2=9)], [put(e0=30), put(e1=50)], _IN_PLACE),
     "overwrite": Workload([THREE], [put(e1=100), put(e1=90)], _IN_PLACE),
     "erase one": Workload([THREE], [Erase([1])], _IN_PLACE),
-    "erase all": Workload([put(e0=5, e1=7)], [Erase([0, 1, 2])], ["unlink journal", "unlink shard"]),
-    "erase all, one by one": Workload([put(e0=5, e1=7)], [Erase([1]), Erase([0])], ["unlink shard"]),
+    "erase all": Workload(
+        [put(e0=5, e1=7)], [Erase([0, 1, 2])], ["unlink journal", "unlink shard"]
+    ),
+    "erase all, one by one": Workload(
+        [put(e0=5, e1=7)], [Erase([1]), Erase([0])], ["unlink shard"]
+    ),
     "group": Workload([THREE], [put(e0=20, e1=1, e2=40)], _IN_PLACE),
     "patch": Workload([THREE], [Patch([(0, 4, b"2026"), (2, 4, b"1234")])], _IN_PLACE),
     "growth": Workload(
@@ -370,7 +383,7 @@ def write_documents(root: Path, form: Form, codec: str) -> None:
 def numbered_owners() -> Iterator[None]:
     """Journals are the same in each run."""
     numbers = itertools.count(1)
-    with mock.patch.object(shard_files.secrets, "randbits", lambda _: next(numbers)):
+    with mock.patch.object(shard_files.secrets, "randbits", side_effect=lambda _: next(numbers)):
         yield
 
 
@@ -378,8 +391,12 @@ def numbered_owners() -> Iterator[None]:
 
 
 def local_fsspec(root: Path) -> FsspecStore:
-    fs = AsyncFileSystemWrapper(LocalFileSystem(auto_mkdir=True), asynchronous=True)
-    return FsspecStore(fs, path=str(root))
+    return FsspecStore(_file_system(), path=str(root))
+
+
+@cache
+def _file_system() -> AsyncFileSystemWrapper:
+    return AsyncFileSystemWrapper(LocalFileSystem(auto_mkdir=True), asynchronous=True)
 
 
 def read_all(m: ShardingMapping, form: Form) -> Model:
@@ -442,8 +459,25 @@ def check_recovery(run: Run, found: Model, writer: ShardingMapping | None = None
 
 def check_stops(
     tmp_path: Path, form: Form, workload: Workload, options: dict[str, Any], writer: Any = None
-) -> tuple[int, int]:
-    """Stop at each call; return how many stops there were, and how many different states."""
+) -> int:
+    """Stop at each call, and check what is left; return how many stops there were."""
+    seen = set()
+    n_stops = 0
+    for run in stopped_runs(tmp_path, form, workload, options):
+        n_stops += 1
+        state = frozenset(state_of(run.root).items()), len(run.models)
+        if state not in seen:
+            seen.add(state)
+            found = check_readers(run.root, form, run.allowed, options["strategy"])
+            check_recovery(run, found, None if writer is None else writer(run.root))
+    print("STOPS", n_stops, len(seen))
+    return n_stops
+
+
+def stopped_runs(
+    tmp_path: Path, form: Form, workload: Workload, options: dict[str, Any]
+) -> Iterator[Run]:
+    """Runs that stopped at each call of a workload, each in a directory of its own."""
     numbers = itertools.count()
 
     def new_run() -> Run:
@@ -454,21 +488,13 @@ def check_stops(
         calls = whole.run_to(None)
     whole.close()
     check_shows(calls, form, workload, options)
-    seen = set()
-    n_stops = 0
     for position, call in enumerate(calls):
         for stop in call.stops():
-            n_stops += 1
             run = new_run()
             with numbered_owners():
                 assert run.run_to(Stop(position, stop.how)) == calls[: position + 1]
-            state = frozenset(state_of(run.root).items()), len(run.models)
-            if state not in seen:
-                seen.add(state)
-                found = check_readers(run.root, form, run.allowed, options["strategy"])
-                check_recovery(run, found, None if writer is None else writer(run.root))
+            yield run
             run.close()
-    return n_stops, len(seen)
 
 
 def check_shows(
@@ -496,15 +522,196 @@ APPEND = {"strategy": "append"}
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_stop(workload: str, form: str, tmp_path: Path) -> None:
     """Strategy ``append``."""
-    n, _ = check_stops(tmp_path, FORMS[form], WORKLOADS[workload], APPEND)
-    print("STOPS", n, _)
-    assert n > 5 or workload.startswith("flush")
+    n_stops = check_stops(tmp_path, FORMS[form], WORKLOADS[workload], APPEND)
+    assert n_stops > 5 or workload.startswith("flush")
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_chunks_that_look_like_shards(form: str, tmp_path: Path) -> None:
     """Wherever the file is cut, no chunk is taken for the index."""
     workload = shard_like_workload(FORMS[form])
-    n, _ = check_stops(tmp_path, FORMS[form], workload, APPEND)
-    print("STOPS", n, _)
-    assert n > 50
+    assert check_stops(tmp_path, FORMS[form], workload, APPEND) > 50
+
+
+SOME = ("new shard", "full new shard", "overwrite", "erase all, one by one", "group", "patch")
+
+
+@pytest.mark.parametrize("workload", SOME)
+def test_rewriting(workload: str, tmp_path: Path) -> None:
+    """Strategy ``rewrite``: one rename is the whole change."""
+    options = {"strategy": "rewrite"}
+    assert check_stops(tmp_path, FORMS["checksum"], WORKLOADS[workload], options) > 5
+
+
+@pytest.mark.parametrize("workload", ["new shard", "overwrite", "growth", "erase all", "full"])
+def test_synced(workload: str, tmp_path: Path) -> None:
+    """With ``durability="power"`` there are more calls to stop at."""
+    options = APPEND | {"durability": "power"}
+    with not_synced():
+        n_stops = check_stops(tmp_path, FORMS["checksum"], WORKLOADS[workload], options)
+    assert n_stops > 20
+
+
+WRITERS = {
+    "rewrite": lambda root: ShardingMapping(root, strategy="rewrite"),
+    "fsspec": lambda root: ShardingMapping(local_fsspec(root)),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("workload", ["group", "growth", "full"])
+def test_another_kind_of_writer_goes_on(workload: str, writer: str, tmp_path: Path) -> None:
+    """One that replaces files takes the change back, or finishes it, first."""
+    form = FORMS["checksum"]
+    assert check_stops(tmp_path, form, WORKLOADS[workload], APPEND, WRITERS[writer]) > 5
+
+
+@pytest.mark.parametrize(
+    ("workload", "form"),
+    [("group", "checksum"), ("growth", "checksum"), ("growth", "draft"), ("full", "start")],
+)
+def test_recovery_stops_too(workload: str, form: str, tmp_path: Path) -> None:
+    """The writer that comes next is stopped while it repairs, the one after it goes on."""
+    form_, load = FORMS[form], WORKLOADS[workload]
+    numbers = itertools.count()
+    seen: set[Any] = set()
+
+    def goes_on(first: Run, stop: Stop | None, files: dict[str, bytes]) -> list[Call]:
+        root = tmp_path / f"again {next(numbers)}"
+        write_state(root, files)
+        found = read_all(ShardingMapping(root), form_)
+        run = Run(root, form_, load, APPEND, models=[found])
+        with FileLayer(root, stop).installed() as layer:
+            try:
+                m = run.open()
+                run.take(Put({3: NEW}), m)
+                run.take(Flush(), m)
+            except Stopped:
+                assert stop is not None
+            else:
+                assert stop is None
+        restart()
+        state = frozenset(state_of(root).items()), len(run.models)
+        if stop is not None and state not in seen:
+            seen.add(state)
+            check_recovery(run, check_readers(root, form_, run.allowed, "append"))
+        run.close()
+        return layer.calls
+
+    first_states = set()
+    for first in stopped_runs(tmp_path, form_, load, APPEND):
+        files = state_of(first.root)
+        if frozenset(files.items()) in first_states:
+            continue
+        first_states.add(frozenset(files.items()))
+        calls = goes_on(first, None, files)
+        n_of_repair = next((i + 1 for i, call in enumerate(calls) if call.name == "sync"), 0)
+        for position, call in enumerate(calls[:n_of_repair]):
+            for stop in call.stops():
+                if stop.how != "after":  # is that before the next one
+                    goes_on(first, Stop(position, stop.how), files)
+    print("STOPS", next(numbers), len(seen))
+    assert len(seen) > 3
+
+
+# --------------------------------------------------------------------- losses of power
+
+
+@contextmanager
+def not_synced() -> Iterator[None]:
+    """Nothing here loses power, or only as the tests say."""
+    with mock.patch.object(file_calls, "sync"):
+        yield
+
+
+@dataclass
+class Recording:
+    """All that a disk was told by a workload, and when each call was acknowledged."""
+
+    layer: RecordingLayer
+    models: list[Model]
+    acknowledged: list[int]
+    """Events that had been when `models` of the next number was acknowledged."""
+
+    def losses(self) -> Iterator[tuple[int, Disk, list[Model]]]:
+        """After each event: how many there were, the disk, and what may be found."""
+        for n in range(len(self.layer.events) + 1):
+            n_done = sum(at <= n for at in self.acknowledged)
+            yield n, self.layer.disk_after(n), self.models[n_done : n_done + 2]
+
+
+def record(root: Path, form: Form, workload: Workload, options: dict[str, Any]) -> Recording:
+    root.mkdir()
+    run = Run(root, form, workload, options)
+    write_documents(root, form, workload.codec)
+    layer = RecordingLayer(root)
+    recording = Recording(layer, run.models, [])
+    with numbered_owners(), layer.installed():
+        m = run.open()
+        for step in [*workload.before, *workload.stopped]:
+            run.take(step, m)
+            recording.acknowledged.append(len(layer.events))
+    layer.close()
+    run.close()
+    return recording
+
+
+def some_survivors(n: int) -> Iterator[Any]:
+    """Of `n` things that the disk was told: none, all, each one alone, all but each one, and
+    each one half."""
+    whole = (0.0, 1.0)
+    yield lambda i: None
+    yield lambda i: whole
+    for chosen in range(n):
+        yield lambda i, chosen=chosen: whole if i == chosen else None
+        yield lambda i, chosen=chosen: None if i == chosen else whole
+        yield lambda i, chosen=chosen: (0.0, 0.5) if i == chosen else whole
+        yield lambda i, chosen=chosen: (0.5, 1.0) if i == chosen else None
+
+
+class PowerCheck:
+    """Makes what a disk has after a loss of power, and checks it."""
+
+    def __init__(
+        self, tmp_path: Path, form: Form, workload: Workload, options: dict[str, Any]
+    ) -> None:
+        self._tmp_path, self._form, self._workload, self._options = (
+            *(tmp_path, form, workload, options),
+        )
+        self._numbers = itertools.count()
+        self.seen: set[Any] = set()
+
+    def check(self, files: dict[str, bytes], allowed: list[Model]) -> None:
+        state = frozenset(files.items()), len(allowed), frozenset(allowed[0].items())
+        if state in self.seen:
+            return
+        self.seen.add(state)
+        root = self._tmp_path / f"lost {next(self._numbers)}"
+        write_state(root, files)
+        run = Run(root, self._form, self._workload, self._options)
+        check_recovery(run, check_readers(root, self._form, allowed, "append"))
+        run.close()
+
+
+POWER = {"durability": "power"}
+LOSING = [
+    *((name, "checksum", "append") for name in WORKLOADS),
+    *((name, "draft", "append") for name in ("overwrite", "growth", "flush and go on")),
+    *((name, "start", "append") for name in ("new shard", "overwrite", "full")),
+    *((name, "checksum", "rewrite") for name in ("new shard", "overwrite", "erase all")),
+]
+
+
+@pytest.mark.parametrize(("workload", "form", "strategy"), LOSING)
+def test_every_loss_of_power(workload: str, form: str, strategy: str, tmp_path: Path) -> None:
+    """After each call: whatever was not synced is lost, or is there, or in part. What was
+    acknowledged is there; of the call under way all or nothing."""
+    options = POWER | {"strategy": strategy}
+    recording = record(tmp_path / "whole", FORMS[form], WORKLOADS[workload], options)
+    power = PowerCheck(tmp_path, FORMS[form], WORKLOADS[workload], options)
+    with not_synced():
+        for _, disk, allowed in recording.losses():
+            for survives in some_survivors(len(disk.pending)):
+                power.check(disk.after_loss(recording.layer.top, survives), allowed)
+    print("STOPS", len(recording.layer.events), len(power.seen))
+    assert len(power.seen) > 5

@@ -15,6 +15,7 @@ from typing import Any
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
+from zarr_shardstore.io import file_calls
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
@@ -252,7 +253,7 @@ class LocalBackend:
         # Not LocalStore.delete: it removes a whole directory if the key names one.
         if os.path.isfile(self._root + key):
             with suppress(FileNotFoundError):
-                os.unlink(self._root + key)
+                file_calls.unlink(self._root + key)
             if self._is_durable:
                 sync_directories(self._root + key, self._root)
         self._forget(key, files)
