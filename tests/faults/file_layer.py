@@ -111,9 +111,9 @@ class FileLayer:
             self.is_dead = True
             if isinstance(how, int):
                 fd, pieces, offset = args
-                call(fd, [b"".join(pieces)[:how]], offset)
+                self.perform(name, call, (fd, [b"".join(pieces)[:how]], offset), {})
             elif how == "after":
-                result = call(*args, **options)
+                result = self.perform(name, call, args, options)
                 if name.startswith("open"):
                     os.close(result)
             raise Stopped(f"{how} {self.calls[-1]}")
@@ -203,6 +203,10 @@ class RecordingLayer(FileLayer):
                 self._start.certain[entry.inode()] = Path(entry.path).read_bytes()
         self._start.certain[os.stat(directory).st_ino] = names
 
+    def revive(self) -> None:
+        """Another process goes on."""
+        self.is_dead, self.stop = False, None
+
     def close(self) -> None:
         for fd in self._kept:
             os.close(fd)
@@ -231,7 +235,8 @@ class RecordingLayer(FileLayer):
         result = call(*args, **options)
         match name:
             case "open" | "open_new" | "open_to_change" if is_new:
-                self._kept.append(os.dup(result))  # so that its number stays its own
+                if not args[0].endswith(LOCK_SUFFIX):
+                    self._kept.append(os.dup(result))  # so that its number stays its own
                 self.events.append(("new", (os.fstat(result).st_ino, b"")))
                 self._link(args[0], os.fstat(result).st_ino)
             case "mkdir":

@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ import pytest
 import zarr
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.local import LocalFileSystem
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
@@ -222,6 +225,7 @@ THREE = put(e0=390, e1=120, e2=300)
 
 WORKLOADS = {
     "new shard": Workload([], [put(e0=30, e2=200)], ["replace temporary", "write_at journal"]),
+    "large new shard": Workload([], [put(e0=490, e1=480, e2=500)], ["replace temporary"]),
     "full new shard": Workload([], [put(e0=3, e1=99, e2=70, e3=9)], ["replace temporary"]),
     "gap": Workload([THREE], [put(e3=99)], _IN_PLACE),
     "gap after erasing": Workload([THREE, put(e1=90), Erase([1])], [put(e3=99)], _IN_PLACE),
@@ -715,3 +719,69 @@ def test_every_loss_of_power(workload: str, form: str, strategy: str, tmp_path: 
                 power.check(disk.after_loss(recording.layer.top, survives), allowed)
     print("STOPS", len(recording.layer.events), len(power.seen))
     assert len(power.seen) > 5
+
+
+@given(st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("workload", ["group", "growth", "flush and go on", "another process"])
+def test_any_loss_of_power(workload: str, tmp_path: Path, data: st.DataObject) -> None:
+    """Any part of what was not synced survives."""
+    options = POWER | APPEND
+    form, load = FORMS["checksum"], WORKLOADS[workload]
+    recording = _recorded(workload)
+    n_events = data.draw(st.integers(0, len(recording.layer.events)))
+    n_done = sum(at <= n_events for at in recording.acknowledged)
+    disk = recording.layer.disk_after(n_events)
+    shares = st.tuples(st.floats(0, 1), st.floats(0, 1))
+    part = st.one_of(st.none(), st.just((0.0, 1.0)), shares)
+    parts = data.draw(st.lists(part, min_size=len(disk.pending), max_size=len(disk.pending)))
+    with not_synced(), tempfile.TemporaryDirectory(dir=tmp_path) as directory:
+        PowerCheck(Path(directory), form, load, options).check(
+            disk.after_loss(recording.layer.top, parts.__getitem__),
+            recording.models[n_done : n_done + 2],
+        )
+
+
+@cache
+def _recorded(workload: str) -> Recording:
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory) / "whole"
+        return record(root, FORMS["checksum"], WORKLOADS[workload], POWER | APPEND)
+
+
+@pytest.mark.parametrize("workload", ["large new shard", "gap", "growth", "flush"])
+def test_loss_of_power_after_a_kill(workload: str, tmp_path: Path) -> None:
+    """A writer is killed, what it wrote is synced by nobody; another one goes on, and then the
+    power fails. What the two acknowledged is there."""
+    form, load, options = FORMS["checksum"], WORKLOADS[workload], POWER | APPEND
+    power = PowerCheck(tmp_path, form, load, options)
+    n_calls = len(_recorded(workload).layer.calls)
+    for position in range(n_calls):
+        root = tmp_path / f"killed {position}"
+        run = Run(root, form, load, options)
+        write_documents(root, form, load.codec)
+        layer = RecordingLayer(root, Stop(position, "before"))
+        with numbered_owners(), layer.installed():
+            m = run.open()
+            try:
+                for step in [*load.before, *load.stopped]:
+                    run.take(step, m)
+            except Stopped:
+                restart()
+            n_events = len(layer.events)
+            allowed = run.allowed
+            layer.revive()
+            found = read_all(run.open(), form)
+            new = Put({3: NEW})
+            new.run(run.open(), form)
+            n_done = len(layer.events)
+        layer.close()
+        run.close()
+        with not_synced():
+            for n in range(n_events, n_done + 1):
+                disk = layer.disk_after(n)
+                models = [new.after(found)] if n == n_done else [*allowed, new.after(found)]
+                for survives in some_survivors(len(disk.pending)):
+                    power.check(disk.after_loss(layer.top, survives), models)
+    print("STOPS", n_calls, len(power.seen))
+    assert len(power.seen) > 30

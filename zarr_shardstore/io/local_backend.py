@@ -165,7 +165,8 @@ class LocalBackend:
                 opened.owner = self
                 return opened.open(shard, data_end)
             case ChangeShard(key, steps):
-                open_shards[self.real_root + key].take(steps, is_durable=self._is_durable)
+                below = self.real_root if self._is_durable else None
+                open_shards[self.real_root + key].take(steps, durable_below=below)
             case CloseShard(key):
                 open_shards[self.real_root + key].end_journal()
             case Delete(key):

@@ -26,7 +26,7 @@ from zarr_shardstore.format.journal import Repair, decode_journal, find_repair
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io import file_calls, locks
 from zarr_shardstore.io.locks import LOCK_SUFFIX, KeptLock
-from zarr_shardstore.io.uploads import sync_file
+from zarr_shardstore.io.uploads import sync_directories, sync_file
 from zarr_shardstore.plan.opened_shard import (
     Barrier,
     FileStep,
@@ -66,6 +66,7 @@ class ShardFile:
         self._fd: int | None = None
         self._journal: int | None = None
         self._opened: OpenedShard | None = None
+        self._is_synced = False
 
     @property
     def shard(self) -> ShardRef | None:
@@ -151,6 +152,7 @@ class ShardFile:
             return opened
         self.close()
         self._fd = file_calls.open_to_change(self.path)
+        self._is_synced = data_end is not None  # as its upload was
         size = os.fstat(self._fd).st_size
         spec = shard.layout.spec
         start = 0 if spec.index.location == "start" else max(0, size - spec.index_nbytes)
@@ -161,14 +163,23 @@ class ShardFile:
         self._opened = OpenedShard(shard, index, size, data_end, self._token)
         return self._opened
 
-    def take(self, steps: Sequence[FileStep], *, is_durable: bool) -> None:
+    def take(self, steps: Sequence[FileStep], *, durable_below: str | None) -> None:
         """Take steps with the files, see `FileStep`.
 
         Parameters
         ----------
-        is_durable
-            Whether barriers are some.
+        durable_below
+            A directory above the shard. Barriers are some then, and what they protect needs no
+            directory that may be lost.
         """
+        is_durable = durable_below is not None
+        if durable_below is not None and not self._is_synced:
+            # Whoever wrote before may have been killed, or promised less: the journal, which is
+            # about to forget that change, and what is acknowledged now, build upon it.
+            assert self._fd is not None, "steps are taken with an opened shard"
+            file_calls.sync(self._fd)
+            sync_directories(self.path, durable_below)
+            self._is_synced = True
         changed: dict[int, None] = {}
         for step in steps:
             match step:
