@@ -73,8 +73,10 @@ class FileLayer:
 
     @contextmanager
     def installed(self) -> Iterator[FileLayer]:
-        wrapped = {name: self._caught(name) for name in file_calls.__all__}
-        system = {name: self._system_caught(name) for name in ("open", "unlink", "mkdir")}
+        wrapped: dict[str, Any] = {name: self._caught(name) for name in file_calls.__all__}
+        system: dict[str, Any] = {
+            name: self._system_caught(name) for name in ("open", "unlink", "mkdir")
+        }
         with mock.patch.multiple(file_calls, **wrapped), mock.patch.multiple(os, **system):
             yield self
 
