@@ -146,19 +146,29 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """A header, and the last change if there was one since."""
+    """A header, and the last change if there was one since.
+
+    Parameters
+    ----------
+    is_cut
+        Whether something is behind the header that is no change of it: half of one, perhaps.
+    """
 
     header: JournalHeader
     change: Change | None
-    has_half_change: bool = False
-    """Bytes follow the header that are no change: there were others before, not known any more."""
+    is_cut: bool = False
 
     def data_end_at(self, index_start: int) -> int | None:
-        """`data_end` of a shard that is whole, and whose index is there; ``None``: not known."""
-        if self.change is not None and index_start == self.change.new_index_start:
-            return self.change.data_end
-        if self.has_half_change:
+        """`data_end` of a shard that is whole, and whose index is there; ``None``: not known.
+
+        What the header says is that of the first change. After half of a change, or growth that
+        was taken back, nobody knows how many changes there were before.
+        """
+        if self.is_cut:
             return None
+        if self.change is not None:
+            is_there = index_start == self.change.new_index_start
+            return self.change.data_end if is_there else None
         return self.header.data_end if index_start == self.header.index_start else None
 
 
@@ -188,7 +198,12 @@ def encode_change(header: bytes, change: Change) -> bytes:
             *_encode_overwritten(change.overwritten),
         ]
     )
-    return data + _CRC.pack(crc32c.crc32c(data, crc32c.crc32c(header)))
+    return data + _CRC.pack(_checksum_of_change(header, data))
+
+
+def _checksum_of_change(header: bytes, data: bytes | memoryview) -> int:
+    # From the fields on: the checksum of bytes that end in their own is always the same number.
+    return crc32c.crc32c(data, crc32c.crc32c(header[: _HEADER.size]))
 
 
 def _encode_overwritten(overwritten: Overwritten | None) -> Iterator[bytes]:
@@ -214,8 +229,7 @@ def decode_journal(data: bytes) -> Journal | None:
         return None
     header = JournalHeader(bool(version >> 7), n_entries, owner, index_start, data_end)
     change = _decode_change(head, memoryview(data)[JOURNAL_HEADER_NBYTES:])
-    is_half = change is None and len(data) > JOURNAL_HEADER_NBYTES
-    return Journal(header, change, is_half)
+    return Journal(header, change, change is None and len(data) > JOURNAL_HEADER_NBYTES)
 
 
 def _decode_change(header: bytes, data: memoryview) -> Change | None:
@@ -231,7 +245,7 @@ def _decode_change(header: bytes, data: memoryview) -> Change | None:
     if len(data) < end + _CRC.size:
         return None
     (crc,) = _CRC.unpack(data[end : end + _CRC.size])
-    if crc != crc32c.crc32c(data[:end], crc32c.crc32c(header)):
+    if crc != _checksum_of_change(header, data[:end]):
         return None
     old_entries = list(_OLD_ENTRY.iter_unpack(data[_CHANGE.size : entries_end]))
     overwritten = None

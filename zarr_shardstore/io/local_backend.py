@@ -16,6 +16,7 @@ from typing import Any
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
+from zarr_shardstore.io import file_calls
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
@@ -174,7 +175,7 @@ class LocalBackend:
                 return opened.open(shard, data_end)
             case ChangeShard(key, steps):
                 opened = open_shards[self.real_root + key]
-                opened.take(steps, is_durable=self._is_durable)
+                opened.take(steps, durable_below=self.real_root if self._is_durable else None)
                 self._forget(key, files)  # it has another size now
             case CloseShard(key):
                 open_shards[self.real_root + key].end_journal()
@@ -273,7 +274,7 @@ class LocalBackend:
         # Not LocalStore.delete: it removes a whole directory if the key names one.
         if _size_of_file(self._root + key) is not None:
             with suppress(FileNotFoundError):
-                os.unlink(self._root + key)
+                file_calls.unlink(self._root + key)
             if self._is_durable:
                 sync_directories(self._root + key, self._root)
         self._forget(key, files)

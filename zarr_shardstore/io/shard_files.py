@@ -27,7 +27,7 @@ from zarr_shardstore.format.journal import Repair, decode_journal, find_repair
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io import file_calls, locks
 from zarr_shardstore.io.locks import LOCK_SUFFIX, KeptLock, locked_exclusive
-from zarr_shardstore.io.uploads import sync_file
+from zarr_shardstore.io.uploads import sync_directories, sync_file
 from zarr_shardstore.plan.opened_shard import (
     Barrier,
     FileStep,
@@ -79,6 +79,7 @@ class ShardFile:
         self._fd: int | None = None
         self._journal: int | None = None
         self._opened: OpenedShard | None = None
+        self._is_synced = False
 
     @property
     def shard(self) -> ShardRef | None:
@@ -100,16 +101,18 @@ class ShardFile:
 
     def release(self) -> None:
         """Give the lock up; its file stays as long as the shard has a journal."""
-        if self._opened is not None and not self._opened.is_valid:
-            self.close()
-            self._opened = None
-            with suppress(OSError):  # then whoever comes next does it
-                repair(self.path)
-        if self.has_journal:
-            self._lock.release()
-        else:
-            self.close()
-            self._lock.remove()
+        try:
+            if self._opened is not None and not self._opened.is_valid:
+                self.close()
+                self._opened = None
+                with suppress(OSError):  # then whoever comes next does it
+                    repair(self.path)
+        finally:  # also if somebody interrupts it
+            if self.has_journal:
+                self._lock.release()
+            else:
+                self.close()
+                self._lock.remove()
 
     def close(self) -> None:
         """Close the files, but not that of the lock."""
@@ -166,6 +169,7 @@ class ShardFile:
         self._fd = file_calls.open_to_change(self.path)
         status = os.fstat(self._fd)
         size = status.st_size
+        self._is_synced = data_end is not None  # as its upload was
         spec = shard.layout.spec
         start = 0 if spec.index.location == "start" else max(0, size - spec.index_nbytes)
         index = os.pread(self._fd, spec.index_nbytes, start)
@@ -177,24 +181,33 @@ class ShardFile:
         self._opened.is_fixed = bool(status.st_mode & FIXED)
         return self._opened
 
-    def take(self, steps: Sequence[FileStep], *, is_durable: bool) -> None:
+    def take(self, steps: Sequence[FileStep], *, durable_below: str | None) -> None:
         """Take steps with the files, see `FileStep`.
 
         Parameters
         ----------
-        is_durable
-            Whether barriers are some.
+        durable_below
+            A directory above the shard. Barriers are some then, and what they protect needs no
+            directory that may be lost.
         """
         is_fixed = self._opened is not None and self._opened.is_fixed
         with self._excluding_readers() if is_fixed else nullcontext():
-            self._take(steps, is_durable=is_durable)
+            self._take(steps, durable_below)
 
     def _excluding_readers(self) -> AbstractContextManager[None]:
         """Wait until nobody reads the opened shard, and let nobody do so."""
         assert self._fd is not None, "only of an opened shard"
         return locked_exclusive(self._fd, self.path)
 
-    def _take(self, steps: Sequence[FileStep], *, is_durable: bool) -> None:
+    def _take(self, steps: Sequence[FileStep], durable_below: str | None) -> None:
+        is_durable = durable_below is not None
+        if durable_below is not None and not self._is_synced:
+            # Whoever wrote before may have been killed, or promised less: the journal, which is
+            # about to forget that change, and what is acknowledged now, build upon it.
+            assert self._fd is not None, "steps are taken with an opened shard"
+            file_calls.sync(self._fd)
+            sync_directories(self.path, durable_below)
+            self._is_synced = True
         changed: dict[int, None] = {}
         for step in steps:
             match step:
