@@ -154,13 +154,13 @@ class ZarrBackend:
         store: Any = self.store  # has the sync surface, see `can_block`
         match request:
             case Get(key, byte_range, is_settled):
-                before = self._state_to_settle(key) if is_settled else None
+                before = self._state_to_settle(key)
                 if before is not None and is_appended_to(before[0]):
                     return read_settled(before[0], byte_range)
                 found = _found(store.get_sync(key, byte_range=byte_request_of(byte_range)))
                 if self._may_be_cut(found, byte_range):
                     found = _cut(_found(store.get_sync(key)), byte_range)
-                if before is not None and _is_unsettled(*before):
+                if is_settled and before is not None and _is_unsettled(*before):
                     return read_settled(before[0], byte_range)
                 return found
             case Exists(key):
@@ -181,9 +181,7 @@ class ZarrBackend:
 
     async def _perform_batch(self, batch: list[Request]) -> list[Any]:
         gets = [request for request in batch if isinstance(request, Get)]
-        is_plain = self._has_get_many and not any(
-            get.settled and self._state_to_settle(get.key) for get in gets
-        )
+        is_plain = self._has_get_many and not any(self._state_to_settle(get.key) for get in gets)
         if len(gets) == len(batch) > 1 and is_plain:
             replies = await self._get_many(gets)
             if replies is not None:
@@ -217,8 +215,8 @@ class ZarrBackend:
     async def _perform_one(self, request: Request) -> Any:
         store = self.store
         match request:
-            case Get(key, byte_range, is_settled):
-                before = self._state_to_settle(key) if is_settled else None
+            case Get(key, byte_range):
+                before = self._state_to_settle(key)
                 if before is None:
                     return await self._get(key, byte_range)
                 if not is_appended_to(before[0]):
