@@ -17,7 +17,7 @@ from unittest import mock
 
 from zarr_shardstore.io import commits, file_calls
 from zarr_shardstore.io.locks import LOCK_SUFFIX
-from zarr_shardstore.io.shard_files import open_shards
+from zarr_shardstore.io.open_shards import open_shards
 
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial")
 

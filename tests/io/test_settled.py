@@ -11,8 +11,9 @@ import pytest
 
 from zarr_shardstore import ShardingMapping
 from zarr_shardstore.io import file_calls
+from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.settled import OpenFile
-from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX, open_shards
+from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.plan.ranges import Range
 
 KEYS = [f"data/root/a/c{i}" for i in range(4)]

@@ -56,9 +56,11 @@ def info_of(base: Any, **options: Any) -> ArrayInfo:
 def test_figures_of_a_v3_array(kind: str) -> None:
     """Shapes, grids, counts and bytes, through every kind of base store."""
     base = BASES[kind]()
-    z = make(ShardingStore(base, chunks_per_shard=(2, 3)))
+    store = ShardingStore(base, chunks_per_shard=(2, 3))
+    z = make(store)
     z[0, :] = 1  # 7 chunks in the 3 shards of the first row: 3, 3 and 1
     z[4, 20] = 1  # 1 chunk in the last shard
+    ShardingMapping(store).flush()
     assert info_of(base) == ArrayInfo(
         path="a",
         hierarchy="v3",
@@ -242,10 +244,10 @@ class FailingBackend(LocalBackend):
 
     refused: tuple[str, ...] = ()
 
-    def _perform_one(self, request: Any, files: Any) -> Any:
+    def perform_one(self, request: Any, files: Any) -> Any:
         if isinstance(request, Get) and request.key.endswith(self.refused):
             raise PermissionError(13, "Permission denied", request.key)
-        return super()._perform_one(request, files)
+        return super().perform_one(request, files)
 
 
 def test_a_shard_that_the_base_store_refuses_is_reported(
@@ -406,9 +408,9 @@ def test_indexes_alone_are_read_and_in_rounds(
     rounds: list[int] = []
 
     class Recording(LocalBackend):
-        def _perform_one(self, request: Any, files: Any) -> Any:
+        def perform_one(self, request: Any, files: Any) -> Any:
             asked.append(request)
-            return super()._perform_one(request, files)
+            return super().perform_one(request, files)
 
     look_at = occupancy._look_at
 

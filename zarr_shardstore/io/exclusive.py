@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from zarr_shardstore.io.backend import Backend
-from zarr_shardstore.io.local_backend import LocalBackend, holds_a_file
+from zarr_shardstore.io.local_backend import LocalBackend
+from zarr_shardstore.io.local_files import holds_a_file
 from zarr_shardstore.io.locks import lock_file
 
 __all__ = ["exclusive"]

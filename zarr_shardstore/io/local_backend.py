@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Hashable
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from zarr.core.sync import sync
@@ -20,6 +19,15 @@ from zarr_shardstore.io import file_calls
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
+from zarr_shardstore.io.local_files import (
+    is_directory,
+    names_in,
+    raise_if_broken,
+    read_files,
+    size_of_file,
+    tidy,
+)
+from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.settled import (
     NO_FILE,
     FindRepair,
@@ -28,7 +36,7 @@ from zarr_shardstore.io.settled import (
     is_side_file,
     when_settled,
 )
-from zarr_shardstore.io.shard_files import FIXED, open_shards
+from zarr_shardstore.io.shard_files import FIXED
 from zarr_shardstore.io.uploads import LocalUpload, sync_directories, sync_file
 from zarr_shardstore.plan.ranges import ByteRange
 from zarr_shardstore.plan.requests import (
@@ -54,17 +62,13 @@ from zarr_shardstore.plan.requests import (
     Tidy,
 )
 
-__all__ = ["MAX_SHARDS_AT_ONCE", "LocalBackend", "holds_a_file"]
+__all__ = ["MAX_SHARDS_AT_ONCE", "LocalBackend"]
 
 MAX_SHARDS_AT_ONCE = 128
 """Shards whose files one read holds open; a process may have 1,024, which its threads share."""
 
 _MAX_OPEN_FILES = MAX_SHARDS_AT_ONCE + 32
 """With those of other keys of the same read; the oldest is closed first."""
-
-_FIRST_READ_NBYTES = 1 << 16
-_MORE_NBYTES = 1 << 22
-"""Bytes of a file that are asked for by one call: of the first one, and of large ones."""
 
 
 class LocalBackend:
@@ -126,14 +130,8 @@ class LocalBackend:
         """Path of a file or a directory."""
         return self._root + key
 
-    @contextmanager
-    def session(self) -> Iterator[Perform]:
-        files: dict[str, OpenFile] = {}
-        try:
-            yield lambda batch: [self._perform_one(request, files) for request in batch]
-        finally:
-            for file in files.values():
-                os.close(file.fd)
+    def session(self) -> AbstractContextManager[Perform]:
+        return _Session(self)
 
     def perform(self, batch: list[Request]) -> list[Any]:
         with self.session() as perform:
@@ -142,7 +140,8 @@ class LocalBackend:
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         return self.perform(batch)
 
-    def _perform_one(self, request: Request, files: dict[str, OpenFile]) -> Any:
+    def perform_one(self, request: Request, files: dict[str, OpenFile]) -> Any:
+        """Perform a request, with the files that its flow has open."""
         match request:
             case Get(key, byte_range, is_settled):
                 if is_settled:
@@ -151,12 +150,20 @@ class LocalBackend:
                 if file is None:
                     return Found(None, None)
                 return Found(file.read(byte_range), file, file.size)
+            case OpenShard(shard, data_end):
+                opened = open_shards[self.real_root + shard.key]
+                opened.owner = self
+                return opened.open(shard, data_end)
+            case ChangeShard(key, steps):
+                opened = open_shards[self.real_root + key]
+                opened.take(steps, durable_below=self.real_root if self._is_durable else None)
+                self._forget(key, files)  # it has another size now
             case GetMany(keys):
-                return _read_files(self._root, keys)
+                return read_files(self._root, keys)
             case Exists(key):
-                return _size_of_file(self._root + key) is not None
+                return size_of_file(self._root + key) is not None
             case GetSize(key):
-                return _size_of_file(self._root + key)
+                return size_of_file(self._root + key)
             case Set(key, value):
                 self._set(key, value)
                 self._forget(key, files)
@@ -169,14 +176,6 @@ class LocalBackend:
             case SetWithGaps():
                 self._set_with_gaps(request)
                 self._forget(request.key, files)
-            case OpenShard(shard, data_end):
-                opened = open_shards[self.real_root + shard.key]
-                opened.owner = self
-                return opened.open(shard, data_end)
-            case ChangeShard(key, steps):
-                opened = open_shards[self.real_root + key]
-                opened.take(steps, durable_below=self.real_root if self._is_durable else None)
-                self._forget(key, files)  # it has another size now
             case CloseShard(key):
                 open_shards[self.real_root + key].end_journal()
             case Delete(key):
@@ -193,11 +192,11 @@ class LocalBackend:
             case Persist():
                 os.sync()
             case Tidy(directory):
-                _tidy(self._root + directory)
+                tidy(self._root + directory)
             case ListPrefix(prefix):
                 return self._list_files(prefix)
             case ListDir(prefix):
-                return _names_in(self._root + prefix)
+                return names_in(self._root + prefix)
             case _:
                 raise TypeError(f"a backend does not perform {request!r}")
         return None
@@ -272,7 +271,7 @@ class LocalBackend:
     def _delete(self, key: str, files: dict[str, OpenFile]) -> None:
         self._end_journal(key)
         # Not LocalStore.delete: it removes a whole directory if the key names one.
-        if _size_of_file(self._root + key) is not None:
+        if size_of_file(self._root + key) is not None:
             with suppress(FileNotFoundError):
                 file_calls.unlink(self._root + key)
             if self._is_durable:
@@ -281,111 +280,46 @@ class LocalBackend:
 
     def _move(self, key: str, to: str) -> None:
         source, target = self._root + key, self._root + to
-        if _size_of_file(source) is not None:
+        if size_of_file(source) is not None:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.replace(source, target)
 
     def _delete_directory(self, prefix: str) -> None:
         path = self._root + prefix
         if not prefix:
-            for name in os.listdir(path) if _is_directory(path) else []:
+            for name in os.listdir(path) if is_directory(path) else []:
                 child = os.path.join(path, name)
                 if os.path.isdir(child) and not os.path.islink(child):
                     shutil.rmtree(child)
                 else:
                     os.unlink(child)
-        elif _is_directory(path):
+        elif is_directory(path):
             shutil.rmtree(path)
 
     def _list_files(self, prefix: str) -> list[str]:
         top = self._root + prefix
         keys = []
-        for directory, _, names in os.walk(top, onerror=_raise_if_broken):
+        for directory, _, names in os.walk(top, onerror=raise_if_broken):
             key_prefix = os.path.join(directory, "")[len(self._root) :].replace(os.sep, "/")
             keys += [key_prefix + name for name in names if not is_side_file(name)]
         return keys
 
 
-def _status(path: str) -> os.stat_result | None:
-    """Not ``os.path.isfile``: to that a file is missing if the disk fails."""
-    try:
-        return os.stat(path)
-    except NO_FILE:
-        return None
+class _Session(AbstractContextManager[Perform]):
+    """The files that one flow has open. As a generator it would take longer than a small write."""
 
+    __slots__ = ("_backend", "_files")
 
-def _size_of_file(path: str) -> int | None:
-    """Size of a file in bytes; ``None`` if there is none."""
-    status = _status(path)
-    return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
+    def __init__(self, backend: LocalBackend) -> None:
+        self._backend = backend
+        self._files: dict[str, OpenFile] = {}
 
+    def __enter__(self) -> Perform:
+        return self._perform
 
-def _is_directory(path: str) -> bool:
-    status = _status(path)
-    return status is not None and stat.S_ISDIR(status.st_mode)
+    def _perform(self, batch: list[Request]) -> list[Any]:
+        return [self._backend.perform_one(request, self._files) for request in batch]
 
-
-def _raise_if_broken(error: OSError) -> None:
-    """Of a directory that cannot be listed: it may be gone, or not be for us; else it fails."""
-    if not isinstance(error, (*NO_FILE, PermissionError)):
-        raise error
-
-
-def _read_files(root: str, keys: Sequence[str]) -> list[bytes | None]:
-    """Whole files. The size that is asked for is that of the largest so far, and one byte: a
-    read that returns less has reached the end, so no file costs more than three system calls.
-    """
-    values: list[bytes | None] = []
-    add, open_file, read, close = values.append, os.open, os.read, os.close
-    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
-    n_asked = _FIRST_READ_NBYTES
-    for key in keys:
-        try:
-            fd = open_file(root + key, flags)
-        except NO_FILE:
-            add(None)
-            continue
-        try:
-            data = read(fd, n_asked)
-            if len(data) == n_asked:
-                parts = [data, *iter(lambda fd=fd: read(fd, _MORE_NBYTES), b"")]  # type: ignore[misc]
-                data = b"".join(parts)
-                n_asked = min(len(data) + 1, _MORE_NBYTES)
-            add(data)
-        except IsADirectoryError:
-            add(None)
-        finally:
-            close(fd)
-    return values
-
-
-def _tidy(top: str) -> None:
-    """Temporary files, and directories that are empty without them; `top` itself stays."""
-    for directory, _, names in os.walk(top, topdown=False):
-        for name in filter(is_side_file, names):
-            with suppress(OSError):
-                os.unlink(os.path.join(directory, name))
-        if directory.rstrip(os.sep) != top.rstrip(os.sep):
-            with suppress(OSError):
-                os.rmdir(directory)
-
-
-def _names_in(directory: str) -> list[str]:
-    """Names of files and directories, without directories that hold no file: no key has them."""
-    try:
-        with os.scandir(directory) as entries:
-            return [
-                entry.name
-                for entry in entries
-                if not is_side_file(entry.name) and (not entry.is_dir() or holds_a_file(entry.path))
-            ]
-    except NO_FILE:
-        return []
-
-
-def holds_a_file(directory: str) -> bool:
-    """Whether a file is in it, however deep, that is not a temporary one."""
-    return any(
-        any(not is_side_file(name) for name in names)
-        for _, _, names in os.walk(directory, onerror=_raise_if_broken)
-    )
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            os.close(file.fd)

@@ -12,8 +12,8 @@ from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.backend import Backend
 from zarr_shardstore.io.local_backend import LocalBackend
+from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.runner import Runner
-from zarr_shardstore.io.shard_files import open_shards
 from zarr_shardstore.plan.append import seal_shard
 from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.requests import Flow, UpdateShard

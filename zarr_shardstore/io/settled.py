@@ -12,12 +12,12 @@ from typing import TypeAlias, TypeVar
 from zarr_shardstore.format.journal import Repair
 from zarr_shardstore.io.file_states import state_of
 from zarr_shardstore.io.locks import LOCK_SUFFIX, Locking, held, lock_shared, shared
+from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.shard_files import (
     FIXED,
     JOURNAL_SUFFIX,
     end_journal,
     find_repair_of,
-    open_shards,
     repair,
 )
 from zarr_shardstore.plan.ranges import ByteRange, Range, resolve_range

@@ -28,9 +28,9 @@ from zarr_shardstore.io.kinds_of_store import (
     path_of_file,
     scope_of_store,
 )
+from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.remote_objects import delete_many, move, upload_to
 from zarr_shardstore.io.settled import hold_to_replace, is_appended_to, is_side_file, read_settled
-from zarr_shardstore.io.shard_files import open_shards
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.plan.requests import (

@@ -236,6 +236,7 @@ def _convert_by(
         raise SpecError("destination_options without a destination: pass source_options")
     base = open_base(source, source_options)
     target = base if destination is None else open_base(destination, destination_options)
+    base.seal()  # a shard that is sealed later would be one that was changed meanwhile
     in_place = destination is None
     _check_executor(workers, base, target)
     if not in_place and target.is_same(base):

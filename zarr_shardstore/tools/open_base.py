@@ -11,6 +11,7 @@ from zarr.abc.store import Store
 from zarr_shardstore.io.kinds_of_store import is_in_memory
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.runner import Runner
+from zarr_shardstore.io.sealing import seal_all
 from zarr_shardstore.io.uploads import Upload
 from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.requests import Flow, Request, UpdateShard
@@ -50,6 +51,11 @@ class OpenBase:
     def perform(self, requests: Sequence[Request]) -> list[Any]:
         """Perform independent requests, and wait for the replies."""
         return self.runner.run(_one_round(requests))
+
+    def seal(self) -> None:
+        """Bring the shards to rest that this process has changed in their place."""
+        if not self.is_read_only:
+            seal_all(self.runner.backend)
 
     def upload(self, key: str) -> Upload:
         """Begin to store an object piece by piece."""
