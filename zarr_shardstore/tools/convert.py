@@ -236,7 +236,6 @@ def _convert_by(
         raise SpecError("destination_options without a destination: pass source_options")
     base = open_base(source, source_options)
     target = base if destination is None else open_base(destination, destination_options)
-    base.seal()  # a shard that is sealed later would be one that was changed meanwhile
     in_place = destination is None
     _check_executor(workers, base, target)
     if not in_place and target.is_same(base):
@@ -249,6 +248,7 @@ def _convert_by(
         conversion, notes = _prepared(request, base, target, in_place, workers)
         arrays, others = conversion.planned()
         return ConversionReport(arrays, others, notes, time.monotonic() - begun, dry_run=True)
+    base.seal()  # a shard that is sealed later would be one that was changed meanwhile
     with exclusive(target.runner.backend, STAGING, f"a conversion of {target.describe()}"):
         remove_leftovers(target)
         notes = _finish_what_was_begun(base, in_place)
