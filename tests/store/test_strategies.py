@@ -20,7 +20,7 @@ import zarr
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from tests.faults.stops import files_in
-from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore, SpecError
+from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore, SpecError, reshard
 from zarr_shardstore.io import file_calls
 from zarr_shardstore.io.shard_files import FIXED
 
@@ -219,6 +219,22 @@ def test_a_damaged_chunk_blocks_no_other(tmp_path: Path) -> None:
     m[f"{ROOT}0"] = b"again"
     m.compact()
     assert m[f"{ROOT}0"] == b"again"
+
+
+def test_conversions_of_shards_that_are_open(tmp_path: Path) -> None:
+    """They are sealed first; what this process had open is then another file."""
+    store = ShardingStore(tmp_path, chunks_per_shard=(8,))
+    z = zarr.create_array(store, shape=(32,), chunks=(2,), dtype="u2")
+    z[:11] = np.arange(1, 12)
+    assert [key for key in files_in(tmp_path) if key.endswith("__journal")]
+    reshard(tmp_path, chunks_per_shard=4)
+    assert sorted(files_in(tmp_path)) == ["c/0", "c/1", "zarr.json"]
+    z = zarr.open_array(ShardingStore(tmp_path), mode="r+")
+    z[11] = 12
+    ShardingMapping(tmp_path).flush()
+    np.testing.assert_array_equal(z[:13], [*range(1, 13), 0])
+    native: Any = zarr.open_array(LocalStore(tmp_path), mode="r")[:13]
+    np.testing.assert_array_equal(native, [*range(1, 13), 0])
 
 
 def test_a_deleted_directory_is_not_made_again(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ A killed writer leaves the file behind, and somebody has to remove it.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +23,9 @@ from typing import Literal, TypeAlias
 from filelock import SoftFileLock, Timeout
 
 from zarr_shardstore.errors import ShardConflictError
+
+if sys.platform != "win32":  # there, shards on local files cannot be written, others can
+    import fcntl
 
 __all__ = [
     "LOCK_SUFFIX",
