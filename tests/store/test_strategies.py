@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore
 from tests.faults.stops import files_in
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore, SpecError, reshard
 from zarr_shardstore.io import file_calls
+from zarr_shardstore.io import open_shards as open_shards_module
 from zarr_shardstore.io.shard_files import FIXED
 
 ROOT = "data/root/a/c"
@@ -196,6 +198,24 @@ def test_many_shards_do_not_exhaust_files(tmp_path: Path) -> None:
     assert dict(m) == chunks(values)
     m.flush()
     assert len(files_in(tmp_path)) == 400
+
+
+def test_shards_that_are_never_full_are_sealed_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were opened first, so that not each keeps two more files beside it."""
+    monkeypatch.setattr(open_shards_module, "_MAX_UNSEALED", 8)
+    m = mapping(tmp_path, n=4)
+    values = {i: bytes([i]) for i in range(0, 4 * 60, 4)}
+    for i, value in values.items():
+        m[f"{ROOT}{i}"] = value
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.rglob("*.__journal"))) > 20 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(list(tmp_path.rglob("*.__journal"))) <= 20
+    assert dict(m) == chunks(values)
+    m.flush()
+    assert len(files_in(tmp_path)) == 60
 
 
 def test_a_damaged_chunk_blocks_no_other(tmp_path: Path) -> None:

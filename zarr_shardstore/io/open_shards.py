@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import islice
 
 from zarr_shardstore.io.shard_files import ShardFile
 
@@ -18,6 +19,9 @@ __all__ = ["open_shards"]
 
 _MAX_OPEN = 64
 """Shards whose files stay open: three files each, of the 1,024 that a process may have."""
+
+_MAX_UNSEALED = 1024
+"""Shards that have a journal and a lock beside them: two more files each on the disk."""
 
 
 class _OpenShards:
@@ -28,6 +32,9 @@ class _OpenShards:
         self._files: dict[str, ShardFile] = {}
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._in_use: dict[str, int] = {}
+        self._being_sealed: set[str] = set()
+        self.seal_later: Callable[[ShardFile], None] | None = None
+        """Seals a shard that was not used for long, in another thread."""
 
     def __getitem__(self, path: str) -> ShardFile:
         """The record of a shard that this thread holds."""
@@ -97,6 +104,18 @@ class _OpenShards:
             if not file.has_journal:
                 del self._files[file.path]
                 self._recent.pop(file.path, None)
+                self._being_sealed.discard(file.path)
+            idle = self._idlest() if len(self._files) > _MAX_UNSEALED else None
+        if idle is not None and self.seal_later is not None:
+            self.seal_later(idle)
+
+    def _idlest(self) -> ShardFile | None:
+        """One of the shards that were opened first, and that nobody uses or seals."""
+        for path in islice(self._files, _MAX_OPEN):
+            if path not in self._in_use and path not in self._being_sealed:
+                self._being_sealed.add(path)
+                return self._files[path]
+        return None
 
     def reset_after_fork(self) -> None:
         """The files are the parent's, and its locks would count as ours."""
@@ -106,6 +125,7 @@ class _OpenShards:
         self._files.clear()
         self._recent.clear()
         self._in_use.clear()
+        self._being_sealed.clear()
 
 
 class _Holding(AbstractContextManager[None]):

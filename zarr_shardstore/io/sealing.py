@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.util import Finalize, register_after_fork
 
@@ -14,6 +15,7 @@ from zarr_shardstore.io.backend import Backend
 from zarr_shardstore.io.local_backend import LocalBackend
 from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.runner import Runner
+from zarr_shardstore.io.shard_files import ShardFile
 from zarr_shardstore.plan.append import seal_shard
 from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.requests import Flow, UpdateShard
@@ -51,6 +53,21 @@ def seal_all(backend: Backend | None = None, order: EntryOrder = "morton") -> No
         raise errors[0]
 
 
+def _seal_later(file: ShardFile) -> None:
+    """In a thread of its own: whoever writes another shard shall not wait for it."""
+    global _sealers
+    if _sealers is None:
+        _sealers = ThreadPoolExecutor(1, thread_name_prefix="zarr-shardstore-seal")
+    with suppress(RuntimeError):  # the process ends, and seals all
+        _sealers.submit(_seal_if_there, file)
+
+
+def _seal_if_there(file: ShardFile) -> None:
+    with suppress(Exception):  # as it is, it is whole, too; flush says what is wrong
+        if file.shard is not None and os.path.isfile(file.path):
+            _seal(file.owner, file.shard, "morton")
+
+
 def _seal(backend: LocalBackend, shard: ShardRef, order: EntryOrder) -> None:
     """As an update of the shard, so that the other threads of this process wait for it."""
 
@@ -71,6 +88,10 @@ def _seal_at_exit() -> None:
         seal_all()
 
 
+_sealers: ThreadPoolExecutor | None = None
+
+open_shards.seal_later = _seal_later
+
 atexit.register(_seal_at_exit)
 
 
@@ -80,3 +101,13 @@ def _seal_at_exit_of_child(_: object) -> None:
 
 
 register_after_fork(open_shards, _seal_at_exit_of_child)
+
+
+def _reset_after_fork() -> None:
+    """The child has none of the parent's threads."""
+    global _sealers
+    _sealers = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)

@@ -67,6 +67,8 @@ class ShardFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self.owner: Any = None
+        self.shard: ShardRef | None = None
+        """Which shard it is, once it was opened."""
         self.has_journal = False
         self._lock = KeptLock(path + LOCK_SUFFIX)
         self._token = secrets.randbits(64)
@@ -74,11 +76,6 @@ class ShardFile:
         self._journal: int | None = None
         self._opened: OpenedShard | None = None
         self._is_synced = False
-
-    @property
-    def shard(self) -> ShardRef | None:
-        """Which shard it is, once it was opened."""
-        return None if self._opened is None else self._opened.shard
 
     # ---------------------------------------------------------------- lock
 
@@ -118,9 +115,10 @@ class ShardFile:
                     stack.callback(os.close, fd)
 
     def close_all(self) -> None:
-        """Close the files. If the lock was held, it is not any more."""
-        self.close()
+        """Close the files, and forget the index. If the lock was held, it is not any more."""
+        self._opened = None
         self._lock.close()
+        self.close()
 
     def _is_ours(self) -> bool:
         """Whether nobody else has changed the shard since this process did."""
@@ -171,6 +169,7 @@ class ShardFile:
             journal = decode_journal(_read_file(self.path + JOURNAL_SUFFIX))
             data_end = None if journal is None else journal.data_end_at(start)
         self._opened = OpenedShard(shard, index, size, data_end, self._token)
+        self.shard = shard
         self._opened.inode = status.st_ino
         self._opened.is_fixed = bool(status.st_mode & FIXED)
         return self._opened
