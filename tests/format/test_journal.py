@@ -15,6 +15,7 @@ from zarr_shardstore.format.journal import (
     Change,
     Journal,
     JournalHeader,
+    Overwritten,
     Repair,
     decode_journal,
     encode_change,
@@ -40,6 +41,13 @@ changes = st.builds(
     data_end=u64,
     new_index_start=u64,
     old_entries=st.lists(st.tuples(u32, st.binary(min_size=ENTRY, max_size=ENTRY)), max_size=4),
+    overwritten=st.none()
+    | st.builds(
+        Overwritten,
+        inode=u64,
+        new_crc=u32,
+        old_data=st.lists(st.tuples(u64, st.binary(max_size=9)), min_size=1, max_size=3),
+    ),
 )
 
 
@@ -61,11 +69,22 @@ def test_bytes_written_by_hand() -> None:
     assert header.encode() == head
     assert len(head) == JOURNAL_HEADER_NBYTES
     change = Change(0xA1, 0xB2, 0x28, 0x30, [(2, b"0123456789abcdef")])
-    record = bytes.fromhex("01000000 a1000000 b2000000 2800000000000000 3000000000000000")
-    record += b"\x02\0\0\0" + b"0123456789abcdef" + bytes(24)  # nothing is overwritten
-    record += crc32c.crc32c(head[:-4] + record).to_bytes(4, "little")
-    assert encode_change(head, change) == record
-    assert decode_journal(head + record) == Journal(header, change)
+    numbers = "a1000000 b2000000 2800000000000000"
+    entry = "02000000" + b"0123456789abcdef".hex()
+    overwritten = replace(change, overwritten=Overwritten(0x77, 0xC3, [(0x10, b"xyz")]))
+    old_data = "7700000000000000 c3000000 0f00000000000000 01000000 1000000000000000 03000000"
+    for made, by_hand in [
+        (change, f"01000000 {numbers} {entry}"),
+        (
+            replace(change, new_index_start=0x90),
+            f"01000040 {numbers} 9000000000000000 {entry}",
+        ),
+        (overwritten, f"01000080 {numbers} {entry} {old_data} 78797a"),
+    ]:
+        record = bytes.fromhex(by_hand)
+        record += crc32c.crc32c(head[:-4] + record).to_bytes(4, "little")
+        assert encode_change(head, made) == record
+        assert decode_journal(head + record) == Journal(header, made)
 
 
 @given(headers, changes, st.binary(max_size=40))

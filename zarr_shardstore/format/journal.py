@@ -44,7 +44,11 @@ _MAGIC = b"zsj"
 _VERSION = 1
 _HEADER = struct.Struct("<3sBIQQQ")
 _CRC = struct.Struct("<I")
-_CHANGE = struct.Struct("<IIIQQ")
+_CHANGE = struct.Struct("<IIIQ")
+_MOVES, _OVERWRITES = 1 << 30, 1 << 31
+"""Besides the number of old entries: what else there is. A record of neither is written most."""
+
+_INDEX_START = struct.Struct("<Q")
 _OLD_ENTRY = struct.Struct(f"<I{ENTRY_NBYTES}s")
 _OVERWRITTEN = struct.Struct("<QIQI")
 _OLD_DATA = struct.Struct("<QI")
@@ -190,12 +194,15 @@ class Repair:
 
 def encode_change(header: bytes, change: Change) -> bytes:
     """Bytes that follow the header in the journal; they mean nothing behind another one."""
-    fixed = change.old_crc, change.new_crc, change.data_end, change.new_index_start
+    moves = change.new_index_start != _index_start_of(header)
+    flags = _MOVES * moves | _OVERWRITES * (change.overwritten is not None)
+    fixed = change.old_crc, change.new_crc, change.data_end
     data = b"".join(
         [
-            _CHANGE.pack(len(change.old_entries), *fixed),
+            _CHANGE.pack(len(change.old_entries) | flags, *fixed),
+            _INDEX_START.pack(change.new_index_start) if moves else b"",
             *(_OLD_ENTRY.pack(*old) for old in change.old_entries),
-            *_encode_overwritten(change.overwritten),
+            *([] if change.overwritten is None else _encode_overwritten(change.overwritten)),
         ]
     )
     return data + _CRC.pack(_checksum_of_change(header, data))
@@ -206,10 +213,12 @@ def _checksum_of_change(header: bytes, data: bytes | memoryview) -> int:
     return crc32c.crc32c(data, crc32c.crc32c(header[: _HEADER.size]))
 
 
-def _encode_overwritten(overwritten: Overwritten | None) -> Iterator[bytes]:
-    if overwritten is None:
-        yield _OVERWRITTEN.pack(0, 0, 0, 0)
-        return
+def _index_start_of(header: bytes) -> int:
+    start: int = _HEADER.unpack(header[: _HEADER.size])[4]
+    return start
+
+
+def _encode_overwritten(overwritten: Overwritten) -> Iterator[bytes]:
     nbytes = sum(_OLD_DATA.size + len(old) for _, old in overwritten.old_data)
     n_places = len(overwritten.old_data)
     yield _OVERWRITTEN.pack(overwritten.inode, overwritten.new_crc, nbytes, n_places)
@@ -235,23 +244,31 @@ def decode_journal(data: bytes) -> Journal | None:
 def _decode_change(header: bytes, data: memoryview) -> Change | None:
     if len(data) < _CHANGE.size:
         return None
-    n_old, old_crc, new_crc, data_end, new_index_start = _CHANGE.unpack(data[: _CHANGE.size])
-    entries_end = _CHANGE.size + n_old * _OLD_ENTRY.size
-    start = entries_end + _OVERWRITTEN.size
-    if len(data) < start:
-        return None
-    inode, overwritten_crc, nbytes, n_places = _OVERWRITTEN.unpack(data[entries_end:start])
-    end = start + nbytes
+    n_old, old_crc, new_crc, data_end = _CHANGE.unpack(data[: _CHANGE.size])
+    start = _CHANGE.size
+    new_index_start = _index_start_of(header)
+    if n_old & _MOVES:
+        if len(data) < start + _INDEX_START.size:
+            return None
+        (new_index_start,) = _INDEX_START.unpack(data[start : start + _INDEX_START.size])
+        start += _INDEX_START.size
+    end = entries_end = start + (n_old & ~(_MOVES | _OVERWRITES)) * _OLD_ENTRY.size
+    if n_old & _OVERWRITES:
+        end += _OVERWRITTEN.size
+        if len(data) < end:
+            return None
+        inode, overwritten_crc, nbytes, n_places = _OVERWRITTEN.unpack(data[entries_end:end])
+        end += nbytes
     if len(data) < end + _CRC.size:
         return None
     (crc,) = _CRC.unpack(data[end : end + _CRC.size])
     if crc != _checksum_of_change(header, data[:end]):
         return None
-    old_entries = list(_OLD_ENTRY.iter_unpack(data[_CHANGE.size : entries_end]))
+    old_entries = list(_OLD_ENTRY.iter_unpack(data[start:entries_end]))
     overwritten = None
-    if n_places:
-        old_data = list(_decode_old_data(data[start:end], n_places))
-        overwritten = Overwritten(inode, overwritten_crc, old_data)
+    if n_old & _OVERWRITES:
+        places = data[entries_end + _OVERWRITTEN.size : end]
+        overwritten = Overwritten(inode, overwritten_crc, list(_decode_old_data(places, n_places)))
     return Change(old_crc, new_crc, data_end, new_index_start, old_entries, overwritten)
 
 
