@@ -29,7 +29,7 @@ def state_of(path: str) -> FileState:
     """State of a file now."""
     try:
         status = os.stat(path)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns
 
