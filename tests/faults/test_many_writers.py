@@ -165,6 +165,7 @@ def test_a_lock_ends_with_its_process(holder: Any, tmp_path: Path) -> None:
     holder.join(60)
     m["data/root/a/c1"] = b"1"
     assert dict(m) == {"data/root/a/c1": b"1", "data/root/a/c7": b"7"}
+    m.flush()
     assert sorted(files_in(tmp_path)) == ["data/root/a/c0", "data/root/a/c1"]
 
 

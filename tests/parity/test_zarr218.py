@@ -82,6 +82,7 @@ def test_our_shards_are_read_there(tmp_path: Path, order: str) -> None:
     for key in reversed(one_by_one):
         m[key] = chunks[key]
     m.update({k: v for k, v in chunks.items() if k not in one_by_one})
+    m.flush()
     stored = {p.relative_to(tmp_path) for p in (tmp_path / "data").rglob("*") if p.is_file()}
     assert stored == {p.relative_to(GOLDEN) for p in (GOLDEN / "data").rglob("*") if p.is_file()}, (
         "the same shards, under the same keys"
