@@ -39,7 +39,7 @@ def append_to_shard(
 ) -> Flow[list[Exception | None]]:
     """As `zarr_shardstore.plan.write.update_shard`, by changes of the file in its place.
 
-    Cost: for entries of n bytes in all, n bytes and about 60 for each, at any size of the
+    Cost: for entries of n bytes in all, n bytes and 64 for each, at any size of the
     shard. Besides, now and then, the index: when a shard is opened, grows, or is sealed. What
     patches need of old values is read.
 
