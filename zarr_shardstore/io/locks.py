@@ -78,36 +78,18 @@ class KeptLock:
         ShardConflictError
             With `message`, if it is not free within `max_wait_s` seconds.
         """
-        if self._fd is not None and self._try():
-            return
-        message = message or busy_message(self._name, "os")
         deadline = time.monotonic() + max_wait_s
         while True:
             if self._fd is None:
                 self._fd = _open_lock_file(self._name)
             try:
-                _lock_by(self._fd, fcntl.LOCK_EX, deadline, message)
+                _lock_by(self._fd, fcntl.LOCK_EX, deadline, self._name, message)
                 if os.fstat(self._fd).st_nlink:
                     return
             except BaseException:
                 self.close()
                 raise
             self.close()  # whoever held it before has removed the file
-
-    def _try(self) -> bool:
-        """Take the lock if it is free."""
-        assert self._fd is not None
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(self._fd).st_nlink:
-                return True
-        except BlockingIOError:
-            return False
-        except BaseException:
-            self.close()
-            raise
-        self.close()
-        return False
 
     def release(self) -> None:
         """Give the lock up; the file stays."""
@@ -136,7 +118,7 @@ def _open_lock_file(name: str) -> int:
         os.makedirs(os.path.dirname(name), exist_ok=True)
 
 
-def _lock_by(fd: int, kind: int, deadline: float, message: str) -> None:
+def _lock_by(fd: int, kind: int, deadline: float, name: str, message: str | None = None) -> None:
     pause = _FIRST_PAUSE_S
     while True:
         try:
@@ -147,7 +129,7 @@ def _lock_by(fd: int, kind: int, deadline: float, message: str) -> None:
         else:
             return
         if time.monotonic() > deadline:
-            raise ShardConflictError(message)
+            raise ShardConflictError(message or busy_message(name, "os"))
         time.sleep(pause)
         pause = min(2 * pause, _MAX_PAUSE_S)
 
@@ -161,14 +143,14 @@ def lock_shared(fd: int, name: str) -> None:
         If another process holds it for two minutes.
     """
     deadline = time.monotonic() + MAX_WAIT_S
-    _lock_by(fd, fcntl.LOCK_SH, deadline, busy_message(name, "os"))
+    _lock_by(fd, fcntl.LOCK_SH, deadline, name)
 
 
 @contextmanager
 def locked_exclusive(fd: int, name: str) -> Iterator[None]:
     """Lock an open file for writing; raises as `lock_shared`."""
     deadline = time.monotonic() + MAX_WAIT_S
-    _lock_by(fd, fcntl.LOCK_EX, deadline, busy_message(name, "os"))
+    _lock_by(fd, fcntl.LOCK_EX, deadline, name)
     try:
         yield
     finally:
@@ -232,7 +214,7 @@ def shared(path: str) -> Iterator[bool]:
             yield True
             return
         try:
-            _lock_by(fd, fcntl.LOCK_SH, deadline, busy_message(name, "os"))
+            _lock_by(fd, fcntl.LOCK_SH, deadline, name)
             if os.fstat(fd).st_nlink:
                 yield True
                 return

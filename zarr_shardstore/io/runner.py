@@ -41,7 +41,7 @@ UpdateFlow: TypeAlias = Callable[
 """The write strategy: a flow that commits groups of updates of one shard, the first of which
 the request has."""
 
-WRITES = (Set, SetIfNotExists, SetWithGaps, ChangeShard, Delete, DeletePrefix)
+_WRITES = (Set, SetIfNotExists, SetWithGaps, ChangeShard, Delete, DeletePrefix)
 """Requests after which an object may be another one: readers of this process are told."""
 
 _PAUSE_S = 0.001
@@ -260,7 +260,7 @@ class Runner:
 
     def _torn(self, requests: list[Request], found: list[Any]) -> list[int]:
         """Positions of reads that may have seen half of a write of this process."""
-        if self.backend.replaces_at_once or self.backend.has_versions:
+        if self.backend.replaces_at_once:
             return []
         pairs = enumerate(zip(requests, found, strict=True))
         return [i for i, (r, f) in pairs if isinstance(r, Get) and f.version is UNSTABLE]
@@ -277,7 +277,7 @@ class Runner:
         writes = [
             self.backend.scope(r.prefix if isinstance(r, DeletePrefix) else r.key)
             for r in requests
-            if isinstance(r, WRITES)
+            if isinstance(r, _WRITES)
         ]
         return publishing(writes, loop) if writes else nullcontext()
 

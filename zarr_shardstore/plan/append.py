@@ -16,15 +16,19 @@ from contextlib import suppress
 from zarr_shardstore.errors import CorruptShardError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
-from zarr_shardstore.format.shard import lay_out
 from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.opened_shard import Bytes, OpenedShard, gap_nbytes
-from zarr_shardstore.plan.opening import change_shard, live_entries, new_values, open_shard
+from zarr_shardstore.plan.opening import (
+    change_shard,
+    live_entries,
+    new_values,
+    open_shard,
+    store_with_gap,
+)
 from zarr_shardstore.plan.requests import (
     CloseShard,
     Delete,
     Flow,
-    SetWithGaps,
 )
 from zarr_shardstore.plan.write import replaces_all_entries, update_shard
 
@@ -86,25 +90,16 @@ def seal_shard(
 
 def _create(shard: ShardRef, values: dict[int, Bytes], order: EntryOrder) -> Flow[None]:
     """Store a new shard, with a gap for the entries that are missing."""
-    spec = shard.layout.spec
     nbytes = sum(map(len, values.values()))
     n_left = shard.n_grid_entries - len(values)
     gap = gap_nbytes(shard, n_left, nbytes / len(values), nbytes) if n_left > 0 else 0
-    parts = lay_out(values, spec.chunks_per_shard, spec.index, order, gap)
-    yield [SetWithGaps(shard.key, parts.with_offsets())]
-    if gap:
-        data_end = parts.tail_offset - gap
-        opened = yield from open_shard(shard, data_end)
-        if opened is not None:
-            yield from change_shard(opened, opened.journal_begun(data_end))
+    yield from store_with_gap(shard, values, order, gap)
 
 
 def _store(opened: OpenedShard, new: dict[int, Bytes | None], order: EntryOrder) -> Flow[None]:
     """Give entries of a shard new values, or none."""
     shard = opened.shard
-    n_more = sum(v is not None for v in new.values())
-    n_gone = sum(opened.entry(i) is not None for i in new)
-    n_present = opened.n_present + n_more - n_gone
+    n_present = opened.n_present_with(new)
     if n_present == 0:
         yield [Delete(shard.key)]
         return
@@ -130,9 +125,7 @@ def _seal(opened: OpenedShard, order: EntryOrder, max_dead_share: float) -> Flow
     if may_compact and _is_mostly_dead(opened, max_dead_share):
         with suppress(CorruptShardError):
             live = yield from live_entries(opened)
-            spec = shard.layout.spec
-            parts = lay_out(live, spec.chunks_per_shard, spec.index, order, 0)
-            yield [SetWithGaps(shard.key, parts.with_offsets())]
+            yield from store_with_gap(shard, live, order, 0)
             return
     yield from change_shard(opened, opened.trimmed())
     yield [CloseShard(shard.key)]

@@ -29,7 +29,6 @@ from zarr_shardstore.format.index import MISSING, ShardIndex
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder, order_entries
-from zarr_shardstore.format.shard import lay_out
 from zarr_shardstore.plan.append import MAX_DEAD_SHARE
 from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.opened_shard import Bytes, OpenedShard, gap_nbytes
@@ -39,6 +38,7 @@ from zarr_shardstore.plan.opening import (
     new_values,
     open_shard,
     read_ranges,
+    store_with_gap,
 )
 from zarr_shardstore.plan.ranges import Range
 from zarr_shardstore.plan.requests import Delete, Flow, Set, SetWithGaps
@@ -94,8 +94,7 @@ def _fixed(flow: Flow[Any]) -> Flow[Any]:
 
 def _store(opened: OpenedShard, new: dict[int, Bytes | None], order: EntryOrder) -> Flow[None]:
     shard = opened.shard
-    n_gone = sum(opened.entry(i) is not None for i in new)
-    if opened.n_present - n_gone + sum(value is not None for value in new.values()) == 0:
+    if opened.n_present_with(new) == 0:
         yield [Delete(shard.key)]
         return
     if not opened.is_fixed:
@@ -166,12 +165,7 @@ def _create(shard: ShardRef, values: Mapping[int, Bytes], order: EntryOrder) -> 
     nbytes = sum(map(len, values.values()))
     n_left = max(0, shard.n_grid_entries - len(values))
     gap = gap_nbytes(shard, n_left, nbytes / len(values), nbytes)
-    laid_out = lay_out(values, spec.chunks_per_shard, spec.index, order, gap)
-    yield [SetWithGaps(shard.key, laid_out.with_offsets(), is_fixed=True)]
-    if gap:
-        opened = yield from open_shard(shard, laid_out.tail_offset - gap)
-        if opened is not None:
-            yield from change_shard(opened, opened.journal_begun(opened.data_end))
+    yield from store_with_gap(shard, values, order, gap, is_fixed=True)
 
 
 def _slot_nbytes(opened: OpenedShard, order: EntryOrder) -> int:

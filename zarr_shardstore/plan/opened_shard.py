@@ -196,6 +196,11 @@ class OpenedShard:
         """Whether new entries of so many bytes find room."""
         return self._is_at_start or nbytes <= self.gap_nbytes
 
+    def n_present_with(self, values: Mapping[int, Bytes | None]) -> int:
+        """Number of entries that there will be with new values, or none, for some."""
+        n_gone = sum(self.entry(i) is not None for i in values)
+        return self.n_present - n_gone + sum(value is not None for value in values.values())
+
     # ------------------------------------------------------------- changes
 
     def change(self, values: Mapping[int, Bytes | None]) -> list[FileStep]:

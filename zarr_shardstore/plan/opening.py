@@ -2,26 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from zarr_shardstore.format.index import MISSING, IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.orders import EntryOrder
+from zarr_shardstore.format.shard import lay_out
 from zarr_shardstore.plan.entries import EntryUpdate, Erase, Put
 from zarr_shardstore.plan.opened_shard import Bytes, FileStep, OpenedShard
 from zarr_shardstore.plan.ranges import Range
 from zarr_shardstore.plan.read import corrupt
-from zarr_shardstore.plan.requests import ChangeShard, Flow, Found, Get, OpenShard
+from zarr_shardstore.plan.requests import ChangeShard, Flow, Found, Get, OpenShard, SetWithGaps
 from zarr_shardstore.plan.write import KEEP_HINT, apply_updates
 
-__all__ = ["change_shard", "live_entries", "new_values", "open_shard", "read_ranges"]
+__all__ = [
+    "change_shard",
+    "live_entries",
+    "new_values",
+    "open_shard",
+    "read_ranges",
+    "store_with_gap",
+]
 
 
 def open_shard(shard: ShardRef, data_end: int | None = None) -> Flow[OpenedShard | None]:
+    """Open a shard to change it in its place; ``None`` if there is none.
+
+    Raises
+    ------
+    CorruptShardError
+        If its index is damaged.
+    """
     try:
         (opened,) = yield [OpenShard(shard, data_end)]
     except IndexDamageError as damage:
         raise corrupt(shard, damage, "; nothing was written") from damage
     return opened  # type: ignore[no-any-return]
+
+
+def store_with_gap(
+    shard: ShardRef,
+    values: Mapping[int, Bytes],
+    order: EntryOrder,
+    gap: int,
+    *,
+    is_fixed: bool = False,
+) -> Flow[None]:
+    """Store a shard anew, and a journal that says where its gap of so many bytes begins."""
+    spec = shard.layout.spec
+    parts = lay_out(values, spec.chunks_per_shard, spec.index, order, gap)
+    yield [SetWithGaps(shard.key, parts.with_offsets(), is_fixed)]
+    if gap:
+        data_end = parts.tail_offset - gap
+        opened = yield from open_shard(shard, data_end)
+        if opened is not None:
+            yield from change_shard(opened, opened.journal_begun(data_end))
 
 
 def new_values(
