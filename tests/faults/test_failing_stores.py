@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,8 +29,9 @@ from zarr.core.sync import sync
 from tests.faults import failing
 from tests.faults.failing import BASES, Base, Faults, Kind, open_files
 from tests.faults.stops import files_in
+from tests.store.bases import wait_until_free
 from zarr_shardstore import ShardingMapping, ShardingStore, UnpublishedError
-from zarr_shardstore.io import commits, locks
+from zarr_shardstore.io import locks
 from zarr_shardstore.io.locks import LOCK_SUFFIX
 from zarr_shardstore.io.sealing import seal_all
 
@@ -292,15 +292,6 @@ def _after(op: Op, before: Mapping[str, set[bytes | None]]) -> list[dict[str, by
     n = max((len(values) for values in some.values()), default=1)
     choices = [{k: sorted(v, key=repr)[i % len(v)] for k, v in some.items()} for i in range(n)]
     return [op.after(choice) for choice in choices]
-
-
-def wait_until_free() -> None:
-    """A leader tells its callers first and leaves then: a moment is enough, or it never does."""
-    for _ in range(5000):
-        if not commits._queues:
-            return
-        time.sleep(0.001)
-    raise AssertionError(f"still held: {commits._queues}")
 
 
 def sweep(run: Callable[[Faults], None], kind: Kind) -> None:

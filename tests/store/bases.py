@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
+from zarr_shardstore.io import commits
 from zarr_shardstore.io.locks import LOCK_SUFFIX
 from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX
 
@@ -97,3 +99,13 @@ def put(base: Any, key: str, value: bytes) -> None:
         sync(base.set(key, default_buffer_prototype().buffer.from_bytes(value)))
     else:
         base[key] = value
+
+
+def wait_until_free() -> None:
+    """See that no shard stays held. A leader tells its callers first and leaves then, and a
+    shard of an earlier test may be sealed just now: a moment is enough, or it never ends."""
+    for _ in range(5000):
+        if not commits._queues:
+            return
+        time.sleep(0.001)
+    raise AssertionError(f"still held: {list(commits._queues)}")

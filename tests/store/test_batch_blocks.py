@@ -14,9 +14,8 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
-from tests.store.bases import BASES, temporary_directory
+from tests.store.bases import BASES, temporary_directory, wait_until_free
 from zarr_shardstore import ShardingMapping, ShardingStore, UnpublishedError
-from zarr_shardstore.io import commits
 
 N = 64
 CPS: Any = {"chunks_per_shard": 8}
@@ -211,7 +210,7 @@ def test_threads_and_tasks_lose_nothing(base_name: str, max_nbytes: int | None) 
         assert {k: m[k] for k in m} == {key(i): b"%d" % i for i in range(N)}
     assert seen(base) == {key(i): b"%d" % i for i in range(N)}
     assert not store._sharding.operations.batches.pending
-    assert not commits._queues
+    wait_until_free()
 
 
 @pytest.mark.parametrize("base_name", ["dict", "local"])

@@ -23,7 +23,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_protot
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
-from tests.store.bases import BASES, fsspec_memory, objects_of
+from tests.store.bases import BASES, fsspec_memory, objects_of, wait_until_free
 from zarr_shardstore import ShardConflictError, ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.io import commits
 from zarr_shardstore.io.mapping_backend import MappingBackend
@@ -54,12 +54,7 @@ def base(request: pytest.FixtureRequest) -> Any:
 def _no_queue_is_left() -> Iterable[None]:
     """Whatever happened, no shard stays held."""
     yield
-    # A leader tells its callers first and leaves then; a moment is enough, or it never does.
-    for _ in range(500):
-        if not commits._queues:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"still held: {list(commits._queues)}")
+    wait_until_free()
 
 
 def assert_all_there(base: Any, n: int = 0) -> None:
