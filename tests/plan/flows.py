@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from zarr_shardstore.io.mapping_backend import MappingBackend
+from zarr_shardstore.plan.indexes import as_gets, with_indexes
 from zarr_shardstore.plan.requests import Flow, Found, Request
 
 T = TypeVar("T")
@@ -43,9 +44,10 @@ class Recorder:
         try:
             batch = next(flow)
             while True:
-                self.batches.append(batch)
+                gets = as_gets(batch)  # an index is bytes here
+                self.batches.append(gets)
                 replies: list[Any] = []
-                for request, reply in zip(batch, backend.perform(batch), strict=True):
+                for request, reply in zip(gets, backend.perform(gets), strict=True):
                     if isinstance(reply, Found):
                         # The object itself is its version: equal bytes, equal state.
                         version = self.objects.get(getattr(request, "key", ""))
@@ -56,7 +58,7 @@ class Recorder:
                         reply = Found(value, version, size)
                     replies.append(reply)
                 self._between(len(self.batches))
-                batch = flow.send(replies)
+                batch = flow.send(with_indexes(batch, replies))
         except StopIteration as stop:
             result: T = stop.value
             return result

@@ -16,12 +16,12 @@ from zarr.abc.store import Store
 from zarr_shardstore.io.kinds_of_store import path_of_file
 from zarr_shardstore.plan.requests import Found, Get, Request
 
-__all__ = ["FileState", "state_of", "states_before", "with_states"]
+__all__ = ["MIN_AGE_NS", "FileState", "state_of", "states_before", "with_states"]
 
 FileState: TypeAlias = tuple[int, int, int] | None
 """Inode, size, and time of the last write of a file; ``None``: there is none."""
 
-_MIN_AGE_NS = 20_000_000
+MIN_AGE_NS = 20_000_000
 """Linux takes the time of files from a clock that ticks every 1 to 10 ms."""
 
 
@@ -57,6 +57,6 @@ def with_states(replies: list[Any], before: Sequence[tuple[str, object] | None])
 def _proven_state_of(path: str) -> object:
     """The state of a file; what equals nothing else if the file is too young."""
     state = state_of(path)
-    if state is not None and time.time_ns() - state[2] < _MIN_AGE_NS:
+    if state is not None and time.time_ns() - state[2] < MIN_AGE_NS:
         return object()
     return state

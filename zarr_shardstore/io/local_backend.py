@@ -15,6 +15,7 @@ from typing import Any
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
+from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io import file_calls
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.buffers import to_buffer
@@ -38,6 +39,15 @@ from zarr_shardstore.io.settled import (
 )
 from zarr_shardstore.io.shard_files import FIXED
 from zarr_shardstore.io.uploads import LocalUpload, sync_directories, sync_file
+from zarr_shardstore.io.warm_files import (
+    WarmFile,
+    forget,
+    forget_below,
+    remember,
+    reopened,
+    warm_file,
+)
+from zarr_shardstore.plan.indexes import found_index, get_of_index
 from zarr_shardstore.plan.ranges import ByteRange
 from zarr_shardstore.plan.requests import (
     ChangeShard,
@@ -47,7 +57,9 @@ from zarr_shardstore.plan.requests import (
     DeletePrefix,
     Exists,
     Found,
+    FoundIndex,
     Get,
+    GetIndex,
     GetMany,
     GetSize,
     ListDir,
@@ -149,7 +161,9 @@ class LocalBackend:
                 file = files.get(key) or self._open(key, files)
                 if file is None:
                     return Found(None, None)
-                return Found(file.read(byte_range), file, file.size)
+                return Found(file.read(byte_range), file.version, file.size)
+            case GetIndex():
+                return self._get_index(request, files)
             case OpenShard(shard, data_end):
                 opened = open_shards[self.real_root + shard.key]
                 opened.owner = self
@@ -211,20 +225,64 @@ class LocalBackend:
             return None
         return file
 
+    def _get_index(self, request: GetIndex, files: dict[str, OpenFile]) -> FoundIndex:
+        shard, key = request.shard, request.key
+        known = self._known_index(shard, files)
+        if known is not None:
+            return known
+        get = get_of_index(request)
+        found = found_index(shard, self.perform_one(get, files))
+        file = files.get(key)
+        if found.decoded is not None and file is not None and not file.is_fixed:
+            warm = WarmFile(found.decoded, shard.layout.spec, file.handle, file.status)
+            remember(self._root + key, warm, file.opened_ns)
+        return found
+
+    def _known_index(self, shard: ShardRef, files: dict[str, OpenFile]) -> FoundIndex | None:
+        """The index of a shard that is the same as when it was read before."""
+        path = self._root + shard.key
+        warm = warm_file(path)
+        if warm is None or warm.spec != shard.layout.spec:
+            return None
+        handle = warm.handle if self.keeps_handles else None
+        file = None
+        if handle is not None:
+            with suppress(OSError):
+                file = OpenFile.of(handle, os.stat(path))
+        else:
+            file = self._open(shard.key, files)
+        if file is None or not warm.is_same(file.status):
+            forget(path)
+            self._forget(shard.key, files)
+            return None
+        if handle is None and self.keeps_handles:
+            reopened(path, warm, file.handle)
+        warm.was_used = True
+        files[shard.key] = file
+        return FoundIndex(warm.index, file.version, file.size)
+
+    @property
+    def keeps_handles(self) -> bool:
+        """Whether what is known of a file that is kept open is true. On a network file system,
+        for which there are lock files, only who opens a file learns of writers elsewhere."""
+        return self._options.locking != "lockfile"
+
     def _get_settled(
         self, key: str, byte_range: ByteRange | None, files: dict[str, OpenFile]
     ) -> Found:
         self._forget(key, files)  # another file may have its name
         file = self._open(key, files)
         if file is not None and file.is_fixed:
-            return Found(file.read(byte_range), file, file.size)
+            return Found(file.read(byte_range), file.version, file.size)
 
         def read(find_repair: FindRepair) -> Found:
             self._forget(key, files)
             file = self._open(key, files)
             if file is None:
                 return Found(None, None)
-            return Found(file.read(byte_range, find_repair(file.fd)), file, file.size)
+            return Found(
+                file.read(byte_range, find_repair(file.handle.fd)), file.version, file.size
+            )
 
         return when_settled(self.real_root + key, read)
 
@@ -232,7 +290,7 @@ class LocalBackend:
         """After a write the name belongs to another file."""
         file = files.pop(key, None)
         if file is not None:
-            os.close(file.fd)
+            file.close()
 
     @property
     def _is_durable(self) -> bool:
@@ -257,6 +315,7 @@ class LocalBackend:
             if request.is_fixed:
                 upload.set_mode_bits(FIXED)
             self._end_journal(request.key)
+            forget(self._root + request.key)
             upload.finish()
         except BaseException:
             upload.abort()
@@ -270,6 +329,7 @@ class LocalBackend:
 
     def _delete(self, key: str, files: dict[str, OpenFile]) -> None:
         self._end_journal(key)
+        forget(self._root + key)
         # Not LocalStore.delete: it removes a whole directory if the key names one.
         if size_of_file(self._root + key) is not None:
             with suppress(FileNotFoundError):
@@ -280,12 +340,14 @@ class LocalBackend:
 
     def _move(self, key: str, to: str) -> None:
         source, target = self._root + key, self._root + to
+        forget(source)
         if size_of_file(source) is not None:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.replace(source, target)
 
     def _delete_directory(self, prefix: str) -> None:
         path = self._root + prefix
+        forget_below(path)
         if not prefix:
             for name in os.listdir(path) if is_directory(path) else []:
                 child = os.path.join(path, name)
@@ -322,4 +384,5 @@ class _Session(AbstractContextManager[Perform]):
 
     def __exit__(self, *_: object) -> None:
         for file in self._files.values():
-            os.close(file.fd)
+            file.close()
+        self._files.clear()

@@ -11,6 +11,7 @@ from typing import Any
 
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
+from zarr_shardstore.plan.indexes import found_index, get_of_index
 from zarr_shardstore.plan.ranges import resolve_range
 from zarr_shardstore.plan.requests import (
     Delete,
@@ -19,6 +20,7 @@ from zarr_shardstore.plan.requests import (
     Exists,
     Found,
     Get,
+    GetIndex,
     GetMany,
     GetSize,
     ListDir,
@@ -103,6 +105,8 @@ class MappingBackend:
                     return Found(None, None)
                 start, stop = resolve_range(byte_range, len(value))
                 return Found(value[start:stop], None, len(value))
+            case GetIndex(shard):
+                return found_index(shard, self._perform_one(get_of_index(request)))
             case GetMany(keys):
                 return [self._value(key) for key in keys]
             case Exists(key):

@@ -23,7 +23,9 @@ from zarr_shardstore.plan.requests import (
     DeletePrefix,
     Flow,
     Found,
+    FoundIndex,
     Get,
+    GetIndex,
     Request,
     Set,
     SetIfNotExists,
@@ -238,7 +240,8 @@ class Runner:
 
     def _versions(self, requests: list[Request]) -> list[object]:
         return [
-            version_of(self.backend.scope(r.key)) if isinstance(r, Get) else None for r in requests
+            version_of(self.backend.scope(r.key)) if isinstance(r, Get | GetIndex) else None
+            for r in requests
         ]
 
     def _stamped(
@@ -248,8 +251,8 @@ class Runner:
         stamped = []
         for request, reply, version in zip(requests, replies, before, strict=True):
             if (
-                isinstance(request, Get)
-                and isinstance(reply, Found)
+                isinstance(request, Get | GetIndex)
+                and isinstance(reply, Found | FoundIndex)
                 and (reply.version is None or not self.backend.replaces_at_once)
             ):
                 after = version_of(self.backend.scope(request.key))
@@ -263,7 +266,7 @@ class Runner:
         if self.backend.replaces_at_once:
             return []
         pairs = enumerate(zip(requests, found, strict=True))
-        return [i for i, (r, f) in pairs if isinstance(r, Get) and f.version is UNSTABLE]
+        return [i for i, (r, f) in pairs if isinstance(r, Get | GetIndex) and f.version is UNSTABLE]
 
     @staticmethod
     def _mend(found: list[Any], torn: list[int], again: list[Any]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 from zarr_shardstore.format.journal import Repair
 from zarr_shardstore.io.file_states import state_of
@@ -20,6 +21,7 @@ from zarr_shardstore.io.shard_files import (
     find_repair_of,
     repair,
 )
+from zarr_shardstore.io.warm_files import FileHandle, open_to_read
 from zarr_shardstore.plan.ranges import ByteRange, Range, resolve_range
 from zarr_shardstore.plan.requests import Found
 
@@ -66,9 +68,9 @@ def read_settled(path: str, byte_range: ByteRange | None) -> Found:
         except NO_FILE:
             return Found(None, None)
         try:
-            return Found(file.read(byte_range, find_repair(file.fd)), None, file.size)
+            return Found(file.read(byte_range, find_repair(file.handle.fd)), None, file.size)
         finally:
-            os.close(file.fd)
+            file.close()
 
     return when_settled(path, read)
 
@@ -117,35 +119,53 @@ class OpenFile:
         The caller is the writer.
     """
 
-    __slots__ = ("_repair", "fd", "is_fixed", "size")
+    __slots__ = ("_repair", "handle", "is_fixed", "opened_ns", "size", "status", "version")
 
     def __init__(self, path: str, *, is_held: bool = False) -> None:
-        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self.opened_ns = time.time_ns()
+        self.handle = open_to_read(path)
+        fd = self.handle.fd
         self._repair: Repair | None = None
-        try:
-            status = os.fstat(self.fd)
-            if stat.S_ISDIR(status.st_mode):
-                raise IsADirectoryError(path)
-            self.size = status.st_size
-            self.is_fixed = bool(status.st_mode & FIXED)
-            if self.is_fixed and not is_held:  # its entries may be overwritten
-                lock_shared(self.fd, path)
-                self._repair = find_repair_of(path, self.fd)
-        except BaseException:
-            os.close(self.fd)
-            raise
+        self.version = object()  # not the file itself: it shall not stay open with a reply
+        self.status = os.fstat(fd)
+        if stat.S_ISDIR(self.status.st_mode):
+            raise IsADirectoryError(path)
+        self.size = self.status.st_size
+        self.is_fixed = bool(self.status.st_mode & FIXED)
+        if self.is_fixed and not is_held:  # its entries may be overwritten
+            try:
+                lock_shared(fd, path)
+                self._repair = find_repair_of(path, fd)
+            except BaseException:
+                self.handle.close()
+                raise
+
+    @classmethod
+    def of(cls, handle: FileHandle, status: os.stat_result) -> Self:
+        """A file that is open already; none whose entries may be overwritten."""
+        file = cls.__new__(cls)
+        file.opened_ns = 0
+        file.handle, file.status, file.size = handle, status, status.st_size
+        file._repair, file.is_fixed, file.version = None, False, object()
+        return file
+
+    def close(self) -> None:
+        """Let go of it; a lock ends now."""
+        if self.is_fixed:
+            self.handle.close()
 
     def read(self, byte_range: ByteRange | None, repair: Repair | None = None) -> memoryview:
         """Bytes of the file, as they will be when it is repaired."""
+        fd = self.handle.fd
         repair = repair or self._repair
         if not isinstance(byte_range, Range):  # where it ends: writers may have changed that
-            self.size = os.fstat(self.fd).st_size
+            self.size = os.fstat(fd).st_size
         if repair is not None and repair.size is not None:
             self.size = repair.size
         start, stop = resolve_range(byte_range, self.size)
-        data = os.pread(self.fd, stop - start, start)
+        data = os.pread(fd, stop - start, start)
         while len(data) < stop - start:  # a signal, a huge read, or a file cut short
-            more = os.pread(self.fd, stop - start - len(data), start + len(data))
+            more = os.pread(fd, stop - start - len(data), start + len(data))
             if not more:
                 break
             data += more

@@ -32,6 +32,7 @@ from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.remote_objects import delete_many, move, upload_to
 from zarr_shardstore.io.settled import hold_to_replace, is_appended_to, is_side_file, read_settled
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
+from zarr_shardstore.plan.indexes import as_gets, with_indexes
 from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.plan.requests import (
     Delete,
@@ -147,8 +148,10 @@ class ZarrBackend:
     # ------------------------------------------------------------ blocking
 
     def perform(self, batch: list[Request]) -> list[Any]:
-        before = states_before(self.store, batch)
-        return with_states([self._perform_one_blocking(request) for request in batch], before)
+        gets = as_gets(batch)
+        before = states_before(self.store, gets)
+        replies = [self._perform_one_blocking(request) for request in gets]
+        return with_indexes(batch, with_states(replies, before))
 
     def _perform_one_blocking(self, request: Request) -> Any:
         store: Any = self.store  # has the sync surface, see `can_block`
@@ -176,8 +179,9 @@ class ZarrBackend:
     # --------------------------------------------------------------- async
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
-        before = states_before(self.store, batch)
-        return with_states(await self._perform_batch(batch), before)
+        gets = as_gets(batch)
+        before = states_before(self.store, gets)
+        return with_indexes(batch, with_states(await self._perform_batch(gets), before))
 
     async def _perform_batch(self, batch: list[Request]) -> list[Any]:
         gets = [request for request in batch if isinstance(request, Get)]

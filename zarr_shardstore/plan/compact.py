@@ -6,7 +6,7 @@ from zarr_shardstore.format.index import IndexDamageError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.format.shard import build_shard, split_shard
-from zarr_shardstore.plan.read import corrupt, read_indexes
+from zarr_shardstore.plan.indexes import corrupt, read_indexes
 from zarr_shardstore.plan.requests import Delete, Flow, Found, Get, GetSize, Set
 from zarr_shardstore.plan.write import KEEP_HINT
 

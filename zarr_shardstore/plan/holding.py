@@ -19,10 +19,11 @@ from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.plan.entries import EntryUpdate, Put
 from zarr_shardstore.plan.finals import Final
+from zarr_shardstore.plan.indexes import try_read_indexes
 from zarr_shardstore.plan.pending import PendingShards
 from zarr_shardstore.plan.pending_shard import Pending
 from zarr_shardstore.plan.ranges import resolve_range
-from zarr_shardstore.plan.read import EntryRead, ReadOptions, read_entries, try_read_indexes
+from zarr_shardstore.plan.read import EntryRead, ReadOptions, read_entries
 from zarr_shardstore.plan.requests import (
     Exists,
     Flow,

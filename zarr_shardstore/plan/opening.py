@@ -9,9 +9,9 @@ from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.format.shard import lay_out
 from zarr_shardstore.plan.entries import EntryUpdate, Erase, Put
+from zarr_shardstore.plan.indexes import corrupt
 from zarr_shardstore.plan.opened_shard import Bytes, FileStep, OpenedShard
 from zarr_shardstore.plan.ranges import Range
-from zarr_shardstore.plan.read import corrupt
 from zarr_shardstore.plan.requests import ChangeShard, Flow, Found, Get, OpenShard, SetWithGaps
 from zarr_shardstore.plan.write import KEEP_HINT, apply_updates
 

@@ -17,18 +17,16 @@ from zarr_shardstore.errors import CorruptShardError
 from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.shard import index_of_shard
-from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
-from zarr_shardstore.plan.requests import Flow, Found, Get, GetSize
+from zarr_shardstore.plan.indexes import corrupt
+from zarr_shardstore.plan.ranges import ByteRange, Range, resolve_range
+from zarr_shardstore.plan.requests import Flow, Found, FoundIndex, Get, GetIndex, GetSize, Request
 from zarr_shardstore.plan.spans import Span, plan_spans
 
 __all__ = [
     "EntryRead",
     "ReadOptions",
-    "corrupt",
     "read_entries",
-    "read_indexes",
     "read_whole_shards",
-    "try_read_indexes",
 ]
 
 _N_ATTEMPTS_IN_TWO_ROUNDS = 2
@@ -71,59 +69,10 @@ class _SpanRead:
 
     shard: ShardRef
     index: ShardIndex
-    found: Found
+    found: FoundIndex
     span: Span
     wanted: list[tuple[int, int]]
     owners: list[int]
-
-
-def corrupt(shard: ShardRef, damage: IndexDamageError, hint: str = "") -> CorruptShardError:
-    """The error that names the shard, the chunk and the bytes that `damage` is about."""
-    return CorruptShardError(
-        damage.message + hint,
-        shard_key=shard.key,
-        chunk_key=None if damage.entry_id is None else shard.chunk_key(damage.entry_id),
-        byte_range=damage.byte_range,
-    )
-
-
-def read_indexes(shards: Sequence[ShardRef]) -> Flow[list[ShardIndex | None]]:
-    """Read the indexes of shards in one round; ``None`` where there is no shard.
-
-    Raises
-    ------
-    CorruptShardError
-        If an index cannot be decoded.
-    """
-    indexes: list[ShardIndex | None] = []
-    for index in (yield from try_read_indexes(shards)):
-        if isinstance(index, CorruptShardError):
-            raise index
-        indexes.append(index)
-    return indexes
-
-
-def try_read_indexes(
-    shards: Sequence[ShardRef],
-) -> Flow[list[ShardIndex | CorruptShardError | None]]:
-    """As `read_indexes`, with the error in the place of an index that cannot be decoded."""
-    if not shards:
-        return []
-    indexes: list[ShardIndex | CorruptShardError | None] = [None] * len(shards)
-    left = list(range(len(shards)))
-    for is_settled in (False, True):  # at first it may be that a writer is changing the index
-        replies: list[Found] = yield [_get_index(shards[i], is_settled) for i in left]
-        damaged = []
-        for i, found in zip(left, replies, strict=True):
-            try:
-                indexes[i] = _decode_index(shards[i], found)
-            except IndexDamageError as damage:
-                indexes[i] = corrupt(shards[i], damage)
-                damaged.append(i)
-        left = damaged
-        if not left:
-            break
-    return indexes
 
 
 def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
@@ -199,7 +148,10 @@ def _read_groups(
     """Fill `values` for some groups of reads, each of one shard."""
     for attempt in range(_N_ATTEMPTS_IN_TWO_ROUNDS):
         shards = [reads[group[0]].chunk.shard for group in pending]
-        replies: list[Found] = yield [_get_index(shard, attempt > 0) for shard in shards]
+        is_again = attempt > 0
+        replies: list[FoundIndex] = yield [
+            GetIndex(shard, settled=is_again, fresh=is_again) for shard in shards
+        ]
         pending = yield from _read_spans(reads, pending, replies, values, options)
         if not pending:
             return
@@ -209,7 +161,7 @@ def _read_groups(
 def _read_spans(
     reads: Sequence[EntryRead],
     pending: list[list[int]],
-    indexes: list[Found],
+    indexes: list[FoundIndex],
     values: list[memoryview | None],
     options: ReadOptions,
 ) -> Flow[list[list[int]]]:
@@ -217,24 +169,38 @@ def _read_spans(
     shards = [reads[group[0]].chunk.shard for group in pending]
     again: list[list[int]] = []
     span_reads: list[_SpanRead] = []
+    doubtful: list[tuple[ShardRef, FoundIndex]] = []  # no bytes are read that tell the version
     for shard, group, found in zip(shards, pending, indexes, strict=True):
         for i in group:
             values[i] = None
+        if found.damage is not None:
+            again.append(group)
+            continue
+        spans: list[_SpanRead] = []
         try:
-            index = _decode_index(shard, found)
-            if index is not None:
-                span_reads += _plan_shard(shard, index, found, reads, group, values, options)
+            if found.decoded is not None:
+                spans = _plan_shard(shard, found.decoded, found, reads, group, values, options)
         except IndexDamageError:
             again.append(group)
-    if not span_reads:
+            continue
+        span_reads += spans
+        if found.is_remembered and not spans:
+            doubtful.append((shard, found))
+    if not span_reads and not doubtful:
         return again
+    batch: list[Request] = [Get(s.shard.key, Range(s.span.start, s.span.stop)) for s in span_reads]
+    batch += [GetIndex(shard) for shard, _ in doubtful]
     try:
-        replies = yield [Get(s.shard.key, Range(s.span.start, s.span.stop)) for s in span_reads]
+        replies = yield batch
     except Exception:
         yield from _blame_entries(span_reads, reads)
         raise
     moved: set[str] = set()
-    for s, found in zip(span_reads, replies, strict=True):
+    for (shard, before), now in zip(doubtful, replies[len(span_reads) :], strict=True):
+        is_gone = before.decoded is None and now.decoded is None and now.damage is None
+        if not is_gone and now.version != before.version:
+            moved.add(shard.key)
+    for s, found in zip(span_reads, replies, strict=False):
         data = found.value
         is_same = found.version == s.found.version
         if not is_same or data is None or len(data) != s.span.stop - s.span.start:
@@ -250,7 +216,7 @@ def _read_spans(
 def _plan_shard(
     shard: ShardRef,
     index: ShardIndex,
-    found: Found,
+    found: FoundIndex,
     reads: Sequence[EntryRead],
     group: list[int],
     values: list[memoryview | None],
@@ -342,18 +308,3 @@ def _may_be_cut_off(shard: ShardRef, found: Found) -> bool:
 
 def _is_whole(found: Found) -> bool:
     return found.value is None or found.size is None or found.size == len(found.value)
-
-
-def _get_index(shard: ShardRef, is_settled: bool) -> Get:
-    """The request for an index; without a checksum it cannot tell that it is half written."""
-    spec = shard.layout.spec
-    nbytes = spec.index_nbytes
-    byte_range = Range(0, nbytes) if spec.index.location == "start" else Suffix(nbytes)
-    return Get(shard.key, byte_range, is_settled or not spec.index.checksum)
-
-
-def _decode_index(shard: ShardRef, found: Found) -> ShardIndex | None:
-    if found.value is None:
-        return None
-    spec = shard.layout.spec
-    return ShardIndex.decode(found.value, spec.n_entries, spec.index)

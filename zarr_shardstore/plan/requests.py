@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.plan.entries import EntryUpdate, Piece, apply_pieces
 from zarr_shardstore.plan.opened_shard import FileStep
@@ -25,7 +26,9 @@ __all__ = [
     "Exists",
     "Flow",
     "Found",
+    "FoundIndex",
     "Get",
+    "GetIndex",
     "GetMany",
     "GetSize",
     "ListDir",
@@ -75,6 +78,39 @@ class Get:
     key: str
     byte_range: ByteRange | None = None
     settled: bool = False
+
+
+class FoundIndex(NamedTuple):
+    """Reply to `GetIndex`."""
+
+    decoded: ShardIndex | None
+    """``None`` if there is no shard, or its index cannot be decoded."""
+    version: object
+    """As of `Found`."""
+    size: int | None = None
+    """As of `Found`."""
+    damage: IndexDamageError | None = None
+    """Why the index cannot be decoded."""
+    is_remembered: bool = False
+    """It was read by an earlier request, or by one that had begun before: what it says is true
+    if bytes of the shard that are read now have the same version."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetIndex:
+    """Read the index of a shard. Reply: `FoundIndex`.
+
+    `settled` is that of `Get`. A `fresh` one is read now, or found to be the same as it was.
+    """
+
+    shard: ShardRef
+    settled: bool = False
+    fresh: bool = True
+
+    @property
+    def key(self) -> str:
+        """Of the shard."""
+        return self.shard.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +292,7 @@ class UpdateShard:
 
 Request: TypeAlias = (
     Get
+    | GetIndex
     | GetMany
     | Exists
     | GetSize

@@ -14,8 +14,9 @@ from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.transformer_specs import sharding_spec
 from zarr_shardstore.plan.entries import EntryUpdate, Erase, Modification, Patch, Put
+from zarr_shardstore.plan.indexes import read_indexes
 from zarr_shardstore.plan.listing import chunks_present
-from zarr_shardstore.plan.read import EntryRead, ReadOptions, read_entries, read_indexes
+from zarr_shardstore.plan.read import EntryRead, ReadOptions, read_entries
 from zarr_shardstore.plan.requests import (
     Delete,
     Exists,

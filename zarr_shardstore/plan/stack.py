@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias
 
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.plan.entries import apply_pieces
+from zarr_shardstore.plan.indexes import as_gets, with_indexes
 from zarr_shardstore.plan.ranges import resolve_range
 from zarr_shardstore.plan.read import ReadOptions
 from zarr_shardstore.plan.requests import (
@@ -172,9 +173,9 @@ def perform(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
     if not stack:
         return (yield from relay(requests))
     updates = {i: r for i, r in enumerate(requests) if isinstance(r, UpdateShard)}
-    if not updates:
-        replies: list[Any] = yield from through(stack[1:], stack[0].perform(requests))
-        return replies
+    if not updates:  # transformers below a sharding know bytes only
+        replies = yield from through(stack[1:], stack[0].perform(as_gets(requests)))
+        return with_indexes(requests, replies)
     # The driver updates a shard when it is its turn: what the shard lies on goes along.
     others = [r for i, r in enumerate(requests) if i not in updates]
     handed_over = [replace(update, below=stack) for update in updates.values()]

@@ -18,8 +18,8 @@ from zarr_shardstore.format.grid import chunk_grid_shape, is_inside
 from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
+from zarr_shardstore.plan.indexes import corrupt, try_read_indexes
 from zarr_shardstore.plan.listing import entries_present
-from zarr_shardstore.plan.read import corrupt, try_read_indexes
 from zarr_shardstore.plan.requests import Flow, GetSize, ListDir, ListPrefix, relay
 from zarr_shardstore.plan.sharding import ShardingTransformer
 from zarr_shardstore.plan.stack import Stack, keys_above, through, together

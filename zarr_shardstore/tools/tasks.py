@@ -23,7 +23,7 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.uploads import Upload
-from zarr_shardstore.plan.read import read_indexes
+from zarr_shardstore.plan.indexes import read_indexes
 from zarr_shardstore.plan.requests import Delete, DeleteMany, Exists, GetMany, GetSize, Set
 from zarr_shardstore.tools.open_base import OpenBase
 from zarr_shardstore.tools.places import Place, Region

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.format.index import MISSING, IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.plan.indexes import corrupt, read_indexes
 from zarr_shardstore.plan.ranges import Range
-from zarr_shardstore.plan.read import corrupt, read_indexes
 from zarr_shardstore.plan.requests import Get, GetMany, GetSize, Request
 from zarr_shardstore.plan.spans import plan_spans
 from zarr_shardstore.tools.open_base import OpenBase

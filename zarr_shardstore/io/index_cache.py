@@ -1,0 +1,155 @@
+"""Shard indexes that were read before, of all stores of the process; bounded in bytes.
+
+What is here is never trusted by itself: each index stands beside the version of the object that
+it was read from, and whoever uses it sees that the object is still the same.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+
+from zarr_shardstore.format.index import ENTRY_NBYTES, ShardIndex
+from zarr_shardstore.format.spec import ShardingSpec
+
+__all__ = ["IndexCache", "RememberedIndex", "index_cache", "set_index_cache_nbytes"]
+
+_DEFAULT_MAX_NBYTES = 64 * 1024 * 1024
+"""Four million entries."""
+
+_ITEM_NBYTES = 1024
+"""Of what stands beside the entries of an index, about."""
+
+
+class RememberedIndex:
+    """An index, and the state of the object that it is true of.
+
+    Parameters
+    ----------
+    spec : ShardingSpec
+        How the index was decoded.
+    version
+        Of the object, as the base store tells it; equal if and only if the object is the same.
+    size : int, optional
+        Of the object, in bytes.
+    """
+
+    __slots__ = ("index", "size", "spec", "version", "was_used")
+
+    def __init__(
+        self, index: ShardIndex, spec: ShardingSpec, version: object, size: int | None
+    ) -> None:
+        self.index = index
+        self.spec = spec
+        self.version = version
+        self.size = size
+        self.was_used = False
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, about."""
+        return len(self.index.fields) * ENTRY_NBYTES + _ITEM_NBYTES
+
+
+class IndexCache:
+    """Indexes by the identity of their object; those that were not used for long go first.
+
+    Thread safety: may be used from any thread.
+    """
+
+    def __init__(self, max_nbytes: int) -> None:
+        self.max_nbytes = max_nbytes
+        self.nbytes = 0
+        self._lock = threading.Lock()
+        self._items: OrderedDict[Hashable, RememberedIndex] = OrderedDict()
+        self.find = self._items.get
+        """The item of an object; whoever uses it says so by `was_used`."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def get(self, scope: Hashable, spec: ShardingSpec) -> RememberedIndex | None:
+        """The index of an object, if it was decoded so."""
+        item = self._items.get(scope)
+        if item is None or item.spec != spec:
+            return None
+        item.was_used = True
+        return item
+
+    def put(self, scope: Hashable, item: RememberedIndex) -> None:
+        """Remember an index."""
+        with self._lock:
+            self._drop(scope)
+            if item.nbytes > self.max_nbytes:
+                return
+            self._items[scope] = item
+            self.nbytes += item.nbytes
+            self._shrink()
+
+    def forget(self, scope: Hashable) -> None:
+        """Forget the index of an object."""
+        if scope in self._items:
+            with self._lock:
+                self._drop(scope)
+
+    def scopes(self) -> list[Hashable]:
+        """Whose indexes are remembered."""
+        return list(self._items)
+
+    def resize(self, max_nbytes: int) -> None:
+        """Take another bound, in bytes."""
+        with self._lock:
+            self.max_nbytes = max_nbytes
+            self._shrink()
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._items.clear()
+            self.nbytes = 0
+
+    def _drop(self, scope: Hashable) -> None:
+        item = self._items.pop(scope, None)
+        if item is not None:
+            self.nbytes -= item.nbytes
+
+    def _shrink(self) -> None:
+        while self.nbytes > self.max_nbytes:
+            scope, item = self._items.popitem(last=False)
+            if item.was_used:  # a second chance, so that a use needs no lock
+                item.was_used = False
+                self._items[scope] = item
+            else:
+                self.nbytes -= item.nbytes
+
+    def reset_after_fork(self) -> None:
+        """Another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+
+
+index_cache = IndexCache(_DEFAULT_MAX_NBYTES)
+
+
+def set_index_cache_nbytes(max_nbytes: int) -> None:
+    """Bound the memory of the shard indexes that this process remembers.
+
+    Parameters
+    ----------
+    max_nbytes : int
+        64 MiB if nobody says otherwise; an index takes 16 bytes for each chunk of its shard.
+        With 0 each read asks for the index anew.
+
+    Raises
+    ------
+    ValueError
+        If it is negative.
+    """
+    if max_nbytes < 0:
+        raise ValueError(f"a number of bytes is not negative, got {max_nbytes}")
+    index_cache.resize(max_nbytes)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=index_cache.reset_after_fork)

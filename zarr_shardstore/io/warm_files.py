@@ -1,0 +1,270 @@
+"""Shard files whose index is known: one positioned read and one look at the file give a chunk.
+
+::
+
+    pread   the bytes of the entry, from a handle that is kept open
+    stat    the name still leads to that file, and nobody has written into it
+
+In this order: if the file is the same *after* the read, what was read is what its index says,
+and was the value of the chunk at that moment. Names that lead to another file, files that were
+appended to, cut or overwritten all show: by inode (the kept handle keeps its number from being
+used again), size, or time of the last change. A time that is younger than the clock of the file
+system is fine proves nothing: such a file is not remembered.
+
+Not for files whose entries may be overwritten (strategy ``in_place``): these are locked.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import OrderedDict
+from enum import Enum
+from typing import Final, Literal, TypeAlias
+
+from zarr_shardstore.format.index import MISSING, ShardIndex
+from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.io.file_states import MIN_AGE_NS
+from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
+from zarr_shardstore.plan.ranges import ByteRange, resolve_range
+
+__all__ = [
+    "UNKNOWN",
+    "FileHandle",
+    "WarmFile",
+    "forget",
+    "forget_below",
+    "open_to_read",
+    "remember",
+    "reopened",
+    "warm_file",
+]
+
+_MAX_HANDLES = 128
+"""Files that are kept open; a process may have 1,024."""
+
+MAX_INLINE_NBYTES = 256 * 1024
+"""Of a chunk that is read without leaving the event loop: copying more takes as long as a hop
+to a thread."""
+
+
+class Unknown(Enum):
+    """That an answer takes more than one look."""
+
+    UNKNOWN = "unknown"
+
+
+UNKNOWN: Final = Unknown.UNKNOWN
+_Value: TypeAlias = "bytes | memoryview | Literal[Unknown.UNKNOWN] | None"
+
+
+class FileHandle:
+    """An open file, closed when nobody refers to it any more: also not a thread that reads it
+    while another one forgets it."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def close(self) -> None:
+        """Close it now; for whoever knows that nobody else reads it."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class WarmFile(RememberedIndex):
+    """A shard file with a known index.
+
+    Parameters
+    ----------
+    handle : FileHandle
+        Of the file that the index was read from.
+    status
+        Of it, from before the index was read.
+    """
+
+    __slots__ = (
+        "_ctime_ns",
+        "_data_start",
+        "_data_stop",
+        "_entries",
+        "_ino",
+        "_mtime_ns",
+        "_size",
+        "handle",
+    )
+
+    def __init__(
+        self, index: ShardIndex, spec: ShardingSpec, handle: FileHandle, status: os.stat_result
+    ) -> None:
+        super().__init__(index, spec, None, status.st_size)
+        self.handle: FileHandle | None = handle
+        self._entries = index.fields.data.cast("B").cast("Q")
+        is_at_start = spec.index.location == "start"
+        self._data_start = spec.index_nbytes if is_at_start else 0
+        self._data_stop = status.st_size - (0 if is_at_start else spec.index_nbytes)
+        self._ino = status.st_ino
+        self._size = status.st_size
+        self._mtime_ns = status.st_mtime_ns
+        self._ctime_ns = status.st_ctime_ns
+
+    @property
+    def changed_ns(self) -> int:
+        """Time of its last change, in ns."""
+        return max(self._mtime_ns, self._ctime_ns)
+
+    def is_same(self, status: os.stat_result) -> bool:
+        """Whether a file is this one, and nobody has written into it."""
+        return (
+            status.st_mtime_ns == self._mtime_ns
+            and status.st_ctime_ns == self._ctime_ns
+            and status.st_ino == self._ino
+            and status.st_size == self._size
+        )
+
+    def read(self, path: str, entry_id: int, byte_range: ByteRange | None) -> _Value:
+        """The value of a chunk, ``None`` if it is missing; blocking.
+
+        `UNKNOWN`: the file is another one now, or an entry is damaged.
+        """
+        handle = self.handle
+        offset, nbytes = self._entries[2 * entry_id], self._entries[2 * entry_id + 1]
+        data: bytes | None
+        if offset == MISSING and nbytes == MISSING:
+            data = None
+        else:
+            stop = offset + nbytes
+            if offset < self._data_start or stop > self._data_stop or handle is None:
+                return UNKNOWN
+            if byte_range is not None:
+                first, last = resolve_range(byte_range, nbytes)
+                offset, nbytes = offset + first, last - first
+            data = os.pread(handle.fd, nbytes, offset)
+            if len(data) != nbytes:
+                return UNKNOWN
+        try:
+            status = os.stat(path)
+        except OSError:
+            return UNKNOWN
+        if not self.is_same(status):
+            return UNKNOWN
+        self.was_used = True
+        return data
+
+    def read_at_once(self, path: str, entry_id: int, byte_range: ByteRange | None) -> _Value:
+        """As `read`; also `UNKNOWN` if the bytes are not in memory, and would be waited for."""
+        handle = self.handle
+        offset, nbytes = self._entries[2 * entry_id], self._entries[2 * entry_id + 1]
+        if offset == MISSING and nbytes == MISSING:
+            return self.read(path, entry_id, byte_range)
+        if offset < self._data_start or offset + nbytes > self._data_stop or handle is None:
+            return UNKNOWN
+        if byte_range is not None:
+            first, last = resolve_range(byte_range, nbytes)
+            offset, nbytes = offset + first, last - first
+        if nbytes > MAX_INLINE_NBYTES or not _can_read_at_once:
+            return UNKNOWN
+        data = bytearray(nbytes)
+        try:
+            if os.preadv(handle.fd, [data], offset, os.RWF_NOWAIT) != nbytes:
+                return UNKNOWN
+            status = os.stat(path)
+        except OSError:  # it would block, or this file system does not know
+            return UNKNOWN
+        if not self.is_same(status):
+            return UNKNOWN
+        self.was_used = True
+        return memoryview(data).toreadonly()
+
+
+_can_read_at_once = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
+
+_lock = threading.Lock()
+_open: OrderedDict[str, None] = OrderedDict()
+"""Paths of those whose handle is kept; the oldest first."""
+
+
+def open_to_read(path: str) -> FileHandle:
+    """Open a file; if the process has too many open, those that are kept are closed first."""
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+    try:
+        return FileHandle(os.open(path, flags))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE) or not _open:
+            raise
+    with _lock:
+        for other in _open:
+            file = warm_file(other)
+            if file is not None:
+                file.handle = None
+        _open.clear()
+    return FileHandle(os.open(path, flags))
+
+
+def warm_file(path: str) -> WarmFile | None:
+    """The shard file at a path, if its index is known. It may be another one now."""
+    found = index_cache.find(path)
+    return found if isinstance(found, WarmFile) else None
+
+
+def remember(path: str, file: WarmFile, opened_ns: int) -> None:
+    """Remember a file, if nobody can write into it and leave its time as it is.
+
+    Parameters
+    ----------
+    opened_ns
+        The time before its status was asked for.
+    """
+    if opened_ns - file.changed_ns >= MIN_AGE_NS:
+        index_cache.put(path, file)
+        _keep_open(path)
+
+
+def reopened(path: str, file: WarmFile, handle: FileHandle) -> None:
+    """Keep the handle of a file again."""
+    file.handle = handle
+    _keep_open(path)
+
+
+def forget(path: str) -> None:
+    """Let go of a file that this process has replaced or removed, so that its room is free."""
+    index_cache.forget(path)
+
+
+def forget_below(directory: str) -> None:
+    """As `forget`, for all files below a directory."""
+    for path in index_cache.scopes():
+        if isinstance(path, str) and path.startswith(directory):
+            index_cache.forget(path)
+
+
+def _keep_open(path: str) -> None:
+    with _lock:
+        _open[path] = None
+        _open.move_to_end(path)
+        while len(_open) > _MAX_HANDLES:
+            oldest, _ = _open.popitem(last=False)
+            file = warm_file(oldest)
+            if file is None:
+                continue
+            if file.was_used:  # a second chance
+                file.was_used = False
+                _open[oldest] = None
+            else:
+                file.handle = None
+
+
+def _reset_after_fork() -> None:
+    """Another thread of the parent may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
