@@ -45,7 +45,9 @@ def to_buffer(value: bytes | memoryview) -> Buffer:
     return CpuBuffer.from_bytes(value)
 
 
-def to_buffer_of(value: memoryview | None, prototype: BufferPrototype | None) -> Buffer | None:
+def to_buffer_of(
+    value: bytes | memoryview | None, prototype: BufferPrototype | None
+) -> Buffer | None:
     """A value in the buffer that zarr asked for; ``None``: there is none."""
     if value is None:
         return None

@@ -33,6 +33,7 @@ __all__ = [
     "UNKNOWN",
     "FileHandle",
     "WarmFile",
+    "WarmValue",
     "forget",
     "forget_below",
     "open_to_read",
@@ -56,7 +57,7 @@ class Unknown(Enum):
 
 
 UNKNOWN: Final = Unknown.UNKNOWN
-_Value: TypeAlias = "bytes | memoryview | Literal[Unknown.UNKNOWN] | None"
+WarmValue: TypeAlias = "bytes | memoryview | Literal[Unknown.UNKNOWN] | None"
 
 
 class FileHandle:
@@ -119,6 +120,14 @@ class WarmFile(RememberedIndex):
         """Time of its last change, in ns."""
         return max(self._mtime_ns, self._ctime_ns)
 
+    def is_read_as(self, spec: ShardingSpec) -> bool:
+        """Whether the index was decoded so."""
+        if self.spec is not spec:
+            if self.spec != spec:
+                return False
+            self.spec = spec  # an equal one: next time this is seen at once
+        return True
+
     def is_same(self, status: os.stat_result) -> bool:
         """Whether a file is this one, and nobody has written into it."""
         return (
@@ -128,7 +137,7 @@ class WarmFile(RememberedIndex):
             and status.st_size == self._size
         )
 
-    def read(self, path: str, entry_id: int, byte_range: ByteRange | None) -> _Value:
+    def read(self, path: str, entry_id: int, byte_range: ByteRange | None) -> WarmValue:
         """The value of a chunk, ``None`` if it is missing; blocking.
 
         `UNKNOWN`: the file is another one now, or an entry is damaged.
@@ -157,7 +166,7 @@ class WarmFile(RememberedIndex):
         self.was_used = True
         return data
 
-    def read_at_once(self, path: str, entry_id: int, byte_range: ByteRange | None) -> _Value:
+    def read_at_once(self, path: str, entry_id: int, byte_range: ByteRange | None) -> WarmValue:
         """As `read`; also `UNKNOWN` if the bytes are not in memory, and would be waited for."""
         handle = self.handle
         offset, nbytes = self._entries[2 * entry_id], self._entries[2 * entry_id + 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, get_args
@@ -21,11 +22,15 @@ from zarr_shardstore.format.transformer_specs import (
 )
 from zarr_shardstore.format.transformer_specs import index_codecs as spell_index_codecs
 from zarr_shardstore.io.backend import Backend
+from zarr_shardstore.io.commits import worker_pool
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, Durability, FileOptions
+from zarr_shardstore.io.gathering import Gatherer
 from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.runner import Runner
 from zarr_shardstore.io.sealing import seal_all
+from zarr_shardstore.io.warm_files import UNKNOWN
+from zarr_shardstore.plan.ranges import ByteRange
 from zarr_shardstore.plan.read import ReadOptions
 from zarr_shardstore.plan.requests import Flow
 from zarr_shardstore.plan.strategies import Strategy, WriteStrategy
@@ -35,6 +40,7 @@ from zarr_shardstore.store.new_arrays import NewArrays, V3Declaration
 from zarr_shardstore.store.operations import Operations, Options
 from zarr_shardstore.store.policy import ChunksPerShard, ShardingPolicy
 from zarr_shardstore.store.registry import check_known
+from zarr_shardstore.store.warm_reads import WarmReads
 
 __all__ = [
     "Sharding",
@@ -45,6 +51,8 @@ __all__ = [
     "open_sharding",
 ]
 
+Value: TypeAlias = bytes | memoryview
+KeyRange: TypeAlias = tuple[str, ByteRange | None]
 Transformers: TypeAlias = "Sequence[str | Mapping[str, Any]] | None"
 
 
@@ -70,6 +78,42 @@ class Sharding:
         strategy = _strategy_for(options.strategy, backend)
         self.operations = Operations(new_arrays, replace(options, reading=reading), strategy)
         self.runner = Runner(backend, self.operations.update_shard)
+        self.warm = WarmReads(backend, self.operations.catalog, self.operations.batches.pending)
+        self._gatherer = Gatherer(self.get_many)
+
+    async def get(self, key: str, byte_range: ByteRange | None) -> Value | None:
+        """One value, or a range of it; ``None`` if the key is missing."""
+        value = self.warm.get(key, byte_range, at_once=True)
+        if value is UNKNOWN:
+            return await self._gatherer.answer((key, byte_range))
+        return value
+
+    def get_blocking(self, key: str, byte_range: ByteRange | None) -> Value | None:
+        """As `get`."""
+        value = self.warm.get(key, byte_range)
+        if value is UNKNOWN:
+            return self.runner.run(self.operations.get(key, byte_range))
+        return value
+
+    async def get_many(self, key_ranges: Sequence[KeyRange]) -> Sequence[Value | None]:
+        """Values, or ranges of them; ``None`` for a missing key."""
+        if self.warm.is_possible:  # one hop to a thread, for whatever is there
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(worker_pool(), self.get_many_blocking, key_ranges)
+        flow = self.operations.get_many(key_ranges)
+        return await self.runner.run_async(flow, only_reads=True)
+
+    def get_many_blocking(self, key_ranges: Sequence[KeyRange]) -> Sequence[Value | None]:
+        """As `get_many`."""
+        if not self.warm.is_possible:
+            return self.runner.run(self.operations.get_many(key_ranges))
+        values: list[Any] = [self.warm.get(key, byte_range) for key, byte_range in key_ranges]
+        left = [i for i, value in enumerate(values) if value is UNKNOWN]
+        if left:
+            found = self.runner.run(self.operations.get_many([key_ranges[i] for i in left]))
+            for i, value in zip(left, found, strict=True):
+                values[i] = value
+        return values
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Sharding, (self.base, self.new_arrays, self.options, self.files)

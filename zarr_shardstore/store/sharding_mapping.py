@@ -150,7 +150,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
     # ------------------------------------------------------------------ mapping
 
     def __getitem__(self, key: str) -> bytes:
-        value = self._run(self._sharding.operations.get(key))
+        value = self._sharding.get_blocking(key, None)
         if value is None:
             raise KeyError(key)
         return bytes(value)
@@ -210,7 +210,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         """
         key_ranges = list(key_ranges)
         ranges = [(key, _range_of(start, length)) for key, (start, length) in key_ranges]
-        values = self._run(self._sharding.operations.get_many(ranges))
+        values = self._sharding.get_many_blocking(ranges)
         return [
             None if value is None else bytes(value if start >= 0 else value[:length])
             for value, (_, (start, length)) in zip(values, key_ranges, strict=True)

@@ -103,8 +103,10 @@ class ZarrInterface(Store):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        flow = self._sharding.operations.get(key, range_of(byte_range))
-        return to_buffer_of(await self._run(flow, only_reads=True), prototype)
+        if not self._is_open:
+            await self._ensure_open()
+        value = await self._sharding.get(key, range_of(byte_range))
+        return to_buffer_of(value, prototype)
 
     async def get_partial_values(
         self,
@@ -113,7 +115,8 @@ class ZarrInterface(Store):
     ) -> list[Buffer | None]:
         """Values or ranges of values, ``None`` for missing keys, in at most two rounds."""
         ranges = [(key, range_of(byte_range)) for key, byte_range in key_ranges]
-        values = await self._run(self._sharding.operations.get_many(ranges), only_reads=True)
+        await self._ensure_open()
+        values = await self._sharding.get_many(ranges)
         return [to_buffer_of(value, prototype) for value in values]
 
     async def _get_many(
@@ -121,7 +124,8 @@ class ZarrInterface(Store):
     ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
         requests = list(requests)
         ranges = [(key, range_of(byte_range)) for key, _, byte_range in requests]
-        values = await self._run(self._sharding.operations.get_many(ranges), only_reads=True)
+        await self._ensure_open()
+        values = await self._sharding.get_many(ranges)
         for (key, prototype, _), value in zip(requests, values, strict=True):
             yield key, to_buffer_of(value, prototype)
 
@@ -229,8 +233,8 @@ class ZarrInterface(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """As `get`, blocking."""
-        flow = self._sharding.operations.get(key, range_of(byte_range))
-        return to_buffer_of(self._sharding.runner.run(flow), prototype)
+        value = self._sharding.get_blocking(key, range_of(byte_range))
+        return to_buffer_of(value, prototype)
 
     def set_sync(self, key: str, value: Value) -> None:
         """As `set`, blocking."""
