@@ -7,22 +7,40 @@ begins anew. So writers of any number of processes and hosts lose nothing.
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections.abc import Hashable
+from hashlib import blake2b
 from typing import Any
 
 from zarr.storage import ObjectStore
 
 from zarr_shardstore.io.backend import Backend, Mode
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
+from zarr_shardstore.io.index_cache import RememberedIndex
+from zarr_shardstore.io.kinds_of_store import path_of_file
 from zarr_shardstore.io.optimistic import ReplacedMeanwhileError
+from zarr_shardstore.io.remote_indexes import RemoteIndexes
 from zarr_shardstore.io.zarr_backend import ZarrBackend, concurrently
-from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
-from zarr_shardstore.plan.requests import Delete, Exists, Found, Get, Request, Set
+from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
+from zarr_shardstore.plan.requests import (
+    Delete,
+    Exists,
+    Found,
+    FoundIndex,
+    Get,
+    GetIndex,
+    Request,
+    Set,
+)
 
 __all__ = ["ObstoreBackend"]
 
 _NO_UPDATES = ("LocalStore", "HTTPStore")
 """obstore's stores without conditional writes of objects that exist."""
+
+
+_MIN_AGE_ON_WEB_SERVERS_S = 2.0
 
 
 class ObstoreBackend(ZarrBackend):
@@ -31,15 +49,47 @@ class ObstoreBackend(ZarrBackend):
     store: ObjectStore[Any]
 
     def __init__(
-        self, store: ObjectStore[Any], options: FileOptions = DEFAULT_FILE_OPTIONS
+        self,
+        store: ObjectStore[Any],
+        options: FileOptions = DEFAULT_FILE_OPTIONS,
+        *,
+        is_static: bool = False,
     ) -> None:
-        super().__init__(store, options)
+        super().__init__(store, options, is_static=is_static)
+        if path_of_file(store, "") is None:  # the ETag of a file does not tell all its changes
+            identity = _identity_of(store.store)
+            self._indexes = RemoteIndexes(self, lambda key: (*identity, key), is_static=is_static)
         self._has_conditions = type(store.store).__name__ not in _NO_UPDATES
         self._is_probed = False
         self._takes_quotes = True
 
     def optimistic(self) -> Backend | None:
         return _Optimistic(self) if self._has_conditions else None
+
+    async def get_if_modified(self, request: Get, known: RememberedIndex) -> Found | None:
+        """For `RemoteIndexes`."""
+        import obstore
+        from obstore.exceptions import NotModifiedError
+
+        if known.size is None or known.version is None:
+            return await self.get(request)
+        # Not by a suffix, which not all object stores have.
+        byte_range = Range(*resolve_range(request.byte_range, known.size))
+        options: Any = {"range": _range_of(byte_range), "if_none_match": known.version}
+        try:
+            reply = await obstore.get_async(self.store.store, request.key, options=options)
+            await reply.bytes_async()
+        except NotModifiedError:
+            return None
+        except Exception:  # gone, shorter now, or a server that knows no conditions
+            return await self.get(request)
+        if reply.meta["e_tag"] == known.version:  # such a server, too
+            return None
+        return await self.get(request)
+
+    def can_be_remembered(self, found: FoundIndex) -> bool:
+        """A weak ETag says only that an object means the same, not that its bytes are."""
+        return isinstance(found.version, str) and not found.version.startswith("W/")
 
     async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
         import obstore
@@ -50,7 +100,14 @@ class ObstoreBackend(ZarrBackend):
             value = await reply.bytes_async()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return Found(None, None)
-        return Found(memoryview(value), reply.meta["e_tag"], reply.meta["size"])
+        version = None if self._is_too_young(reply.meta) else reply.meta["e_tag"]
+        return Found(memoryview(value), version, reply.meta["size"])
+
+    def _is_too_young(self, meta: Any) -> bool:
+        """Whether an ETag proves nothing: web servers make it of the size and the second."""
+        if type(self.store.store).__name__ != "HTTPStore" or meta["last_modified"] is None:
+            return False
+        return bool(time.time() - meta["last_modified"].timestamp() < _MIN_AGE_ON_WEB_SERVERS_S)
 
     # ---------------------------------------------------------- conditional writes
 
@@ -146,9 +203,36 @@ class _Optimistic:
             case Get(key):
                 # The first: if it is another one later, the write will fail.
                 self._versions.setdefault(key, reply.version if reply.value is not None else None)
+            case GetIndex():
+                is_there = reply.decoded is not None or reply.damage is not None
+                self._versions.setdefault(request.key, reply.version if is_there else None)
             case Exists(key) if not reply:
                 self._versions.setdefault(key, None)
         return reply
+
+
+def _identity_of(store: Any) -> tuple[Hashable, ...]:
+    """Equal for obstore's stores that were made alike, by all of their options."""
+    try:
+        args = store.__getnewargs_ex__()
+    except Exception:  # its memory, and one with credentials of a kind that is not pickled
+        return ("obstore", _Same(store))
+    return ("obstore", type(store).__name__, blake2b(repr(args).encode()).digest())
+
+
+class _Same:
+    """Equal for one object, which lives as long as this."""
+
+    __slots__ = ("_object",)
+
+    def __init__(self, of: object) -> None:
+        self._object = of
+
+    def __hash__(self) -> int:
+        return id(self._object)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._object is other._object
 
 
 def _refusals() -> tuple[type[Exception], ...]:

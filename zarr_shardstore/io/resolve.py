@@ -88,7 +88,9 @@ def base_store_of(store: BaseStoreLike, storage_options: dict[str, Any] | None =
     )
 
 
-def backend_of(store: BaseStore, options: FileOptions = DEFAULT_FILE_OPTIONS) -> Backend:
+def backend_of(
+    store: BaseStore, options: FileOptions = DEFAULT_FILE_OPTIONS, *, is_static: bool = False
+) -> Backend:
     """The backend for a base store. Subclasses keep their own methods: they may differ.
 
     Raises
@@ -105,7 +107,7 @@ def backend_of(store: BaseStore, options: FileOptions = DEFAULT_FILE_OPTIONS) ->
             f"do not say when a write survives a loss of power, got {store!r}"
         )
     if type(store) is ObjectStore:
-        return ObstoreBackend(store, options)
+        return ObstoreBackend(store, options, is_static=is_static)
     if isinstance(store, Store):
-        return ZarrBackend(store, options)
+        return ZarrBackend(store, options, is_static=is_static)
     return MappingBackend(store)

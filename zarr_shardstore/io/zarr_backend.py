@@ -20,6 +20,7 @@ from zarr_shardstore.io.byte_requests import byte_request_of
 from zarr_shardstore.io.commits import worker_pool
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
 from zarr_shardstore.io.file_states import FileState, state_of, states_before, with_states
+from zarr_shardstore.io.index_cache import RememberedIndex
 from zarr_shardstore.io.kinds_of_store import (
     deletes_only_by_key,
     innermost,
@@ -29,6 +30,7 @@ from zarr_shardstore.io.kinds_of_store import (
     scope_of_store,
 )
 from zarr_shardstore.io.open_shards import open_shards
+from zarr_shardstore.io.remote_indexes import RemoteIndexes
 from zarr_shardstore.io.remote_objects import delete_many, move, upload_to
 from zarr_shardstore.io.settled import hold_to_replace, is_appended_to, is_side_file, read_settled
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
@@ -40,7 +42,9 @@ from zarr_shardstore.plan.requests import (
     DeletePrefix,
     Exists,
     Found,
+    FoundIndex,
     Get,
+    GetIndex,
     GetMany,
     GetSize,
     ListDir,
@@ -96,8 +100,18 @@ class ZarrBackend:
     one call of the store for each other request, up to 64 at once.
     """
 
-    def __init__(self, store: Store, options: FileOptions = DEFAULT_FILE_OPTIONS) -> None:
+    def __init__(
+        self,
+        store: Store,
+        options: FileOptions = DEFAULT_FILE_OPTIONS,
+        *,
+        is_static: bool = False,
+    ) -> None:
         self.store = store
+        self._indexes: RemoteIndexes | None = None
+        if is_static and not has_sync_surface(store):  # those of zarr that have one are local
+            identity = object()
+            self._indexes = RemoteIndexes(self, lambda key: (identity, key), is_static=True)
         self._options = options
         self.can_block = has_sync_surface(store)
         self.replaces_at_once = not is_local_fsspec(innermost(store))  # it writes in place
@@ -179,9 +193,41 @@ class ZarrBackend:
     # --------------------------------------------------------------- async
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
+        if self._indexes is None or not any(isinstance(r, GetIndex) for r in batch):
+            return await self._perform_plain(batch)
+        for_indexes = [r for r in batch if isinstance(r, GetIndex)]
+        coros: list[Coroutine[Any, Any, Any]] = [self._indexes.get(r) for r in for_indexes]
+        others: list[Request] = [r for r in batch if not isinstance(r, GetIndex)]
+        if not others and len(coros) == 1:
+            return [await coros[0]]
+        if others:
+            coros.append(self._perform_plain(others))
+        replies = await concurrently(coros)
+        rest = iter(replies.pop() if others else ())
+        indexes = iter(replies)
+        return [next(indexes) if isinstance(r, GetIndex) else next(rest) for r in batch]
+
+    async def _perform_plain(self, batch: list[Request]) -> list[Any]:
         gets = as_gets(batch)
         before = states_before(self.store, gets)
         return with_indexes(batch, with_states(await self._perform_batch(gets), before))
+
+    async def get(self, request: Get) -> Found:
+        """For `RemoteIndexes`."""
+        found: Found = await self._perform_one(request)
+        return found
+
+    async def get_if_modified(
+        self,
+        request: Get,
+        known: RememberedIndex,  # noqa: ARG002  no versions here
+    ) -> Found | None:
+        """For `RemoteIndexes`."""
+        return await self.get(request)
+
+    def can_be_remembered(self, found: FoundIndex) -> bool:  # noqa: ARG002  no versions here
+        """For `RemoteIndexes`."""
+        return False
 
     async def _perform_batch(self, batch: list[Request]) -> list[Any]:
         gets = [request for request in batch if isinstance(request, Get)]
@@ -218,6 +264,8 @@ class ZarrBackend:
 
     async def _perform_one(self, request: Request) -> Any:
         store = self.store
+        if self._indexes is not None and isinstance(request, Set | SetIfNotExists | Delete):
+            self._indexes.forget(request.key)  # what is known would be of no use
         match request:
             case Get(key, byte_range):
                 before = self._state_to_settle(key)

@@ -68,12 +68,14 @@ class Sharding:
         new_arrays: NewArrays,
         options: Options,
         files: FileOptions = DEFAULT_FILE_OPTIONS,
+        is_static: bool = False,
     ) -> None:
         self.base = base
         self.new_arrays = new_arrays
         self.options = options
         self.files = files
-        backend = backend_of(base, files)
+        self.is_static = is_static
+        backend = backend_of(base, files, is_static=is_static)
         reading = replace(options.reading, max_shards_at_once=backend.max_shards_at_once)
         strategy = _strategy_for(options.strategy, backend)
         self.operations = Operations(new_arrays, replace(options, reading=reading), strategy)
@@ -116,7 +118,11 @@ class Sharding:
         return values
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Sharding, (self.base, self.new_arrays, self.options, self.files)
+        return Sharding, self._parts
+
+    @property
+    def _parts(self) -> tuple[BaseStore, NewArrays, Options, FileOptions, bool]:
+        return self.base, self.new_arrays, self.options, self.files, self.is_static
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -125,6 +131,7 @@ class Sharding:
             and self.new_arrays == other.new_arrays
             and self.options == other.options
             and self.files == other.files
+            and self.is_static == other.is_static
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -163,7 +170,7 @@ class Sharding:
         if not self.is_base_read_only or not isinstance(self.base, Store):
             return self
         base = self.base.with_read_only(False)
-        return Sharding(base, self.new_arrays, self.options, self.files)
+        return Sharding(base, *self._parts[1:])
 
     def describe(self) -> str:
         """Arguments that make this, for a repr."""
@@ -190,6 +197,8 @@ class Sharding:
             for name in ("locking", "durability")
             if getattr(self.files, name) != getattr(DEFAULT_FILE_OPTIONS, name)
         ]
+        if self.is_static:
+            parts.append("static=True")
         reading, default_reading = self.options.reading, ReadOptions()
         parts += [
             f"{name}={getattr(reading, name)!r}"
@@ -215,6 +224,7 @@ def open_sharding(
     max_gap_bytes: int | None,
     max_coalesced_bytes: int | None,
     storage_options: Mapping[str, Any] | None,
+    static: bool,
 ) -> Sharding:
     """Check the options that both stores take, and open the base store.
 
@@ -248,7 +258,7 @@ def open_sharding(
     base = base_store_of(store, dict(storage_options) if storage_options else None)
     index = check_index(index_codecs, index_location)
     new_arrays = NewArrays(ShardingPolicy(chunks_per_shard), declaration, transformers, index)
-    return Sharding(base, new_arrays, Options(order, reading, native, strategy), files)
+    return Sharding(base, new_arrays, Options(order, reading, native, strategy), files, static)
 
 
 def _strategy_for(strategy: Strategy, backend: Backend) -> WriteStrategy:

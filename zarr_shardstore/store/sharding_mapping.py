@@ -80,6 +80,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         max_gap_bytes: int | None = None,
         max_coalesced_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        static: bool = False,
         read_only: bool = False,
     ) -> None:
         if isinstance(store, ShardingStore):
@@ -88,8 +89,9 @@ class ShardingMapping(MutableMapping[str, bytes]):
                 *(index_codecs, index_location),
                 *(max_gap_bytes, max_coalesced_bytes, storage_options),
             )
-            others = native, order, strategy, locking, durability
-            if given != (None,) * 8 or others != ("flat", "morton", "auto", "os", "process"):
+            others = native, order, strategy, locking, durability, static
+            defaults = "flat", "morton", "auto", "os", "process", False
+            if given != (None,) * 8 or others != defaults:
                 raise SpecError("the ShardingStore has its options: pass them to it")
             self._sharding = store._sharding
             self.read_only = read_only or store.read_only
@@ -109,6 +111,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
             max_gap_bytes=max_gap_bytes,
             max_coalesced_bytes=max_coalesced_bytes,
             storage_options=storage_options,
+            static=static,
         )
         self.read_only = read_only or self._sharding.is_base_read_only
 

@@ -80,6 +80,10 @@ class ShardingStore(ZarrInterface):
         between them (4 KiB), and the request stays within so many (16 MiB).
     storage_options : mapping, optional
         For fsspec, if `store` is a URL.
+    static : bool
+        Nobody else changes shards while this store lives. Then indexes are remembered also on
+        remote base stores that tell no versions: fsspec's. Without it they are remembered where
+        an ETag or the state of a file shows that they still hold.
     read_only : bool
         Refuse writes.
 
@@ -127,6 +131,7 @@ class ShardingStore(ZarrInterface):
         max_gap_bytes: int | None = None,
         max_coalesced_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        static: bool = False,
         read_only: bool = False,
     ) -> None:
         if isinstance(store, ShardingStore):
@@ -146,6 +151,7 @@ class ShardingStore(ZarrInterface):
             max_gap_bytes=max_gap_bytes,
             max_coalesced_bytes=max_coalesced_bytes,
             storage_options=storage_options,
+            static=static,
         )
         super().__init__(read_only=read_only or sharding.is_base_read_only)
         self._sharding = sharding

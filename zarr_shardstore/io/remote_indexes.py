@@ -1,0 +1,125 @@
+"""Indexes of shards that are objects: remembered, and asked for once by many tasks at a time.
+
+An index that is remembered is not asked for again before it is used: the reply to the request for
+the bytes that it points to tells the version of the object, and the flow compares. Where no bytes
+are read, because the chunk is missing, the flow asks for a fresh index, and the base store
+answers that it is not modified.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Protocol
+
+from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
+from zarr_shardstore.plan.indexes import found_index, get_of_index
+from zarr_shardstore.plan.requests import Found, FoundIndex, Get, GetIndex
+
+__all__ = ["RemoteIndexes"]
+
+_Flights = dict[Hashable, "asyncio.Task[FoundIndex]"]
+
+
+class _Base(Protocol):
+    """What is needed of the backend."""
+
+    async def get(self, request: Get) -> Found: ...
+
+    async def get_if_modified(self, request: Get, known: RememberedIndex) -> Found | None:
+        """``None``: the object is the one that is known."""
+
+    def can_be_remembered(self, found: FoundIndex) -> bool:
+        """Whether its version says that an object is the same."""
+
+
+class RemoteIndexes:
+    """Replies to `GetIndex` for one base store.
+
+    Parameters
+    ----------
+    base
+        Reads bytes.
+    identity_of
+        Of an object, by its key: the same for all stores of the process on this base store.
+    is_static
+        Nobody changes the objects: what is remembered is true.
+
+    Thread safety: may be used from any thread and any event loop.
+    """
+
+    def __init__(
+        self, base: _Base, identity_of: Callable[[str], Hashable], *, is_static: bool
+    ) -> None:
+        self._base = base
+        self._identity_of = identity_of
+        self._is_static = is_static
+        self._flights: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Flights] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def forget(self, key: str) -> None:
+        """This process has changed an object."""
+        index_cache.forget(self._identity_of(key))
+
+    async def get(self, request: GetIndex) -> FoundIndex:
+        """The index, and whether it is one that was asked for before."""
+        scope = self._identity_of(request.key)
+        known = index_cache.get(scope, request.shard.layout.spec)
+        if known is not None and self._is_static and not request.settled:
+            return FoundIndex(known.index, known.version, known.size)
+        if request.fresh:
+            return await self._ask(request, scope, known)
+        if known is not None:
+            return FoundIndex(known.index, known.version, known.size, is_remembered=True)
+        return await self._ask_together(scope, lambda: self._ask(request, scope, None))
+
+    async def _ask_together(
+        self, scope: Hashable, ask: Callable[[], Awaitable[FoundIndex]]
+    ) -> FoundIndex:
+        """Ask once for all tasks of this event loop that want to know at a time."""
+        loop = asyncio.get_running_loop()
+        flights = self._flights.setdefault(loop, {})
+        flight = flights.get(scope)
+        is_ours = flight is None
+        if flight is None:
+
+            async def fly() -> FoundIndex:
+                try:
+                    return await ask()
+                finally:
+                    del flights[scope]
+
+            # A task of its own: whoever asked first may be cancelled without harm to the others.
+            flight = flights[scope] = loop.create_task(fly())
+            flight.add_done_callback(_see_error)
+        found = await asyncio.shield(flight)
+        # The reply may be older than the call of a task that came later.
+        return found if is_ours else found._replace(is_remembered=True)
+
+    async def _ask(
+        self, request: GetIndex, scope: Hashable, known: RememberedIndex | None
+    ) -> FoundIndex:
+        get = get_of_index(request)
+        if known is None:
+            reply: Found | None = await self._base.get(get)
+        else:
+            reply = await self._base.get_if_modified(get, known)
+        if reply is None and known is not None:
+            return FoundIndex(known.index, known.version, known.size)
+        assert reply is not None
+        found = found_index(request.shard, reply)
+        if found.decoded is None:
+            index_cache.forget(scope)
+        elif self._is_static or self._base.can_be_remembered(found):
+            spec = request.shard.layout.spec
+            item = RememberedIndex(found.decoded, spec, found.version, found.size)
+            index_cache.put(scope, item)
+        return found
+
+
+def _see_error(flight: asyncio.Task[FoundIndex]) -> None:
+    """Of a flight that nobody waits for any more."""
+    if not flight.cancelled():
+        flight.exception()
