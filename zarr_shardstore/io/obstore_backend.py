@@ -62,39 +62,44 @@ class ObstoreBackend(ZarrBackend):
         self._has_conditions = type(store.store).__name__ not in _NO_UPDATES
         self._is_probed = False
         self._takes_quotes = True
+        self._has_suffixes = type(store.store).__name__ != "AzureStore"
 
     def optimistic(self) -> Backend | None:
         return _Optimistic(self) if self._has_conditions else None
 
     async def get_if_modified(self, request: Get, known: RememberedIndex) -> Found | None:
         """For `RemoteIndexes`."""
-        import obstore
         from obstore.exceptions import NotModifiedError
 
-        if known.size is None or known.version is None:
+        byte_range = request.byte_range
+        if known.version is None or known.size is None or byte_range is None:
             return await self.get(request)
-        # Not by a suffix, which not all object stores have.
-        byte_range = Range(*resolve_range(request.byte_range, known.size))
+        if not self._has_suffixes:
+            byte_range = Range(*resolve_range(byte_range, known.size))
         options: Any = {"range": _range_of(byte_range), "if_none_match": known.version}
         try:
-            reply = await obstore.get_async(self.store.store, request.key, options=options)
-            await reply.bytes_async()
+            found = await self._get_with(request.key, options)
         except NotModifiedError:
             return None
-        except Exception:  # gone, shorter now, or a server that knows no conditions
+        except Exception:  # it is shorter now, or the server knows no conditions
             return await self.get(request)
-        if reply.meta["e_tag"] == known.version:  # such a server, too
+        if found.version == known.version:  # such a server, too
             return None
-        return await self.get(request)
+        is_other_range = not self._has_suffixes and found.size != known.size
+        return await self.get(request) if is_other_range else found
 
     def can_be_remembered(self, found: FoundIndex) -> bool:
         """A weak ETag says only that an object means the same, not that its bytes are."""
         return isinstance(found.version, str) and not found.version.startswith("W/")
 
     async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
+        return await self._get_with(
+            key, {"range": _range_of(byte_range)} if byte_range is not None else {}
+        )
+
+    async def _get_with(self, key: str, options: Any) -> Found:
         import obstore
 
-        options: Any = {"range": _range_of(byte_range)} if byte_range is not None else {}
         try:
             reply = await obstore.get_async(self.store.store, key, options=options)
             value = await reply.bytes_async()

@@ -8,18 +8,15 @@ answers that it is not modified.
 
 from __future__ import annotations
 
-import asyncio
-import weakref
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
+from zarr_shardstore.io.flights import Flights
 from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
 from zarr_shardstore.plan.indexes import found_index, get_of_index
 from zarr_shardstore.plan.requests import Found, FoundIndex, Get, GetIndex
 
 __all__ = ["RemoteIndexes"]
-
-_Flights = dict[Hashable, "asyncio.Task[FoundIndex]"]
 
 
 class _Base(Protocol):
@@ -55,9 +52,7 @@ class RemoteIndexes:
         self._base = base
         self._identity_of = identity_of
         self._is_static = is_static
-        self._flights: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Flights] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._flights: Flights[FoundIndex] = Flights()
 
     def forget(self, key: str) -> None:
         """This process has changed an object."""
@@ -73,29 +68,7 @@ class RemoteIndexes:
             return await self._ask(request, scope, known)
         if known is not None:
             return FoundIndex(known.index, known.version, known.size, is_remembered=True)
-        return await self._ask_together(scope, lambda: self._ask(request, scope, None))
-
-    async def _ask_together(
-        self, scope: Hashable, ask: Callable[[], Awaitable[FoundIndex]]
-    ) -> FoundIndex:
-        """Ask once for all tasks of this event loop that want to know at a time."""
-        loop = asyncio.get_running_loop()
-        flights = self._flights.setdefault(loop, {})
-        flight = flights.get(scope)
-        is_ours = flight is None
-        if flight is None:
-
-            async def fly() -> FoundIndex:
-                try:
-                    return await ask()
-                finally:
-                    del flights[scope]
-
-            # A task of its own: whoever asked first may be cancelled without harm to the others.
-            flight = flights[scope] = loop.create_task(fly())
-            flight.add_done_callback(_see_error)
-        found = await asyncio.shield(flight)
-        # The reply may be older than the call of a task that came later.
+        found, is_ours = await self._flights.join(scope, lambda: self._ask(request, scope, None))
         return found if is_ours else found._replace(is_remembered=True)
 
     async def _ask(
@@ -117,9 +90,3 @@ class RemoteIndexes:
             item = RememberedIndex(found.decoded, spec, found.version, found.size)
             index_cache.put(scope, item)
         return found
-
-
-def _see_error(flight: asyncio.Task[FoundIndex]) -> None:
-    """Of a flight that nobody waits for any more."""
-    if not flight.cancelled():
-        flight.exception()

@@ -6,6 +6,7 @@ import asyncio
 import warnings
 from collections.abc import Coroutine, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,7 @@ from zarr_shardstore.io.byte_requests import byte_request_of
 from zarr_shardstore.io.commits import worker_pool
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
 from zarr_shardstore.io.file_states import FileState, state_of, states_before, with_states
+from zarr_shardstore.io.flights import Flights
 from zarr_shardstore.io.index_cache import RememberedIndex
 from zarr_shardstore.io.kinds_of_store import (
     deletes_only_by_key,
@@ -108,6 +110,7 @@ class ZarrBackend:
         is_static: bool = False,
     ) -> None:
         self.store = store
+        self._flights: Flights[Found] = Flights()
         self._indexes: RemoteIndexes | None = None
         if is_static and not has_sync_surface(store):  # those of zarr that have one are local
             identity = object()
@@ -267,6 +270,11 @@ class ZarrBackend:
         if self._indexes is not None and isinstance(request, Set | SetIfNotExists | Delete):
             self._indexes.forget(request.key)  # what is known would be of no use
         match request:
+            case Get(key, byte_range, together=together) if together is not None:
+                alone = replace(request, together=None)
+                scope = (key, byte_range, together)
+                found, _ = await self._flights.join(scope, lambda: self._perform_one(alone))
+                return found
             case Get(key, byte_range):
                 before = self._state_to_settle(key)
                 if before is None:

@@ -6,7 +6,7 @@ Then its shards would be taken for chunks, and be overwritten by chunks.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from zarr_shardstore.format.documents import parse_json
 from zarr_shardstore.plan.requests import Flow, Found, Get, GetSize
@@ -16,9 +16,9 @@ __all__ = ["read_documents", "whole_documents"]
 _N_ATTEMPTS = 2
 
 
-def read_documents(keys: Sequence[str]) -> Flow[list[Found]]:
-    """Read documents; as `whole_documents`."""
-    founds: list[Found] = yield [Get(key) for key in keys]
+def read_documents(keys: Sequence[str], together: Hashable | None = None) -> Flow[list[Found]]:
+    """Read documents; as `whole_documents`. `together` is that of `Get`."""
+    founds: list[Found] = yield [Get(key, together=together) for key in keys]
     return (yield from whole_documents(keys, founds))
 
 

@@ -7,7 +7,7 @@ the batches, blocking or async. An exception of a request is thrown into the flo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -73,11 +73,14 @@ class Get:
     `settled` asks for bytes that no writer is about to change in their place: the reply waits
     for its change to end, and a change that was cut off is not seen. Where objects are never
     changed in their place it means nothing.
+
+    `together`: one reply may answer all requests that are under way and have the same here.
     """
 
     key: str
     byte_range: ByteRange | None = None
     settled: bool = False
+    together: Hashable | None = None
 
 
 class FoundIndex(NamedTuple):

@@ -153,13 +153,16 @@ class KnownArrays:
             array = knowledge.arrays.get(node)
             if array is not None or node in knowledge.absent:
                 states[node] = array
-        learned = yield from self._read_documents([n for n in nodes if n not in states])
+        unknown = [n for n in nodes if n not in states]
+        learned = yield from self._read_documents(unknown, knowledge)
         for node, state in learned.items():
             if not isinstance(state, ShardStoreError):
                 knowledge.learn(node, state)
         return states | learned
 
-    def _read_documents(self, nodes: Sequence[Node]) -> Flow[dict[Node, State]]:
+    def _read_documents(
+        self, nodes: Sequence[Node], knowledge: Knowledge
+    ) -> Flow[dict[Node, State]]:
         learned: dict[Node, State] = {}
         # Where the store's own rule would apply, a document is not expected: ask whether it
         # is there before it is read, so that writing a whole shard reads nothing.
@@ -169,7 +172,9 @@ class KnownArrays:
             learned |= {n: None for n, yes in zip(doubtful, exist, strict=True) if not yes}
         expected = [n for n in nodes if n not in learned]
         if expected:
-            founds = yield from read_documents([document_key(n) for n in expected])
+            # Who learns into the same knowledge may learn from one reply.
+            keys = [document_key(n) for n in expected]
+            founds = yield from read_documents(keys, together=knowledge.n_changes)
             for node, found in zip(expected, founds, strict=True):
                 try:
                     learned[node] = self.read(node, found.value)
