@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         UnpublishedError,
         UnsupportedError,
     )
+    from zarr_shardstore.io.counters import Stats
+    from zarr_shardstore.io.index_cache import set_index_cache_nbytes
     from zarr_shardstore.plan.stack import ArrayContext, StorageTransformer, ValueTransformer
     from zarr_shardstore.store.draft_hierarchy import DraftHierarchyStore
     from zarr_shardstore.store.pipeline import ShardedCodecPipeline
@@ -49,6 +51,7 @@ __all__ = [
     "ShardingMapping",
     "ShardingStore",
     "SpecError",
+    "Stats",
     "StorageTransformer",
     "UnfinishedConversionError",
     "UnpublishedError",
@@ -60,12 +63,15 @@ __all__ = [
     "is_sharded",
     "register_storage_transformer",
     "reshard",
+    "set_index_cache_nbytes",
     "shard_store",
     "to_native",
     "unshard_store",
 ]
 
 _MODULES = {
+    "Stats": "zarr_shardstore.io.counters",
+    "set_index_cache_nbytes": "zarr_shardstore.io.index_cache",
     "ArrayContext": "zarr_shardstore.plan.stack",
     "ArrayReport": "zarr_shardstore.tools.report",
     "ConversionReport": "zarr_shardstore.tools.report",

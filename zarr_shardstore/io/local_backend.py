@@ -259,7 +259,7 @@ class LocalBackend:
             reopened(path, warm, file.handle)
         warm.was_used = True
         files[shard.key] = file
-        return FoundIndex(warm.index, file.version, file.size)
+        return FoundIndex(warm.index, file.version, file.size, is_read=False)
 
     @property
     def keeps_handles(self) -> bool:

@@ -63,13 +63,15 @@ class RemoteIndexes:
         scope = self._identity_of(request.key)
         known = index_cache.get(scope, request.shard.layout.spec)
         if known is not None and self._is_static and not request.settled:
-            return FoundIndex(known.index, known.version, known.size)
+            return FoundIndex(known.index, known.version, known.size, is_read=False)
         if request.fresh:
             return await self._ask(request, scope, known)
         if known is not None:
-            return FoundIndex(known.index, known.version, known.size, is_remembered=True)
+            return FoundIndex(
+                known.index, known.version, known.size, is_read=False, is_remembered=True
+            )
         found, is_ours = await self._flights.join(scope, lambda: self._ask(request, scope, None))
-        return found if is_ours else found._replace(is_remembered=True)
+        return found if is_ours else found._replace(is_read=False, is_remembered=True)
 
     async def _ask(
         self, request: GetIndex, scope: Hashable, known: RememberedIndex | None

@@ -13,6 +13,7 @@ from zarr.core.sync import _get_loop, sync
 
 from zarr_shardstore.io import commits
 from zarr_shardstore.io.backend import Backend, Perform
+from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.leading import commit_blocking, held_by_thread, lead_async, lead_blocking
 from zarr_shardstore.io.optimistic import until_not_replaced
 from zarr_shardstore.io.versions import UNSTABLE, publishing, version_of
@@ -65,12 +66,17 @@ class Runner:
         Performs the requests.
     update_flow
         Performs `UpdateShard`, one at a time for each shard of the process.
+    counters : Counters, optional
+        Count what is asked of the backend.
 
     Thread safety: all methods may be called from any thread and any task.
     """
 
-    def __init__(self, backend: Backend, update_flow: UpdateFlow) -> None:
+    def __init__(
+        self, backend: Backend, update_flow: UpdateFlow, counters: Counters | None = None
+    ) -> None:
         self.backend = backend
+        self.counters = counters or Counters()
         self._update_flow = update_flow
 
     # ------------------------------------------------------------ blocking
@@ -112,10 +118,13 @@ class Runner:
     def _perform_stamped(self, requests: list[Request], perform: Perform) -> list[Any]:
         if self.backend.has_versions:
             with self._announced(requests):
-                return perform(requests)
+                found = perform(requests)
+            self.counters.count_round(requests, found)
+            return found
         before = self._versions(requests)
         with self._announced(requests):
             found = perform(requests)
+        self.counters.count_round(requests, found)
         return self._stamped(requests, found, before)
 
     def _commit(self, request: UpdateShard) -> None:
@@ -166,6 +175,7 @@ class Runner:
         before = self._versions(requests)
         with self._announced(requests, asyncio.get_running_loop()):
             found = await self._perform_others(requests)
+        self.counters.count_round(requests, found)
         return self._stamped(requests, found, before)
 
     async def _perform_others(self, requests: list[Request]) -> list[Any]:
@@ -227,7 +237,8 @@ class Runner:
     async def _try_update(self, members: list[commits.Pending]) -> Sequence[Exception | None]:
         view = self.backend.optimistic()
         if view is not None:
-            return await Runner(view, self._update_flow).run_async(self.update_flow(members))
+            runner = Runner(view, self._update_flow, self.counters)
+            return await runner.run_async(self.update_flow(members))
         hold = self.backend.hold(members[0].request.shard.key)
         async with nullcontext() if hold is None else held_by_thread(hold):
             return await self.run_async(self.update_flow(members))

@@ -94,6 +94,8 @@ class FoundIndex(NamedTuple):
     """As of `Found`."""
     damage: IndexDamageError | None = None
     """Why the index cannot be decoded."""
+    is_read: bool = True
+    """By this request. Otherwise it was known, and it is seen to be the same or `is_remembered`."""
     is_remembered: bool = False
     """It was read by an earlier request, or by one that had begun before: what it says is true
     if bytes of the shard that are read now have the same version."""

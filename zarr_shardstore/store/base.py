@@ -23,6 +23,7 @@ from zarr_shardstore.format.transformer_specs import (
 from zarr_shardstore.format.transformer_specs import index_codecs as spell_index_codecs
 from zarr_shardstore.io.backend import Backend
 from zarr_shardstore.io.commits import worker_pool
+from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, Durability, FileOptions
 from zarr_shardstore.io.gathering import Gatherer
 from zarr_shardstore.io.locks import Locking
@@ -80,7 +81,12 @@ class Sharding:
         strategy = _strategy_for(options.strategy, backend)
         self.operations = Operations(new_arrays, replace(options, reading=reading), strategy)
         self.runner = Runner(backend, self.operations.update_shard)
-        self.warm = WarmReads(backend, self.operations.catalog, self.operations.batches.pending)
+        self.warm = WarmReads(
+            backend,
+            self.operations.catalog,
+            self.operations.batches.pending,
+            self.runner.counters,
+        )
         self._gatherer = Gatherer(self.get_many)
 
     async def get(self, key: str, byte_range: ByteRange | None) -> Value | None:
@@ -149,6 +155,10 @@ class Sharding:
             operations.batches, operations.publisher, self.runner.run, run_async, max_nbytes
         )
 
+    def stats(self) -> Stats:
+        """What was asked of the base store."""
+        return self.runner.counters.stats()
+
     def flush(self) -> None:
         """Seal the shards that were changed in their place, blocking."""
         seal_all(self.runner.backend, self.options.order)
@@ -158,7 +168,7 @@ class Sharding:
         backend, operations = self.runner.backend, self.operations
         compaction = compaction_of(order=self.options.order, can_append=backend.can_append)
         flow = compact_below(operations.listing, operations.catalog, prefix)
-        return Runner(backend, compaction), flow
+        return Runner(backend, compaction, self.runner.counters), flow
 
     @property
     def is_base_read_only(self) -> bool:

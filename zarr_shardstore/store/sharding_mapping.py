@@ -9,6 +9,7 @@ from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.buffers import as_view
+from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.io.file_options import Durability
 from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
@@ -127,6 +128,10 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def refresh(self) -> None:
         """As `ShardingStore.refresh`."""
         self._sharding.operations.known.refresh()
+
+    def stats(self) -> Stats:
+        """As `ShardingStore.stats`."""
+        return self._sharding.stats()
 
     def flush(self) -> None:
         """As `ShardingStore.flush`."""

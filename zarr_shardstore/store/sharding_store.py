@@ -13,6 +13,7 @@ from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.buffers import own_bytes
 from zarr_shardstore.io.commits import worker_pool
+from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.io.file_options import Durability
 from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.resolve import BaseStoreLike
@@ -197,6 +198,22 @@ class ShardingStore(ZarrInterface):
         process, is known at once. A resize by another process needs no call.
         """
         self._sharding.operations.known.refresh()
+
+    def stats(self) -> Stats:
+        """What this store has asked of its base store: requests, bytes, rounds, known indexes.
+
+        Examples
+        --------
+        >>> store = ShardingStore({}, chunks_per_shard=4)
+        >>> store.set_sync("data/root/a/c0", b"abc")
+        >>> before = store.stats()
+        >>> store.get_sync("data/root/a/c0").to_bytes()
+        b'abc'
+        >>> after = store.stats()  # two rounds: the index, the chunk
+        >>> after.requests - before.requests, after.rounds - before.rounds
+        (2, 2)
+        """
+        return self._sharding.stats()
 
     async def flush(self) -> None:
         """Bring the shards to rest that this process has changed in their place.

@@ -6,9 +6,8 @@ holds writes, there is none, and the flow is run.
 
 from __future__ import annotations
 
-from itertools import count
-
 from zarr_shardstore.io.backend import Backend
+from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.local_backend import LocalBackend
 from zarr_shardstore.io.warm_files import UNKNOWN, WarmValue, warm_file
 from zarr_shardstore.plan.pending import PendingShards
@@ -24,13 +23,15 @@ class WarmReads:
     Thread safety: may be used from any thread.
     """
 
-    def __init__(self, backend: Backend, catalog: Catalog, pending: PendingShards) -> None:
+    def __init__(
+        self, backend: Backend, catalog: Catalog, pending: PendingShards, counters: Counters
+    ) -> None:
         self._root: str | None = None
         if isinstance(backend, LocalBackend) and backend.keeps_handles:
             self._root = backend.path_of("")
         self._catalog = catalog
         self._pending = pending
-        self._hits = count()
+        self._count = counters.count_warm_read
 
     @property
     def is_possible(self) -> bool:
@@ -60,6 +61,6 @@ class WarmReads:
             read = file.read_at_once if at_once else file.read
             value = read(path, place[1], byte_range)
             if value is not UNKNOWN:
-                next(self._hits)
+                self._count()
             return value
         return UNKNOWN

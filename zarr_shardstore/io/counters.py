@@ -1,0 +1,96 @@
+"""What a store has asked of its base store, counted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from zarr_shardstore.plan.requests import Found, FoundIndex, GetIndex, Request
+
+__all__ = ["Counters", "Stats"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a store has asked of its base store since it was made.
+
+    Parameters
+    ----------
+    requests : int
+        Requests of any kind: reads, writes, listings. What a client of an object store sends
+        again by itself, and a size that is asked for before the end of an object, is not seen.
+    nbytes_read : int
+        Bytes of values and indexes in the replies.
+    rounds : int
+        Batches of requests that were waited for together.
+    index_requests : int
+        Requests for a shard index; they are among `requests`.
+    index_hits : int
+        Indexes that were needed, and known.
+    warm_reads : int
+        Chunks of local files that were read by one positioned read, their index being known;
+        they are not among `requests`.
+    """
+
+    requests: int
+    nbytes_read: int
+    rounds: int
+    index_requests: int
+    index_hits: int
+    warm_reads: int
+
+
+class Counters:
+    """Counts for one store.
+
+    Thread safety: may be used from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests = self._nbytes_read = self._rounds = 0
+        self._index_requests = self._index_hits = 0
+        self._warm_reads = count()
+        self._n_looks = 0
+
+    def count_warm_read(self) -> None:
+        """One more; by a counter that needs no lock."""
+        next(self._warm_reads)
+
+    def count_round(self, requests: Sequence[Request], replies: Sequence[Any]) -> None:
+        """Count a batch and its replies."""
+        n_hits = n_index_requests = nbytes = 0
+        for request, reply in zip(requests, replies, strict=True):
+            if isinstance(reply, Found):
+                nbytes += 0 if reply.value is None else len(reply.value)
+            elif isinstance(reply, FoundIndex) and isinstance(request, GetIndex):
+                if reply.is_read:
+                    n_index_requests += 1
+                    nbytes += request.shard.layout.spec.index_nbytes if reply.decoded else 0
+                else:
+                    n_hits += 1
+        n_requests = len(requests) - n_hits
+        with self._lock:
+            self._requests += n_requests
+            self._nbytes_read += nbytes
+            self._rounds += n_requests > 0
+            self._index_requests += n_index_requests
+            self._index_hits += n_hits
+
+    def stats(self) -> Stats:
+        """The counts now."""
+        with self._lock:
+            # A look at such a counter counts, too.
+            n_warm_reads = next(self._warm_reads) - self._n_looks
+            self._n_looks += 1
+            return Stats(
+                requests=self._requests,
+                nbytes_read=self._nbytes_read,
+                rounds=self._rounds,
+                index_requests=self._index_requests,
+                index_hits=self._index_hits + n_warm_reads,
+                warm_reads=n_warm_reads,
+            )
