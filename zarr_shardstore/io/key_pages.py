@@ -13,7 +13,7 @@ from zarr_shardstore.io.settled import is_side_file
 
 __all__ = ["KeyPages", "keys_below", "next_page"]
 
-_NAMES_AT_ONCE = 4096
+_NAMES_AT_ONCE = 1024
 """Of one directory in memory. One that has fewer is read in one go: a file that is replaced
 meanwhile is then not missed, and no directory stays open from page to page."""
 
