@@ -173,7 +173,7 @@ def test_keys_spelled_together_are_those_spelled_one_by_one(
             step = data.draw(st.integers(1, 7))
             ids = np.delete(ids, slice(data.draw(st.integers(0, 9)), None, step))
         case "any order":
-            ids = np.random.default_rng(data.draw(st.integers(0, 99))).permutation(ids)
+            ids[1:-1] = np.random.default_rng(data.draw(st.integers(0, 99))).permutation(ids[1:-1])
     encode = layout.encoding.encode
     expected = [layout.prefix + encode(c) for c in coords_of_entries(ids, coords, cps)]
     assert shard.chunk_keys(ids) == expected

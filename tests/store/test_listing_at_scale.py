@@ -195,6 +195,26 @@ async def test_who_breaks_off_leaves_nothing_open(n_keys: int) -> None:
 
 
 @pytest.mark.usefixtures("small")
+async def test_who_breaks_off_does_not_wait_for_what_comes_next() -> None:
+    """A base store that never replies keeps nobody."""
+
+    class Hanging(PagedStore):
+        async def get_partial_values(self, prototype: Any, key_ranges: Any) -> Any:
+            key_ranges = list(key_ranges)
+            if any(key in ("z/c/2", "z/c/3") for key, _ in key_ranges):
+                await asyncio.Event().wait()
+            return await super().get_partial_values(prototype, key_ranges)
+
+    base = Hanging()
+    fill(base, 50)
+    async with asyncio.timeout(60), aclosing(ShardingStore(base).list_prefix("z/c/")) as keys:  # type: ignore[type-var]
+        await anext(keys)
+        for _ in range(100):
+            await asyncio.sleep(0)
+    assert base.n_open == 0
+
+
+@pytest.mark.usefixtures("small")
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux does")
 async def test_who_breaks_off_leaves_no_directory_open(tmp_path: Path) -> None:
     """Async, and blocking."""
