@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zarr_shardstore.format.grid import coords_of_entries
 from zarr_shardstore.format.index import DRAFT_INDEX
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Style
 from zarr_shardstore.format.layout import ArrayLayout
@@ -98,9 +99,11 @@ def test_zero_dim_array_has_one_shard_of_one_entry_under_its_own_key() -> None:
 
 
 @st.composite
-def geometries(draw: st.DrawFn) -> tuple[ArrayLayout, tuple[int, ...]]:
+def geometries(draw: st.DrawFn, max_length: int = 5) -> tuple[ArrayLayout, tuple[int, ...]]:
     """A layout, its grid known or not, and the coordinates of one shard of it."""
-    cps = tuple(draw(st.lists(st.integers(1, 5), min_size=0, max_size=4)))
+    cps = tuple(draw(st.lists(st.integers(1, max_length), min_size=0, max_size=4)))
+    if math.prod(cps) > 20_000:
+        cps = cps[:2]
     style: Style = draw(st.sampled_from(get_args(Style)))
     separator: Separator = draw(st.sampled_from(get_args(Separator)))
     shard = tuple(draw(st.integers(0, 50)) for _ in cps)
@@ -151,3 +154,26 @@ def test_entries_in_the_grid(
             expected.append(i)
     assert shard.entries_of(leading).tolist() == expected
     assert shard.n_grid_entries == len(shard.grid_entries())
+
+
+@given(geometries(max_length=100), st.data())
+def test_keys_spelled_together_are_those_spelled_one_by_one(
+    geometry: tuple[ArrayLayout, tuple[int, ...]], data: st.DataObject
+) -> None:
+    """Law: however many, in whatever order, with whatever gaps."""
+    layout, coords = geometry
+    shard, cps = layout.shard(coords), layout.spec.chunks_per_shard
+    n_entries = layout.spec.n_entries
+    ids = np.arange(n_entries)
+    match data.draw(st.sampled_from(["all", "a slice", "gaps", "any order"])):
+        case "a slice":
+            low, high = sorted(data.draw(st.integers(0, n_entries)) for _ in range(2))
+            ids = ids[low:high]
+        case "gaps":
+            step = data.draw(st.integers(1, 7))
+            ids = np.delete(ids, slice(data.draw(st.integers(0, 9)), None, step))
+        case "any order":
+            ids[1:-1] = np.random.default_rng(data.draw(st.integers(0, 99))).permutation(ids[1:-1])
+    encode = layout.encoding.encode
+    expected = [layout.prefix + encode(c) for c in coords_of_entries(ids, coords, cps)]
+    assert shard.chunk_keys(ids) == expected

@@ -135,25 +135,28 @@ class ChunkKeyEncoding:
 
     def encode(self, coords: Coords) -> str:
         """Suffix for `coords`."""
-        numbers = self.separator.join(map(str, coords))
+        if not coords:
+            return "0" if self.style == "v2" else "c"
+        return self.marker + self.separator.join(map(str, coords))
+
+    @property
+    def marker(self) -> str:
+        """What comes before the first coordinate of a suffix."""
         match self.style:
             case "draft":
-                return f"c{numbers}"
+                return "c"
             case "default":
-                return f"c{self.separator}{numbers}" if coords else "c"
+                return f"c{self.separator}"
             case "v2":
-                return numbers or "0"
+                return ""
 
     def decode(self, suffix: str, ndim: int) -> Coords | None:
         """Coordinates that `suffix` spells; ``None`` if it is no chunk suffix of `ndim`."""
         if ndim == 0:
             return self.decode_component(0, suffix, 0)
-        if self.style != "v2":
-            marker = "c" if self.style == "draft" else f"c{self.separator}"
-            if not suffix.startswith(marker):
-                return None
-            suffix = suffix[len(marker) :]
-        return _numbers(suffix, self.separator, ndim)
+        if not suffix.startswith(self.marker):
+            return None
+        return _numbers(suffix[len(self.marker) :], self.separator, ndim)
 
     def decode_leading(self, components: list[str], ndim: int) -> Coords | None:
         """Coordinates of the leading dimensions that `components` spell.

@@ -7,6 +7,7 @@ spelling.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -25,6 +26,12 @@ from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.spec import ShardingSpec
 
 __all__ = ["ArrayLayout", "ChunkRef", "ShardRef"]
+
+_MANY_KEYS = 32
+"""From so many on, spelling them together takes less time than one by one."""
+
+_N_TAILS = 64
+"""At least so many keys share the text of their leading coordinates: it takes about 1 µs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +139,9 @@ class ShardRef:
         """Keys of the chunks that are these entries, in the order given."""
         if self.layout.ndim == 0:
             return [self.key] * len(entry_ids)
-        prefix, encode = self.layout.prefix, self.layout.encoding.encode
-        cps = self.layout.spec.chunks_per_shard
-        return [prefix + encode(c) for c in coords_of_entries(entry_ids, self.coords, cps)]
+        if len(entry_ids) >= _MANY_KEYS:
+            return _spell_together(self, entry_ids)
+        return _spell_one_by_one(self, entry_ids)
 
     @property
     def n_grid_entries(self) -> int:
@@ -165,3 +172,58 @@ class ChunkRef:
     coords: Coords
     shard: ShardRef
     entry_id: int
+
+
+def _spell_one_by_one(shard: ShardRef, entry_ids: npt.NDArray[np.intp]) -> list[str]:
+    prefix, encode = shard.layout.prefix, shard.layout.encoding.encode
+    cps = shard.layout.spec.chunks_per_shard
+    return [prefix + encode(c) for c in coords_of_entries(entry_ids, shard.coords, cps)]
+
+
+def _spell_together(shard: ShardRef, entry_ids: npt.NDArray[np.intp]) -> list[str]:
+    """Keys of entries in the order given: 0.1 µs each, where one by one takes 1 µs.
+
+    A key is a *head*, up to its leading coordinates, and a *tail*, the others. The tails are
+    spelled once for the shard; entries in a row that have one head are spelled by adding it.
+    """
+    layout, cps = shard.layout, shard.layout.spec.chunks_per_shard
+    n_heads = _n_head_dims(cps)
+    n_tails = math.prod(cps[n_heads:])
+    head_ids, tail_ids = np.divmod(entry_ids, n_tails)
+    box = [(s * n, (s + 1) * n) for s, n in zip(shard.coords, cps, strict=True)]
+    if len(cps) - n_heads == 1:  # the only dimension of the tails may be a long one
+        low, high = int(tail_ids.min()), int(tail_ids.max())
+        tail_ids, n_tails = tail_ids - low, high - low + 1
+        box[-1] = box[-1][0] + low, box[-1][0] + high + 1
+    if n_tails > 4 * len(entry_ids):
+        return _spell_one_by_one(shard, entry_ids)
+    separator = layout.encoding.separator
+    tails = [""]
+    for dim in reversed(range(n_heads, len(cps))):
+        numbers = map(str, range(*box[dim]))
+        marked = map(separator.__add__, numbers) if dim else numbers
+        tails = [number + tail for number in marked for tail in tails]
+    runs = [0, *(np.flatnonzero(np.diff(head_ids)) + 1).tolist(), len(entry_ids)]
+    heads = coords_of_entries(head_ids[runs[:-1]], shard.coords[:n_heads], cps[:n_heads])
+    is_ascending = bool((np.diff(entry_ids) > 0).all())
+    start = layout.prefix + layout.encoding.marker
+    picked: list[int] = tail_ids.tolist()
+    keys: list[str] = []
+    for head, (i, j) in zip(heads, itertools.pairwise(runs), strict=True):
+        text = start + separator.join(map(str, head))
+        first, stop = picked[i], picked[j - 1] + 1
+        if is_ascending and stop - first == j - i:  # without a gap
+            keys += map(text.__add__, tails[first:stop])
+        else:
+            keys += [text + tails[tail_id] for tail_id in picked[i:j]]
+    return keys
+
+
+def _n_head_dims(cps: Coords) -> int:
+    """How many leading dimensions are not needed to have enough tails."""
+    n_tails = 1
+    for dim in reversed(range(len(cps))):
+        n_tails *= cps[dim]
+        if n_tails >= _N_TAILS:
+            return dim
+    return 0

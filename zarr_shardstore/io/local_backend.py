@@ -20,10 +20,10 @@ from zarr_shardstore.io import file_calls
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
+from zarr_shardstore.io.key_pages import KeyPages, keys_below
 from zarr_shardstore.io.local_files import (
     is_directory,
     names_in,
-    raise_if_broken,
     read_files,
     size_of_file,
     tidy,
@@ -34,7 +34,6 @@ from zarr_shardstore.io.settled import (
     FindRepair,
     OpenFile,
     hold_to_replace,
-    is_side_file,
     when_settled,
 )
 from zarr_shardstore.io.shard_files import FIXED
@@ -51,6 +50,7 @@ from zarr_shardstore.plan.indexes import found_index, get_of_index
 from zarr_shardstore.plan.ranges import ByteRange
 from zarr_shardstore.plan.requests import (
     ChangeShard,
+    CloseListing,
     CloseShard,
     Delete,
     DeleteMany,
@@ -63,6 +63,7 @@ from zarr_shardstore.plan.requests import (
     GetMany,
     GetSize,
     ListDir,
+    ListPage,
     ListPrefix,
     Move,
     OpenShard,
@@ -208,7 +209,13 @@ class LocalBackend:
             case Tidy(directory):
                 tidy(self._root + directory)
             case ListPrefix(prefix):
-                return self._list_files(prefix)
+                return list(keys_below(self._root, prefix))
+            case ListPage(cursor, n_keys):
+                cursor.pages = cursor.pages or KeyPages(keys_below(self._root, cursor.prefix))
+                return cursor.pages.next_page(n_keys)
+            case CloseListing(cursor):
+                if cursor.pages:
+                    cursor.pages.close()
             case ListDir(prefix):
                 return names_in(self._root + prefix)
             case _:
@@ -357,14 +364,6 @@ class LocalBackend:
                     os.unlink(child)
         elif is_directory(path):
             shutil.rmtree(path)
-
-    def _list_files(self, prefix: str) -> list[str]:
-        top = self._root + prefix
-        keys = []
-        for directory, _, names in os.walk(top, onerror=raise_if_broken):
-            key_prefix = os.path.join(directory, "")[len(self._root) :].replace(os.sep, "/")
-            keys += [key_prefix + name for name in names if not is_side_file(name)]
-        return keys
 
 
 class _Session(AbstractContextManager[Perform]):

@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from zarr_shardstore.io.backend import Mode, Perform
+from zarr_shardstore.io.key_pages import KeyPages
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.plan.indexes import found_index, get_of_index
 from zarr_shardstore.plan.ranges import resolve_range
 from zarr_shardstore.plan.requests import (
+    CloseListing,
     Delete,
     DeleteMany,
     DeletePrefix,
@@ -24,6 +26,7 @@ from zarr_shardstore.plan.requests import (
     GetMany,
     GetSize,
     ListDir,
+    ListPage,
     ListPrefix,
     Move,
     Persist,
@@ -134,6 +137,11 @@ class MappingBackend:
                 pass
             case ListPrefix(prefix):
                 return self._keys(prefix)
+            case ListPage(cursor, n_keys):
+                cursor.pages = cursor.pages or KeyPages(iter(self._keys(cursor.prefix)))
+                return cursor.pages.next_page(n_keys)
+            case CloseListing(cursor):
+                cursor.pages = None
             case ListDir(prefix):
                 names = (key[len(prefix) :].split("/", 1)[0] for key in self._keys(prefix))
                 return list(dict.fromkeys(names))

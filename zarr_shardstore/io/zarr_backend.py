@@ -23,6 +23,7 @@ from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
 from zarr_shardstore.io.file_states import FileState, state_of, states_before, with_states
 from zarr_shardstore.io.flights import Flights
 from zarr_shardstore.io.index_cache import RememberedIndex
+from zarr_shardstore.io.key_pages import next_page
 from zarr_shardstore.io.kinds_of_store import (
     deletes_only_by_key,
     innermost,
@@ -39,6 +40,7 @@ from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.plan.indexes import as_gets, with_indexes
 from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.plan.requests import (
+    CloseListing,
     Delete,
     DeleteMany,
     DeletePrefix,
@@ -50,6 +52,7 @@ from zarr_shardstore.plan.requests import (
     GetMany,
     GetSize,
     ListDir,
+    ListPage,
     ListPrefix,
     Move,
     Persist,
@@ -325,6 +328,13 @@ class ZarrBackend:
                 await store.delete_dir(prefix.removesuffix("/"))
             case ListPrefix(prefix):
                 return [key async for key in store.list_prefix(prefix) if not is_side_file(key)]
+            case ListPage(cursor, n_keys):
+                if cursor.pages is None:
+                    cursor.pages = aiter(store.list_prefix(cursor.prefix))
+                return await next_page(cursor.pages, n_keys)
+            case CloseListing(cursor):
+                if hasattr(cursor.pages, "aclose"):
+                    await cursor.pages.aclose()
             case ListDir(prefix):
                 try:
                     names = store.list_dir(prefix.removesuffix("/"))

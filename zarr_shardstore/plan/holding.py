@@ -42,7 +42,6 @@ from zarr_shardstore.plan.strategies import WRITE_FLOWS, WriteStrategy
 __all__ = [
     "HoldingTransformer",
     "hold_updates",
-    "list_keys",
     "list_names",
     "overlaid_index",
     "perform_or_hold",
@@ -244,13 +243,6 @@ def overlaid_index(
         fields[i] = (0, len(final.value)) if isinstance(final, Put) else MISSING
     overlaid = ShardIndex(fields)
     return overlaid if len(overlaid.present_ids()) else None
-
-
-def list_keys(directories: Sequence[str], pending: PendingShards) -> Flow[list[str]]:
-    """Keys of the base store in directories, and of shards that so far are only held."""
-    held = [p.shard.key for d in directories for p in pending.pending(d) if p.has_values]
-    listings: list[list[str]] = yield [ListPrefix(directory) for directory in directories]
-    return list(dict.fromkeys([key for listing in listings for key in listing] + held))
 
 
 def list_names(directories: Sequence[str], pending: PendingShards) -> Flow[list[list[str]]]:

@@ -7,7 +7,9 @@ that it touches.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +19,18 @@ from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 
-__all__ = ["GridDirectory", "chunks_present", "entries_present", "locate_directory"]
+__all__ = [
+    "GridDirectory",
+    "Listed",
+    "ListedChunks",
+    "ListedValues",
+    "chunks_present",
+    "entries_present",
+    "locate_directory",
+]
+
+_KEYS_AT_ONCE = 16_384
+"""Keys of one shard in memory: about 1.5 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +147,56 @@ def entries_present(
     shard: ShardRef, index: ShardIndex, leading: Coords = ()
 ) -> npt.NDArray[np.intp]:
     """Ascending ids of the stored entries in the array whose coordinates start so."""
-    return np.intersect1d(shard.entries_of(leading), index.present_ids(), assume_unique=True)
+    present = index.present_ids()
+    in_grid = shard.entries_of(leading)
+    if len(in_grid) == len(index.fields):
+        return present
+    is_present = np.zeros(len(index.fields), np.bool_)
+    is_present[present] = True
+    return in_grid[is_present[in_grid]]
 
 
 def chunks_present(shard: ShardRef, index: ShardIndex) -> list[tuple[str, int]]:
     """Keys of the stored chunks of a shard that lie in the array, with their sizes in bytes."""
     ids = entries_present(shard, index)
     return list(zip(shard.chunk_keys(ids), index.fields[ids, 1].tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ListedValues:
+    """Keys that were listed, with their sizes in bytes where these are known."""
+
+    sizes: list[tuple[str, int | None]]
+
+    def keys_with(self, prefix: str) -> Iterator[list[str]]:
+        """Keys that start with `prefix`."""
+        yield [key for key, _ in self.sizes if key.startswith(prefix)]
+
+    def sizes_with(self, prefix: str) -> Iterator[tuple[str, int | None]]:
+        """Keys that start with `prefix`, with sizes."""
+        return (item for item in self.sizes if item[0].startswith(prefix))
+
+
+@dataclass(frozen=True, slots=True)
+class ListedChunks:
+    """A shard that was listed: its index is there, its keys are spelled when they are wanted."""
+
+    shard: ShardRef
+    index: ShardIndex
+
+    def keys_with(self, prefix: str) -> Iterator[list[str]]:
+        """Keys that start with `prefix`, a bounded number at a time."""
+        are_all = self.shard.layout.prefix.startswith(prefix)
+        ids = entries_present(self.shard, self.index)
+        for first in range(0, len(ids), _KEYS_AT_ONCE):
+            keys = self.shard.chunk_keys(ids[first : first + _KEYS_AT_ONCE])
+            yield keys if are_all else [key for key in keys if key.startswith(prefix)]
+
+    def sizes_with(self, prefix: str) -> Iterator[tuple[str, int | None]]:
+        """Keys that start with `prefix`, with sizes."""
+        sizes = chunks_present(self.shard, self.index)
+        return (item for item in sizes if item[0].startswith(prefix))
+
+
+Listed: TypeAlias = ListedValues | ListedChunks
+"""A part of a listing."""

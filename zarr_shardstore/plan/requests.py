@@ -19,6 +19,7 @@ from zarr_shardstore.plan.ranges import ByteRange
 
 __all__ = [
     "ChangeShard",
+    "CloseListing",
     "CloseShard",
     "Delete",
     "DeleteMany",
@@ -31,7 +32,9 @@ __all__ = [
     "GetIndex",
     "GetMany",
     "GetSize",
+    "KeyCursor",
     "ListDir",
+    "ListPage",
     "ListPrefix",
     "Modify",
     "Move",
@@ -275,6 +278,35 @@ class ListPrefix:
     prefix: str
 
 
+@dataclass(slots=True, eq=False)
+class KeyCursor:
+    """How far the keys in a directory have been listed; for one flow at a time.
+
+    What it holds of the base store it holds until its last page, or `CloseListing`, or until
+    it is forgotten.
+    """
+
+    prefix: str
+    pages: Any = field(default=None, repr=False)
+    """What the base store needs for the next page; ``None`` before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListPage:
+    """List the keys in a directory, recursively, some at a time. Reply: a list of the next
+    `n_keys` full keys; of fewer if these are the last, or there are none."""
+
+    cursor: KeyCursor
+    n_keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseListing:
+    """No more pages are wanted. Reply: ``None``."""
+
+    cursor: KeyCursor
+
+
 @dataclass(frozen=True, slots=True)
 class ListDir:
     """List a directory. Reply: list of names of its keys and its sub-directories."""
@@ -316,6 +348,8 @@ Request: TypeAlias = (
     | Persist
     | Tidy
     | ListPrefix
+    | ListPage
+    | CloseListing
     | ListDir
     | UpdateShard
 )

@@ -16,7 +16,8 @@ from zarr_shardstore.plan.holding import split_at_sharding
 from zarr_shardstore.plan.requests import Flow, UpdateShard
 from zarr_shardstore.plan.stack import through
 from zarr_shardstore.store.catalog import Catalog, StackedKey
-from zarr_shardstore.store.listing import Listing, raise_first
+from zarr_shardstore.store.key_stream import raise_first
+from zarr_shardstore.store.listing import Listing
 
 __all__ = ["compact_below", "compaction_of"]
 

@@ -6,31 +6,26 @@ Source: sharding storage transformer draft, "API implementation", list, list_pre
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Literal, TypeAlias, TypeGuard
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeAlias
 
-from zarr_shardstore.errors import CorruptShardError, ShardStoreError
-from zarr_shardstore.format.documents import Node
+from zarr_shardstore.errors import CorruptShardError
 from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.format.layout import ShardRef
-from zarr_shardstore.plan.holding import (
-    list_keys,
-    list_names,
-    read_indexes_with_held,
-    with_held,
-)
-from zarr_shardstore.plan.listing import GridDirectory, chunks_present
+from zarr_shardstore.plan.holding import list_names, read_indexes_with_held
+from zarr_shardstore.plan.key_pages import KeyPages, list_keys
+from zarr_shardstore.plan.listing import GridDirectory
 from zarr_shardstore.plan.pending import PendingShards
 from zarr_shardstore.plan.ranges import Range
 from zarr_shardstore.plan.requests import Flow, Found, Get
-from zarr_shardstore.plan.stack import keys_above
 from zarr_shardstore.store.arrays import StoredArray
-from zarr_shardstore.store.catalog import Catalog, StackedKey
+from zarr_shardstore.store.catalog import Catalog
+from zarr_shardstore.store.key_stream import KeyStream, raise_first
 
-__all__ = ["Kind", "Listing", "raise_first"]
+__all__ = ["Kind", "Listing"]
 
-_SHARDS_PER_LISTING_ROUND = 64
+_SHARDS_PER_ROUND = 64
 
 Kind: TypeAlias = Literal["key", "prefix", "both"] | None
 """What a listed name is; ``None``: the base store does not tell."""
@@ -43,81 +38,33 @@ class Listing:
         self.catalog = catalog
         self._pending = pending
 
+    def stream(self, prefix: str, *, is_path: bool = False) -> Flow[KeyStream]:
+        """Begin to list all keys that start with `prefix`.
+
+        With `is_path` the path of an array means the directory of the array.
+        """
+        prefix = check_prefix(prefix)
+        if is_path and prefix and not prefix.endswith("/"):
+            prefix += "/" if (yield from self.catalog.has_array(prefix)) else ""
+        directories = yield from self._base_directories(prefix)
+        pages = KeyPages(directories, self._pending)
+        return KeyStream(self.catalog, self._pending, pages, prefix)
+
     def list_all(self, prefix: str) -> Flow[list[str]]:
         """All keys that start with `prefix`."""
-        base_keys = yield from self.list_base(prefix)
         keys: list[str] = []
-        errors: list[ShardStoreError] = []
-        for part in self.listing_rounds(base_keys):
-            keys += yield from self.list_some(part, prefix, errors)
-        raise_first(errors)
+        yield from self._for_each(prefix, keys.extend)
         return keys
-
-    def directory_of_array(self, prefix: str) -> Flow[str]:
-        """`prefix` with a slash, if it is the path of an array; else as it is."""
-        prefix = check_prefix(prefix)
-        if not prefix or prefix.endswith("/"):
-            return prefix
-        is_array = yield from self.catalog.has_array(prefix)
-        return f"{prefix}/" if is_array else prefix
 
     def list_base(self, prefix: str) -> Flow[list[str]]:
         """Keys of the base store that keys starting with `prefix` may come from."""
-        prefix = check_prefix(prefix)
-        directory = prefix[: prefix.rfind("/") + 1]
-        in_grid = yield from self.catalog.directory_of(directory, is_strict=False)
-        if isinstance(in_grid, StoredArray):
-            directory, in_grid = in_grid.node.chunk_prefix, None
-        elif in_grid is None and self.catalog.may_lack_metadata(directory):
-            directory = _array_directory_without_metadata(directory)
-        directories = [directory]
-        if in_grid is not None and in_grid.base_directory != directory:
-            # What passes through is still listed where it was.
-            directories.append(in_grid.base_directory)
+        directories = yield from self._base_directories(check_prefix(prefix))
         return (yield from list_keys(directories, self._pending))
 
     def listing_rounds(self, base_keys: list[str]) -> Iterable[list[str]]:
-        """Cut base keys into parts whose shard indexes are read in one round each."""
-        n = _SHARDS_PER_LISTING_ROUND
+        """Cut base keys into parts whose shards are worked on together."""
+        n = _SHARDS_PER_ROUND
         return (base_keys[i : i + n] for i in range(0, len(base_keys), n))
-
-    def list_some(
-        self, base_keys: Sequence[str], prefix: str, errors: list[ShardStoreError]
-    ) -> Flow[list[str]]:
-        """Keys that start with `prefix` and are stored in these objects of the base store.
-
-        Shards and documents that cannot be read go to `errors`, and block nothing else.
-        """
-        sizes = yield from self.list_sizes(base_keys, prefix, errors)
-        return [key for key, _ in sizes]
-
-    def list_sizes(
-        self, base_keys: Sequence[str], prefix: str, errors: list[ShardStoreError]
-    ) -> Flow[list[tuple[str, int | None]]]:
-        """As `list_some`, each key with its size in bytes where the index tells it."""
-        prefix = check_prefix(prefix)
-        shards = yield from self.catalog.shards_of(base_keys)
-        known = [s for s in shards if _is_shard(s)]
-        indexes = iter((yield from read_indexes_with_held(known, self._pending)))
-        listed: list[tuple[str, int | None]] = []
-        stacked: dict[Node, tuple[StoredArray, list[str]]] = {}
-        for base_key, shard in zip(base_keys, shards, strict=True):
-            match shard:
-                case None:
-                    listed.append((base_key, None))
-                case StackedKey(key, array):
-                    stacked.setdefault(array.node, (array, []))[1].append(key)
-                case ShardStoreError():
-                    errors.append(shard)
-                case ShardRef():
-                    index = next(indexes)
-                    if isinstance(index, CorruptShardError):
-                        errors.append(index)
-                    elif index is not None:
-                        listed += chunks_present(shard, index)
-        for array, keys in stacked.values():
-            listed += yield from self._keys_above(array, keys, errors)
-        return [item for item in listed if item[0].startswith(prefix)]
 
     def list_dir(self, prefix: str, *, is_exact: bool = False) -> Flow[dict[str, Kind]]:
         """Names of the keys and directories directly in a directory, with what each is.
@@ -134,10 +81,14 @@ class Listing:
             (names,) = yield from list_names([prefix], self._pending)
             return dict.fromkeys(names)
         kinds: dict[str, Kind] = {}
-        for key in (yield from self.list_all(prefix)):
-            name, slash, _ = key[len(prefix) :].partition("/")
-            kind: Kind = "prefix" if slash else "key"
-            kinds[name] = kind if kinds.get(name, kind) == kind else "both"
+
+        def add(keys: list[str]) -> None:
+            for key in keys:
+                name, slash, _ = key[len(prefix) :].partition("/")
+                kind: Kind = "prefix" if slash else "key"
+                kinds[name] = kind if kinds.get(name, kind) == kind else "both"
+
+        yield from self._for_each(prefix, add)
         return kinds
 
     def list_keys_and_prefixes(self, prefix: str) -> Flow[tuple[list[str], list[str]]]:
@@ -168,6 +119,27 @@ class Listing:
         """Whether a directory may lie in the grid of an array that has no metadata."""
         is_widened = _array_directory_without_metadata(prefix) != prefix
         return is_widened and self.catalog.may_lack_metadata(prefix)
+
+    def _for_each(self, prefix: str, take: Callable[[list[str]], None]) -> Flow[None]:
+        """Hand over all keys that start with `prefix`, some at a time."""
+        stream = yield from self.stream(prefix)
+        while stream.has_more:
+            for keys in stream.keys_of((yield from stream.next_round())):
+                take(keys)
+        raise_first(stream.errors)
+
+    def _base_directories(self, prefix: str) -> Flow[list[str]]:
+        """Directories of the base store that keys starting with `prefix` may come from."""
+        directory = prefix[: prefix.rfind("/") + 1]
+        in_grid = yield from self.catalog.directory_of(directory, is_strict=False)
+        if isinstance(in_grid, StoredArray):
+            directory, in_grid = in_grid.node.chunk_prefix, None
+        elif in_grid is None and self.catalog.may_lack_metadata(directory):
+            directory = _array_directory_without_metadata(directory)
+        if in_grid is None or in_grid.base_directory == directory:
+            return [directory]
+        # What passes through is still listed where it was.
+        return [directory, in_grid.base_directory]
 
     def _list_grid_directory(
         self, directory: GridDirectory, prefix: str, is_exact: bool
@@ -223,33 +195,6 @@ class Listing:
                 raise index
             indexes.append(index)
         return indexes
-
-    def _keys_above(
-        self, array: StoredArray, keys: list[str], errors: list[ShardStoreError]
-    ) -> Flow[list[tuple[str, int | None]]]:
-        """Keys in the array of the values that objects hold; a damaged one blocks no other."""
-        try:
-            above = yield from keys_above(with_held(array.stack, self._pending), keys)
-        except ShardStoreError as error:
-            if len(keys) == 1:
-                errors.append(error)
-                return []
-            above = []
-            for key in keys:
-                above += yield from self._keys_above(array, [key], errors)
-        return [item for item in above if not array.is_outside(item[0])]
-
-
-def raise_first(errors: Sequence[ShardStoreError]) -> None:
-    """Raise the first of the errors that a listing met, if any, now that all else is listed."""
-    if errors:
-        if len(errors) > 1:
-            errors[0].add_note(f"and {len(errors) - 1} more shards or keys could not be listed")
-        raise errors[0]
-
-
-def _is_shard(found: object) -> TypeGuard[ShardRef]:
-    return isinstance(found, ShardRef)
 
 
 def _as_directory(prefix: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.consolidated import directory_of_v2_consolidated
 from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.documents import node_of_document
@@ -41,8 +41,9 @@ from zarr_shardstore.store.arrays import ArrayReader
 from zarr_shardstore.store.batch import BatchState
 from zarr_shardstore.store.catalog import Catalog
 from zarr_shardstore.store.erasing import Eraser
+from zarr_shardstore.store.key_stream import raise_first
 from zarr_shardstore.store.known_arrays import Knowledge, KnownArrays
-from zarr_shardstore.store.listing import Listing, raise_first
+from zarr_shardstore.store.listing import Listing
 from zarr_shardstore.store.new_arrays import NewArrays
 from zarr_shardstore.store.publishing import Publisher
 from zarr_shardstore.store.routing import Owner, Router, is_document
@@ -167,14 +168,14 @@ class Operations:
     def get_total_size(self, prefix: str) -> Flow[int]:
         """Sum of the sizes of all values whose key starts with `prefix`, in bytes."""
         total = 0
-        errors: list[ShardStoreError] = []
-        base_keys = yield from self.listing.list_base(prefix)
-        for part in self.listing.listing_rounds(base_keys):
-            for key, size in (yield from self.listing.list_sizes(part, prefix, errors)):
-                if size is None:
-                    size = yield from self.get_size(key)
-                total += size or 0
-        raise_first(errors)
+        stream = yield from self.listing.stream(prefix)
+        while stream.has_more:
+            for part in (yield from stream.next_round()):
+                for key, size in part.sizes_with(stream.prefix):
+                    if size is None:
+                        size = yield from self.get_size(key)
+                    total += size or 0
+        raise_first(stream.errors)
         return total
 
     # -------------------------------------------------------------- writes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.buffers import as_view
@@ -24,7 +24,7 @@ from zarr_shardstore.store.base import (
     open_sharding,
 )
 from zarr_shardstore.store.batch import Batch
-from zarr_shardstore.store.listing import raise_first
+from zarr_shardstore.store.key_stream import raise_first
 from zarr_shardstore.store.policy import ChunksPerShard
 from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -176,12 +176,13 @@ class ShardingMapping(MutableMapping[str, bytes]):
         return isinstance(key, str) and self._run(self._sharding.operations.exists(key))
 
     def __iter__(self) -> Iterator[str]:
-        listing = self._sharding.operations.listing
-        base_keys = self._run(listing.list_base(""))
-        errors: list[ShardStoreError] = []
-        for part in listing.listing_rounds(base_keys):
-            yield from self._run(listing.list_some(part, "", errors))
-        raise_first(errors)
+        # Who breaks off drops the stream, and what it holds of the base store with it: a
+        # generator that is thrown away must not wait for anything.
+        stream = self._run(self._sharding.operations.listing.stream(""))
+        while stream.has_more:
+            for keys in stream.keys_of(self._run(stream.next_round())):
+                yield from keys
+        raise_first(stream.errors)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -5,22 +5,28 @@ Source: zarr-python 3, ``zarr.abc.store``, and the methods that its codec pipeli
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from typing import TypeAlias, TypeVar
 
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import MemoryStore
 
-from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.io.buffers import as_view, own_bytes, to_buffer_of
 from zarr_shardstore.io.byte_requests import range_of
+from zarr_shardstore.io.prefetch import one_ahead
 from zarr_shardstore.io.resolve import BaseStore
+from zarr_shardstore.plan.listing import Listed
 from zarr_shardstore.plan.requests import Flow
 from zarr_shardstore.store.base import Sharding, check_writable
-from zarr_shardstore.store.listing import raise_first
+from zarr_shardstore.store.key_stream import raise_first
 
 __all__ = ["Value", "ZarrInterface"]
+
+_KEYS_BETWEEN_TURNS = 4096
+"""Other tasks get a turn after so many keys: whoever only lists waits for nothing."""
 
 T = TypeVar("T")
 Value: TypeAlias = Buffer | bytes | bytearray | memoryview
@@ -193,9 +199,8 @@ class ZarrInterface(Store):
 
     # ------------------------------------------------------------------ listing
 
-    async def list(self) -> AsyncIterator[str]:
-        async for key in self.list_prefix(""):
-            yield key
+    def list(self) -> AsyncIterator[str]:
+        return self.list_prefix("")
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """All keys that start with `prefix`.
@@ -203,16 +208,34 @@ class ZarrInterface(Store):
         On a base store that lists directories, the path of an array means its directory: zarr
         asks so for the chunks of ``lat``, and does not expect those of ``lat_bounds``. zarr's
         MemoryStore and mappings take each prefix as text.
+
+        Cost: keys come in rounds of up to 64 shards, one round ahead of the caller; memory
+        does not grow with their number. Whoever breaks off closes the iterator.
         """
-        listing = self._sharding.operations.listing
-        if isinstance(self.base, Store) and not isinstance(self.base, MemoryStore):
-            prefix = await self._run(listing.directory_of_array(prefix), only_reads=True)
-        base_keys = await self._run(listing.list_base(prefix), only_reads=True)
-        errors: list[ShardStoreError] = []
-        for part in listing.listing_rounds(base_keys):
-            for key in await self._run(listing.list_some(part, prefix, errors), only_reads=True):
-                yield key
-        raise_first(errors)
+        is_path = isinstance(self.base, Store) and not isinstance(self.base, MemoryStore)
+        begin = self._sharding.operations.listing.stream(prefix, is_path=is_path)
+        stream = await self._run(begin, only_reads=True)
+
+        async def next_round() -> Sequence[Listed] | None:
+            if not stream.has_more:
+                return None
+            return await self._run(stream.next_round(), only_reads=True)
+
+        n_left = _KEYS_BETWEEN_TURNS
+        try:
+            async with aclosing(one_ahead(next_round)) as rounds:
+                async for parts in rounds:
+                    for keys in stream.keys_of(parts):
+                        for key in keys:
+                            yield key
+                        n_left -= len(keys)
+                        if n_left <= 0:
+                            n_left = _KEYS_BETWEEN_TURNS
+                            await asyncio.sleep(0)
+        finally:
+            if stream.has_more:
+                await self._run(stream.close(), only_reads=True)
+        raise_first(stream.errors)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Names directly in a directory, each of a key or of a directory that holds keys.

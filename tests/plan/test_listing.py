@@ -1,0 +1,68 @@
+"""What a shard's index says about keys: those of stored chunks in the array, and no others."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarr_shardstore.format.index import DRAFT_INDEX, MISSING, ShardIndex
+from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.plan import listing
+from zarr_shardstore.plan.listing import ListedChunks, ListedValues, chunks_present
+
+ENCODINGS = [
+    ChunkKeyEncoding("draft", "/"),
+    ChunkKeyEncoding("draft", "."),
+    ChunkKeyEncoding("default", "/"),
+    ChunkKeyEncoding("default", "."),
+    ChunkKeyEncoding("v2", "/"),
+    ChunkKeyEncoding("v2", "."),
+]
+
+
+@given(st.data())
+def test_keys_are_those_of_stored_chunks_in_the_grid(data: st.DataObject) -> None:
+    """Law: in C order, with the sizes that the index tells, a few at a time, below a prefix."""
+    cps = tuple(data.draw(st.lists(st.integers(1, 6), min_size=0, max_size=3)))
+    coords = tuple(data.draw(st.integers(0, 12)) for _ in cps)
+    grid = tuple(c * n + data.draw(st.integers(0, n + 1)) for c, n in zip(coords, cps, strict=True))
+    encoding = data.draw(st.sampled_from(ENCODINGS))
+    known_grid = data.draw(st.sampled_from([grid, None]))
+    layout = ArrayLayout("a", "a/", encoding, known_grid, ShardingSpec(cps, DRAFT_INDEX))
+    sizes = data.draw(
+        st.lists(
+            st.none() | st.integers(0, 9),
+            min_size=layout.spec.n_entries,
+            max_size=layout.spec.n_entries,
+        )
+    )
+    fields = np.array([(MISSING,) * 2 if s is None else (7, s) for s in sizes], np.uint64)
+    shard, index = layout.shard(coords), ShardIndex(fields.reshape(-1, 2))
+    box = [range(c * n, (c + 1) * n) for c, n in zip(coords, cps, strict=True)]
+    expected = [
+        ("a/" + encoding.encode(chunk), size)
+        for chunk, size in zip(itertools.product(*box), sizes, strict=True)
+        if size is not None and layout.has_chunk(chunk)
+    ]
+    assert chunks_present(shard, index) == expected
+    prefix = data.draw(st.sampled_from(["", "a/", "a/c", "a/c/1", "a/c1", "a/1", "b"]))
+    expected = [(key, size) for key, size in expected if key.startswith(prefix)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listing, "_KEYS_AT_ONCE", data.draw(st.integers(1, 40)))
+        parts = list(ListedChunks(shard, index).keys_with(prefix))
+        assert [key for keys in parts for key in keys] == [key for key, _ in expected]
+        assert max(map(len, parts), default=0) <= listing._KEYS_AT_ONCE
+    assert list(ListedChunks(shard, index).sizes_with(prefix)) == expected
+
+
+def test_values_below_a_prefix() -> None:
+    """By text."""
+    values = ListedValues([("a/b", 1), ("ab", None), ("b", 2)])
+    assert list(values.keys_with("a")) == [["a/b", "ab"]]
+    assert list(values.sizes_with("a/")) == [("a/b", 1)]

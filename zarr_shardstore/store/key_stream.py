@@ -1,0 +1,166 @@
+"""A listing as a stream: what is listed comes in rounds, and only one of them is in memory.
+
+::
+
+    base store ── page of base keys ──▶ catalog ── shards, others ──▶ cut into rounds
+                                                                          │ indexes
+                  keys, shard by shard ◀── parts of a round ◀─────────────┘
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from zarr_shardstore.errors import CorruptShardError, ShardStoreError
+from zarr_shardstore.format.documents import Node
+from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.plan.holding import read_indexes_with_held, split_at_sharding, with_held
+from zarr_shardstore.plan.key_pages import KeyPages
+from zarr_shardstore.plan.listing import Listed, ListedChunks, ListedValues
+from zarr_shardstore.plan.pending import PendingShards
+from zarr_shardstore.plan.requests import Flow
+from zarr_shardstore.plan.stack import keys_above
+from zarr_shardstore.store.arrays import StoredArray
+from zarr_shardstore.store.catalog import Catalog, StackedKey
+
+__all__ = ["KeyStream", "raise_first"]
+
+_SHARDS_PER_ROUND = 64
+"""Shards whose indexes are asked for at once."""
+
+_NBYTES_PER_ROUND = 16 * 1024 * 1024
+"""Of these indexes, and of the keys of stacked arrays: what a round may take in memory."""
+
+_STACKED_NBYTES = 160
+"""About what a key above a stack takes, with its size, in bytes."""
+
+_Located: TypeAlias = tuple[str, ShardRef | StackedKey | ShardStoreError | None]
+
+
+class KeyStream:
+    """What is listed below base keys, round by round.
+
+    Parameters
+    ----------
+    prefix : str
+        What the keys that are wanted start with; the parts of a round have others, too.
+    pages : KeyPages
+        The base keys.
+
+    Attributes
+    ----------
+    prefix : str
+        As given.
+    errors : list of ShardStoreError
+        What could not be listed so far: shards and documents that cannot be read block
+        nothing else. For `raise_first`, after the last round.
+    """
+
+    def __init__(
+        self, catalog: Catalog, pending: PendingShards, pages: KeyPages, prefix: str
+    ) -> None:
+        self.prefix = prefix
+        self.errors: list[ShardStoreError] = []
+        self._catalog = catalog
+        self._pending = pending
+        self._pages = pages
+        self._located: deque[_Located] = deque()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether another round is to be asked for."""
+        return bool(self._located) or self._pages.has_more
+
+    def next_round(self) -> Flow[list[Listed]]:
+        """The next parts of the listing.
+
+        Cost: a page of base keys now and then; the indexes of up to 64 shards, side by side.
+        """
+        if not self._located:
+            page = yield from self._pages.next_page()
+            names = yield from self._catalog.shards_of(page)
+            self._located.extend(zip(page, names, strict=True))
+        located = self._take_round()
+        shards = [found for _, found in located if isinstance(found, ShardRef)]
+        indexes = iter((yield from read_indexes_with_held(shards, self._pending)))
+        parts: list[Listed] = []
+        stacked: dict[Node, tuple[StoredArray, list[str]]] = {}
+        for base_key, found in located:
+            match found:
+                case None:
+                    last = parts[-1] if parts else None
+                    if not isinstance(last, ListedValues):
+                        parts.append(last := ListedValues([]))
+                    last.sizes.append((base_key, None))
+                case StackedKey(key, array):
+                    stacked.setdefault(array.node, (array, []))[1].append(key)
+                case ShardStoreError():
+                    self.errors.append(found)
+                case ShardRef():
+                    index = next(indexes)
+                    if isinstance(index, CorruptShardError):
+                        self.errors.append(index)
+                    elif index is not None:
+                        parts.append(ListedChunks(found, index))
+        for array, keys in stacked.values():
+            parts.append(ListedValues((yield from self._keys_above(array, keys))))
+        return parts
+
+    def close(self) -> Flow[None]:
+        """No more rounds are wanted."""
+        yield from self._pages.close()
+
+    def keys_of(self, parts: Sequence[Listed]) -> Iterator[list[str]]:
+        """Those of the keys of a round that are wanted, a bounded number at a time."""
+        for part in parts:
+            yield from part.keys_with(self.prefix)
+
+    def _take_round(self) -> list[_Located]:
+        """Base keys whose shards are read together."""
+        taken: list[_Located] = []
+        n_shards = nbytes = 0
+        while self._located and n_shards < _SHARDS_PER_ROUND:
+            added = _nbytes_of(self._located[0])
+            if n_shards and nbytes + added > _NBYTES_PER_ROUND:
+                break
+            taken.append(self._located.popleft())
+            n_shards += added > 0
+            nbytes += added
+        return taken
+
+    def _keys_above(
+        self, array: StoredArray, keys: list[str]
+    ) -> Flow[list[tuple[str, int | None]]]:
+        """Keys in the array of the values that objects hold; a damaged one blocks no other."""
+        above: list[tuple[str, int | None]] = []
+        try:
+            above = yield from keys_above(with_held(array.stack, self._pending), keys)
+        except ShardStoreError as error:
+            if len(keys) == 1:
+                self.errors.append(error)
+                return []
+            for key in keys:
+                above += yield from self._keys_above(array, [key])
+        return [item for item in above if not array.is_outside(item[0])]
+
+
+def raise_first(errors: Sequence[ShardStoreError]) -> None:
+    """Raise the first of the errors that a listing met, if any, now that all else is listed."""
+    if errors:
+        if len(errors) > 1:
+            errors[0].add_note(f"and {len(errors) - 1} more shards or keys could not be listed")
+        raise errors[0]
+
+
+def _nbytes_of(located: _Located) -> int:
+    """What reading a shard takes in memory; nothing for a value that passes through."""
+    match located[1]:
+        case ShardRef() as shard:
+            return shard.layout.spec.index_nbytes
+        case StackedKey(_, array):
+            found = split_at_sharding(array.stack)
+            n_keys = found[0].layout.spec.n_entries if found else 1
+            return n_keys * _STACKED_NBYTES
+    return 0
