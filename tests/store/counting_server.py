@@ -179,10 +179,10 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1  # head and body in one piece
     disable_nagle_algorithm = True
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self._answer()
 
-    def do_HEAD(self) -> None:  # noqa: N802
+    def do_HEAD(self) -> None:
         self._answer()
 
     def log_message(self, format: str, *args: Any) -> None:
