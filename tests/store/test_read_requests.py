@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import ObjectStore
 
@@ -201,7 +202,7 @@ async def test_a_range_of_a_chunk_costs_the_same(server: CountingServer, client:
     store = client(server)
     whole = value_of((1, 1))
     for n_index, (start, stop) in zip((1, 0, 0), [(3, 5), (0, 50), (49, 50)], strict=True):
-        byte_range = zarr.abc.store.RangeByteRequest(start, stop)
+        byte_range = RangeByteRequest(start, stop)
         value = await store.get(chunk_key((1, 1)), PROTOTYPE, byte_range)
         assert _bytes(value) == whole[start:stop]
         asked = [a for a in server.asked if a.key == shard_key((1, 1))]
