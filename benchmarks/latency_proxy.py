@@ -81,8 +81,8 @@ async def _run(upstream_port: int, latency_s: float) -> None:
                 log.append(Asked(method, path, fields.get("range", ""), int(status), nbytes))
                 to_client.write(head)
                 await _pass_body(server, to_client, reply)
-        except (asyncio.IncompleteReadError, ConnectionError):  # one of them has left
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # one of them has left, or all is over
         finally:
             to_client.close()
             to_server.close()
