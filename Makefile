@@ -40,6 +40,7 @@ format: $(VENV)/.test
 bench: $(VENV)/.test
 	$(VENV)/bin/python benchmarks/arrays.py
 	$(VENV)/bin/python benchmarks/writes.py
+	$(VENV)/bin/python benchmarks/reads.py
 
 clean:
 	rm -rf .venv-* $(ZARRITA_DIR) $(AZURITE_DIR) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis

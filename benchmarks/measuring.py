@@ -1,4 +1,4 @@
-"""What the benchmarks of writes share: counted bytes and requests, times, rows of a table."""
+"""What the benchmarks share: counted bytes and requests, times, rows of a table."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -100,7 +101,7 @@ class ObjectStore(MemoryStore):
 
 @contextmanager
 def fresh_directory() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="zarr-shardstore-writes-"))
+    directory = Path(tempfile.mkdtemp(prefix="zarr-shardstore-bench-"))
     try:
         yield directory
     finally:
@@ -117,11 +118,23 @@ def time_of_each(
     cases: dict[str, Callable[[Path], float]], repeats: int, middle: Middle
 ) -> dict[str, float]:
     """Seconds by case; each repeat runs each case once, in another order, in a fresh directory."""
+
+    def in_fresh_directory(run: Callable[[Path], float]) -> float:
+        with fresh_directory() as directory:
+            return run(directory)
+
+    runs = {name: partial(in_fresh_directory, run) for name, run in cases.items()}
+    return time_of_each_run(runs, repeats, middle)
+
+
+def time_of_each_run(
+    cases: Mapping[str, Callable[[], float]], repeats: int, middle: Middle
+) -> dict[str, float]:
+    """Seconds by case, of what needs no directory of its own."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for _ in range(repeats):
         for name in random.sample(list(cases), len(cases)):
-            with fresh_directory() as directory:
-                seconds[name].append(cases[name](directory))
+            seconds[name].append(cases[name]())
     return {name: middle(seconds[name]) for name in cases}
 
 

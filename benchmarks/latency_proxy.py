@@ -1,0 +1,98 @@
+"""A proxy that stands for a network: HTTP requests wait in it, and it writes down each.
+
+It runs in a process of its own, on 127.0.0.1, and keeps the connections of both sides, one of the
+server for each of the client. A new connection costs nothing more, and neither does a long reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+
+class Asked(NamedTuple):
+    """One request: its path with the query, and bytes of the body of the reply."""
+
+    method: str
+    path: str
+    byte_range: str
+    status: int
+    nbytes: int
+
+
+class Proxy:
+    def __init__(self, process: Any) -> None:
+        self.process = process
+        self.port = int(process.stdout.readline())
+
+    def asked(self) -> list[Asked]:
+        """Requests since the last call, in the order of their replies."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return [Asked(*fields) for fields in json.loads(self.process.stdout.readline())]
+
+
+@contextmanager
+def latency_proxy(upstream_port: int, latency_s: float = 0.03) -> Iterator[Proxy]:
+    """A proxy in front of the server at that port, until the end of the block."""
+    command = [sys.executable, __file__, str(upstream_port), str(latency_s)]
+    pipe: Any = subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as process:
+        yield Proxy(process)  # it ends when its input does
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[bytes, list[str], dict[str, str]]:
+    """The head of a message, the words of its first line, and its fields."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").strip().split("\r\n")
+    fields = (line.split(":", 1) for line in lines)
+    return head, first.split(" "), {name.lower(): value.strip() for name, value in fields}
+
+
+async def _pass_body(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fields: dict[str, str]
+) -> None:
+    if "transfer-encoding" in fields:
+        raise NotImplementedError("the proxy passes on bodies whose length is known")
+    writer.write(await reader.readexactly(int(fields.get("content-length", 0))))
+    await writer.drain()
+
+
+async def _run(upstream_port: int, latency_s: float) -> None:
+    log: list[Asked] = []
+
+    async def serve(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        server, to_server = await asyncio.open_connection("127.0.0.1", upstream_port)
+        try:
+            while True:
+                head, (method, path, _), fields = await _read_head(client)
+                await asyncio.sleep(latency_s)
+                to_server.write(head)
+                await _pass_body(client, to_server, fields)
+                head, (_, status, *_), reply = await _read_head(server)
+                if method == "HEAD" or status in ("204", "304"):
+                    reply["content-length"] = "0"
+                nbytes = int(reply.get("content-length", 0))
+                log.append(Asked(method, path, fields.get("range", ""), int(status), nbytes))
+                to_client.write(head)
+                await _pass_body(server, to_client, reply)
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # one of them has left, or all is over
+        finally:
+            to_client.close()
+            to_server.close()
+
+    proxy = await asyncio.start_server(serve, "127.0.0.1", 0)
+    print(proxy.sockets[0].getsockname()[1], flush=True)
+    while await asyncio.to_thread(sys.stdin.readline):
+        print(json.dumps(log), flush=True)
+        log.clear()
+
+
+if __name__ == "__main__":
+    asyncio.run(_run(int(sys.argv[1]), float(sys.argv[2])))
