@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -45,6 +46,7 @@ N_TASKS = 64
 PROTOTYPE = default_buffer_prototype()
 CACHED = {"cache_pool": {"total_bytes_limit": 100_000_000}}
 
+_numbers = count()
 broken_promises: list[str] = []
 """What this store asked for more often than it may."""
 
@@ -69,12 +71,13 @@ class Remote:
         return (slice(n // 4, 3 * n // 4),) * 3
 
     def objects(self) -> ObjectStore[Any]:
-        """As zarr reads them, on connections of its own."""
+        """As zarr reads them, on connections of its own, and with a name of its own: what is known
+        of shards may be shared by stores that were made alike."""
         s3: Any = S3Store(
             BUCKET,
             endpoint=f"http://127.0.0.1:{self.proxy.port}",
             skip_signature=True,
-            client_options={"allow_http": True},
+            client_options={"allow_http": True, "user_agent": f"client {next(_numbers)}"},
             virtual_hosted_style_request=False,
         )
         return ObjectStore(s3, read_only=True)

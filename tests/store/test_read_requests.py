@@ -13,6 +13,7 @@ import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ N_SHARDS = 6
 INDEX_NBYTES = 4 * 16 * 16 + 4
 HOLD_S = 0.3
 """What is asked for at once comes within this time; a longer one only makes tests slower."""
+
+NUMBERS = count()
 
 Coords = tuple[int, int]
 ALL = [(i, j) for i in range(GRID[0]) for j in range(GRID[1])]
@@ -101,17 +104,19 @@ def client(request: pytest.FixtureRequest) -> Callable[..., ShardingStore]:
     from obstore.store import HTTPStore, S3Store
 
     def client_of(server: CountingServer, **options: Any) -> ShardingStore:
+        # Under a name of its own: stores that are made alike may share what they know.
+        http: Any = {"allow_http": True, "user_agent": f"client {next(NUMBERS)}"}
         objects: Any
         if request.param == "S3Store":
             objects = S3Store(
                 BUCKET,
                 endpoint=server.endpoint,
                 skip_signature=True,
-                client_options={"allow_http": True},
+                client_options=http,
                 virtual_hosted_style_request=False,
             )
         else:
-            objects = HTTPStore(server.url, client_options={"allow_http": True})
+            objects = HTTPStore(server.url, client_options=http)
         return ShardingStore(ObjectStore(objects, read_only=True), **options)
 
     return client_of
