@@ -7,6 +7,7 @@ begins anew. So writers of any number of processes and hosts lose nothing.
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Hashable
@@ -222,7 +223,8 @@ def _identity_of(store: Any) -> tuple[Hashable, ...]:
         args = store.__getnewargs_ex__()
     except Exception:  # its memory, and one with credentials of a kind that is not pickled
         return ("obstore", _Same(store))
-    return ("obstore", type(store).__name__, blake2b(repr(args).encode()).digest())
+    spelled = json.dumps(args, sort_keys=True, default=repr)  # their order is not always the same
+    return ("obstore", type(store).__name__, blake2b(spelled.encode()).digest())
 
 
 class _Same:
