@@ -240,7 +240,8 @@ class LocalBackend:
         get = get_of_index(request)
         found = found_index(shard, self.perform_one(get, files))
         file = files.get(key)
-        if found.decoded is not None and file is not None and not file.is_fixed:
+        can_be_kept = request.keep and file is not None and not file.is_fixed
+        if file is not None and found.decoded is not None and can_be_kept:
             warm = WarmFile(found.decoded, shard.layout.spec, file.handle, file.status)
             remember(self._root + key, warm, file.opened_ns)
         return found

@@ -87,7 +87,7 @@ class RemoteIndexes:
         found = found_index(request.shard, reply)
         if found.decoded is None:
             index_cache.forget(scope)
-        elif self._is_static or self._base.can_be_remembered(found):
+        elif request.keep and (self._is_static or self._base.can_be_remembered(found)):
             spec = request.shard.layout.spec
             item = RememberedIndex(found.decoded, spec, found.version, found.size)
             index_cache.put(scope, item)

@@ -108,12 +108,14 @@ class FoundIndex(NamedTuple):
 class GetIndex:
     """Read the index of a shard. Reply: `FoundIndex`.
 
-    `settled` is that of `Get`. A `fresh` one is read now, or found to be the same as it was.
+    `settled` is that of `Get`. A `fresh` one is read now, or found to be the same as it was. One
+    that is not to `keep` is used once, as in a listing of all shards.
     """
 
     shard: ShardRef
     settled: bool = False
     fresh: bool = True
+    keep: bool = True
 
     @property
     def key(self) -> str:

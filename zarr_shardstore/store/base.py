@@ -79,6 +79,7 @@ class Sharding:
         backend = backend_of(base, files, is_static=is_static)
         reading = replace(options.reading, max_shards_at_once=backend.max_shards_at_once)
         strategy = _strategy_for(options.strategy, backend)
+        self.updates_in_place = strategy != "rewrite"
         self.operations = Operations(new_arrays, replace(options, reading=reading), strategy)
         self.runner = Runner(backend, self.operations.update_shard)
         self.warm = WarmReads(
