@@ -11,6 +11,7 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 from zarr.storage import LocalStore, MemoryStore
 
 from tests.store.bases import temporary_directory
@@ -24,7 +25,7 @@ from tests.store.pipeline_arrays import (
     make_array,
     make_store,
 )
-from zarr_shardstore import ShardingStore
+from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.store import pipeline as pipeline_module
 
 
@@ -93,7 +94,7 @@ def test_any_sequence_of_reads_and_writes_equals_numpy(
             index = selection if how == "basic" else outer(selection)
             at = z if how == "basic" else z.oindex
             if what == "read":
-                np.testing.assert_array_equal(at[selection], expected[index])
+                assert_array_equal(at[selection], expected[index])
                 continue
             part = expected[index]
             value: Any = {
@@ -104,10 +105,10 @@ def test_any_sequence_of_reads_and_writes_equals_numpy(
             at[selection] = value
             expected[index] = value
             written[index] = True
-        np.testing.assert_array_equal(z[...], expected)
+        assert_array_equal(z[...], expected)
         assert len(chunk_keys(z)) == n_chunks(expected, written, fill, write_empty)
         again = zarr.open_array(z.store_path.store, path="a", mode="r")
-        np.testing.assert_array_equal(again[...], expected)
+        assert_array_equal(again[...], expected)
 
 
 def outer(selection: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -156,12 +157,64 @@ def test_every_data_type_is_read_as_written(options: dict[str, Any]) -> None:
         ShardingStore({}, chunks_per_shard=2), name="a", shape=(3,), chunks=(1,), **options
     )
     z[:] = data
-    np.testing.assert_array_equal(np.asarray(z[:]), data)
+    assert_array_equal(np.asarray(z[:]), data)
     z[1:] = data[:2]
-    np.testing.assert_array_equal(np.asarray(z[1:]), data[:2])
+    assert_array_equal(np.asarray(z[1:]), data[:2])
 
 
 def test_a_zero_dimensional_array_is_read_as_written() -> None:
     z = zarr.create_array(ShardingStore({}, chunks_per_shard=2), name="a", shape=(), dtype="i4")
     z[...] = 7
     assert z[...] == 7
+
+
+PLAIN_CODECS = [
+    None,
+    zarr.codecs.ZstdCodec(level=3),
+    zarr.codecs.GzipCodec(),
+    zarr.codecs.BloscCodec(cname="lz4", shuffle="shuffle"),
+]
+
+
+@pytest.mark.parametrize("codec", PLAIN_CODECS, ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize("dtype", ["bool", "i1", ">u2", "<f4", "f8", "c8"])
+@pytest.mark.parametrize("endian", ["little", "big"])
+def test_chunks_of_plain_numbers(dtype: str, codec: Any, endian: Any) -> None:
+    """They take a way of their own; what is read is what zarr's codecs read."""
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 100, (7, 9)).astype(dtype)
+    base: dict[str, bytes] = {}
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        z = zarr.create_array(
+            ShardingStore(base, chunks_per_shard=2),
+            name="z",
+            shape=data.shape,
+            chunks=(2, 3),
+            dtype=dtype,
+            serializer=zarr.codecs.BytesCodec(endian=endian),
+            compressors=codec,
+            fill_value=0,
+        )
+        z[:6] = data[:6]
+        data[6] = 0
+        ours: Any = zarr.open_array(ShardingStore(base), path="z")
+        assert_array_equal(ours[:], data)
+        assert_array_equal(ours[1:5:2, 3], data[1:5:2, 3])
+        assert_array_equal(ours.oindex[[0, 5], [8, 1]], data[np.ix_([0, 5], [8, 1])])
+        assert ours[:].dtype == ours.dtype
+    assert_array_equal(zarr.open_array(ShardingStore(base), path="z")[:], data)
+
+
+def test_a_chunk_of_another_size_is_an_error() -> None:
+    """Bytes that are no whole chunk are not taken for one."""
+    base: dict[str, bytes] = {}
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        store = ShardingStore(base, chunks_per_shard=2)
+        z = zarr.create_array(
+            store, name="z", shape=(4,), chunks=(2,), dtype="u2", compressors=None
+        )
+        z[:] = 1
+        for value in (b"123", b"123456"):
+            ShardingMapping(store)["z/c/1"] = value
+            with pytest.raises(ValueError, match=r"size|shape"):
+                z[:]

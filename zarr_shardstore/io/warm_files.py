@@ -20,6 +20,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
@@ -28,6 +29,7 @@ from zarr_shardstore.format.spec import ShardingSpec
 from zarr_shardstore.io.file_states import MIN_AGE_NS
 from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
 from zarr_shardstore.plan.ranges import ByteRange, resolve_range
+from zarr_shardstore.plan.spans import plan_spans
 
 __all__ = [
     "UNKNOWN",
@@ -48,6 +50,13 @@ _MAX_HANDLES = 128
 MAX_INLINE_NBYTES = 256 * 1024
 """Of a chunk that is read without leaving the event loop: copying more takes as long as a hop
 to a thread."""
+
+
+_MAX_GAP_NBYTES = 16 * 1024
+"""Between two chunks that are read in one go: copying so much takes as long as a call."""
+
+_MAX_SPAN_NBYTES = 16 * 1024 * 1024
+"""Read in one go; as long as one of its chunks is in use, all of it stays in memory."""
 
 
 class Unknown(Enum):
@@ -165,6 +174,39 @@ class WarmFile(RememberedIndex):
             return UNKNOWN
         self.was_used = True
         return data
+
+    def read_many(self, path: str, entry_ids: Sequence[int]) -> list[WarmValue]:
+        """The values of many chunks, in few reads and one look at the file; see `read`."""
+        values: list[WarmValue] = [UNKNOWN] * len(entry_ids)
+        handle, entries = self.handle, self._entries
+        ranges: list[tuple[int, int]] = []
+        owners: list[int] = []
+        for i, entry_id in enumerate(entry_ids):
+            offset, nbytes = entries[2 * entry_id], entries[2 * entry_id + 1]
+            if offset == MISSING and nbytes == MISSING:
+                values[i] = None
+            elif offset >= self._data_start and offset + nbytes <= self._data_stop:
+                values[i] = b""
+                ranges.append((offset, offset + nbytes))
+                owners.append(i)
+        unknown: list[WarmValue] = [UNKNOWN] * len(entry_ids)
+        if handle is None:
+            return unknown
+        for span in plan_spans(
+            ranges, max_gap_bytes=_MAX_GAP_NBYTES, max_coalesced_bytes=_MAX_SPAN_NBYTES
+        ):
+            data = memoryview(os.pread(handle.fd, span.stop - span.start, span.start))
+            if len(data) != span.stop - span.start:
+                return unknown
+            for member in span.members:
+                start, stop = ranges[member]
+                values[owners[member]] = data[start - span.start : stop - span.start]
+        try:
+            is_same = self.is_same(os.stat(path))
+        except OSError:
+            return unknown
+        self.was_used = True
+        return values if is_same else unknown
 
     def read_at_once(self, path: str, entry_id: int, byte_range: ByteRange | None) -> WarmValue:
         """As `read`; also `UNKNOWN` if the bytes are not in memory, and would be waited for."""

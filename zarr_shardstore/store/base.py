@@ -82,12 +82,8 @@ class Sharding:
         self.updates_in_place = strategy != "rewrite"
         self.operations = Operations(new_arrays, replace(options, reading=reading), strategy)
         self.runner = Runner(backend, self.operations.update_shard)
-        self.warm = WarmReads(
-            backend,
-            self.operations.catalog,
-            self.operations.batches.pending,
-            self.runner.counters,
-        )
+        pending = self.operations.batches.pending
+        self.warm = WarmReads(self.runner, self.operations.catalog, pending)
         self._gatherer = Gatherer(self.get_many)
 
     async def get(self, key: str, byte_range: ByteRange | None) -> Value | None:
@@ -116,7 +112,7 @@ class Sharding:
         """As `get_many`."""
         if not self.warm.is_possible:
             return self.runner.run(self.operations.get_many(key_ranges))
-        values: list[Any] = [self.warm.get(key, byte_range) for key, byte_range in key_ranges]
+        values: list[Any] = self.warm.get_many(key_ranges)
         left = [i for i, value in enumerate(values) if value is UNKNOWN]
         if left:
             found = self.runner.run(self.operations.get_many([key_ranges[i] for i in left]))

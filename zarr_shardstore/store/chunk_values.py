@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import NDBuffer
 
@@ -65,6 +66,13 @@ class ChunkPart:
         if chunk is None:
             out[self.outside] = fill_value_of(self.spec)
             return
+        part = chunk[self.inside]
+        out[self.outside] = part.squeeze(axis=drop_axes) if drop_axes else part
+
+    def put_array(
+        self, chunk: npt.NDArray[Any], out: npt.NDArray[Any], drop_axes: tuple[int, ...]
+    ) -> None:
+        """As `put`, of arrays."""
         part = chunk[self.inside]
         out[self.outside] = part.squeeze(axis=drop_axes) if drop_axes else part
 

@@ -11,6 +11,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr_shardstore.errors import ReadOnlyError, SpecError
 from zarr_shardstore.format.draft_keys import node_of_v3_key
 from zarr_shardstore.format.keys import check_key, check_prefix
+from zarr_shardstore.io.buffers import as_view
 from zarr_shardstore.io.resolve import BaseStoreLike
 from zarr_shardstore.store import draft_listing, draft_reading, draft_writing
 from zarr_shardstore.store.batch import Batch
@@ -279,6 +280,11 @@ class DraftHierarchyStore(Store):
         places = await self._nodes.base_keys(keys)
         firsts = [at[0] if at else key for at, key in zip(places, keys, strict=True)]
         return await self._store._shard_ids(firsts)
+
+    async def _get_values(self, keys: Sequence[str]) -> Sequence[memoryview | None]:
+        ranges = [(key, None) for key in keys]
+        values = await self.get_partial_values(default_buffer_prototype(), ranges)
+        return [None if value is None else as_view(value) for value in values]
 
     async def _set_or_erase(self, items: Iterable[tuple[str, Buffer | None]]) -> None:
         self._check_writable()

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from zarr.abc.store import ByteGetter, ByteRequest, ByteSetter
+import numpy as np
+from zarr.abc.store import ByteGetter, ByteSetter
 from zarr.core.array_spec import ArraySpec
-from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
+from zarr.core.buffer import Buffer, NDBuffer
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
+from zarr_shardstore.io.buffers import to_buffer_of
 from zarr_shardstore.io.side_by_side import map_in_threads, run_within
 from zarr_shardstore.store.chunk_codec import ChunkCodec
 from zarr_shardstore.store.chunk_values import ChunkPart, chunk_nbytes
+from zarr_shardstore.store.plain_chunks import PlainChunks
 
 __all__ = ["ShardedCodecPipeline"]
+
+Value: TypeAlias = bytes | memoryview
 
 MIB = 1024 * 1024
 
@@ -40,11 +45,7 @@ class _TakesWholeOperations(Protocol):
 
     async def _set_or_erase(self, items: Iterable[tuple[str, Buffer | None]]) -> None: ...
 
-    async def get_partial_values(
-        self,
-        prototype: BufferPrototype,
-        key_ranges: Iterable[tuple[str, ByteRequest | None]],
-    ) -> list[Buffer | None]: ...
+    async def _get_values(self, keys: Sequence[str]) -> Sequence[Value | None]: ...
 
 
 @dataclass(frozen=True)
@@ -93,18 +94,28 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             return await super().read(batch, out, drop_axes)
         codec = self._chunk_codec()
         is_present: dict[int, bool] = {}
+        array = out.as_ndarray_like()
+        plain = PlainChunks.of(
+            self.array_array_codecs, self.array_bytes_codec, self.bytes_bytes_codecs, batch[0][1]
+        )
 
-        def put(item: tuple[ChunkPart, Buffer | None]) -> None:
+        def put(item: tuple[ChunkPart, Value | None]) -> None:
             part, value = item
-            chunk = None if codec is None or value is None else codec.decode(value, part.spec)
+            if value is not None and plain is not None and isinstance(array, np.ndarray):
+                part.put_array(plain.decode(value, part.spec), array, drop_axes)
+                return
+            buffer = to_buffer_of(value, part.spec.prototype)
+            chunk = None if codec is None or buffer is None else codec.decode(buffer, part.spec)
             part.put(chunk, out, drop_axes)
 
         async def read_some(positions: list[int], parts: list[ChunkPart]) -> None:
-            values = await _get(store, parts)
+            values = await store._get_values([part.key for part in parts])
             is_present.update((i, v is not None) for i, v in zip(positions, values, strict=True))
             if codec is None:
                 specs = [part.spec for part in parts]
-                chunks = await self.decode_batch(zip(values, specs, strict=True))
+                prototype = specs[0].prototype
+                buffers = [to_buffer_of(value, prototype) for value in values]
+                chunks = await self.decode_batch(zip(buffers, specs, strict=True))
                 for part, chunk in zip(parts, chunks, strict=True):
                     part.put(chunk, out, drop_axes)
             else:
@@ -197,8 +208,8 @@ def _nbytes(parts: Iterable[ChunkPart]) -> int:
 
 
 async def _get(store: _TakesWholeOperations, parts: Sequence[ChunkPart]) -> list[Buffer | None]:
-    keys = [(part.key, None) for part in parts]
-    return await store.get_partial_values(parts[0].spec.prototype, keys)
+    values = await store._get_values([part.key for part in parts])
+    return [to_buffer_of(value, parts[0].spec.prototype) for value in values]
 
 
 async def _in_units(

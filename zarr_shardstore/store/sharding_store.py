@@ -313,6 +313,10 @@ class ShardingStore(ZarrInterface):
         flow = shard_ids(self._sharding.operations.catalog, keys)
         return await self._run(flow, only_reads=True)
 
+    async def _get_values(self, keys: Sequence[str]) -> Sequence[bytes | memoryview | None]:
+        await self._ensure_open()
+        return await self._sharding.get_many([(key, None) for key in keys])
+
     async def _set_or_erase(self, items: Iterable[tuple[str, Value | None]]) -> None:
         self._check_writable()
         owned = [(key, None if value is None else own_bytes(value)) for key, value in items]

@@ -6,15 +6,28 @@ holds writes, there is none, and the flow is run.
 
 from __future__ import annotations
 
-from zarr_shardstore.io.backend import Backend
-from zarr_shardstore.io.counters import Counters
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.io.local_backend import LocalBackend
+from zarr_shardstore.io.runner import Runner
 from zarr_shardstore.io.warm_files import UNKNOWN, WarmValue, warm_file
+from zarr_shardstore.plan.indexes import try_read_indexes
 from zarr_shardstore.plan.pending import PendingShards
 from zarr_shardstore.plan.ranges import ByteRange, resolve_range
 from zarr_shardstore.store.catalog import Catalog
 
 __all__ = ["WarmReads"]
+
+_MIN_TO_WARM = 8
+"""Chunks of a shard that are wanted together: for fewer the flow is not asked first."""
+
+_SHARDS_AT_ONCE = 64
+"""Shards whose indexes are read before their chunks; half of the files that are kept open."""
+
+_Wanted: TypeAlias = tuple[ArrayLayout, list[int], list[int]]
+"""Of a shard: its array, which of the keys name its chunks, and which entries these are."""
 
 
 class WarmReads:
@@ -23,15 +36,15 @@ class WarmReads:
     Thread safety: may be used from any thread.
     """
 
-    def __init__(
-        self, backend: Backend, catalog: Catalog, pending: PendingShards, counters: Counters
-    ) -> None:
+    def __init__(self, runner: Runner, catalog: Catalog, pending: PendingShards) -> None:
+        backend = runner.backend
         self._root: str | None = None
         if isinstance(backend, LocalBackend) and backend.keeps_handles:
             self._root = backend.path_of("")
         self._catalog = catalog
         self._pending = pending
-        self._count = counters.count_warm_read
+        self._runner = runner
+        self._count = runner.counters.count_warm_read
 
     @property
     def is_possible(self) -> bool:
@@ -64,3 +77,45 @@ class WarmReads:
                 self._count()
             return value
         return UNKNOWN
+
+    def get_many(self, key_ranges: Sequence[tuple[str, ByteRange | None]]) -> list[WarmValue]:
+        """As `get`, of many keys; whole values of one shard are read together."""
+        if len(key_ranges) == 1:
+            return [self.get(*key_ranges[0])]
+        values: list[WarmValue] = [UNKNOWN] * len(key_ranges)
+        if self._root is None or self._pending:
+            return values
+        translators = self._catalog.translators()
+        shards: dict[str, _Wanted] = {}
+        for i, (key, byte_range) in enumerate(key_ranges):
+            if byte_range is not None:
+                values[i] = self.get(key, byte_range)
+                continue
+            for translator in translators:
+                place = translator.translate(key)
+                if place is not None:
+                    wanted = shards.get(place[0])
+                    if wanted is None:
+                        wanted = shards[place[0]] = translator.layout, [], []
+                    wanted[1].append(i)
+                    wanted[2].append(place[1])
+                    break
+        cold = [
+            ref
+            for key, (layout, positions, _) in shards.items()
+            if len(positions) >= _MIN_TO_WARM
+            and warm_file(self._root + key) is None
+            and (ref := layout.shard_of_key(key)) is not None
+        ]
+        for first in range(0, len(cold), _SHARDS_AT_ONCE):
+            self._runner.run(try_read_indexes(cold[first : first + _SHARDS_AT_ONCE]))
+        for key, (layout, positions, entry_ids) in shards.items():
+            path = self._root + key
+            file = warm_file(path)
+            if file is None or not file.is_read_as(layout.spec):
+                continue
+            for i, value in zip(positions, file.read_many(path, entry_ids), strict=True):
+                values[i] = value
+                if value is not UNKNOWN:
+                    self._count()
+        return values
