@@ -71,28 +71,28 @@ class KeyTranslator:
             return None
         entry_id = 0
         parts = []
-        dim = 0
-        for text in numbers:
-            part = self._remembered[dim].get(text)
-            if part is None:
-                part = self._parse(dim, text)
-                if part is None:
-                    return None
-            parts.append(part[0])
-            entry_id += part[1]
-            dim += 1  # noqa: SIM113  enumerate takes longer
+        try:
+            for text, remembered in zip(numbers, self._remembered, strict=False):
+                part, n_entries = remembered[text]
+                parts.append(part)
+                entry_id += n_entries
+        except KeyError:
+            if not all(self._remember(dim, text) for dim, text in enumerate(numbers)):
+                return None
+            return self.translate(key)
         return self._prefix + self._separator.join(parts), entry_id
 
-    def _parse(self, dim: int, text: str) -> tuple[str, int] | None:
+    def _remember(self, dim: int, text: str) -> bool:
+        """Remember a coordinate; false if it is none of this array."""
         if not (text.isascii() and text.isdecimal()) or (text[0] == "0" and text != "0"):
-            return None
+            return False
         coord = int(text)
         if self._grid is not None and coord >= self._grid[dim]:
-            return None
+            return False
         shard_coord, rest = divmod(coord, self._cps[dim])
-        part = str(shard_coord), rest * self._entries_below[dim]
         remembered = self._remembered[dim]
         if len(remembered) >= _MAX_REMEMBERED:
-            remembered.clear()
-        remembered[text] = part
-        return part
+            remembered = {}
+            self._remembered[dim] = remembered
+        remembered[text] = str(shard_coord), rest * self._entries_below[dim]
+        return True

@@ -54,11 +54,9 @@ class Counters:
         self._requests = self._nbytes_read = self._rounds = 0
         self._index_requests = self._index_hits = 0
         self._warm_reads = count()
-        self._n_looks = 0
-
-    def count_warm_read(self) -> None:
+        self.count_warm_read = self._warm_reads.__next__
         """One more; by a counter that needs no lock."""
-        next(self._warm_reads)
+        self._n_looks = 0
 
     def count_round(self, requests: Sequence[Request], replies: Sequence[Any]) -> None:
         """Count a batch and its replies."""

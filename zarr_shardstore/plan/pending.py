@@ -47,7 +47,7 @@ class PendingShards:
         self._nbytes = 0
 
     def __bool__(self) -> bool:
-        return self.is_open or bool(self._shards)
+        return self.max_nbytes is not None or bool(self._shards)  # each warm read asks this
 
     @property
     def is_open(self) -> bool:

@@ -69,7 +69,8 @@ class WarmReads:
                 continue
             path = self._root + place[0]
             file = warm_file(path)
-            if file is None or not file.is_read_as(translator.layout.spec):
+            spec = translator.layout.spec
+            if file is None or (file.spec is not spec and not file.is_read_as(spec)):
                 return UNKNOWN
             read = file.read_at_once if at_once else file.read
             value = read(path, place[1], byte_range)

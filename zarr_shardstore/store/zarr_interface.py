@@ -11,13 +11,14 @@ from contextlib import aclosing
 from typing import TypeAlias, TypeVar
 
 from zarr.abc.store import ByteRequest, Store
-from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from zarr_shardstore.io.buffers import as_view, own_bytes, to_buffer_of
 from zarr_shardstore.io.byte_requests import range_of
 from zarr_shardstore.io.prefetch import one_ahead
 from zarr_shardstore.io.resolve import BaseStore
+from zarr_shardstore.io.warm_files import UNKNOWN
 from zarr_shardstore.plan.listing import Listed
 from zarr_shardstore.plan.requests import Flow
 from zarr_shardstore.store.base import Sharding, check_writable
@@ -255,8 +256,13 @@ class ZarrInterface(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """As `get`, blocking."""
-        value = self._sharding.get_blocking(key, range_of(byte_range))
-        return to_buffer_of(value, prototype)
+        part = None if byte_range is None else range_of(byte_range)
+        value = self._sharding.warm.get(key, part)
+        if value is UNKNOWN:
+            value = self._sharding.get_blocking(key, part)
+        if value is None:
+            return None
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(value)
 
     def set_sync(self, key: str, value: Value) -> None:
         """As `set`, blocking."""
