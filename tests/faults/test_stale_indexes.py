@@ -383,3 +383,31 @@ def test_damage_is_found_by_the_whole_procedure(tmp_path: Path) -> None:
     assert blocking(store, 3) == OLD[3]
     file = warm_files.warm_file(str(tmp_path.resolve() / SHARD))
     assert file is None or file.read(str(tmp_path / SHARD), 2, None) is UNKNOWN
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("n_reads", range(1, 4))
+def test_one_call_reads_one_state(tmp_path: Path, change: Change, n_reads: int) -> None:
+    """All chunks of a shard that one call asks for, wholes and parts, were there together."""
+    path = make(tmp_path, shard_of(OLD))
+    store = warm_store(tmp_path, blocking)
+    m = ShardingMapping(store)
+    n_left = [n_reads]
+    pread = os.pread
+
+    def read(*args: Any) -> bytes:
+        n_left[0] -= 1
+        if n_left[0] == 0:
+            change(path, shuffled(NEW))
+        return pread(*args)
+
+    with (
+        mock.patch.object(warm_files, "_MAX_GAP_NBYTES", -1),  # each by a read of its own
+        mock.patch.object(os, "pread", read),
+    ):
+        values = m.get_partial_values(
+            [(key(0), (0, None)), (key(5), (0, None)), (key(2), (1, None)), (key(7), (0, 3))]
+        )
+    before, after = ([which[0], which[5], which[2][1:], which[7][:3]] for which in (OLD, NEW))
+    assert values in (before, after)
+    assert n_left[0] <= 0

@@ -162,7 +162,8 @@ class LocalBackend:
                 file = files.get(key) or self._open(key, files)
                 if file is None:
                     return Found(None, None)
-                return Found(file.read(byte_range), file.version, file.size)
+                value = file.read(byte_range)
+                return Found(value, file.version_now(), file.size)
             case GetIndex():
                 return self._get_index(request, files)
             case OpenShard(shard, data_end):

@@ -108,6 +108,9 @@ def when_settled(path: str, read: Callable[[FindRepair], T]) -> T:
             return value
 
 
+_CHANGES = ("st_mtime_ns", "st_ctime_ns", "st_size")
+
+
 class OpenFile:
     """A file open for reading. Entries that an index read from it points to are the same for as
     long as it is open, whatever is renamed over its name or appended to it; and where entries
@@ -119,13 +122,23 @@ class OpenFile:
         The caller is the writer.
     """
 
-    __slots__ = ("_repair", "handle", "is_fixed", "opened_ns", "size", "status", "version")
+    __slots__ = (
+        "_known",
+        "_repair",
+        "handle",
+        "is_fixed",
+        "opened_ns",
+        "size",
+        "status",
+        "version",
+    )
 
     def __init__(self, path: str, *, is_held: bool = False) -> None:
         self.opened_ns = time.time_ns()
         self.handle = open_to_read(path)
         fd = self.handle.fd
         self._repair: Repair | None = None
+        self._known: os.stat_result | None = None
         self.version = object()  # not the file itself: it shall not stay open with a reply
         self.status = os.fstat(fd)
         if stat.S_ISDIR(self.status.st_mode):
@@ -147,7 +160,17 @@ class OpenFile:
         file.opened_ns = 0
         file.handle, file.status, file.size = handle, status, status.st_size
         file._repair, file.is_fixed, file.version = None, False, object()
+        file._known = status
         return file
+
+    def version_now(self) -> object:
+        """Another version, if its index was known before it was opened, and somebody has written
+        into it since."""
+        if self._known is not None:
+            now = os.fstat(self.handle.fd)
+            if not all(getattr(now, name) == getattr(self._known, name) for name in _CHANGES):
+                return object()
+        return self.version
 
     def close(self) -> None:
         """Let go of it; a lock ends now."""

@@ -175,38 +175,45 @@ class WarmFile(RememberedIndex):
         self.was_used = True
         return data
 
-    def read_many(self, path: str, entry_ids: Sequence[int]) -> list[WarmValue]:
-        """The values of many chunks, in few reads and one look at the file; see `read`."""
-        values: list[WarmValue] = [UNKNOWN] * len(entry_ids)
+    def read_many(
+        self, path: str, wanted: Sequence[tuple[int, ByteRange | None]]
+    ) -> list[bytes | memoryview | None] | None:
+        """Values of entries, or ranges of them, in few reads and one look at the file.
+
+        So they are what the shard held at one moment. ``None``: as `UNKNOWN` of `read`.
+        """
+        values: list[bytes | memoryview | None] = [None] * len(wanted)
         handle, entries = self.handle, self._entries
         ranges: list[tuple[int, int]] = []
         owners: list[int] = []
-        for i, entry_id in enumerate(entry_ids):
+        for i, (entry_id, byte_range) in enumerate(wanted):
             offset, nbytes = entries[2 * entry_id], entries[2 * entry_id + 1]
             if offset == MISSING and nbytes == MISSING:
-                values[i] = None
-            elif offset >= self._data_start and offset + nbytes <= self._data_stop:
-                values[i] = b""
-                ranges.append((offset, offset + nbytes))
-                owners.append(i)
-        unknown: list[WarmValue] = [UNKNOWN] * len(entry_ids)
-        if handle is None:
-            return unknown
+                continue
+            if offset < self._data_start or offset + nbytes > self._data_stop or handle is None:
+                return None
+            if byte_range is not None:
+                first, last = resolve_range(byte_range, nbytes)
+                offset, nbytes = offset + first, last - first
+            values[i] = b""
+            ranges.append((offset, offset + nbytes))
+            owners.append(i)
         for span in plan_spans(
             ranges, max_gap_bytes=_MAX_GAP_NBYTES, max_coalesced_bytes=_MAX_SPAN_NBYTES
         ):
+            assert handle is not None, "there are ranges"
             data = memoryview(os.pread(handle.fd, span.stop - span.start, span.start))
             if len(data) != span.stop - span.start:
-                return unknown
+                return None
             for member in span.members:
                 start, stop = ranges[member]
                 values[owners[member]] = data[start - span.start : stop - span.start]
         try:
-            is_same = self.is_same(os.stat(path))
+            status = os.stat(path)
         except OSError:
-            return unknown
+            return None
         self.was_used = True
-        return values if is_same else unknown
+        return values if self.is_same(status) else None
 
     def read_at_once(self, path: str, entry_id: int, byte_range: ByteRange | None) -> WarmValue:
         """As `read`; also `UNKNOWN` if the bytes are not in memory, and would be waited for."""

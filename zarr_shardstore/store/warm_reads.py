@@ -6,7 +6,7 @@ holds writes, there is none, and the flow is run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from zarr_shardstore.format.layout import ArrayLayout
@@ -26,8 +26,8 @@ _MIN_TO_WARM = 8
 _SHARDS_AT_ONCE = 64
 """Shards whose indexes are read before their chunks; half of the files that are kept open."""
 
-_Wanted: TypeAlias = tuple[ArrayLayout, list[int], list[int]]
-"""Of a shard: its array, which of the keys name its chunks, and which entries these are."""
+_Wanted: TypeAlias = tuple[ArrayLayout, list[int], list[tuple[int, ByteRange | None]]]
+"""Of a shard: its array, which of the keys name its chunks, and what of which entries."""
 
 
 class WarmReads:
@@ -80,7 +80,9 @@ class WarmReads:
         return UNKNOWN
 
     def get_many(self, key_ranges: Sequence[tuple[str, ByteRange | None]]) -> list[WarmValue]:
-        """As `get`, of many keys; whole values of one shard are read together."""
+        """As `get`, of many keys. Those of one shard are read together, or none of them is: what
+        one call reads of a shard was there at one moment.
+        """
         if len(key_ranges) == 1:
             return [self.get(*key_ranges[0])]
         values: list[WarmValue] = [UNKNOWN] * len(key_ranges)
@@ -90,8 +92,7 @@ class WarmReads:
         shards: dict[str, _Wanted] = {}
         for i, (key, byte_range) in enumerate(key_ranges):
             if byte_range is not None:
-                values[i] = self.get(key, byte_range)
-                continue
+                resolve_range(byte_range, 0)  # an error, whatever is there
             for translator in translators:
                 place = translator.translate(key)
                 if place is not None:
@@ -99,24 +100,29 @@ class WarmReads:
                     if wanted is None:
                         wanted = shards[place[0]] = translator.layout, [], []
                     wanted[1].append(i)
-                    wanted[2].append(place[1])
+                    wanted[2].append((place[1], byte_range))
                     break
-        cold = [
-            ref
-            for key, (layout, positions, _) in shards.items()
-            if len(positions) >= _MIN_TO_WARM
-            and warm_file(self._root + key) is None
-            and (ref := layout.shard_of_key(key)) is not None
-        ]
-        for first in range(0, len(cold), _SHARDS_AT_ONCE):
-            self._runner.run(try_read_indexes(cold[first : first + _SHARDS_AT_ONCE]))
-        for key, (layout, positions, entry_ids) in shards.items():
+        self._warm_up(shards)
+        for key, (layout, positions, entries) in shards.items():
             path = self._root + key
             file = warm_file(path)
             if file is None or not file.is_read_as(layout.spec):
                 continue
-            for i, value in zip(positions, file.read_many(path, entry_ids), strict=True):
-                values[i] = value
-                if value is not UNKNOWN:
+            found = file.read_many(path, entries)
+            if found is not None:
+                for i, value in zip(positions, found, strict=True):
+                    values[i] = value
                     self._count()
         return values
+
+    def _warm_up(self, shards: Mapping[str, _Wanted]) -> None:
+        """Read the indexes of shards of which much is wanted, and nothing known."""
+        cold = [
+            ref
+            for key, (layout, positions, _) in shards.items()
+            if len(positions) >= _MIN_TO_WARM
+            and warm_file(f"{self._root}{key}") is None
+            and (ref := layout.shard_of_key(key)) is not None
+        ]
+        for first in range(0, len(cold), _SHARDS_AT_ONCE):
+            self._runner.run(try_read_indexes(cold[first : first + _SHARDS_AT_ONCE]))
