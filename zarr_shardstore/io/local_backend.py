@@ -266,7 +266,7 @@ class LocalBackend:
             return None
         if handle is None and self.keeps_handles:
             reopened(path, warm, file.handle)
-        warm.was_used = True
+        warm.was_used = file.is_known = True
         files[shard.key] = file
         return FoundIndex(warm.index, file.version, file.size, is_read=False)
 

@@ -123,14 +123,8 @@ class OpenFile:
     """
 
     __slots__ = (
-        "_known",
-        "_repair",
-        "handle",
-        "is_fixed",
-        "opened_ns",
-        "size",
-        "status",
-        "version",
+        *("_repair", "handle", "is_fixed", "is_known"),
+        *("opened_ns", "size", "status", "version"),
     )
 
     def __init__(self, path: str, *, is_held: bool = False) -> None:
@@ -138,7 +132,7 @@ class OpenFile:
         self.handle = open_to_read(path)
         fd = self.handle.fd
         self._repair: Repair | None = None
-        self._known: os.stat_result | None = None
+        self.is_known = False
         self.version = object()  # not the file itself: it shall not stay open with a reply
         self.status = os.fstat(fd)
         if stat.S_ISDIR(self.status.st_mode):
@@ -160,15 +154,14 @@ class OpenFile:
         file.opened_ns = 0
         file.handle, file.status, file.size = handle, status, status.st_size
         file._repair, file.is_fixed, file.version = None, False, object()
-        file._known = status
+        file.is_known = False
         return file
 
     def version_now(self) -> object:
-        """Another version, if its index was known before it was opened, and somebody has written
-        into it since."""
-        if self._known is not None:
+        """Another version, if its index is known, and somebody has written into it since."""
+        if self.is_known:
             now = os.fstat(self.handle.fd)
-            if not all(getattr(now, name) == getattr(self._known, name) for name in _CHANGES):
+            if any(getattr(now, name) != getattr(self.status, name) for name in _CHANGES):
                 return object()
         return self.version
 
