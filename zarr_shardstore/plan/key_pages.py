@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from zarr_shardstore.plan.pending import PendingShards
-from zarr_shardstore.plan.requests import CloseListing, Flow, KeyCursor, ListPage
+from zarr_shardstore.plan.requests import CloseListing, Flow, KeyCursor, ListPage, VersionedKeys
 
 __all__ = ["KEYS_PER_PAGE", "KeyPages", "list_keys"]
 
@@ -36,10 +36,10 @@ class KeyPages:
         """Whether another page is to be asked for."""
         return bool(self._cursors or self._held)
 
-    def next_page(self) -> Flow[list[str]]:
+    def next_page(self) -> Flow[VersionedKeys]:
         """The next keys; there may be none."""
-        page: list[str]
         if self._cursors:
+            page: list[str]
             (page,) = yield [ListPage(self._cursors[0], KEYS_PER_PAGE)]
             if len(page) < KEYS_PER_PAGE:
                 del self._cursors[0]
@@ -48,7 +48,7 @@ class KeyPages:
         if self._held:
             for key in page:
                 self._held.pop(key, None)
-        return page
+        return page if isinstance(page, VersionedKeys) else VersionedKeys(page)
 
     def close(self) -> Flow[None]:
         """Let go of what the base store has open for this."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.documents import document_key, dump_document, parse_json
+from zarr_shardstore.format.index_collection import without_collection
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.plan.requests import DeleteMany, DeletePrefix, Get, Set, Tidy
 from zarr_shardstore.store.new_arrays import NewArrays
@@ -163,13 +164,17 @@ class Conversion:
     def _has(self, documents: Documents) -> bool:
         found = self.target.perform([Get(key) for key in documents])
         docs = [None if f.value is None else parse_json(f.value) for f in found]
-        return docs == list(documents.values())
+        return [doc and without_collection(doc) for doc in docs] == list(documents.values())
 
     # ---------------------------------------------------------------- both
 
     def _documents(self, plan: ArrayPlan) -> dict[str, Mapping[str, Any]]:
         if plan.action in ("copied", "skipped"):
-            return {document_key(node): doc for node, doc in plan.state.documents.items()}
+            # Consolidated indexes are of the shards of the source: they are not copied.
+            return {
+                document_key(node): doc if self.in_place else without_collection(doc)
+                for node, doc in plan.state.documents.items()
+            }
         return dict(
             plan.state.documents_for(
                 plan.form, self.new_arrays, keeps_declaration=self.keeps_declaration
