@@ -101,15 +101,14 @@ def _parts(shards: Iterator[_Versioned]) -> Iterator[list[_Versioned]]:
 
 def _sharded_array(known: KnownArrays, path: str) -> Flow[StoredArray]:
     path = path.strip("/")
-    nodes = [Node("v3", path), Node("v2", path), Node("draft", path)]
-    states = yield from known.know(nodes, known.now())
-    for node in nodes:
-        array = states[node]
+    is_there = False
+    for node in (Node("v3", path), Node("v2", path), Node("draft", path)):
+        array = (yield from known.know([node], known.now()))[node]
         if isinstance(array, ShardStoreError):
             raise array
         if array is not None and split_at_sharding(array.stack) is not None:
             return array
-    is_there = any(states[node] is not None for node in nodes)
+        is_there |= array is not None
     raise SpecError(
         f"the array {path!r} is not sharded" if is_there else f"there is no array at {path!r}"
     )
