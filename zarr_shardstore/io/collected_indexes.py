@@ -8,6 +8,7 @@ another form is not asked for again.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable
+from typing import NamedTuple
 
 from zarr_shardstore.format.index_collection import IndexCollection
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
@@ -16,7 +17,7 @@ from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
 from zarr_shardstore.io.object_versions import ObjectVersion, is_strong, version_recorded
 from zarr_shardstore.plan.requests import Found
 
-__all__ = ["CollectedIndexes"]
+__all__ = ["CollectedIndexes", "Finding"]
 
 _MAX_LAG_S = 60
 """Between the moment that a collection of files names, and the time of its own file. A copy of
@@ -36,6 +37,14 @@ class _KnownCollection:
     @property
     def nbytes(self) -> int:
         return self.collection.nbytes
+
+
+class Finding(NamedTuple):
+    """What was found of a shard."""
+
+    remembered: RememberedIndex | None
+    nbytes_read: int | None = None
+    """Of the collection, if it was asked for by this."""
 
 
 class CollectedIndexes:
@@ -58,25 +67,28 @@ class CollectedIndexes:
     ) -> None:
         self._read = read
         self._identity_of = identity_of
-        self._flights: Flights[IndexCollection | None] = Flights()
+        self._flights: Flights[tuple[IndexCollection | None, int | None]] = Flights()
         self._useless: dict[str, None] = {}
 
-    async def find(self, shard: ShardRef) -> RememberedIndex | None:
-        """The index that was recorded of a shard; ``None`` if there is none."""
+    async def find(self, shard: ShardRef) -> Finding:
+        """The index that was recorded of a shard, if there is one."""
         key = shard.layout.index_key
         if key is None or key in self._useless or not index_cache.max_nbytes:
-            return None
+            return Finding(None)
         collection = self._known(shard.layout)
+        nbytes: int | None = None
         if collection is None:
             layout, scope = shard.layout, (self._identity_of(key), shard.layout.spec)
-            collection, _ = await self._flights.join(scope, lambda: self._load(key, layout))
+            loaded, is_ours = await self._flights.join(scope, lambda: self._load(key, layout))
+            collection, nbytes = loaded if is_ours else (loaded[0], None)
         if collection is None:
-            return None
+            return Finding(None, nbytes)
         found = collection.find(shard.key[len(shard.layout.prefix) :])
         if found is None:
-            return None
+            return Finding(None, nbytes)
         version = version_recorded(found.version, found.size)
-        return RememberedIndex(found.index, collection.spec, version, found.size, is_checked=False)
+        index = RememberedIndex(found.index, collection.spec, version, found.size, is_checked=False)
+        return Finding(index, nbytes)
 
     def drop(self, shard: ShardRef) -> None:
         """What was recorded of a shard does not hold any more."""
@@ -94,22 +106,25 @@ class CollectedIndexes:
         item = index_cache.get(self._identity_of(layout.index_key), layout.spec)
         return item.collection if isinstance(item, _KnownCollection) else None
 
-    async def _load(self, key: str, layout: ArrayLayout) -> IndexCollection | None:
+    async def _load(
+        self, key: str, layout: ArrayLayout
+    ) -> tuple[IndexCollection | None, int | None]:
         known = self._known(layout)
         if known is not None:  # another flight has just landed
-            return known
+            return known, None
         found = await self._read(key, index_cache.max_nbytes)
+        nbytes = 0 if found.value is None else len(found.value)
         collection = None
         if found.value is not None and is_strong(found.version):
             collection = IndexCollection.decode(found.value, layout.spec)
         if collection is None or not _is_original(collection, found.version):
             self._useless[key] = None
-            return None
+            return None, nbytes
         item = _KnownCollection(collection)
         if item.nbytes > index_cache.max_nbytes:
             self._useless[key] = None
         index_cache.put(self._identity_of(key), item)
-        return collection
+        return collection, nbytes
 
 
 def _is_original(collection: IndexCollection, version: object) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
-from zarr_shardstore.io.collected_indexes import CollectedIndexes
+from zarr_shardstore.io.collected_indexes import CollectedIndexes, Finding
 from zarr_shardstore.io.flights import Flights
 from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
 from zarr_shardstore.io.object_versions import is_listed_as
@@ -75,7 +75,15 @@ class RemoteIndexes:
         scope = self._identity_of(request.key)
         known = self._known(scope, request)
         if known is None and not request.settled and (not request.fresh or request.version):
-            known = await self._find_collected(scope, request)
+            known, nbytes = await self._find_collected(scope, request)
+            if nbytes is not None:
+                found = await self._get(request, scope, known)
+                return found._replace(nbytes_collected=nbytes)
+        return await self._get(request, scope, known)
+
+    async def _get(
+        self, request: GetIndex, scope: Hashable, known: RememberedIndex | None
+    ) -> FoundIndex:
         if known is not None and not request.settled:
             is_true = self._is_static and known.is_checked
             if is_true or (request.fresh and is_listed_as(known.version, request.version)):
@@ -93,14 +101,15 @@ class RemoteIndexes:
         item = index_cache.get(scope, request.shard.layout.spec)
         return item if isinstance(item, RememberedIndex) else None
 
-    async def _find_collected(self, scope: Hashable, request: GetIndex) -> RememberedIndex | None:
+    async def _find_collected(self, scope: Hashable, request: GetIndex) -> Finding:
         if self._collected is None or request.shard.layout.index_key is None:
-            return None
+            return Finding(None)
         found = await self._collected.find(request.shard)
         known = self._known(scope, request)  # somebody may have read it meanwhile
-        if found is None or known is not None:
-            return known
-        index_cache.put(scope, found)
+        if known is not None:
+            return found._replace(remembered=known)
+        if found.remembered is not None:
+            index_cache.put(scope, found.remembered)
         return found
 
     async def _ask(

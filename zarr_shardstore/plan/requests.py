@@ -106,6 +106,8 @@ class FoundIndex(NamedTuple):
     is_remembered: bool = False
     """It was read by an earlier request, or by one that had begun before: what it says is true
     if bytes of the shard that are read now have the same version."""
+    nbytes_collected: int | None = None
+    """Of a collection of indexes that was read for this; ``None``: there was no such request."""
 
 
 @dataclass(frozen=True, slots=True)
