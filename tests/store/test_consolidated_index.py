@@ -43,6 +43,7 @@ from tests.store.test_read_requests import (
 from zarr_shardstore import ShardingMapping, ShardingStore, shard_store
 from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
 from zarr_shardstore.io.index_cache import index_cache
+from zarr_shardstore.io.obstore_backend import ObstoreBackend
 
 pytest.importorskip("obstore")
 
@@ -277,7 +278,9 @@ async def test_a_chunk_that_was_erased_is_not_listed(client: Client) -> None:
         assert chunk_key(MISSING[0]) not in {key async for key in s3.list_prefix("z/c/")}
 
 
-@pytest.mark.parametrize("damage", ["gone", "cut off", "zeros", "not for us", "too large"])
+@pytest.mark.parametrize(
+    "damage", ["gone", "forbidden", "cut off", "zeros", "not for us", "too large"]
+)
 async def test_a_collection_that_is_of_no_use_is_asked_for_once(
     client: Client, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +291,8 @@ async def test_a_collection_that_is_of_no_use_is_asked_for_once(
         match damage:
             case "gone":
                 del objects[COLLECTION]
+            case "forbidden":
+                monkeypatch.setattr(ObstoreBackend, "_get_at_most", forbid)
             case "cut off":
                 objects[COLLECTION] = objects[COLLECTION][:-1]
             case "zeros":
@@ -305,7 +310,11 @@ async def test_a_collection_that_is_of_no_use_is_asked_for_once(
         store = client(server)
         for at in ALL[::17]:
             assert await get(store, at) == value_of(at)
-        assert requests_of(server)[f"GET {COLLECTION}"] == 1
+        assert requests_of(server)[f"GET {COLLECTION}"] == (damage != "forbidden")
+
+
+async def forbid(*_: object) -> None:
+    raise PermissionError("AccessDenied")
 
 
 async def test_weak_or_no_etags_are_never_enough(client: Client) -> None:
@@ -539,6 +548,7 @@ async def test_files_that_have_just_changed_are_waited_for(tmp_path: Path, clien
     assert not (tmp_path / "again" / COLLECTION).exists()
     assert b'_index"' not in (tmp_path / "again/z/zarr.json").read_bytes()
     assert shard_store(tmp_path / "packed", chunks_per_shard=(2, 2)).n_objects == 6 * 16
+    assert not (tmp_path / "packed" / COLLECTION).exists()
     assert b'_index"' not in (tmp_path / "packed/z/zarr.json").read_bytes()
 
 

@@ -1,8 +1,8 @@
 """Collections of indexes: each is read once, when an index of its array is first wanted.
 
 What they say is recorded, not true: whoever uses an index compares versions, as with one that
-is remembered. A collection that is missing, damaged, too large to be kept, or of shards of
-another form is not asked for again.
+is remembered. A collection that is missing, damaged, too large to be kept, of shards of
+another form, or that cannot be read is not asked for again by its store.
 """
 
 from __future__ import annotations
@@ -112,7 +112,10 @@ class CollectedIndexes:
         known = self._known(layout)
         if known is not None:  # another flight has just landed
             return known, None
-        found = await self._read(key, index_cache.max_nbytes)
+        try:
+            found = await self._read(key, index_cache.max_nbytes)
+        except Exception:  # S3 forbids what is missing; and if it is more, reading a shard tells
+            found = Found(None, None)
         nbytes = 0 if found.value is None else len(found.value)
         collection = None
         if found.value is not None and is_strong(found.version):

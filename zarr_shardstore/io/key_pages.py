@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from zarr_shardstore.io.local_files import raise_if_broken
 from zarr_shardstore.io.settled import is_hidden
-from zarr_shardstore.plan.requests import VersionedKeys
+from zarr_shardstore.plan.key_pages import VersionedKeys
 
 __all__ = ["KeyPages", "keys_below", "next_page", "next_page_with_versions"]
 

@@ -6,13 +6,22 @@ from collections.abc import Sequence
 from itertools import islice
 
 from zarr_shardstore.plan.pending import PendingShards
-from zarr_shardstore.plan.requests import CloseListing, Flow, KeyCursor, ListPage, VersionedKeys
+from zarr_shardstore.plan.requests import CloseListing, Flow, KeyCursor, ListPage
 
-__all__ = ["KEYS_PER_PAGE", "KeyPages", "list_keys"]
+__all__ = ["KEYS_PER_PAGE", "KeyPages", "VersionedKeys", "list_keys"]
 
 KEYS_PER_PAGE = 1024
 """Keys of the base store that are listed at once. With fewer, the hop to a thread and back that
 local files take, 150 µs, would tell; object stores reply with 1,000 at a time."""
+
+
+class VersionedKeys(list[str]):
+    """Keys with the versions that their objects had when they were listed, in the same order;
+    ``None`` for one that is not known."""
+
+    def __init__(self, keys: Sequence[str] = (), versions: Sequence[object] = ()) -> None:
+        super().__init__(keys)
+        self.versions = list(versions) or [None] * len(self)
 
 
 class KeyPages:

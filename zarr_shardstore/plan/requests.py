@@ -50,7 +50,6 @@ __all__ = [
     "SetWithGaps",
     "Tidy",
     "UpdateShard",
-    "VersionedKeys",
     "relay",
 ]
 
@@ -319,20 +318,11 @@ class KeyCursor:
 @dataclass(frozen=True, slots=True)
 class ListPage:
     """List the keys in a directory, recursively, some at a time. Reply: a list of the next
-    `n_keys` full keys, `VersionedKeys` if the base store tells; of fewer if these are the last,
+    `n_keys` full keys, perhaps `VersionedKeys`; of fewer if these are the last,
     or there are none."""
 
     cursor: KeyCursor
     n_keys: int
-
-
-class VersionedKeys(list[str]):
-    """Keys with the versions that their objects had when they were listed, in the same order;
-    ``None`` for one that is not known."""
-
-    def __init__(self, keys: Sequence[str] = (), versions: Sequence[object] = ()) -> None:
-        super().__init__(keys)
-        self.versions = list(versions) or [None] * len(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,13 @@ from typing import Any
 
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.documents import document_key, dump_document, parse_json
-from zarr_shardstore.format.index_collection import without_collection
+from zarr_shardstore.format.index_collection import (
+    COLLECTION_NAME,
+    is_collected,
+    without_collection,
+)
 from zarr_shardstore.format.orders import EntryOrder
-from zarr_shardstore.plan.requests import DeleteMany, DeletePrefix, Get, Set, Tidy
+from zarr_shardstore.plan.requests import Delete, DeleteMany, DeletePrefix, Get, Set, Tidy
 from zarr_shardstore.store.new_arrays import NewArrays
 from zarr_shardstore.tools.engine import run_tasks
 from zarr_shardstore.tools.in_place import keys_of_values, replace_values
@@ -84,6 +88,8 @@ class Conversion:
         report = self._run_tasks(plan, task)
         self._check_unchanged(plan)
         replace_values(self.target, manifest)
+        if any(map(is_collected, plan.state.documents.values())):
+            self.target.perform([Delete(plan.state.node.chunk_prefix + COLLECTION_NAME)])
         return report
 
     def _check_unchanged(self, plan: ArrayPlan) -> None:
