@@ -34,7 +34,10 @@ from zarr_shardstore.cli.progress import ProgressBars, ProgressLines
 from zarr_shardstore.tools.report import ArrayReport, ConversionReport, Progress
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ["shard", "unshard", "reshard", "to-native", "from-native", "info", "compact", "map"]
+COMMANDS = [
+    *("shard", "unshard", "reshard", "to-native", "from-native"),
+    *("info", "compact", "consolidate", "map"),
+]
 CONVERSIONS = ["shard", "unshard", "reshard"]
 
 
@@ -429,6 +432,14 @@ def test_compact_removes_dead_bytes(here: Path) -> None:
     assert shard.read_bytes()[:4] == b"\2\0\2\0"
     assert shard.stat().st_size == nbytes
     assert [path.name for path in shard.parent.iterdir()] == ["0"]
+
+
+def test_consolidate_collects_indexes(here: Path) -> None:
+    """Of one array or of all; once more is no error, no array is."""
+    assert "1 array in packed.zarr" in run("consolidate", "packed.zarr", "raw").output
+    assert (here / "packed.zarr/raw/__shards.index").is_file()
+    assert "1 array" in run("consolidate", "packed.zarr").output
+    one_sentence(run("consolidate", "packed.zarr", "nothing"), says="no sharded array")
 
 
 def test_info_as_json() -> None:

@@ -20,7 +20,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def all_pages(pages: KeyPages, recorder: Recorder) -> list[list[str]]:
-    listed = []
+    listed: list[list[str]] = []
     while pages.has_more:
         listed.append(recorder.run(pages.next_page()))
     return listed

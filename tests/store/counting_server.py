@@ -2,8 +2,8 @@
 
 Objects are the values of a mapping, or the files of a directory; they are at
 ``http://127.0.0.1:PORT/bucket/KEY``, as S3 has them and as any HTTP server would. It answers
-ranges, conditions (``If-Match``, ``If-None-Match``), HEAD and S3's ListObjectsV2, and writes
-down each request. It only reads; whoever holds the mapping changes it.
+ranges, conditions (``If-Match``, ``If-None-Match``), HEAD, PUT and S3's ListObjectsV2, and writes
+down each request. What is put makes another mapping: the one that was given stays as it is.
 
 Source: RFC 9110, sections 8.8 (ETag), 13 (conditions), 14 (ranges); Amazon S3 API, ListObjectsV2.
 
@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,6 +64,10 @@ class Files(Mapping[str, bytes]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def date_of(self, key: str) -> str:
+        """When a file was last changed, as HTTP spells it."""
+        return formatdate((self._directory / key).stat().st_mtime, usegmt=True)
 
 
 class CountingServer:
@@ -185,6 +190,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer()
 
+    def do_PUT(self) -> None:
+        state = self.server_state
+        key = unquote(urlsplit(self.path).path).removeprefix(f"/{BUCKET}/")
+        value = self.rfile.read(int(self.headers["Content-Length"]))
+        state.objects = {**state.objects, key: value}
+        self._reply(key, 200, b"", _etag(value))
+
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
@@ -236,7 +248,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         if status != 304:
             self.send_header("Content-Length", str(len(body)))
-        self.send_header("Last-Modified", _DATE)
+        objects = self.server_state.objects
+        date = objects.date_of(key) if isinstance(objects, Files) and key in objects else _DATE
+        self.send_header("Last-Modified", date)
         if status in (200, 206):
             self.send_header("Accept-Ranges", "bytes")
         if etag and self.server_state.sends_etags:

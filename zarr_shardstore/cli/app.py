@@ -44,6 +44,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "from-native": (conversions.from_native, "from-native packed.zarr --dry-run"),
     "info": (views.info, "info packed.zarr"),
     "compact": (upkeep.compact, "compact packed.zarr"),
+    "consolidate": (upkeep.consolidate, "consolidate packed.zarr raw"),
     "map": (views.draw_map, "map packed.zarr raw --html map.html"),
 }
 

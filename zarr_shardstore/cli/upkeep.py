@@ -1,4 +1,4 @@
-"""The command that keeps a store in order."""
+"""The commands that keep a store in order."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import typer
 from zarr_shardstore.cli.arguments import Debug, SourceOptions, Store
 from zarr_shardstore.cli.failures import failures_as_sentences
 from zarr_shardstore.cli.options import check_source, storage_options_of
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 
-__all__ = ["compact"]
+__all__ = ["compact", "consolidate"]
 
 
 def compact(
@@ -29,3 +30,24 @@ def compact(
         options = storage_options_of(source_option or ())
         ShardingMapping(check_source(store), storage_options=options).compact(prefix)
         typer.echo(f"no shard in {store} has dead bytes")
+
+
+def consolidate(
+    store: Store,
+    path: Annotated[str, typer.Argument(help="Only arrays at or below it.")] = "",
+    source_option: SourceOptions = None,
+    debug: Debug = False,
+) -> None:
+    """Store the indexes of all shards of an array in one object.
+
+    Who reads the array cold then asks for that object instead of an index for each shard. A shard
+    that changes later is read by its own index; run it again when many have changed.
+    """
+    with failures_as_sentences(debug=debug):
+        options = storage_options_of(source_option or ())
+        mapping = ShardingMapping(check_source(store), storage_options=options)
+        paths = mapping.consolidate_index(path)
+        if not paths:
+            raise SpecError(f"there is no sharded array in {store}")
+        n_arrays = "1 array" if len(paths) == 1 else f"{len(paths)} arrays"
+        typer.echo(f"the indexes of {n_arrays} in {store} are consolidated")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from zarr_shardstore.errors import ShardStoreError
@@ -29,6 +29,7 @@ from zarr_shardstore.format.declarations import (
     find_declaration,
 )
 from zarr_shardstore.format.grid import chunk_grid_shape
+from zarr_shardstore.format.index_collection import is_collected
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, Coords
 from zarr_shardstore.format.transformer_specs import TransformerSpec
 from zarr_shardstore.format.unfinished import check_finished
@@ -138,12 +139,15 @@ class ArrayDocument:
         How the transformers are declared; ``None`` for plain chunks.
     transformers
         What stands between the array and the store, nearest to the array first.
+    has_collection
+        The indexes of its shards were collected in one object.
     """
 
     node: Node
     geometry: Geometry | None
     declaration: Declaration | None = None
     transformers: tuple[TransformerSpec, ...] = ()
+    has_collection: bool = field(default=False, compare=False)
 
     @property
     def grid_shape(self) -> Coords | None:
@@ -196,7 +200,7 @@ def parse_array(
     cps = chunks_per_shard(found, len(geometry.shape))
     chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
     geometry = Geometry(geometry.shape, chunk_shape, geometry.encoding)
-    return ArrayDocument(node, geometry, found.how, found.transformers)
+    return ArrayDocument(node, geometry, found.how, found.transformers, is_collected(doc))
 
 
 def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,8 @@ class ArrayLayout:
         Number of chunks along each dimension; ``None`` if there is no metadata to tell.
     spec : ShardingSpec
         Its sharding.
+    index_key : str, optional
+        Where the indexes of all its shards may be found in one object.
 
     Examples
     --------
@@ -66,6 +68,7 @@ class ArrayLayout:
     encoding: ChunkKeyEncoding
     grid_shape: Coords | None
     spec: ShardingSpec
+    index_key: str | None = field(default=None, compare=False)
 
     @property
     def ndim(self) -> int:

@@ -38,6 +38,11 @@ class Backend(Protocol):
         """Whether each `Found` has the version of its object: no driver has to find one."""
 
     @property
+    def has_lasting_versions(self) -> bool:
+        """Whether other processes, later, can tell by a version that an object is the same:
+        `RecordIndex` works."""
+
+    @property
     def can_append(self) -> bool:
         """Whether it changes shards in their place: `OpenShard` and those that go with it."""
 

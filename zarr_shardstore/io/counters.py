@@ -27,7 +27,7 @@ class Stats:
     rounds : int
         Batches of requests that were waited for together.
     index_requests : int
-        Requests for a shard index; they are among `requests`.
+        Requests for a shard index, or for a consolidated index; they are among `requests`.
     index_hits : int
         Indexes that were needed, and known.
     warm_reads : int
@@ -60,22 +60,25 @@ class Counters:
 
     def count_round(self, requests: Sequence[Request], replies: Sequence[Any]) -> None:
         """Count a batch and its replies."""
-        n_hits = n_index_requests = nbytes = 0
+        n_hits = n_index_requests = n_collections = nbytes = 0
         for request, reply in zip(requests, replies, strict=True):
             if isinstance(reply, Found):
                 nbytes += 0 if reply.value is None else len(reply.value)
             elif isinstance(reply, FoundIndex) and isinstance(request, GetIndex):
+                if reply.nbytes_collected is not None:
+                    n_collections += 1
+                    nbytes += reply.nbytes_collected
                 if reply.is_read:
                     n_index_requests += 1
                     nbytes += request.shard.layout.spec.index_nbytes if reply.decoded else 0
                 else:
                     n_hits += 1
-        n_requests = len(requests) - n_hits
+        n_requests = len(requests) - n_hits + n_collections
         with self._lock:
             self._requests += n_requests
             self._nbytes_read += nbytes
             self._rounds += n_requests > 0
-            self._index_requests += n_index_requests
+            self._index_requests += n_index_requests + n_collections
             self._index_hits += n_hits
 
     def stats(self) -> Stats:

@@ -10,6 +10,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
+from typing import Protocol
 
 from zarr_shardstore.format.index import ENTRY_NBYTES, ShardIndex
 from zarr_shardstore.format.spec import ShardingSpec
@@ -23,6 +24,17 @@ _ITEM_NBYTES = 1024
 """Of what stands beside the entries of an index, about."""
 
 
+class _Item(Protocol):
+    """What the cache holds: an index, or a collection of many."""
+
+    spec: ShardingSpec
+    was_used: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, about."""
+
+
 class RememberedIndex:
     """An index, and the state of the object that it is true of.
 
@@ -34,17 +46,26 @@ class RememberedIndex:
         Of the object, as the base store tells it; equal if and only if the object is the same.
     size : int, optional
         Of the object, in bytes.
+    is_checked
+        It was read from the shard; otherwise somebody recorded it, perhaps long ago.
     """
 
-    __slots__ = ("index", "size", "spec", "version", "was_used")
+    __slots__ = ("index", "is_checked", "size", "spec", "version", "was_used")
 
     def __init__(
-        self, index: ShardIndex, spec: ShardingSpec, version: object, size: int | None
+        self,
+        index: ShardIndex,
+        spec: ShardingSpec,
+        version: object,
+        size: int | None,
+        *,
+        is_checked: bool = True,
     ) -> None:
         self.index = index
         self.spec = spec
         self.version = version
         self.size = size
+        self.is_checked = is_checked
         self.was_used = False
 
     @property
@@ -63,14 +84,14 @@ class IndexCache:
         self.max_nbytes = max_nbytes
         self.nbytes = 0
         self._lock = threading.Lock()
-        self._items: OrderedDict[Hashable, RememberedIndex] = OrderedDict()
+        self._items: OrderedDict[Hashable, _Item] = OrderedDict()
         self.find = self._items.get
         """The item of an object; whoever uses it says so by `was_used`."""
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def get(self, scope: Hashable, spec: ShardingSpec) -> RememberedIndex | None:
+    def get(self, scope: Hashable, spec: ShardingSpec) -> _Item | None:
         """The index of an object, if it was decoded so."""
         item = self._items.get(scope)
         if item is None or item.spec != spec:
@@ -78,7 +99,7 @@ class IndexCache:
         item.was_used = True
         return item
 
-    def put(self, scope: Hashable, item: RememberedIndex) -> None:
+    def put(self, scope: Hashable, item: _Item) -> None:
         """Remember an index."""
         with self._lock:
             self._drop(scope)

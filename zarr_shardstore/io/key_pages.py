@@ -9,9 +9,10 @@ from itertools import islice
 from typing import TypeAlias
 
 from zarr_shardstore.io.local_files import raise_if_broken
-from zarr_shardstore.io.settled import is_side_file
+from zarr_shardstore.io.settled import is_hidden
+from zarr_shardstore.plan.key_pages import VersionedKeys
 
-__all__ = ["KeyPages", "keys_below", "next_page"]
+__all__ = ["KeyPages", "keys_below", "next_page", "next_page_with_versions"]
 
 _NAMES_AT_ONCE = 1024
 """Of one directory in memory. One that has fewer is read in one go: a file that is replaced
@@ -48,11 +49,24 @@ async def next_page(keys: AsyncIterator[str], n_keys: int) -> list[str]:
     """At most so many of the next keys of a store; none if there are no more."""
     page: list[str] = []
     async for key in keys:
-        if not is_side_file(key):
+        if not is_hidden(key):
             page.append(key)
             if len(page) == n_keys:
                 break
     return page
+
+
+async def next_page_with_versions(
+    keys: AsyncIterator[tuple[str, object]], n_keys: int
+) -> VersionedKeys:
+    """As `next_page`, of keys with the versions of their objects."""
+    page: list[tuple[str, object]] = []
+    async for key, version in keys:
+        if not is_hidden(key):
+            page.append((key, version))
+            if len(page) == n_keys:
+                break
+    return VersionedKeys([key for key, _ in page], [version for _, version in page])
 
 
 def keys_below(root: str, prefix: str) -> Iterator[str]:
@@ -92,7 +106,7 @@ def _parts_of(root: str, prefix: str) -> Iterator[_Part]:
             directories: list[str] = []
             for entry in part:
                 if not _is_directory(entry):
-                    if not is_side_file(entry.name):
+                    if not is_hidden(entry.name):
                         files.append(prefix + entry.name)
                 elif not entry.is_symlink():
                     directories.append(f"{prefix}{entry.name}/")

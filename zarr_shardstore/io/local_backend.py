@@ -29,6 +29,7 @@ from zarr_shardstore.io.local_files import (
     tidy,
 )
 from zarr_shardstore.io.open_shards import open_shards
+from zarr_shardstore.io.recording import record_index
 from zarr_shardstore.io.settled import (
     NO_FILE,
     FindRepair,
@@ -68,6 +69,7 @@ from zarr_shardstore.plan.requests import (
     Move,
     OpenShard,
     Persist,
+    RecordIndex,
     Request,
     Set,
     SetIfNotExists,
@@ -131,6 +133,7 @@ class LocalBackend:
         return hold_to_replace(self.real_root + key, self._options.locking)
 
     has_versions = True
+    has_lasting_versions = True
 
     @property
     def can_append(self) -> bool:
@@ -166,6 +169,8 @@ class LocalBackend:
                 return Found(value, file.version_now(), file.size)
             case GetIndex():
                 return self._get_index(request, files)
+            case RecordIndex(shard, waits):
+                return record_index(self, shard, waits=waits)
             case OpenShard(shard, data_end):
                 opened = open_shards[self.real_root + shard.key]
                 opened.owner = self

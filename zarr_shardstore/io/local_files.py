@@ -8,7 +8,7 @@ import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
-from zarr_shardstore.io.settled import NO_FILE, is_side_file
+from zarr_shardstore.io.settled import NO_FILE, is_hidden, is_side_file
 
 __all__ = [
     "holds_a_file",
@@ -71,7 +71,7 @@ def names_in(directory: str) -> list[str]:
             return [
                 entry.name
                 for entry in entries
-                if not is_side_file(entry.name) and (not entry.is_dir() or holds_a_file(entry.path))
+                if not is_hidden(entry.name) and (not entry.is_dir() or holds_a_file(entry.path))
             ]
     except NO_FILE:
         return []
@@ -80,7 +80,7 @@ def names_in(directory: str) -> list[str]:
 def holds_a_file(directory: str) -> bool:
     """Whether a file is in it, however deep, that is not a temporary one."""
     return any(
-        any(not is_side_file(name) for name in names)
+        any(not is_hidden(name) for name in names)
         for _, _, names in os.walk(directory, onerror=raise_if_broken)
     )
 

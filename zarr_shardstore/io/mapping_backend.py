@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
+from zarr_shardstore.format.index_collection import is_collection
 from zarr_shardstore.io.backend import Mode, Perform
 from zarr_shardstore.io.key_pages import KeyPages
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
@@ -61,6 +62,7 @@ class MappingBackend:
 
     can_append = False
     has_versions = False
+    has_lasting_versions = False
 
     @property
     def mode(self) -> Mode:
@@ -136,14 +138,14 @@ class MappingBackend:
             case Persist() | Tidy():
                 pass
             case ListPrefix(prefix):
-                return self._keys(prefix)
+                return self._listed(prefix)
             case ListPage(cursor, n_keys):
-                cursor.pages = cursor.pages or KeyPages(iter(self._keys(cursor.prefix)))
+                cursor.pages = cursor.pages or KeyPages(iter(self._listed(cursor.prefix)))
                 return cursor.pages.next_page(n_keys)
             case CloseListing(cursor):
                 cursor.pages = None
             case ListDir(prefix):
-                names = (key[len(prefix) :].split("/", 1)[0] for key in self._keys(prefix))
+                names = (key[len(prefix) :].split("/", 1)[0] for key in self._listed(prefix))
                 return list(dict.fromkeys(names))
             case _:
                 raise TypeError(f"a backend does not perform {request!r}")
@@ -156,6 +158,9 @@ class MappingBackend:
             return memoryview(self.mapping[key]).toreadonly()
         except KeyError:
             return None
+
+    def _listed(self, prefix: str) -> list[str]:
+        return [key for key in self._keys(prefix) if not is_collection(key)]
 
     def _keys(self, prefix: str) -> list[str]:
         # list() first, in one step: other threads may change the mapping meanwhile.

@@ -10,16 +10,20 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Hashable
+from collections.abc import AsyncIterator, Hashable
 from hashlib import blake2b
 from typing import Any
 
 from zarr.storage import ObjectStore
 
+from zarr_shardstore.format.index_collection import CollectedIndex
 from zarr_shardstore.io.backend import Backend, Mode
+from zarr_shardstore.io.collected_indexes import CollectedIndexes
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
 from zarr_shardstore.io.index_cache import RememberedIndex
+from zarr_shardstore.io.key_pages import next_page_with_versions
 from zarr_shardstore.io.kinds_of_store import path_of_file
+from zarr_shardstore.io.object_versions import is_strong, version_of_meta
 from zarr_shardstore.io.optimistic import ReplacedMeanwhileError
 from zarr_shardstore.io.remote_indexes import RemoteIndexes
 from zarr_shardstore.io.zarr_backend import ZarrBackend, concurrently
@@ -31,6 +35,9 @@ from zarr_shardstore.plan.requests import (
     FoundIndex,
     Get,
     GetIndex,
+    ListPage,
+    Recorded,
+    RecordIndex,
     Request,
     Set,
 )
@@ -59,7 +66,15 @@ class ObstoreBackend(ZarrBackend):
         super().__init__(store, options, is_static=is_static)
         if path_of_file(store, "") is None:  # the ETag of a file does not tell all its changes
             identity = _identity_of(store.store)
-            self._indexes = RemoteIndexes(self, lambda key: (*identity, key), is_static=is_static)
+
+            def identity_of(key: str) -> Hashable:
+                return (*identity, key)
+
+            collected = CollectedIndexes(self._get_at_most, identity_of)
+            self._indexes = RemoteIndexes(
+                self, identity_of, is_static=is_static, collected=collected
+            )
+            self.has_lasting_versions = True
         self._has_conditions = type(store.store).__name__ not in _NO_UPDATES
         self._is_probed = False
         self._takes_quotes = True
@@ -73,7 +88,7 @@ class ObstoreBackend(ZarrBackend):
         from obstore.exceptions import NotModifiedError
 
         byte_range = request.byte_range
-        if known.version is None or known.size is None or byte_range is None:
+        if not isinstance(known.version, str) or known.size is None or byte_range is None:
             return await self.get(request)
         if not self._has_suffixes:
             byte_range = Range(*resolve_range(byte_range, known.size))
@@ -90,8 +105,32 @@ class ObstoreBackend(ZarrBackend):
         return await self.get(request) if is_other_range else found
 
     def can_be_remembered(self, found: FoundIndex) -> bool:
-        """A weak ETag says only that an object means the same, not that its bytes are."""
-        return isinstance(found.version, str) and not found.version.startswith("W/")
+        return is_strong(found.version)
+
+    async def _perform_one(self, request: Request) -> Any:
+        match request:
+            case RecordIndex():
+                return await self._record_index(request)
+            case ListPage(cursor, n_keys):
+                if cursor.pages is None:
+                    cursor.pages = self._metas(cursor.prefix)
+                return await next_page_with_versions(cursor.pages, n_keys)
+        return await super()._perform_one(request)
+
+    async def _record_index(self, request: RecordIndex) -> Recorded:
+        assert self._indexes is not None
+        found = await self._indexes.get(GetIndex(request.shard))
+        if found.decoded is None or found.size is None or not is_strong(found.version):
+            return None
+        return CollectedIndex(found.decoded, str(found.version), found.size)
+
+    async def _metas(self, prefix: str) -> AsyncIterator[tuple[str, object]]:
+        """Keys, as `ObjectStore.list_prefix` has them, and versions."""
+        import obstore
+
+        async for page in obstore.list(self.store.store, prefix=prefix):
+            for meta in page:
+                yield meta["path"], version_of_meta(meta)
 
     async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
         return await self._get_with(
@@ -106,8 +145,21 @@ class ObstoreBackend(ZarrBackend):
             value = await reply.bytes_async()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return Found(None, None)
-        version = None if self._is_too_young(reply.meta) else reply.meta["e_tag"]
+        version = None if self._is_too_young(reply.meta) else version_of_meta(reply.meta)
         return Found(memoryview(value), version, reply.meta["size"])
+
+    async def _get_at_most(self, key: str, max_nbytes: int) -> Found:
+        """An object, if it is not larger."""
+        import obstore
+
+        try:
+            reply = await obstore.get_async(self.store.store, key)
+            if reply.meta["size"] > max_nbytes:
+                return Found(None, None)
+            value = await reply.bytes_async()
+        except FileNotFoundError:
+            return Found(None, None)
+        return Found(memoryview(value), version_of_meta(reply.meta), reply.meta["size"])
 
     def _is_too_young(self, meta: Any) -> bool:
         """Whether an ETag proves nothing: web servers make it of the size and the second."""

@@ -3,7 +3,7 @@
 An index that is remembered is not asked for again before it is used: the reply to the request for
 the bytes that it points to tells the version of the object, and the flow compares. Where no bytes
 are read, because the chunk is missing, the flow asks for a fresh index, and the base store
-answers that it is not modified.
+answers that it is not modified. An index of a collection counts as one that is remembered.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
+from zarr_shardstore.io.collected_indexes import CollectedIndexes, Finding
 from zarr_shardstore.io.flights import Flights
 from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
+from zarr_shardstore.io.object_versions import is_listed_as
 from zarr_shardstore.plan.indexes import found_index, get_of_index
 from zarr_shardstore.plan.requests import Found, FoundIndex, Get, GetIndex
 
@@ -42,28 +44,50 @@ class RemoteIndexes:
         Of an object, by its key: the same for all stores of the process on this base store.
     is_static
         Nobody changes the objects: what is remembered is true.
+    collected
+        Where indexes may be found without a request; for base stores with versions.
 
     Thread safety: may be used from any thread and any event loop.
     """
 
     def __init__(
-        self, base: _Base, identity_of: Callable[[str], Hashable], *, is_static: bool
+        self,
+        base: _Base,
+        identity_of: Callable[[str], Hashable],
+        *,
+        is_static: bool,
+        collected: CollectedIndexes | None = None,
     ) -> None:
         self._base = base
         self._identity_of = identity_of
         self._is_static = is_static
+        self._collected = collected
         self._flights: Flights[FoundIndex] = Flights()
 
     def forget(self, key: str) -> None:
         """This process has changed an object."""
         index_cache.forget(self._identity_of(key))
+        if self._collected is not None:
+            self._collected.forget(key)
 
     async def get(self, request: GetIndex) -> FoundIndex:
         """The index, and whether it is one that was asked for before."""
         scope = self._identity_of(request.key)
-        known = index_cache.get(scope, request.shard.layout.spec)
-        if known is not None and self._is_static and not request.settled:
-            return FoundIndex(known.index, known.version, known.size, is_read=False)
+        known = self._known(scope, request)
+        if known is None and not request.settled and (not request.fresh or request.version):
+            known, nbytes = await self._find_collected(scope, request)
+            if nbytes is not None:
+                found = await self._get(request, scope, known)
+                return found._replace(nbytes_collected=nbytes)
+        return await self._get(request, scope, known)
+
+    async def _get(
+        self, request: GetIndex, scope: Hashable, known: RememberedIndex | None
+    ) -> FoundIndex:
+        if known is not None and not request.settled:
+            is_true = self._is_static and known.is_checked
+            if is_true or (request.fresh and is_listed_as(known.version, request.version)):
+                return FoundIndex(known.index, known.version, known.size, is_read=False)
         if request.fresh:
             return await self._ask(request, scope, known)
         if known is not None:
@@ -72,6 +96,21 @@ class RemoteIndexes:
             )
         found, is_ours = await self._flights.join(scope, lambda: self._ask(request, scope, None))
         return found if is_ours else found._replace(is_read=False, is_remembered=True)
+
+    def _known(self, scope: Hashable, request: GetIndex) -> RememberedIndex | None:
+        item = index_cache.get(scope, request.shard.layout.spec)
+        return item if isinstance(item, RememberedIndex) else None
+
+    async def _find_collected(self, scope: Hashable, request: GetIndex) -> Finding:
+        if self._collected is None or request.shard.layout.index_key is None:
+            return Finding(None)
+        found = await self._collected.find(request.shard)
+        known = self._known(scope, request)  # somebody may have read it meanwhile
+        if known is not None:
+            return found._replace(remembered=known)
+        if found.remembered is not None:
+            index_cache.put(scope, found.remembered)
+        return found
 
     async def _ask(
         self, request: GetIndex, scope: Hashable, known: RememberedIndex | None
@@ -85,9 +124,12 @@ class RemoteIndexes:
             return FoundIndex(known.index, known.version, known.size)
         assert reply is not None
         found = found_index(request.shard, reply)
+        if known is not None and not known.is_checked and self._collected is not None:
+            self._collected.drop(request.shard)
+            index_cache.forget(scope)
         if found.decoded is None:
             index_cache.forget(scope)
-        elif request.keep and (self._is_static or self._base.can_be_remembered(found)):
+        elif self._is_static or self._base.can_be_remembered(found):
             spec = request.shard.layout.spec
             item = RememberedIndex(found.decoded, spec, found.version, found.size)
             index_cache.put(scope, item)

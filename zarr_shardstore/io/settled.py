@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self, TypeAlias, TypeVar
 
+from zarr_shardstore.format.index_collection import is_collection
 from zarr_shardstore.format.journal import Repair
 from zarr_shardstore.io.file_states import state_of
 from zarr_shardstore.io.locks import LOCK_SUFFIX, Locking, held, lock_shared, shared
@@ -30,6 +31,7 @@ __all__ = [
     "OpenFile",
     "hold_to_replace",
     "is_appended_to",
+    "is_hidden",
     "is_side_file",
     "read_settled",
     "when_settled",
@@ -52,6 +54,11 @@ _SIDE_FILE = re.compile(
 def is_side_file(name: str) -> bool:
     """Whether a file is no object, by its name or its key."""
     return _SIDE_FILE.search(name) is not None
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file is not to be listed, by its name or its key."""
+    return is_side_file(name) or is_collection(name)
 
 
 def is_appended_to(path: str) -> bool:

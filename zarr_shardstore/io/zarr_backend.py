@@ -35,7 +35,7 @@ from zarr_shardstore.io.kinds_of_store import (
 from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.remote_indexes import RemoteIndexes
 from zarr_shardstore.io.remote_objects import delete_many, move, upload_to
-from zarr_shardstore.io.settled import hold_to_replace, is_appended_to, is_side_file, read_settled
+from zarr_shardstore.io.settled import hold_to_replace, is_appended_to, is_hidden, read_settled
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.plan.indexes import as_gets, with_indexes
 from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
@@ -135,6 +135,7 @@ class ZarrBackend:
 
     can_append = False
     has_versions = False
+    has_lasting_versions = False
 
     @property
     def mode(self) -> Mode:
@@ -327,7 +328,7 @@ class ZarrBackend:
             case DeletePrefix(prefix):
                 await store.delete_dir(prefix.removesuffix("/"))
             case ListPrefix(prefix):
-                return [key async for key in store.list_prefix(prefix) if not is_side_file(key)]
+                return [key async for key in store.list_prefix(prefix) if not is_hidden(key)]
             case ListPage(cursor, n_keys):
                 if cursor.pages is None:
                     cursor.pages = aiter(store.list_prefix(cursor.prefix))
@@ -338,7 +339,7 @@ class ZarrBackend:
             case ListDir(prefix):
                 try:
                     names = store.list_dir(prefix.removesuffix("/"))
-                    return [name async for name in names if not is_side_file(name)]
+                    return [name async for name in names if not is_hidden(name)]
                 except NotADirectoryError:  # fsspec, where a local file has this name
                     return []
             case _:

@@ -215,13 +215,15 @@ def with_held(stack: Stack, pending: PendingShards) -> Stack:
 
 
 def read_indexes_with_held(
-    shards: Sequence[ShardRef], pending: PendingShards
+    shards: Sequence[ShardRef],
+    pending: PendingShards,
+    versions: Sequence[object] | None = None,
 ) -> Flow[list[ShardIndex | CorruptShardError | None]]:
     """As `try_read_indexes`, as they would be if what is held were published; for listings."""
     if not pending:
-        return (yield from try_read_indexes(shards, keep=False))
+        return (yield from try_read_indexes(shards, versions, keep=False))
     held = [pending.entries(shard) for shard in shards]
-    indexes = yield from try_read_indexes(shards, keep=False)
+    indexes = yield from try_read_indexes(shards, versions, keep=False)
     return [
         index if isinstance(index, CorruptShardError) else overlaid_index(shard, index, entries)
         for shard, index, entries in zip(shards, indexes, held, strict=True)

@@ -86,12 +86,14 @@ def read_indexes(shards: Sequence[ShardRef]) -> Flow[list[ShardIndex | None]]:
 
 
 def try_read_indexes(
-    shards: Sequence[ShardRef], *, keep: bool = True
+    shards: Sequence[ShardRef], versions: Sequence[object] | None = None, *, keep: bool = True
 ) -> Flow[list[ShardIndex | CorruptShardError | None]]:
     """As `read_indexes`, with the error in the place of an index that cannot be decoded.
 
     Parameters
     ----------
+    versions
+        Of the shards, where they have just been seen in a listing.
     keep
         As of `GetIndex`.
     """
@@ -99,8 +101,11 @@ def try_read_indexes(
         return []
     indexes: list[ShardIndex | CorruptShardError | None] = [None] * len(shards)
     left = list(range(len(shards)))
+    seen = versions or [None] * len(shards)
     for is_settled in (False, True):  # at first it may be that a writer is changing the index
-        replies: list[FoundIndex] = yield [GetIndex(shards[i], is_settled, keep=keep) for i in left]
+        replies: list[FoundIndex] = yield [
+            GetIndex(shards[i], is_settled, version=seen[i], keep=keep) for i in left
+        ]
         damaged = []
         for i, found in zip(left, replies, strict=True):
             indexes[i] = found.decoded

@@ -8,11 +8,20 @@ from itertools import islice
 from zarr_shardstore.plan.pending import PendingShards
 from zarr_shardstore.plan.requests import CloseListing, Flow, KeyCursor, ListPage
 
-__all__ = ["KEYS_PER_PAGE", "KeyPages", "list_keys"]
+__all__ = ["KEYS_PER_PAGE", "KeyPages", "VersionedKeys", "list_keys"]
 
 KEYS_PER_PAGE = 1024
 """Keys of the base store that are listed at once. With fewer, the hop to a thread and back that
 local files take, 150 µs, would tell; object stores reply with 1,000 at a time."""
+
+
+class VersionedKeys(list[str]):
+    """Keys with the versions that their objects had when they were listed, in the same order;
+    ``None`` for one that is not known."""
+
+    def __init__(self, keys: Sequence[str] = (), versions: Sequence[object] = ()) -> None:
+        super().__init__(keys)
+        self.versions = list(versions) or [None] * len(self)
 
 
 class KeyPages:
@@ -36,10 +45,10 @@ class KeyPages:
         """Whether another page is to be asked for."""
         return bool(self._cursors or self._held)
 
-    def next_page(self) -> Flow[list[str]]:
+    def next_page(self) -> Flow[VersionedKeys]:
         """The next keys; there may be none."""
-        page: list[str]
         if self._cursors:
+            page: list[str]
             (page,) = yield [ListPage(self._cursors[0], KEYS_PER_PAGE)]
             if len(page) < KEYS_PER_PAGE:
                 del self._cursors[0]
@@ -48,7 +57,7 @@ class KeyPages:
         if self._held:
             for key in page:
                 self._held.pop(key, None)
-        return page
+        return page if isinstance(page, VersionedKeys) else VersionedKeys(page)
 
     def close(self) -> Flow[None]:
         """Let go of what the base store has open for this."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from zarr_shardstore.format.index import IndexDamageError, ShardIndex
+from zarr_shardstore.format.index_collection import CollectedIndex
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.plan.entries import EntryUpdate, Piece, apply_pieces
 from zarr_shardstore.plan.opened_shard import FileStep
@@ -40,6 +41,8 @@ __all__ = [
     "Move",
     "OpenShard",
     "Persist",
+    "RecordIndex",
+    "Recorded",
     "Request",
     "Set",
     "SetIfNotExists",
@@ -102,25 +105,46 @@ class FoundIndex(NamedTuple):
     is_remembered: bool = False
     """It was read by an earlier request, or by one that had begun before: what it says is true
     if bytes of the shard that are read now have the same version."""
+    nbytes_collected: int | None = None
+    """Of a collection of indexes that was read for this; ``None``: there was no such request."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetIndex:
     """Read the index of a shard. Reply: `FoundIndex`.
 
-    `settled` is that of `Get`. A `fresh` one is read now, or found to be the same as it was. One
-    that is not to `keep` is used once, as in a listing of all shards.
+    `settled` is that of `Get`. A `fresh` one is read now, or found to be the same as it was: also
+    by its `version`, if the caller has just seen that in a listing. One that is not to `keep` is
+    remembered only if reading it again would take a round trip.
     """
 
     shard: ShardRef
     settled: bool = False
     fresh: bool = True
+    version: object = None
     keep: bool = True
 
     @property
     def key(self) -> str:
         """Of the shard."""
         return self.shard.key
+
+
+@dataclass(frozen=True, slots=True)
+class RecordIndex:
+    """Read the index of a shard, and a version of the shard that any process can compare. Only
+    for base stores with `has_lasting_versions`. Reply: `CollectedIndex`; ``None`` if there is no
+    shard, or it is damaged or being changed; ``"young"`` if it has changed just now, so that
+    its version does not tell yet.
+
+    With `waits` it is looked at when all that has changed before now is old enough.
+    """
+
+    shard: ShardRef
+    waits: bool = False
+
+
+Recorded: TypeAlias = "CollectedIndex | Literal['young'] | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +320,8 @@ class KeyCursor:
 @dataclass(frozen=True, slots=True)
 class ListPage:
     """List the keys in a directory, recursively, some at a time. Reply: a list of the next
-    `n_keys` full keys; of fewer if these are the last, or there are none."""
+    `n_keys` full keys, perhaps `VersionedKeys`; of fewer if these are the last,
+    or there are none."""
 
     cursor: KeyCursor
     n_keys: int
@@ -332,6 +357,7 @@ class UpdateShard:
 Request: TypeAlias = (
     Get
     | GetIndex
+    | RecordIndex
     | GetMany
     | Exists
     | GetSize

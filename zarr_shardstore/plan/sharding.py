@@ -86,7 +86,9 @@ class ShardingTransformer:
 def sharding(configuration: Mapping[str, Any], array: ArrayContext) -> ShardingTransformer:
     """Make the transformer that metadata calls ``sharding``."""
     spec = sharding_spec(configuration, len(array.grid_shape))
-    layout = ArrayLayout(array.path, array.prefix, array.encoding, array.grid_shape, spec)
+    layout = ArrayLayout(
+        array.path, array.prefix, array.encoding, array.grid_shape, spec, array.index_key
+    )
     return ShardingTransformer(layout, array.reading)
 
 

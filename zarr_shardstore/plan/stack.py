@@ -73,6 +73,8 @@ class ArrayContext:
         Metadata document as readers see it.
     reading : ReadOptions
         How the store was told to read.
+    index_key : str, optional
+        Where the indexes of all shards of the array may be found in one object.
     """
 
     path: str
@@ -81,6 +83,7 @@ class ArrayContext:
     grid_shape: Coords
     document: Mapping[str, Any]
     reading: ReadOptions
+    index_key: str | None = None
 
 
 class StorageTransformer(Protocol):

@@ -10,6 +10,7 @@ from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.format.declarations import Native, take_out
 from zarr_shardstore.format.documents import ArrayDocument, Node, parse_array
 from zarr_shardstore.format.grid import is_inside
+from zarr_shardstore.format.index_collection import COLLECTION_NAME, without_collection
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.plan.read import ReadOptions
@@ -101,8 +102,9 @@ class ArrayReader:
             prefix=node.chunk_prefix,
             encoding=geometry.encoding,
             grid_shape=grid_shape,
-            document=take_out(doc, document.declaration),
+            document=take_out(without_collection(doc), document.declaration),
             reading=self.reading,
+            index_key=node.chunk_prefix + COLLECTION_NAME if document.has_collection else None,
         )
         stack = tuple(make_transformer(spec, context) for spec in document.transformers)
         if sum(isinstance(transformer, ShardingTransformer) for transformer in stack) > 1:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
+import numpy.typing as npt
 from zarr.abc.store import Store
 
-from zarr_shardstore.errors import ReadOnlyError, SpecError
+from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
 from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.index import ZEP2_INDEX, IndexFormat
 from zarr_shardstore.format.orders import EntryOrder, check_order
@@ -31,12 +33,15 @@ from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, bas
 from zarr_shardstore.io.runner import Runner
 from zarr_shardstore.io.sealing import seal_all
 from zarr_shardstore.io.warm_files import UNKNOWN
+from zarr_shardstore.plan.initialized import Region
 from zarr_shardstore.plan.ranges import ByteRange
 from zarr_shardstore.plan.read import ReadOptions
 from zarr_shardstore.plan.requests import Flow
 from zarr_shardstore.plan.strategies import Strategy, WriteStrategy
 from zarr_shardstore.store.batch import Batch
 from zarr_shardstore.store.compacting import compact_below, compaction_of
+from zarr_shardstore.store.consolidating import consolidate_below
+from zarr_shardstore.store.initialized import chunks_initialized
 from zarr_shardstore.store.new_arrays import NewArrays, V3Declaration
 from zarr_shardstore.store.operations import Operations, Options
 from zarr_shardstore.store.policy import ChunksPerShard, ShardingPolicy
@@ -166,6 +171,34 @@ class Sharding:
         compaction = compaction_of(order=self.options.order, can_append=backend.can_append)
         flow = compact_below(operations.listing, operations.catalog, prefix)
         return Runner(backend, compaction, self.runner.counters), flow
+
+    def chunks_initialized(self, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
+        """The flow that says which chunks of an array are stored."""
+        operations = self.operations
+        return chunks_initialized(operations.known, operations.batches.pending, path, region)
+
+    def consolidating(self, path: str) -> Flow[list[str]]:
+        """The flow that collects the indexes of the arrays at or below a path.
+
+        Raises
+        ------
+        UnsupportedError
+            If the base store tells no versions.
+        """
+        self.check_consolidation()
+        operations = self.operations
+        return consolidate_below(
+            operations.catalog, operations.known, operations.batches.pending, path
+        )
+
+    def check_consolidation(self) -> None:
+        """Raise `UnsupportedError` if the base store tells no versions."""
+        if not self.runner.backend.has_lasting_versions:
+            raise UnsupportedError(
+                f"{self.runner.backend!r} tells no versions of its objects, so nobody could see "
+                "that a consolidated index still holds: open the store by its path, or through "
+                "obstore"
+            )
 
     @property
     def is_base_read_only(self) -> bool:

@@ -36,7 +36,8 @@ _NBYTES_PER_ROUND = 16 * 1024 * 1024
 _STACKED_NBYTES = 160
 """About what a key above a stack takes, with its size, in bytes."""
 
-_Located: TypeAlias = tuple[str, ShardRef | StackedKey | ShardStoreError | None]
+_Located: TypeAlias = tuple[str, object, ShardRef | StackedKey | ShardStoreError | None]
+"""A base key, its version as it was listed, and what it names."""
 
 
 class KeyStream:
@@ -81,13 +82,14 @@ class KeyStream:
         if not self._located:
             page = yield from self._pages.next_page()
             names = yield from self._catalog.shards_of(page)
-            self._located.extend(zip(page, names, strict=True))
+            self._located.extend(zip(page, page.versions, names, strict=True))
         located = self._take_round()
-        shards = [found for _, found in located if isinstance(found, ShardRef)]
-        indexes = iter((yield from read_indexes_with_held(shards, self._pending)))
+        shards = [found for *_, found in located if isinstance(found, ShardRef)]
+        versions = [version for _, version, found in located if isinstance(found, ShardRef)]
+        indexes = iter((yield from read_indexes_with_held(shards, self._pending, versions)))
         parts: list[Listed] = []
         stacked: dict[Node, tuple[StoredArray, list[str]]] = {}
-        for base_key, found in located:
+        for base_key, _, found in located:
             match found:
                 case None:
                     last = parts[-1] if parts else None
@@ -156,7 +158,7 @@ def raise_first(errors: Sequence[ShardStoreError]) -> None:
 
 def _nbytes_of(located: _Located) -> int:
     """What reading a shard takes in memory; nothing for a value that passes through."""
-    match located[1]:
+    match located[2]:
         case ShardRef() as shard:
             return shard.layout.spec.index_nbytes
         case StackedKey(_, array):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.orders import EntryOrder
@@ -13,6 +16,7 @@ from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.io.file_options import Durability
 from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
+from zarr_shardstore.plan.initialized import Region
 from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
 from zarr_shardstore.plan.requests import Flow
 from zarr_shardstore.plan.strategies import Strategy
@@ -142,6 +146,17 @@ class ShardingMapping(MutableMapping[str, bytes]):
         check_writable(self.read_only)
         runner, flow = self._sharding.compacting(prefix)
         runner.run(flow)
+
+    def consolidate_index(self, path: str = "") -> list[str]:
+        """As `ShardingStore.consolidate_index`."""
+        check_writable(self.read_only)
+        flow = self._sharding.consolidating(path)
+        self._sharding.flush()
+        return self._run(flow)
+
+    def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
+        """As `ShardingStore.chunks_initialized`."""
+        return self._run(self._sharding.chunks_initialized(path, region))
 
     def _run(self, flow: Flow[T]) -> T:
         return self._sharding.runner.run(flow)

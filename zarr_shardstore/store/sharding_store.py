@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
+import numpy as np
+import numpy.typing as npt
 from zarr.abc.store import Store
 
 from zarr_shardstore.errors import SpecError
@@ -17,6 +19,7 @@ from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.io.file_options import Durability
 from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.resolve import BaseStoreLike
+from zarr_shardstore.plan.initialized import Region
 from zarr_shardstore.plan.strategies import Strategy
 from zarr_shardstore.store.base import Sharding, Transformers, V3Declaration, open_sharding
 from zarr_shardstore.store.batch import Batch
@@ -240,6 +243,83 @@ class ShardingStore(ZarrInterface):
         await self._ensure_open()
         runner, flow = self._sharding.compacting(prefix)
         await runner.run_async(flow)
+
+    async def consolidate_index(self, path: str = "") -> list[str]:
+        """Store the indexes of all shards once more, in one object for each array.
+
+        Who reads the array through an object store then asks for that one object instead of an
+        index for each shard. It is never trusted: a shard that has changed since, which the
+        version of each reply tells, is read by its own index. So it may be written at any
+        time, and again when many shards have changed.
+
+        Parameters
+        ----------
+        path
+            Of an array or a group; ``""``: all sharded arrays of the store.
+
+        Returns
+        -------
+        list of str
+            Paths of the arrays. Left out are those without a stored shard, those that only
+            ``chunks_per_shard`` declares, and those with storage transformers below the shards.
+
+        Raises
+        ------
+        UnsupportedError
+            If the base store is neither local files nor an obstore store with ETags.
+        SpecError
+            If there is no such array at or below a path that is not ``""``.
+
+        Notes
+        -----
+        On local files shards are known by size and time of last change, so that the directory
+        profits when it is served by HTTP; files that have changed just now are waited for, two
+        seconds. Reads of local files do not need it. Uploads do not keep these times: consolidate
+        the copy, too.
+        """
+        self._check_writable()
+        flow = self._sharding.consolidating(path)
+        await self.flush()
+        return await self._run(flow)
+
+    async def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
+        """Which chunks of a sharded array are stored.
+
+        Parameters
+        ----------
+        path
+            Of the array.
+        region : tuple of slice, optional
+            In chunk coordinates; ``None``: the whole grid.
+
+        Returns
+        -------
+        ndarray of bool
+            The shape is that of the chunk grid, or of the region.
+
+        Raises
+        ------
+        SpecError
+            If there is no sharded array at `path`, or the region is not valid.
+        CorruptShardError
+            If the index of a shard is damaged.
+
+        Notes
+        -----
+        Cost: a listing of the directory of the shards, and their indexes: none that is known,
+        and a single object after `consolidate_index`.
+
+        Examples
+        --------
+        >>> import asyncio, zarr
+        >>> store = ShardingStore({}, chunks_per_shard=(2, 2))
+        >>> z = zarr.create_array(store, name="z", shape=(4, 6), chunks=(2, 2), dtype="u1")
+        >>> z[:2, 2:] = 1
+        >>> asyncio.run(store.chunks_initialized("z"))
+        array([[False,  True,  True],
+               [False, False, False]])
+        """
+        return await self._run(self._sharding.chunks_initialized(path, region), only_reads=True)
 
     # ------------------------------------------- batch, operations of the draft
 

@@ -38,6 +38,11 @@ from zarr_shardstore.format.documents import (
     plain_geometry,
 )
 from zarr_shardstore.format.index import IndexDamageError
+from zarr_shardstore.format.index_collection import (
+    is_collected,
+    with_collection,
+    without_collection,
+)
 from zarr_shardstore.format.keys import draft_candidate
 from zarr_shardstore.format.shard import index_of_shard
 from zarr_shardstore.format.transformer_specs import SHARDING, sharding_spec
@@ -103,6 +108,7 @@ class View:
         return data if doc is None else self._presented_members(path, doc, data)
 
     def _shown(self, doc: Document, array: StoredArray) -> Document:
+        doc = without_collection(doc)
         if array.document.declaration is not None:
             return take_out(doc, array.document.declaration)
         if is_native_by_choice(doc):
@@ -216,6 +222,11 @@ class View:
 
     def _put_back(self, node: Node, doc: Document, old: _Stored) -> Document | None:
         """`doc` as the update of a stored array that it is; ``None`` if it is another array."""
+        kept = self._declared_as_before(node, doc, old)
+        has_collection = old.doc is not None and is_collected(old.doc)
+        return with_collection(kept) if has_collection and kept is not None else kept
+
+    def _declared_as_before(self, node: Node, doc: Document, old: _Stored) -> Document | None:
         if old.doc is None or old.array is None:
             return None
         before = old.array.document

@@ -28,6 +28,7 @@ from zarr_shardstore.format.documents import (
     parse_array,
 )
 from zarr_shardstore.format.grid import chunk_grid_shape
+from zarr_shardstore.format.index_collection import without_collection
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.spec import ShardingSpec
 from zarr_shardstore.format.transformer_specs import (
@@ -182,7 +183,9 @@ def _declared_as(
 
 
 def _without_choice(doc: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A document without the mark that leaves its sharding to zarr: here it is meant."""
+    """A document without the mark that leaves its sharding to zarr: here it is meant; and
+    without the one of consolidated indexes: those are of shards that were there before."""
+    doc = without_collection(doc)
     if is_native_by_choice(doc):
         return {name: member for name, member in doc.items() if name != MARKER}
     return doc

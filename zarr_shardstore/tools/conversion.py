@@ -10,8 +10,13 @@ from typing import Any
 
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.documents import document_key, dump_document, parse_json
+from zarr_shardstore.format.index_collection import (
+    COLLECTION_NAME,
+    is_collected,
+    without_collection,
+)
 from zarr_shardstore.format.orders import EntryOrder
-from zarr_shardstore.plan.requests import DeleteMany, DeletePrefix, Get, Set, Tidy
+from zarr_shardstore.plan.requests import Delete, DeleteMany, DeletePrefix, Get, Set, Tidy
 from zarr_shardstore.store.new_arrays import NewArrays
 from zarr_shardstore.tools.engine import run_tasks
 from zarr_shardstore.tools.in_place import keys_of_values, replace_values
@@ -83,6 +88,8 @@ class Conversion:
         report = self._run_tasks(plan, task)
         self._check_unchanged(plan)
         replace_values(self.target, manifest)
+        if any(map(is_collected, plan.state.documents.values())):
+            self.target.perform([Delete(plan.state.node.chunk_prefix + COLLECTION_NAME)])
         return report
 
     def _check_unchanged(self, plan: ArrayPlan) -> None:
@@ -163,13 +170,17 @@ class Conversion:
     def _has(self, documents: Documents) -> bool:
         found = self.target.perform([Get(key) for key in documents])
         docs = [None if f.value is None else parse_json(f.value) for f in found]
-        return docs == list(documents.values())
+        return [doc and without_collection(doc) for doc in docs] == list(documents.values())
 
     # ---------------------------------------------------------------- both
 
     def _documents(self, plan: ArrayPlan) -> dict[str, Mapping[str, Any]]:
         if plan.action in ("copied", "skipped"):
-            return {document_key(node): doc for node, doc in plan.state.documents.items()}
+            # Consolidated indexes are of the shards of the source: they are not copied.
+            return {
+                document_key(node): doc if self.in_place else without_collection(doc)
+                for node, doc in plan.state.documents.items()
+            }
         return dict(
             plan.state.documents_for(
                 plan.form, self.new_arrays, keeps_declaration=self.keeps_declaration

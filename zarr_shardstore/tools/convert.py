@@ -57,6 +57,7 @@ def shard_store(
     destination_options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: OnProgress | None = None,
+    consolidate_index: bool = False,
 ) -> ConversionReport:
     """Pack the chunks of the arrays of a store into shards, in place or in another store.
 
@@ -85,6 +86,8 @@ def shard_store(
         Only say what would be done.
     progress
         Called after each task, in this thread.
+    consolidate_index
+        At the end do what `ShardingStore.consolidate_index` does, for all sharded arrays.
 
     Returns
     -------
@@ -128,7 +131,19 @@ def shard_store(
     new_arrays = _new_arrays(policy, declaration, index_codecs, index_location)
     choose = to_shards(new_arrays, only_sharded=False)
     request = _Request(choose, new_arrays, declaration is None, order, paths, dry_run, progress)
-    return _convert(request, source, destination, executor, source_options, destination_options)
+    if not consolidate_index:
+        return _convert(request, source, destination, executor, source_options, destination_options)
+    is_in_place = destination is None
+    target = open_base(
+        source if destination is None else destination,
+        source_options if is_in_place else destination_options,
+    )
+    store = ShardingMapping(target.store)
+    store._sharding.check_consolidation()
+    report = _convert(request, source, destination, executor, source_options, destination_options)
+    if not dry_run:
+        store.consolidate_index()
+    return report
 
 
 def unshard_store(
