@@ -18,8 +18,9 @@ from zarr_shardstore.format.declarations import declare_native
 from zarr_shardstore.format.documents import dump_document
 from zarr_shardstore.format.index import MISSING, ZEP2_INDEX, ShardIndex
 from zarr_shardstore.io.local_backend import LocalBackend
+from zarr_shardstore.plan.indexes import found_index
 from zarr_shardstore.plan.ranges import Suffix
-from zarr_shardstore.plan.requests import Found, Get, GetSize
+from zarr_shardstore.plan.requests import Found, FoundIndex, Get, GetIndex, GetSize
 from zarr_shardstore.tools import occupancy
 from zarr_shardstore.tools.find_arrays import arrays_at, read_array
 from zarr_shardstore.tools.info import ArrayInfo, get_shard_info, is_sharded
@@ -245,7 +246,7 @@ class FailingBackend(LocalBackend):
     refused: tuple[str, ...] = ()
 
     def perform_one(self, request: Any, files: Any) -> Any:
-        if isinstance(request, Get) and request.key.endswith(self.refused):
+        if isinstance(request, Get | GetIndex) and request.key.endswith(self.refused):
             raise PermissionError(13, "Permission denied", request.key)
         return super().perform_one(request, files)
 
@@ -437,10 +438,13 @@ def test_a_shard_that_is_replaced_meanwhile_is_asked_again() -> None:
     make(ShardingStore(base, chunks_per_shard=(2, 3)))
     grid = occupancy.ObjectGrid(read_array(arrays_at(open_base(base), "a")[0]))
     shard = shard_of({0: (0, 50)}, 50)
-    index, size = Get("a/c/0/0", Suffix(INDEX)), GetSize("a/c/0/0")
+    assert grid.layout is not None
+    ref = grid.layout.shard_of_key("a/c/0/0")
+    assert ref is not None
+    index, size = GetIndex(ref), GetSize("a/c/0/0")
     flow = occupancy._read_objects(grid, ["a/c/0/0"])
     assert next(flow) == [size, index, size]
-    found = Found(memoryview(shard)[-INDEX:], None)
+    found = found_index(ref, Found(memoryview(shard)[-INDEX:], None))
     assert flow.send([len(shard), found, INDEX]) == [index, size]
     with pytest.raises(StopIteration) as done:
         flow.send([found, len(shard)])
@@ -457,7 +461,7 @@ def test_an_object_that_is_erased_meanwhile_is_not_counted() -> None:
     flow = occupancy._read_objects(grid, ["a/c/0/0"])
     next(flow)
     with pytest.raises(StopIteration) as done:
-        flow.send([None, Found(None, None), None])
+        flow.send([None, FoundIndex(None, None), None])
     assert (done.value.value.object_nbytes, done.value.value.cells) == ([], [])
 
 

@@ -96,14 +96,14 @@ class ArrayLayout:
             key = self.prefix + self.encoding.encode(coords)
         # The only shard of a 0-d array has the key of its only chunk, as that is spelled.
         if not coords:
-            return ChunkRef(key, coords, ShardRef(self, (), key), 0)
+            return ChunkRef(key, ShardRef(self, (), key), 0)
         shard_coords = shard_coords_of(coords, cps)
         shard = None if shards is None else shards.get((id(self), shard_coords))
         if shard is None:
             shard = self.shard(shard_coords)
             if shards is not None:
                 shards[id(self), shard_coords] = shard
-        return ChunkRef(key, coords, shard, entry_id_of(coords, cps))
+        return ChunkRef(key, shard, entry_id_of(coords, cps))
 
     def shard(self, coords: Coords) -> ShardRef:
         """The shard at shard coordinates `coords`."""
@@ -169,10 +169,9 @@ class ShardRef:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRef:
-    """One chunk: its key, its coordinates, and the entry of the shard that holds it."""
+    """One chunk: its key, and the entry of the shard that holds it."""
 
     key: str
-    coords: Coords
     shard: ShardRef
     entry_id: int
 

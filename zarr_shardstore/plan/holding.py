@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from zarr_shardstore.errors import CorruptShardError
-from zarr_shardstore.format.grid import coords_of_entries
 from zarr_shardstore.format.index import MISSING, ShardIndex
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.orders import EntryOrder
@@ -116,7 +115,7 @@ def hold_updates(
             ids = pending.to_read(shard, updates)
             stored: dict[int, memoryview | None] = {}
             if ids:
-                chunks = [_chunk(shard, i) for i in ids]
+                chunks = [ChunkRef(shard.chunk_key(i), shard, i) for i in ids]
                 values = yield from read_entries([EntryRead(chunk) for chunk in chunks], reading)
                 stored = dict(zip(ids, values, strict=True))
             outcome = pending.hold(shard, below, updates, stored, watch)
@@ -298,9 +297,3 @@ def _reply(request: Request, held: Final) -> Any:
             start, stop = resolve_range(byte_range, len(value or b""))
             return Found(None if value is None else value[start:stop], None)
     raise AssertionError(f"{request!r} is an update")
-
-
-def _chunk(shard: ShardRef, entry_id: int) -> ChunkRef:
-    cps = shard.layout.spec.chunks_per_shard
-    (coords,) = coords_of_entries(np.array([entry_id]), shard.coords, cps)
-    return ChunkRef(shard.chunk_key(entry_id), coords, shard, entry_id)

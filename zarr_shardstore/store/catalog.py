@@ -25,18 +25,14 @@ from zarr_shardstore.format.keys import (
 )
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.spec import ShardingSpec
-from zarr_shardstore.format.translator import KeyTranslator
 from zarr_shardstore.plan.listing import GridDirectory, locate_directory
 from zarr_shardstore.plan.requests import Flow
 from zarr_shardstore.store.arrays import StoredArray
 from zarr_shardstore.store.known_arrays import Knowledge, KnownArrays, State
 from zarr_shardstore.store.policy import ShardingPolicy
+from zarr_shardstore.store.recent_arrays import RecentArrays
 
 __all__ = ["Catalog", "Misfit", "StackedKey"]
-
-
-_MAX_TRANSLATORS = 8
-"""Arrays whose keys are translated without a look at documents: each is tried in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ class Catalog:
         self._policy = policy
         self._known = known
         self._last: tuple[Knowledge | None, int, _Answer] = None, 0, None
-        self._translators: tuple[Knowledge | None, int, tuple[KeyTranslator, ...]] = None, 0, ()
+        self.recent = RecentArrays(known)
 
     def chunks_of(self, keys: Sequence[str]) -> Flow[list[ChunkRef | StackedKey | Misfit | None]]:
         """The chunks that keys name; ``None`` for a key that passes through.
@@ -101,6 +97,17 @@ class Catalog:
         SpecError, UnsupportedError
             If the document of an array that a key belongs to is bad.
         """
+        chunks: list[ChunkRef | StackedKey | Misfit | None] = [*self.recent.chunks_of(keys)]
+        left = [i for i, chunk in enumerate(chunks) if chunk is None]
+        if left:
+            found = yield from self._find_chunks([keys[i] for i in left])
+            for i, chunk in zip(left, found, strict=True):
+                chunks[i] = chunk
+        return chunks
+
+    def _find_chunks(
+        self, keys: Sequence[str]
+    ) -> Flow[list[ChunkRef | StackedKey | Misfit | None]]:
         knowledge = self._known.now()
         answers = yield from self._locate(keys, knowledge, in_grid=True)
         misfits = {a.node for a in answers if isinstance(a, Misfit)}
@@ -237,29 +244,10 @@ class Catalog:
         if isinstance(last, _Located):
             self._last = knowledge, len(knowledge.arrays), last
             if in_grid:
-                self._remember_translator(last.owner, knowledge)
+                owner = last.owner
+                layout = owner.layout if isinstance(owner, StoredArray) else owner
+                self.recent.met(layout, knowledge)
         return answers
-
-    def translators(self) -> tuple[KeyTranslator, ...]:
-        """Translations that hold now, of the arrays that were met last.
-
-        A key that one of them translates names a chunk of its array: as `_locate_sibling` says,
-        as long as nothing was learned of any other array.
-        """
-        knowledge, n_arrays, translators = self._translators
-        if knowledge is self._known.now() and n_arrays == len(knowledge.arrays):
-            return translators
-        return ()
-
-    def _remember_translator(self, owner: StoredArray | ArrayLayout, knowledge: Knowledge) -> None:
-        layout = owner.layout if isinstance(owner, StoredArray) else owner
-        if layout is None or not layout.ndim or _is_ambiguous(layout):
-            return
-        others = self.translators()
-        if any(translator.layout is layout for translator in others):
-            return
-        kept = others[: _MAX_TRANSLATORS - 1]
-        self._translators = knowledge, len(knowledge.arrays), (KeyTranslator(layout), *kept)
 
     def _recent(self, knowledge: Knowledge) -> _Answer:
         """What the last key named, if nothing was learned of any array since."""
@@ -385,11 +373,6 @@ def _locate_sibling(last: _Answer, key: str, in_grid: bool) -> _Located | None:
     if in_grid and not is_inside(coords, grid_shape):
         return None
     return _Located(array, coords)
-
-
-def _is_ambiguous(layout: ArrayLayout) -> bool:
-    """Whether keys of an array without a document are not known by their spelling alone."""
-    return layout.grid_shape is None and layout.encoding.style != "draft"
 
 
 def _locate_without_document(layout: ArrayLayout, key: str) -> _Located | None:

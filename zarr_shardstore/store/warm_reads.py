@@ -16,7 +16,7 @@ from zarr_shardstore.io.warm_files import UNKNOWN, WarmValue, warm_file
 from zarr_shardstore.plan.indexes import try_read_indexes
 from zarr_shardstore.plan.pending import PendingShards
 from zarr_shardstore.plan.ranges import ByteRange, resolve_range
-from zarr_shardstore.store.catalog import Catalog
+from zarr_shardstore.store.recent_arrays import RecentArrays
 
 __all__ = ["WarmReads"]
 
@@ -36,12 +36,12 @@ class WarmReads:
     Thread safety: may be used from any thread.
     """
 
-    def __init__(self, runner: Runner, catalog: Catalog, pending: PendingShards) -> None:
+    def __init__(self, runner: Runner, recent: RecentArrays, pending: PendingShards) -> None:
         backend = runner.backend
         self._root: str | None = None
         if isinstance(backend, LocalBackend) and backend.keeps_handles:
             self._root = backend.path_of("")
-        self._catalog = catalog
+        self._recent = recent
         self._pending = pending
         self._runner = runner
         self._count = runner.counters.count_warm_read
@@ -63,7 +63,7 @@ class WarmReads:
             return UNKNOWN
         if byte_range is not None:
             resolve_range(byte_range, 0)  # an error, whatever is there
-        for translator in self._catalog.translators():
+        for translator in self._recent.translators():
             place = translator.translate(key)
             if place is None:
                 continue
@@ -88,7 +88,7 @@ class WarmReads:
         values: list[WarmValue] = [UNKNOWN] * len(key_ranges)
         if self._root is None or self._pending:
             return values
-        translators = self._catalog.translators()
+        translators = self._recent.translators()
         shards: dict[str, _Wanted] = {}
         for i, (key, byte_range) in enumerate(key_ranges):
             if byte_range is not None:

@@ -1,0 +1,69 @@
+"""Arrays that were met last: their keys are translated without a look at documents.
+
+A key that differs from one of an array only in the numbers after the array's path names a chunk
+of it, too, as long as nothing was learned of any other array: those on the way to it are known
+not to own it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
+from zarr_shardstore.format.translator import KeyTranslator
+from zarr_shardstore.store.known_arrays import Knowledge, KnownArrays
+
+__all__ = ["RecentArrays"]
+
+_MAX_ARRAYS = 8
+"""Each is tried in turn."""
+
+
+class RecentArrays:
+    """The arrays of one store that were met last.
+
+    Thread safety: may be used from any thread.
+    """
+
+    def __init__(self, known: KnownArrays) -> None:
+        self._known = known
+        # One tuple: another thread sees the old one or the new one.
+        self._arrays: tuple[Knowledge | None, int, tuple[KeyTranslator, ...]] = None, 0, ()
+
+    def translators(self) -> tuple[KeyTranslator, ...]:
+        """Translations that hold now."""
+        knowledge, n_arrays, translators = self._arrays
+        if knowledge is self._known.now() and n_arrays == len(knowledge.arrays):
+            return translators
+        return ()
+
+    def met(self, layout: ArrayLayout | None, knowledge: Knowledge) -> None:
+        """A chunk of this array was found with that knowledge."""
+        if layout is None or not layout.ndim:
+            return
+        if layout.grid_shape is None and layout.encoding.style != "draft":
+            return  # without a document its keys are not known by their spelling alone
+        others = self.translators()
+        if any(translator.layout is layout for translator in others):
+            return
+        kept = others[: _MAX_ARRAYS - 1]
+        self._arrays = knowledge, len(knowledge.arrays), (KeyTranslator(layout), *kept)
+
+    def chunks_of(self, keys: Sequence[str]) -> list[ChunkRef | None]:
+        """The chunks of these arrays that keys name; ``None``: look elsewhere."""
+        translators = self.translators()
+        chunks: list[ChunkRef | None] = [None] * len(keys)
+        shards: dict[str, ShardRef | None] = {}
+        for i, key in enumerate(keys):
+            for translator in translators:
+                place = translator.translate(key)
+                if place is None:
+                    continue
+                shard_key, entry_id = place
+                if shard_key not in shards:
+                    shards[shard_key] = translator.layout.shard_of_key(shard_key)
+                shard = shards[shard_key]
+                if shard is not None:
+                    chunks[i] = ChunkRef(key, shard, entry_id)
+                break
+        return chunks
