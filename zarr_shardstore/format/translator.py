@@ -72,7 +72,7 @@ class KeyTranslator:
         entry_id = 0
         parts = []
         try:
-            for text, remembered in zip(numbers, self._remembered, strict=False):
+            for text, remembered in zip(numbers, self._remembered):  # noqa: B905  it takes time
                 part, n_entries = remembered[text]
                 parts.append(part)
                 entry_id += n_entries

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import TypeAlias, TypeVar
 
 from zarr.abc.store import ByteRequest, Store
-from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import MemoryStore
 
 from zarr_shardstore.io.buffers import as_view, own_bytes, to_buffer_of
@@ -260,9 +260,7 @@ class ZarrInterface(Store):
         value = self._sharding.warm.get(key, part)
         if value is UNKNOWN:
             value = self._sharding.get_blocking(key, part)
-        if value is None:
-            return None
-        return (prototype or default_buffer_prototype()).buffer.from_bytes(value)
+        return to_buffer_of(value, prototype)
 
     def set_sync(self, key: str, value: Value) -> None:
         """As `set`, blocking."""
