@@ -88,7 +88,7 @@ class Sharding:
         self.operations = Operations(new_arrays, replace(options, reading=reading), strategy)
         self.runner = Runner(backend, self.operations.update_shard)
         pending = self.operations.batches.pending
-        self.warm = WarmReads(self.runner, self.operations.catalog.recent, pending)
+        self.warm = WarmReads(self.runner, self.operations.catalog, pending)
         self._gatherer = Gatherer(self.get_many)
 
     async def get(self, key: str, byte_range: ByteRange | None) -> Value | None:

@@ -7,16 +7,19 @@ holds writes, there is none, and the flow is run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
+from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.translator import KeyTranslator
 from zarr_shardstore.io.local_backend import LocalBackend
 from zarr_shardstore.io.runner import Runner
 from zarr_shardstore.io.warm_files import UNKNOWN, WarmValue, warm_file
 from zarr_shardstore.plan.indexes import try_read_indexes
 from zarr_shardstore.plan.pending import PendingShards
 from zarr_shardstore.plan.ranges import ByteRange, resolve_range
-from zarr_shardstore.store.recent_arrays import RecentArrays
+from zarr_shardstore.store.catalog import Catalog
 
 __all__ = ["WarmReads"]
 
@@ -26,6 +29,7 @@ _MIN_TO_WARM = 8
 _SHARDS_AT_ONCE = 64
 """Shards whose indexes are read before their chunks; half of the files that are kept open."""
 
+KeyRange: TypeAlias = tuple[str, ByteRange | None]
 _Wanted: TypeAlias = tuple[ArrayLayout, list[int], list[tuple[int, ByteRange | None]]]
 """Of a shard: its array, which of the keys name its chunks, and what of which entries."""
 
@@ -36,12 +40,13 @@ class WarmReads:
     Thread safety: may be used from any thread.
     """
 
-    def __init__(self, runner: Runner, recent: RecentArrays, pending: PendingShards) -> None:
+    def __init__(self, runner: Runner, catalog: Catalog, pending: PendingShards) -> None:
         backend = runner.backend
         self._root: str | None = None
         if isinstance(backend, LocalBackend) and backend.keeps_handles:
             self._root = backend.path_of("")
-        self._recent = recent
+        self._catalog = catalog
+        self._recent = catalog.recent
         self._pending = pending
         self._runner = runner
         self._count = runner.counters.count_warm_read
@@ -79,7 +84,7 @@ class WarmReads:
             return value
         return UNKNOWN
 
-    def get_many(self, key_ranges: Sequence[tuple[str, ByteRange | None]]) -> list[WarmValue]:
+    def get_many(self, key_ranges: Sequence[KeyRange]) -> list[WarmValue]:
         """As `get`, of many keys. Those of one shard are read together, or none of them is: what
         one call reads of a shard was there at one moment.
         """
@@ -88,7 +93,7 @@ class WarmReads:
         values: list[WarmValue] = [UNKNOWN] * len(key_ranges)
         if self._root is None or self._pending:
             return values
-        translators = self._recent.translators()
+        translators = self._translators_for(key_ranges)
         shards: dict[str, _Wanted] = {}
         for i, (key, byte_range) in enumerate(key_ranges):
             if byte_range is not None:
@@ -114,6 +119,16 @@ class WarmReads:
                     values[i] = value
                     self._count()
         return values
+
+    def _translators_for(self, key_ranges: Sequence[KeyRange]) -> tuple[KeyTranslator, ...]:
+        """Of the arrays that were met; where much is wanted, also of one that is met now."""
+        translators = self._recent.translators()
+        first, _ = key_ranges[0]
+        if len(key_ranges) >= _MIN_TO_WARM and not any(t.translate(first) for t in translators):
+            with suppress(ShardStoreError):  # the flow will say so
+                self._runner.run(self._catalog.chunks_of([first]))
+            translators = self._recent.translators()
+        return translators
 
     def _warm_up(self, shards: Mapping[str, _Wanted]) -> None:
         """Read the indexes of shards of which much is wanted, and nothing known."""
