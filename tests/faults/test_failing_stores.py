@@ -32,6 +32,7 @@ from tests.faults.stops import files_in
 from tests.store.bases import wait_until_free
 from zarr_shardstore import ShardingMapping, ShardingStore, UnpublishedError
 from zarr_shardstore.io import locks
+from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.locks import LOCK_SUFFIX
 from zarr_shardstore.io.sealing import seal_all
 
@@ -406,6 +407,7 @@ def test_one_system_call_fails(
 
 def check_files(root: Path, faults: Faults) -> None:
     """What a failed write leaves behind: the file of a lock that nobody holds, if that failed."""
+    index_cache.clear()  # with what is known of them, files are closed that are kept open
     assert open_files(root) == []
     left = [str(path) for path in root.rglob("*") if path.suffix == ".partial"]
     assert left == []
@@ -421,7 +423,7 @@ def test_a_directory_that_cannot_be_listed_is_not_empty(code: int, tmp_path: Pat
     real = os.scandir
 
     def scandir(path: Any) -> Any:
-        if str(path).endswith("c0"):
+        if str(path).rstrip("/").endswith("c0"):
             raise OSError(code, os.strerror(code))
         return real(path)
 

@@ -141,18 +141,18 @@ class OpenFile:
         self._repair: Repair | None = None
         self.is_known = False
         self.version = object()  # not the file itself: it shall not stay open with a reply
-        self.status = os.fstat(fd)
-        if stat.S_ISDIR(self.status.st_mode):
-            raise IsADirectoryError(path)
-        self.size = self.status.st_size
-        self.is_fixed = bool(self.status.st_mode & FIXED)
-        if self.is_fixed and not is_held:  # its entries may be overwritten
-            try:
+        try:
+            self.status = os.fstat(fd)
+            if stat.S_ISDIR(self.status.st_mode):
+                raise IsADirectoryError(path)
+            self.size = self.status.st_size
+            self.is_fixed = bool(self.status.st_mode & FIXED)
+            if self.is_fixed and not is_held:  # its entries may be overwritten
                 lock_shared(fd, path)
                 self._repair = find_repair_of(path, fd)
-            except BaseException:
-                self.handle.close()
-                raise
+        except BaseException:
+            self.handle.close()
+            raise
 
     @classmethod
     def of(cls, handle: FileHandle, status: os.stat_result) -> Self:
@@ -173,8 +173,8 @@ class OpenFile:
         return self.version
 
     def close(self) -> None:
-        """Let go of it; a lock ends now."""
-        if self.is_fixed:
+        """Close it, and end its lock, unless it is kept open for others, too."""
+        if not self.handle.is_shared:
             self.handle.close()
 
     def read(self, byte_range: ByteRange | None, repair: Repair | None = None) -> memoryview:

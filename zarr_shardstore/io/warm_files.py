@@ -70,16 +70,17 @@ WarmValue: TypeAlias = "bytes | memoryview | Literal[Unknown.UNKNOWN] | None"
 
 
 class FileHandle:
-    """An open file, closed when nobody refers to it any more: also not a thread that reads it
-    while another one forgets it."""
+    """An open file. One that is shared is closed when nobody refers to it any more: also not a
+    thread that reads it while another one forgets it."""
 
-    __slots__ = ("fd",)
+    __slots__ = ("fd", "is_shared")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self.is_shared = False
 
     def close(self) -> None:
-        """Close it now; for whoever knows that nobody else reads it."""
+        """Close it now; only one that is not shared."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -279,13 +280,15 @@ def remember(path: str, file: WarmFile, opened_ns: int) -> None:
     opened_ns
         The time before its status was asked for.
     """
-    if opened_ns - file.changed_ns >= MIN_AGE_NS:
+    if opened_ns - file.changed_ns >= MIN_AGE_NS and file.handle is not None:
+        file.handle.is_shared = True
         index_cache.put(path, file)
         _keep_open(path)
 
 
 def reopened(path: str, file: WarmFile, handle: FileHandle) -> None:
     """Keep the handle of a file again."""
+    handle.is_shared = True
     file.handle = handle
     _keep_open(path)
 
