@@ -91,7 +91,7 @@ class WarmReads:
         if len(key_ranges) == 1:
             return [self.get(*key_ranges[0])]
         values: list[WarmValue] = [UNKNOWN] * len(key_ranges)
-        if self._root is None or self._pending:
+        if not values or self._root is None or self._pending:
             return values
         translators = self._translators_for(key_ranges)
         shards: dict[str, _Wanted] = {}
