@@ -221,7 +221,7 @@ def _read_shards(shards: Sequence[ShardRef]) -> Flow[list[tuple[Cell | None, str
     if not shards:
         return []
     indexes, sizes = yield from together(
-        [try_read_indexes(shards), relay([GetSize(shard.key) for shard in shards])]
+        [try_read_indexes(shards, keep=False), relay([GetSize(shard.key) for shard in shards])]
     )
     found: list[tuple[Cell | None, str | None]] = []
     for shard, index, size in zip(shards, indexes, sizes, strict=True):
