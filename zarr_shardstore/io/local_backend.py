@@ -271,7 +271,8 @@ class LocalBackend:
             return None
         if handle is None and self.keeps_handles:
             reopened(path, warm, file.handle)
-        warm.was_used = file.is_known = True
+        warm.was_used = True
+        file.known = warm
         files[shard.key] = file
         return FoundIndex(warm.index, file.version, file.size, is_read=False)
 

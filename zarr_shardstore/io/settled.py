@@ -22,7 +22,7 @@ from zarr_shardstore.io.shard_files import (
     find_repair_of,
     repair,
 )
-from zarr_shardstore.io.warm_files import FileHandle, open_to_read
+from zarr_shardstore.io.warm_files import FileHandle, WarmFile, open_to_read
 from zarr_shardstore.plan.ranges import ByteRange, Range, resolve_range
 from zarr_shardstore.plan.requests import Found
 
@@ -115,9 +115,6 @@ def when_settled(path: str, read: Callable[[FindRepair], T]) -> T:
             return value
 
 
-_CHANGES = ("st_mtime_ns", "st_ctime_ns", "st_size")
-
-
 class OpenFile:
     """A file open for reading. Entries that an index read from it points to are the same for as
     long as it is open, whatever is renamed over its name or appended to it; and where entries
@@ -130,7 +127,7 @@ class OpenFile:
     """
 
     __slots__ = (
-        *("_repair", "handle", "is_fixed", "is_known"),
+        *("_repair", "handle", "is_fixed", "known"),
         *("opened_ns", "size", "status", "version"),
     )
 
@@ -139,7 +136,7 @@ class OpenFile:
         self.handle = open_to_read(path)
         fd = self.handle.fd
         self._repair: Repair | None = None
-        self.is_known = False
+        self.known: WarmFile | None = None
         self.version = object()  # not the file itself: it shall not stay open with a reply
         try:
             self.status = os.fstat(fd)
@@ -161,15 +158,13 @@ class OpenFile:
         file.opened_ns = 0
         file.handle, file.status, file.size = handle, status, status.st_size
         file._repair, file.is_fixed, file.version = None, False, object()
-        file.is_known = False
+        file.known = None
         return file
 
     def version_now(self) -> object:
         """Another version, if its index is known, and somebody has written into it since."""
-        if self.is_known:
-            now = os.fstat(self.handle.fd)
-            if any(getattr(now, name) != getattr(self.status, name) for name in _CHANGES):
-                return object()
+        if self.known is not None and not self.known.is_same(os.fstat(self.handle.fd)):
+            return object()
         return self.version
 
     def close(self) -> None:

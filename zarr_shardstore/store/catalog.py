@@ -83,7 +83,6 @@ class Catalog:
     def __init__(self, policy: ShardingPolicy, known: KnownArrays) -> None:
         self._policy = policy
         self._known = known
-        self._last: tuple[Knowledge | None, int, _Answer] = None, 0, None
         self.recent = RecentArrays(known)
 
     def chunks_of(self, keys: Sequence[str]) -> Flow[list[ChunkRef | StackedKey | Misfit | None]]:
@@ -224,7 +223,7 @@ class Catalog:
         known: dict[Node, State] = {}
         answers: list[_Answer] = [None] * len(keys)
         open_positions: Sequence[int] = range(len(keys))
-        last = self._recent(knowledge)
+        last: _Answer = None
         while open_positions:
             unknown: dict[int, list[Node]] = {}
             for i in open_positions:
@@ -241,18 +240,11 @@ class Catalog:
                 nodes = dict.fromkeys(node for nodes in unknown.values() for node in nodes)
                 known |= yield from self._known.know(list(nodes), knowledge)
             open_positions = list(unknown)
-        if isinstance(last, _Located):
-            self._last = knowledge, len(knowledge.arrays), last
-            if in_grid:
-                owner = last.owner
-                layout = owner.layout if isinstance(owner, StoredArray) else owner
-                self.recent.met(layout, knowledge)
+        if isinstance(last, _Located) and in_grid:
+            owner = last.owner
+            layout = owner.layout if isinstance(owner, StoredArray) else owner
+            self.recent.met(layout, knowledge)
         return answers
-
-    def _recent(self, knowledge: Knowledge) -> _Answer:
-        """What the last key named, if nothing was learned of any array since."""
-        of, n_arrays, last = self._last
-        return last if of is knowledge and n_arrays == len(knowledge.arrays) else None
 
     def _locate_one(
         self, key: str, in_grid: bool, knowledge: Knowledge, just_learned: dict[Node, State]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,8 @@ from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import NDBuffer
 
 __all__ = ["ChunkPart", "chunk_nbytes"]
+
+Values: TypeAlias = NDBuffer | npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +63,11 @@ class ChunkPart:
         chunk[self.inside] = part
         return None if _is_empty(chunk, spec) else chunk
 
-    def put(self, chunk: NDBuffer | None, out: NDBuffer, drop_axes: tuple[int, ...]) -> None:
+    def put(self, chunk: Values | None, out: Values, drop_axes: tuple[int, ...]) -> None:
         """Put this part of a chunk, or of the fill value, into the result of a read."""
         if chunk is None:
             out[self.outside] = fill_value_of(self.spec)
             return
-        part = chunk[self.inside]
-        out[self.outside] = part.squeeze(axis=drop_axes) if drop_axes else part
-
-    def put_array(
-        self, chunk: npt.NDArray[Any], out: npt.NDArray[Any], drop_axes: tuple[int, ...]
-    ) -> None:
-        """As `put`, of arrays."""
         part = chunk[self.inside]
         out[self.outside] = part.squeeze(axis=drop_axes) if drop_axes else part
 

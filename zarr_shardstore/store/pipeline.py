@@ -102,7 +102,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         def put(item: tuple[ChunkPart, Value | None]) -> None:
             part, value = item
             if value is not None and plain is not None and isinstance(array, np.ndarray):
-                part.put_array(plain.decode(value, part.spec), array, drop_axes)
+                part.put(plain.decode(value, part.spec), array, drop_axes)
                 return
             buffer = to_buffer_of(value, part.spec.prototype)
             chunk = None if codec is None or buffer is None else codec.decode(buffer, part.spec)
