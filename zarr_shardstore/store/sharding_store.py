@@ -103,7 +103,7 @@ class ShardingStore(ZarrInterface):
     obstore, on object stores; no update is lost. Through fsspec on object stores only one
     process may write a shard at a time.
 
-    Cost in requests of the base store: a read takes two rounds (each shard index not yet known, then
+    Cost in requests of the base store: a read takes two rounds (indexes that are not known, then
     coalesced spans), a write of a whole shard one, a write of a part one read and one write of
     the shard. The metadata document of an array is read once more, when it is first met.
 
