@@ -23,6 +23,7 @@ from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
 from zarr_shardstore.io.index_cache import RememberedIndex
 from zarr_shardstore.io.key_pages import next_page_with_versions
 from zarr_shardstore.io.kinds_of_store import path_of_file
+from zarr_shardstore.io.object_reads import ObjectReader
 from zarr_shardstore.io.object_versions import is_strong, version_of_meta
 from zarr_shardstore.io.optimistic import ReplacedMeanwhileError
 from zarr_shardstore.io.remote_indexes import RemoteIndexes
@@ -79,6 +80,7 @@ class ObstoreBackend(ZarrBackend):
         self._is_probed = False
         self._takes_quotes = True
         self._has_suffixes = type(store.store).__name__ != "AzureStore"
+        self.reads = ObjectReader(store, lambda key, byte_range: self._get_once(key, byte_range))
 
     def optimistic(self) -> Backend | None:
         return _Optimistic(self) if self._has_conditions else None
@@ -187,7 +189,7 @@ class ObstoreBackend(ZarrBackend):
         except _refusals():
             pass
         # The store may have taken it, and the reply was lost: then the client has sent it again.
-        found = await self._get(key, None)
+        found = await self.reads.get(key, None)
         if found.value is not None and found.value == memoryview(value):
             return found.version
         if version is not None and found.version == version and self._takes_quotes:

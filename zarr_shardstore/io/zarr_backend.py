@@ -11,12 +11,11 @@ from functools import cache
 from typing import Any
 
 from zarr.abc.store import RangeByteRequest, Store
-from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
+from zarr.storage import FsspecStore
 
 from zarr_shardstore.io.backend import Backend, Mode, Perform
-from zarr_shardstore.io.buffers import as_view, to_buffer
+from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.byte_requests import byte_request_of
 from zarr_shardstore.io.commits import worker_pool
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
@@ -32,13 +31,13 @@ from zarr_shardstore.io.kinds_of_store import (
     path_of_file,
     scope_of_store,
 )
+from zarr_shardstore.io.object_reads import ObjectReader, cut, found_of, may_be_cut
 from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.remote_indexes import RemoteIndexes
 from zarr_shardstore.io.remote_objects import delete_many, move, upload_to
 from zarr_shardstore.io.settled import hold_to_replace, is_appended_to, is_hidden, read_settled
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.plan.indexes import as_gets, with_indexes
-from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.plan.requests import (
     CloseListing,
     Delete,
@@ -70,13 +69,6 @@ __all__ = [
 
 _MAX_CONCURRENCY = 64
 """Requests of one batch in flight at once; zarr's own limit of 10 is one for chunks."""
-
-
-_N_ATTEMPTS = 10
-"""To read the end of an object that is being replaced again and again."""
-
-_N_ATTEMPTS_OF_RANGE = 2
-"""To read a range of one that was shorter for a moment; then it is read whole."""
 
 
 def has_sync_surface(store: Store) -> bool:
@@ -121,9 +113,7 @@ class ZarrBackend:
         self._options = options
         self.can_block = has_sync_surface(store)
         self.replaces_at_once = not is_local_fsspec(innermost(store))  # it writes in place
-        # LocalStore raises where one of many keys is missing; ObjectStore merges ranges over
-        # gaps of 1 MiB, so 20 kB asked for become 780 kB read. Others show when they raise.
-        self._has_get_many = not isinstance(store, LocalStore | ObjectStore)
+        self.reads = ObjectReader(store)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ZarrBackend) and bool(self.store == other.store)
@@ -181,9 +171,9 @@ class ZarrBackend:
                 before = self._state_to_settle(key)
                 if before is not None and is_appended_to(before[0]):
                     return read_settled(before[0], byte_range)
-                found = _found(store.get_sync(key, byte_range=byte_request_of(byte_range)))
-                if self._may_be_cut(found, byte_range):
-                    found = _cut(_found(store.get_sync(key)), byte_range)
+                found = found_of(store.get_sync(key, byte_range=byte_request_of(byte_range)))
+                if may_be_cut(self.store, found, byte_range):
+                    found = cut(found_of(store.get_sync(key)), byte_range)
                 if is_settled and before is not None and _is_unsettled(*before):
                     return read_settled(before[0], byte_range)
                 return found
@@ -238,9 +228,11 @@ class ZarrBackend:
 
     async def _perform_batch(self, batch: list[Request]) -> list[Any]:
         gets = [request for request in batch if isinstance(request, Get)]
-        is_plain = self._has_get_many and not any(self._state_to_settle(get.key) for get in gets)
+        is_plain = self.reads.has_get_many and not any(
+            self._state_to_settle(get.key) for get in gets
+        )
         if len(gets) == len(batch) > 1 and is_plain:
-            replies = await self._get_many(gets)
+            replies = await self.reads.get_many(gets)
             if replies is not None:
                 return replies
         if len(batch) == 1:
@@ -251,23 +243,6 @@ class ZarrBackend:
         """Path and state of a file that another process may be changing in its place."""
         path = path_of_file(self.store, key)
         return None if path is None or open_shards.is_used(path) else (path, state_of(path))
-
-    async def _get_many(self, gets: list[Get]) -> list[Any] | None:
-        """All reads in one call of the store; ``None`` if it does not take them."""
-        try:
-            values = await self.store.get_partial_values(
-                default_buffer_prototype(),
-                [(get.key, byte_request_of(get.byte_range)) for get in gets],
-            )
-        except (FileNotFoundError, NotImplementedError, ValueError):
-            # Some stores raise for a missing key, some take no suffix: `get` says which.
-            self._has_get_many = False
-            return None
-        founds = list(map(_found, values))
-        for i, get in enumerate(gets):
-            if self._may_be_cut(founds[i], get.byte_range):
-                founds[i] = await self._get(get.key, get.byte_range)
-        return founds
 
     async def _perform_one(self, request: Request) -> Any:
         store = self.store
@@ -282,10 +257,10 @@ class ZarrBackend:
             case Get(key, byte_range):
                 before = self._state_to_settle(key)
                 if before is None:
-                    return await self._get(key, byte_range)
+                    return await self.reads.get(key, byte_range)
                 if not is_appended_to(before[0]):
                     try:
-                        found = await self._get(key, byte_range)
+                        found = await self.reads.get(key, byte_range)
                     except Exception:  # obstore's, of a file that is cut while it is read
                         if not _is_unsettled(*before):
                             raise
@@ -296,15 +271,15 @@ class ZarrBackend:
                 pool = worker_pool()
                 return await loop.run_in_executor(pool, read_settled, before[0], byte_range)
             case GetMany(keys):
-                founds = await concurrently([self._get(key, None) for key in keys])
+                founds = await concurrently([self.reads.get(key, None) for key in keys])
                 return [found.value for found in founds]
             case Exists(key) if isinstance(innermost(store), FsspecStore):
                 # To fsspec's `exists` an object is missing whatever fails.
-                return await self._size_or_none(key) is not None
+                return await self.reads.size(key) is not None
             case Exists(key):
                 return await store.exists(key)
             case GetSize(key):
-                return await self._size_or_none(key)
+                return await self.reads.size(key)
             case Set(key, value):
                 await store.set(key, to_buffer(value))
             case SetIfNotExists(key, value):
@@ -346,86 +321,10 @@ class ZarrBackend:
                 raise TypeError(f"a backend does not perform {request!r}")
         return None
 
-    async def _get(self, key: str, byte_range: ByteRange | None) -> Found:
-        for _ in range(_N_ATTEMPTS_OF_RANGE):
-            try:
-                found = await self._get_once(key, byte_range)
-                if self._may_be_cut(found, byte_range):
-                    found = _cut(await self._get_once(key, None), byte_range)
-                return found
-            except Exception:
-                if byte_range is None:
-                    raise
-                # No suffix ranges here (Azure), or an error for a range behind the end (obstore).
-                if isinstance(byte_range, Suffix):
-                    return await self._get_end(key, byte_range)
-                size = await self._size_or_none(key)
-                if size is None:
-                    raise
-                start, stop = resolve_range(byte_range, size)
-                if start >= stop:
-                    return Found(memoryview(b""), None, size)
-                # Not behind the end now: the object may have been replaced meanwhile.
-        return _cut(await self._get_once(key, None), byte_range)
-
-    async def _get_end(self, key: str, suffix: Suffix) -> Found:
-        """Ask for the size, then for bytes that are there; and again, if another writer has
-        replaced the object by one of another size."""
-        size_at_failure: int | None = None
-        for n_left in reversed(range(_N_ATTEMPTS)):
-            size = await self._size_or_none(key)
-            if size is None:
-                return Found(None, None)
-            start, stop = resolve_range(suffix, size)
-            if start == stop:
-                return Found(memoryview(b""), None, size)
-            try:
-                found = await self._get_once(key, Range(start, stop))
-            except Exception:
-                if not n_left or size == size_at_failure:  # nobody has replaced it: it fails
-                    raise
-                size_at_failure = size
-                continue
-            is_whole = found.value is not None and len(found.value) == stop - start
-            if is_whole and found.size in (None, size):
-                return found._replace(size=size)
-        return found
-
-    async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
-        prototype = default_buffer_prototype()
-        return _found(await self.store.get(key, prototype, byte_request_of(byte_range)))
-
-    def _may_be_cut(self, found: Found, byte_range: ByteRange | None) -> bool:
-        """zarr 3.1's MemoryStore cuts a value that is shorter than the suffix asked for."""
-        return (
-            isinstance(byte_range, Suffix)
-            and isinstance(self.store, MemoryStore)
-            and found.value is not None
-            and len(found.value) < byte_range.nbytes
-        )
-
-    async def _size_or_none(self, key: str) -> int | None:
-        try:
-            return await self.store.getsize(key)
-        except FileNotFoundError:
-            return None
-
 
 def _is_unsettled(path: str, before: FileState) -> bool:
     """Whether somebody has begun to change a file since, or has done so."""
     return is_appended_to(path) or state_of(path) != before
-
-
-def _found(value: Buffer | None) -> Found:
-    return Found(None if value is None else as_view(value), None)
-
-
-def _cut(found: Found, byte_range: ByteRange | None) -> Found:
-    """A range of a whole value."""
-    if found.value is None:
-        return found
-    start, stop = resolve_range(byte_range, len(found.value))
-    return Found(found.value[start:stop], None, len(found.value))
 
 
 async def concurrently(coros: list[Coroutine[Any, Any, Any]]) -> list[Any]:
