@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
@@ -358,6 +358,12 @@ OPS = st.one_of(
     at=st.sets(st.integers(0, 40), max_size=12),
     kind=st.sampled_from(KINDS),
     where=st.sampled_from([w for w in COMBINATIONS if w[0] in ("store", "mapping")]),
+)
+@example(  # half of the first shard, read for the second chunk, is an index of empty entries
+    ops=[Op("set if missing", {key(0, 0): empty(1), key(0, 1): missing(1)})],
+    at={1},
+    kind="short read",
+    where=("store", "async"),
 )
 def test_many_calls_fail(ops: list[Op], at: set[int], kind: Kind, where: tuple[str, str]) -> None:
     """Whatever was done before, and however often it fails."""

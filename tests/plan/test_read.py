@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from tests.plan.flows import Recorder
@@ -31,6 +34,13 @@ SHARD_11 = build_shard({2: b"two", 1: b""}, (2, 2), DRAFT_INDEX, "C")
 
 def reads_of(*coords: tuple[int, int], layout: ArrayLayout = LAYOUT) -> list[EntryRead]:
     return [EntryRead(layout.chunk(c)) for c in coords]
+
+
+FAR = ReadOptions(max_gap_bytes=0, max_coalesced_bytes=1 << 20, has_latency=True)
+
+
+def layout_far(chunk_nbytes: int | None, form: IndexFormat = ZEP2_INDEX) -> ArrayLayout:
+    return replace(make_layout(form), chunk_nbytes=chunk_nbytes)
 
 
 def contents(values: list[memoryview | None]) -> list[bytes | None]:
@@ -156,3 +166,80 @@ def test_a_wrong_checksum() -> None:
     recorder = Recorder({"a/c0/0": bytes(shard)})
     with pytest.raises(CorruptShardError, match="checksum"):
         recorder.run(read_entries(reads_of((0, 0), layout=layout), NO_GAPS))
+
+
+# ------------------------------------------------------------------ whole shards
+
+KIB = 1024
+ALL_OF_00 = [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("n_wanted", "chunk_nbytes", "is_whole"),
+    [
+        (4, 200 * KIB, True),
+        (3, 200 * KIB, True),  # most of it
+        (2, 200 * KIB, False),
+        (2, 128 * KIB, True),  # little is not wanted
+        (2, 128 * KIB + 1, False),
+        (1, 1, False),  # one is read by itself
+        (4, 256 * KIB, True),
+        (4, 256 * KIB + 1, False),  # more than one request may ask for
+        (4, None, False),  # nobody knows
+    ],
+)
+def test_what_is_read_whole(n_wanted: int, chunk_nbytes: int | None, is_whole: bool) -> None:
+    """In one request, if most of the shard is wanted or the rest is little; near by, never."""
+    layout = layout_far(chunk_nbytes)
+    objects = {"a/c0/0": build_shard({0: b"zero", 3: b"three"}, (2, 2), ZEP2_INDEX)}
+    reads = reads_of(*ALL_OF_00[:n_wanted], layout=layout)
+    expected = [b"zero", None, None, b"three"][:n_wanted]
+    recorder = Recorder(objects)
+    assert contents(recorder.run(read_entries(reads, FAR))) == expected
+    assert (recorder.batches == [[Get("a/c0/0")]]) == is_whole
+    near = Recorder(objects)
+    assert contents(near.run(read_entries(reads, NO_GAPS))) == expected
+    assert len(near.batches) == 2
+
+
+def test_ranges_are_not_counted_as_wanted() -> None:
+    """Of four chunks a few bytes each: two rounds."""
+    layout = layout_far(200 * KIB)
+    recorder = Recorder({"a/c0/0": build_shard({0: b"zero"}, (2, 2), ZEP2_INDEX)})
+    reads = [EntryRead(layout.chunk(c), Range(1, 3)) for c in ALL_OF_00]
+    assert contents(recorder.run(read_entries(reads, FAR))) == [b"er", None, None, None]
+    assert len(recorder.batches) == 2
+
+
+def test_what_is_not_wanted_of_many_shards_has_a_limit() -> None:
+    """Two chunks of each of 16 shards: half of these are read whole, 2 MiB are not wanted."""
+    layout = replace(layout_far(128 * KIB), grid_shape=(32, 2))
+    shard = build_shard({0: b"zero"}, (2, 2), ZEP2_INDEX)
+    recorder = Recorder({f"a/c{i}/0": shard for i in range(16)})
+    reads = reads_of(*((2 * i, j) for i in range(16) for j in (0, 1)), layout=layout)
+    assert contents(recorder.run(read_entries(reads, FAR))) == [b"zero", None] * 16
+    n_whole = sum(isinstance(r, Get) and r.byte_range is None for r in recorder.batches[0])
+    assert n_whole == 8
+
+
+def test_at_the_edge_only_chunks_of_the_array_count() -> None:
+    """One column of a shard is all that lies in the array."""
+    layout = replace(layout_far(200 * KIB), grid_shape=(2, 1))
+    recorder = Recorder({"a/c0/0": build_shard({0: b"a", 2: b"b"}, (2, 2), ZEP2_INDEX)})
+    reads = reads_of((0, 0), (1, 0), layout=layout)
+    assert contents(recorder.run(read_entries(reads, FAR))) == [b"a", b"b"]
+    assert recorder.batches == [[Get("a/c0/0")]]
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("nbytes", [1, 32, 64, 65, 100])
+def test_a_whole_shard_of_which_half_comes(location: Any, checksum: bool, nbytes: int) -> None:
+    """It is asked for its index, which tells; also if half of it looks like an index."""
+    form = IndexFormat(checksum, location)
+    shard = build_shard({0: bytes(nbytes), 1: b"1" * nbytes}, (2, 2), form)
+    recorder = Recorder({"a/c0/0": shard}, tells_size=False, cut={1})
+    reads = reads_of(*ALL_OF_00, layout=layout_far(1, form))
+    values = recorder.run(read_entries(reads, FAR))
+    assert contents(values) == [bytes(nbytes), b"1" * nbytes, None, None]
+    assert recorder.batches[0] == [Get("a/c0/0", settled=not checksum)]

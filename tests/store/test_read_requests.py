@@ -2,7 +2,8 @@
 
 The requests are those of obstore, counted by a server: documents of metadata, indexes and bytes
 of chunks apart. One chunk: two requests at first, one after that, whose reply tells by its ETag
-that the index still holds. A region of m shards: two rounds, m indexes and the coalesced spans.
+that the index still holds. A region of m shards: two rounds, m indexes and the coalesced spans;
+or one, if the shards are small, or most of them is wanted.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ PIPELINES = [
 GRID, CHUNKS_PER_SHARD, NBYTES = (12, 32), (4, 16), 50
 N_SHARDS = 6
 INDEX_NBYTES = 4 * 16 * 16 + 4
+LARGE = 8192
+"""Size of a chunk in shards so large that a part of them is not read by reading them whole."""
+
 HOLD_S = 0.3
 """What is asked for at once comes within this time; a longer one only makes tests slower."""
 
@@ -76,16 +80,24 @@ def make_objects(
     coords: tuple[Coords, ...] = (),
     order: Any = "morton",
     nbytes: int = NBYTES,
+    decoded_nbytes: int = NBYTES,
 ) -> dict[str, bytes]:
     """An array with these chunks (all), the others missing, as it is stored. Not to be changed.
+
+    What is stored of a chunk has `nbytes`; by its metadata it has `decoded_nbytes`.
 
     To be called before a store reads: it makes an array of the same name in this process.
     """
     base: dict[str, bytes] = {}
     store = ShardingStore(base, chunks_per_shard=CHUNKS_PER_SHARD, order=order)
-    shape = GRID[0], GRID[1] * NBYTES
     zarr.create_array(
-        store, name="z", shape=shape, chunks=(1, NBYTES), dtype="u1", compressors=None, fill_value=0
+        store,
+        name="z",
+        shape=(GRID[0], GRID[1] * decoded_nbytes),
+        chunks=(1, decoded_nbytes),
+        dtype="u1",
+        compressors=None,
+        fill_value=0,
     )
     values = [(chunk_key(at), 0, value_of(at, text, nbytes)) for at in coords or ALL]
     ShardingMapping(store).set_partial_values(values)
@@ -240,7 +252,8 @@ async def test_an_index_is_never_read_twice(
 @pytest.mark.parametrize("max_gap_bytes", [0, NBYTES, None])
 async def test_a_region_is_two_rounds_and_then_one(client: Client, max_gap_bytes: int) -> None:
     """Of as many index requests as there are shards, and the coalesced spans."""
-    with counting_server(make_objects(order="C"), hold_s=HOLD_S) as server:
+    objects = make_objects(order="C", decoded_nbytes=LARGE)
+    with counting_server(objects, hold_s=HOLD_S) as server:
         store = client(server, max_gap_bytes=max_gap_bytes)
         await read_document(store)
         server.forget()
@@ -263,26 +276,70 @@ def test_the_arithmetic_of_spans() -> None:
     assert len([key for key in objects if key.startswith("z/c/")]) == N_SHARDS
 
 
-REGION_OF_ARRAY = slice(2, 10), slice(13 * NBYTES, 20 * NBYTES)
-VALUES_OF_ARRAY = np.array(
-    [
-        np.concatenate([np.frombuffer(value_of((i, j)), "u1") for j in range(13, 20)])
-        for i in range(2, 10)
-    ]
+@pytest.mark.parametrize(
+    ("decoded_nbytes", "coords"),
+    [(NBYTES, REGION), (NBYTES, FIRST_SHARD[:2]), (LARGE, FIRST_SHARD[:33]), (LARGE, ALL)],
 )
+async def test_small_shards_and_most_of_large_ones_are_one_round(
+    client: Client, decoded_nbytes: int, coords: Sequence[Coords]
+) -> None:
+    """Of as many requests as there are shards, whose replies tell the indexes, too."""
+    objects = make_objects(order="C", decoded_nbytes=decoded_nbytes)
+    n_shards = len({shard_key(at) for at in coords})
+    with counting_server(objects, hold_s=HOLD_S) as server:
+        store = client(server)
+        await read_document(store)
+        before = store.stats()
+        server.forget()
+        assert await values(store, coords) == [value_of(at) for at in coords]
+        assert server.n_rounds == 1
+        assert {asked.byte_range for asked in server.asked} == {None}
+        assert requests_of(server) == {"index": n_shards}
+        stats = store.stats()
+        assert stats.index_requests == stats.requests - before.requests == n_shards
+        keys = {shard_key(at) for at in coords}
+        n_read = stats.nbytes_read - before.nbytes_read
+        assert n_read == sum(len(server.objects[key]) for key in keys)
+        assert await values(store, coords) == [value_of(at) for at in coords]
+        assert requests_of(server) == {"data": n_spans(objects, coords, 4096)}
 
 
-def test_a_region_of_an_array_is_two_rounds(client: Client) -> None:
-    """Through the pipeline that hands over whole operations."""
+async def test_what_joins_a_whole_shard_on_its_way_sees_what_is_there_now(client: Client) -> None:
+    """The bytes may have left the server before the second task began: only their index counts."""
     with counting_server(make_objects(), hold_s=HOLD_S) as server:
+        store = client(server)
+        await read_document(store)
+        first = asyncio.create_task(values(store, FIRST_SHARD))
+        await asyncio.sleep(HOLD_S / 3)  # the reply is ready, and held back
+        server.objects = make_objects("new")
+        second = asyncio.create_task(values(store, FIRST_SHARD))
+        assert await second == [value_of(at, "new") for at in FIRST_SHARD]
+        assert await first in ([value_of(at, text) for at in FIRST_SHARD] for text in ("", "new"))
+
+
+def region_of_array(width: int) -> tuple[slice, slice]:
+    return slice(2, 10), slice(13 * width, 20 * width)
+
+
+def values_of_array(width: int) -> Any:
+    rows = [[value_of((i, j), nbytes=width) for j in range(13, 20)] for i in range(2, 10)]
+    return np.array([np.frombuffer(b"".join(row), "u1") for row in rows])
+
+
+@pytest.mark.parametrize("width", [NBYTES, LARGE])
+def test_a_region_of_an_array_is_two_rounds(client: Client, width: int) -> None:
+    """Through the pipeline that hands over whole operations; of small shards it is one."""
+    objects = make_objects(nbytes=width, decoded_nbytes=width)
+    n = n_spans(objects, REGION, 4096)
+    with counting_server(objects, hold_s=HOLD_S) as server:
         with zarr.config.set({"codec_pipeline.path": OURS}):
             z: Any = zarr.open_array(client(server), path="z", mode="r")
-        for n_rounds, n_indexes in [(2, N_SHARDS), (1, 0)]:
+        first = (2, N_SHARDS, n) if width == LARGE else (1, N_SHARDS, 0)
+        for n_rounds, n_indexes, n_others in [first, (1, 0, n)]:
             server.forget()
-            np.testing.assert_array_equal(z[REGION_OF_ARRAY], VALUES_OF_ARRAY)
+            np.testing.assert_array_equal(z[region_of_array(width)], values_of_array(width))
             assert server.n_rounds == n_rounds
-            n = n_spans(server.objects, REGION, 4096)
-            assert requests_of(server) == Counter({"index": n_indexes, "data": n})
+            assert requests_of(server) == Counter({"index": n_indexes, "data": n_others})
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
@@ -294,7 +351,7 @@ def test_a_region_of_an_array_reads_each_index_once(
         z: Any = zarr.open_array(client(server), path="z", mode="r")
     for n_indexes in (N_SHARDS, 0):
         server.forget()
-        np.testing.assert_array_equal(z[REGION_OF_ARRAY], VALUES_OF_ARRAY)
+        np.testing.assert_array_equal(z[region_of_array(NBYTES)], values_of_array(NBYTES))
         counts = requests_of(server)
         assert set(counts) <= {"index", "data"}
         assert counts["index"] == n_indexes

@@ -444,7 +444,7 @@ def test_a_shard_that_is_replaced_meanwhile_is_asked_again() -> None:
     index, size = GetIndex(ref, keep=False), GetSize("a/c/0/0")
     flow = occupancy._read_objects(grid, ["a/c/0/0"])
     assert next(flow) == [size, index, size]
-    found = found_index(ref, Found(memoryview(shard)[-INDEX:], None))
+    found = found_index(index, Found(memoryview(shard)[-INDEX:], None))
     assert flow.send([len(shard), found, INDEX]) == [index, size]
     with pytest.raises(StopIteration) as done:
         flow.send([found, len(shard)])

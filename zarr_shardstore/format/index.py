@@ -16,6 +16,7 @@ no checksum); ZEP 2, "Binary shard format" (index_codecs, index_location).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -134,6 +135,34 @@ class ShardIndex:
         """Offset and nbytes of an entry, unchecked; ``None`` if it is missing."""
         offset, nbytes = self.fields[entry_id].tolist()
         return None if offset == nbytes == MISSING else (offset, nbytes)
+
+    def entries(
+        self, entry_ids: Sequence[int], shard_nbytes: int | None, form: IndexFormat
+    ) -> list[tuple[int, int] | None]:
+        """Offsets and nbytes of entries; ``None`` for those that are missing.
+
+        Parameters
+        ----------
+        shard_nbytes
+            Size of the shard, to refuse entries that leave it; ``None``: they are not checked.
+
+        Raises
+        ------
+        IndexDamageError
+            As `check_entry`.
+        """
+        start, stop = (0, 0) if shard_nbytes is None else self._data_range(shard_nbytes, form)
+        entries: list[tuple[int, int] | None] = []
+        for entry_id, (offset, nbytes) in zip(
+            entry_ids, self.fields[entry_ids].tolist(), strict=True
+        ):
+            if offset == nbytes == MISSING:
+                entries.append(None)
+                continue
+            if shard_nbytes is not None and (offset < start or offset + nbytes > stop):
+                self.check_entry(entry_id, shard_nbytes, form)
+            entries.append((offset, nbytes))
+        return entries
 
     def present_ids(self) -> npt.NDArray[np.intp]:
         """Ascending ids of the entries that are not missing."""

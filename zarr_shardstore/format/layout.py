@@ -52,6 +52,8 @@ class ArrayLayout:
         Its sharding.
     index_key : str, optional
         Where the indexes of all its shards may be found in one object.
+    chunk_nbytes : int, optional
+        Size of a decoded chunk in bytes, if the data type tells.
 
     Examples
     --------
@@ -69,6 +71,7 @@ class ArrayLayout:
     grid_shape: Coords | None
     spec: ShardingSpec
     index_key: str | None = field(default=None, compare=False)
+    chunk_nbytes: int | None = field(default=None, compare=False)
 
     @property
     def ndim(self) -> int:

@@ -51,6 +51,10 @@ class Backend(Protocol):
         """Shards that one read may touch in two rounds; more are read one part after another."""
 
     @property
+    def has_latency(self) -> bool:
+        """Whether a round of requests takes much longer than the bytes of a small shard do."""
+
+    @property
     def replaces_at_once(self) -> bool:
         """Whether a reader beside a writer sees an object before or after the write. If not,
         a read waits for the writers of this process."""

@@ -70,7 +70,10 @@ class Counters:
                     nbytes += reply.nbytes_collected
                 if reply.is_read:
                     n_index_requests += 1
-                    nbytes += request.shard.layout.spec.index_nbytes if reply.decoded else 0
+                    if reply.value is not None:
+                        nbytes += len(reply.value)
+                    elif reply.decoded is not None:
+                        nbytes += request.shard.layout.spec.index_nbytes
                 else:
                     n_hits += 1
         n_requests = len(requests) - n_hits + n_collections

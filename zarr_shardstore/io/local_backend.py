@@ -134,6 +134,7 @@ class LocalBackend:
 
     has_versions = True
     has_lasting_versions = True
+    has_latency = False
 
     @property
     def can_append(self) -> bool:
@@ -244,7 +245,7 @@ class LocalBackend:
         if known is not None:
             return known
         get = get_of_index(request)
-        found = found_index(shard, self.perform_one(get, files))
+        found = found_index(request, self.perform_one(get, files))
         file = files.get(key)
         can_be_kept = request.keep and file is not None and not file.is_fixed
         if file is not None and found.decoded is not None and can_be_kept:

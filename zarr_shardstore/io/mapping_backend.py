@@ -63,6 +63,7 @@ class MappingBackend:
     can_append = False
     has_versions = False
     has_lasting_versions = False
+    has_latency = False
 
     @property
     def mode(self) -> Mode:
@@ -110,8 +111,8 @@ class MappingBackend:
                     return Found(None, None)
                 start, stop = resolve_range(byte_range, len(value))
                 return Found(value[start:stop], None, len(value))
-            case GetIndex(shard):
-                return found_index(shard, self._perform_one(get_of_index(request)))
+            case GetIndex():
+                return found_index(request, self._perform_one(get_of_index(request)))
             case GetMany(keys):
                 return [self._value(key) for key in keys]
             case Exists(key):

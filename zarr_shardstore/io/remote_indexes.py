@@ -9,6 +9,7 @@ answers that it is not modified. An index of a collection counts as one that is 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Protocol
 
 from zarr_shardstore.io.collected_indexes import CollectedIndexes, Finding
@@ -95,7 +96,10 @@ class RemoteIndexes:
                 known.index, known.version, known.size, is_read=False, is_remembered=True
             )
         found, is_ours = await self._flights.join(scope, lambda: self._ask(request, scope, None))
-        return found if is_ours else found._replace(is_read=False, is_remembered=True)
+        if is_ours:
+            return found
+        # The bytes may be older than the question; the index is looked at again.
+        return found._replace(is_read=False, is_remembered=True, value=None)
 
     def _known(self, scope: Hashable, request: GetIndex) -> RememberedIndex | None:
         item = index_cache.get(scope, request.shard.layout.spec)
@@ -115,15 +119,15 @@ class RemoteIndexes:
     async def _ask(
         self, request: GetIndex, scope: Hashable, known: RememberedIndex | None
     ) -> FoundIndex:
-        get = get_of_index(request)
         if known is None:
-            reply: Found | None = await self._base.get(get)
+            reply: Found | None = await self._base.get(get_of_index(request))
         else:
-            reply = await self._base.get_if_modified(get, known)
+            request = replace(request, whole=False)
+            reply = await self._base.get_if_modified(get_of_index(request), known)
         if reply is None and known is not None:
             return FoundIndex(known.index, known.version, known.size)
         assert reply is not None
-        found = found_index(request.shard, reply)
+        found = found_index(request, reply)
         if known is not None and not known.is_checked and self._collected is not None:
             self._collected.drop(request.shard)
             index_cache.forget(scope)

@@ -26,6 +26,7 @@ from zarr_shardstore.io.key_pages import next_page
 from zarr_shardstore.io.kinds_of_store import (
     deletes_only_by_key,
     innermost,
+    is_in_memory,
     is_local_fsspec,
     is_shared_without_locks,
     path_of_file,
@@ -112,6 +113,7 @@ class ZarrBackend:
             self._indexes = RemoteIndexes(self, lambda key: (identity, key), is_static=True)
         self._options = options
         self.can_block = has_sync_surface(store)
+        self.has_latency = path_of_file(store, "") is None and not is_in_memory(store)
         self.replaces_at_once = not is_local_fsspec(innermost(store))  # it writes in place
         self.reads = ObjectReader(store)
 

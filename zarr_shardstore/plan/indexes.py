@@ -11,7 +11,8 @@ from typing import Any
 from zarr_shardstore.errors import CorruptShardError
 from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ShardRef
-from zarr_shardstore.plan.ranges import Range, Suffix
+from zarr_shardstore.format.shard import index_of_shard
+from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix
 from zarr_shardstore.plan.requests import Flow, Found, FoundIndex, Get, GetIndex, Request
 
 __all__ = [
@@ -26,24 +27,30 @@ __all__ = [
 
 
 def get_of_index(request: GetIndex) -> Get:
-    """The request for the bytes of an index."""
+    """The request for the bytes of an index, or for all bytes of its shard."""
     spec = request.shard.layout.spec
     nbytes = spec.index_nbytes
-    byte_range = Range(0, nbytes) if spec.index.location == "start" else Suffix(nbytes)
+    byte_range: ByteRange | None = None
+    if not request.whole:
+        byte_range = Range(0, nbytes) if spec.index.location == "start" else Suffix(nbytes)
     # Without a checksum an index cannot tell that it is half written.
     return Get(request.shard.key, byte_range, request.settled or not spec.index.checksum)
 
 
-def found_index(shard: ShardRef, found: Found) -> FoundIndex:
-    """What the bytes of an index say."""
+def found_index(request: GetIndex, found: Found) -> FoundIndex:
+    """What the bytes say that `get_of_index` asked for."""
     if found.value is None:
         return FoundIndex(None, found.version, found.size)
-    spec = shard.layout.spec
+    spec = request.shard.layout.spec
     try:
-        index = ShardIndex.decode(found.value, spec.n_entries, spec.index)
+        if request.whole:
+            index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
+        else:
+            index = ShardIndex.decode(found.value, spec.n_entries, spec.index)
     except IndexDamageError as damage:
         return FoundIndex(None, found.version, found.size, damage)
-    return FoundIndex(index, found.version, found.size)
+    value = found.value if request.whole else None
+    return FoundIndex(index, found.version, found.size, value=value)
 
 
 def as_gets(batch: Sequence[Request]) -> list[Request]:
@@ -54,7 +61,7 @@ def as_gets(batch: Sequence[Request]) -> list[Request]:
 def with_indexes(batch: Sequence[Request], replies: Sequence[Any]) -> list[Any]:
     """Replies to a batch, from the replies to `as_gets` of it."""
     return [
-        found_index(request.shard, reply) if isinstance(request, GetIndex) else reply
+        found_index(request, reply) if isinstance(request, GetIndex) else reply
         for request, reply in zip(batch, replies, strict=True)
     ]
 

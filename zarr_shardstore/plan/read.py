@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zarr_shardstore.errors import CorruptShardError
 from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.shard import index_of_shard
@@ -21,18 +20,20 @@ from zarr_shardstore.plan.indexes import corrupt
 from zarr_shardstore.plan.ranges import ByteRange, Range, resolve_range
 from zarr_shardstore.plan.requests import Flow, Found, FoundIndex, Get, GetIndex, GetSize, Request
 from zarr_shardstore.plan.spans import Span, plan_spans
+from zarr_shardstore.plan.whole_shards import (
+    are_worth_whole,
+    is_whole,
+    may_be_cut_off,
+    read_whole_shards,
+)
 
 __all__ = [
     "EntryRead",
     "ReadOptions",
     "read_entries",
-    "read_whole_shards",
 ]
 
 _N_ATTEMPTS_IN_TWO_ROUNDS = 2
-
-_N_ATTEMPTS_IN_ONE_PIECE = 2
-"""To read a whole shard, if a reply is shorter than the shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,14 @@ class ReadOptions:
         Largest span of more than one range.
     max_shards_at_once
         Shards that are read in the same two rounds; ``None``: all.
+    has_latency
+        A round costs more than the bytes of a small shard: some shards are read whole.
     """
 
     max_gap_bytes: int = 4 * 1024
     max_coalesced_bytes: int = 16 * 1024 * 1024
     max_shards_at_once: int | None = None
+    has_latency: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,44 +77,6 @@ class _SpanRead:
     span: Span
     wanted: list[tuple[int, int]]
     owners: list[int]
-
-
-def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
-    """Read whole shards, each in one request, and see that nothing is cut off.
-
-    The last bytes of a reply that is too short are no index, but may pass for one: zeros say that
-    all entries are empty, ``0xff`` that they are missing. A checksum finds that, and so do the
-    entries if the index is at the start, or if the last one ends where the index begins, as in
-    all shards that are not being appended to. For others a base store that does not tell the
-    size with the reply is asked for it, in a second round.
-
-    Raises
-    ------
-    CorruptShardError
-        If a reply is shorter or longer than its shard, also when it is asked for again.
-    """
-    founds: list[Found] = [Found(None, None)] * len(shards)
-    left: list[int] = list(range(len(shards)))
-    for n_left in reversed(range(_N_ATTEMPTS_IN_ONE_PIECE)):
-        replies = yield [Get(shards[i].key, settled=True) for i in left]
-        for i, found in zip(left, replies, strict=True):
-            founds[i] = found
-        unknown = [i for i in left if _may_be_cut_off(shards[i], founds[i])]
-        if unknown:
-            sizes: list[int | None] = yield [GetSize(shards[i].key) for i in unknown]
-            for i, size in zip(unknown, sizes, strict=True):
-                founds[i] = founds[i]._replace(size=size)
-        left = [i for i in left if not _is_whole(founds[i])]
-        if not left:
-            break
-        if not n_left:
-            value, size = founds[left[0]].value, founds[left[0]].size
-            n_read = 0 if value is None else len(value)
-            raise CorruptShardError(
-                f"it has {size} bytes, and reading all of it gave {n_read}",
-                shard_key=shards[left[0]].key,
-            )
-    return founds
 
 
 def read_entries(reads: Sequence[EntryRead], options: ReadOptions) -> Flow[list[memoryview | None]]:
@@ -149,8 +115,13 @@ def _read_groups(
     for attempt in range(_N_ATTEMPTS_IN_TWO_ROUNDS):
         shards = [reads[group[0]].chunk.shard for group in pending]
         is_again = attempt > 0
+        whole = [False] * len(shards)
+        if options.has_latency and not is_again:
+            wanted = [(s, _n_wanted(reads, g)) for s, g in zip(shards, pending, strict=True)]
+            whole = are_worth_whole(wanted, options.max_coalesced_bytes)
         replies: list[FoundIndex] = yield [
-            GetIndex(shard, settled=is_again, fresh=is_again) for shard in shards
+            GetIndex(shard, settled=is_again, fresh=is_again, whole=is_worth)
+            for shard, is_worth in zip(shards, whole, strict=True)
         ]
         pending = yield from _read_spans(reads, pending, replies, values, options)
         if not pending:
@@ -178,7 +149,12 @@ def _read_spans(
             continue
         spans: list[_SpanRead] = []
         try:
-            if found.decoded is not None:
+            if found.value is not None and found.decoded is not None:
+                if not _is_all(shard, found):
+                    again.append(group)
+                    continue
+                _take(found.value, found.decoded, reads, group, values)
+            elif found.decoded is not None:
                 spans = _plan_shard(shard, found.decoded, found, reads, group, values, options)
         except IndexDamageError:
             again.append(group)
@@ -225,12 +201,11 @@ def _plan_shard(
     """Spans that the reads of one shard need; values that need none are filled in."""
     wanted: list[tuple[int, int]] = []
     owners: list[int] = []
-    for i in group:
-        entry = index.entry(reads[i].chunk.entry_id)
+    form = shard.layout.spec.index
+    ids = [reads[i].chunk.entry_id for i in group]
+    for i, entry in zip(group, index.entries(ids, found.size, form), strict=True):
         if entry is None:
             continue
-        if found.size is not None:
-            index.check_entry(reads[i].chunk.entry_id, found.size, shard.layout.spec.index)
         offset, nbytes = entry
         start, stop = resolve_range(reads[i].byte_range, nbytes)
         if start == stop:
@@ -278,33 +253,34 @@ def _read_whole(
             continue
         try:
             index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
-            for i in group:
-                entry_id = reads[i].chunk.entry_id
-                index.check_entry(entry_id, len(found.value), spec.index)
-                entry = index.entry(entry_id)
-                if entry is not None:
-                    offset, nbytes = entry
-                    start, stop = resolve_range(reads[i].byte_range, nbytes)
-                    values[i] = found.value[offset + start : offset + stop]
+            _take(found.value, index, reads, group, values)
         except IndexDamageError as damage:
             raise corrupt(shard, damage) from damage
 
 
-def _may_be_cut_off(shard: ShardRef, found: Found) -> bool:
-    spec = shard.layout.spec
-    if found.value is None or found.size is not None:
-        return False
-    if spec.index.checksum or spec.index.location == "start":
-        return False
-    try:
-        index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
-    except IndexDamageError:
-        return True
-    offsets, nbytes = index.fields[index.present_ids()].T
-    data_nbytes = len(found.value) - spec.index_nbytes
-    # A sum may wrap: such an entry is found to leave the shard when it is used.
-    return not len(offsets) or int((offsets + nbytes).max()) != data_nbytes
+def _take(
+    value: memoryview,
+    index: ShardIndex,
+    reads: Sequence[EntryRead],
+    group: list[int],
+    values: list[memoryview | None],
+) -> None:
+    """Fill `values` for one group of reads from the bytes of its whole shard."""
+    form = reads[group[0]].chunk.shard.layout.spec.index
+    entries = index.entries([reads[i].chunk.entry_id for i in group], len(value), form)
+    for i, entry in zip(group, entries, strict=True):
+        if entry is not None:
+            offset, nbytes = entry
+            start, stop = resolve_range(reads[i].byte_range, nbytes)
+            values[i] = value[offset + start : offset + stop]
 
 
-def _is_whole(found: Found) -> bool:
-    return found.value is None or found.size is None or found.size == len(found.value)
+def _n_wanted(reads: Sequence[EntryRead], group: list[int]) -> int:
+    """Chunks of one shard that are wanted as a whole."""
+    return len({reads[i].chunk.entry_id for i in group if reads[i].byte_range is None})
+
+
+def _is_all(shard: ShardRef, found: FoundIndex) -> bool:
+    """Whether the bytes of a shard that came with its index are all there."""
+    whole = Found(found.value, found.version, found.size)
+    return is_whole(whole) and not may_be_cut_off(shard, whole)

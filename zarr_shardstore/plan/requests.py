@@ -107,6 +107,8 @@ class FoundIndex(NamedTuple):
     if bytes of the shard that are read now have the same version."""
     nbytes_collected: int | None = None
     """Of a collection of indexes that was read for this; ``None``: there was no such request."""
+    value: memoryview | None = None
+    """The bytes of the whole shard, if the index was read with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ class GetIndex:
 
     `settled` is that of `Get`. A `fresh` one is read now, or found to be the same as it was: also
     by its `version`, if the caller has just seen that in a listing. One that is not to `keep` is
-    remembered only if reading it again would take a round trip.
+    remembered only if reading it again would take a round trip. `whole` asks for all bytes of the
+    shard along with an index that is not known.
     """
 
     shard: ShardRef
@@ -123,6 +126,7 @@ class GetIndex:
     fresh: bool = True
     version: object = None
     keep: bool = True
+    whole: bool = False
 
     @property
     def key(self) -> str:

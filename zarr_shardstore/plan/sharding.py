@@ -87,7 +87,13 @@ def sharding(configuration: Mapping[str, Any], array: ArrayContext) -> ShardingT
     """Make the transformer that metadata calls ``sharding``."""
     spec = sharding_spec(configuration, len(array.grid_shape))
     layout = ArrayLayout(
-        array.path, array.prefix, array.encoding, array.grid_shape, spec, array.index_key
+        array.path,
+        array.prefix,
+        array.encoding,
+        array.grid_shape,
+        spec,
+        array.index_key,
+        array.chunk_nbytes,
     )
     return ShardingTransformer(layout, array.reading)
 

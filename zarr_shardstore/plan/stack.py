@@ -75,6 +75,8 @@ class ArrayContext:
         How the store was told to read.
     index_key : str, optional
         Where the indexes of all shards of the array may be found in one object.
+    chunk_nbytes : int, optional
+        Size of a decoded chunk in bytes, if the data type tells.
     """
 
     path: str
@@ -84,6 +86,7 @@ class ArrayContext:
     document: Mapping[str, Any]
     reading: ReadOptions
     index_key: str | None = None
+    chunk_nbytes: int | None = None
 
 
 class StorageTransformer(Protocol):

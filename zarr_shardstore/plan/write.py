@@ -18,8 +18,8 @@ from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.format.shard import build_shard, index_of_shard, split_shard
 from zarr_shardstore.plan.entries import EntryUpdate, Erase, Modification, Patch, Put, apply_pieces
 from zarr_shardstore.plan.indexes import corrupt, read_indexes
-from zarr_shardstore.plan.read import read_whole_shards
 from zarr_shardstore.plan.requests import Delete, Exists, Flow, Set
+from zarr_shardstore.plan.whole_shards import read_whole_shards
 
 __all__ = ["KEEP_HINT", "apply_updates", "replaces_all_entries", "update_shard"]
 

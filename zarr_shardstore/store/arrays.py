@@ -8,7 +8,7 @@ from typing import Any
 
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.format.declarations import Native, take_out
-from zarr_shardstore.format.documents import ArrayDocument, Node, parse_array
+from zarr_shardstore.format.documents import ArrayDocument, Node, chunk_nbytes, parse_array
 from zarr_shardstore.format.grid import is_inside
 from zarr_shardstore.format.index_collection import COLLECTION_NAME, without_collection
 from zarr_shardstore.format.keys import Coords
@@ -105,6 +105,7 @@ class ArrayReader:
             document=take_out(without_collection(doc), document.declaration),
             reading=self.reading,
             index_key=node.chunk_prefix + COLLECTION_NAME if document.has_collection else None,
+            chunk_nbytes=chunk_nbytes(doc, geometry.chunk_shape),
         )
         stack = tuple(make_transformer(spec, context) for spec in document.transformers)
         if sum(isinstance(transformer, ShardingTransformer) for transformer in stack) > 1:

@@ -82,7 +82,11 @@ class Sharding:
         self.files = files
         self.is_static = is_static
         backend = backend_of(base, files, is_static=is_static)
-        reading = replace(options.reading, max_shards_at_once=backend.max_shards_at_once)
+        reading = replace(
+            options.reading,
+            max_shards_at_once=backend.max_shards_at_once,
+            has_latency=backend.has_latency,
+        )
         strategy = _strategy_for(options.strategy, backend)
         self.updates_in_place = strategy != "rewrite"
         self.operations = Operations(new_arrays, replace(options, reading=reading), strategy)
