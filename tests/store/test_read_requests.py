@@ -304,19 +304,6 @@ async def test_small_shards_and_most_of_large_ones_are_one_round(
         assert requests_of(server) == {"data": n_spans(objects, coords, 4096)}
 
 
-async def test_what_joins_a_whole_shard_on_its_way_sees_what_is_there_now(client: Client) -> None:
-    """The bytes may have left the server before the second task began: only their index counts."""
-    with counting_server(make_objects(), hold_s=HOLD_S) as server:
-        store = client(server)
-        await read_document(store)
-        first = asyncio.create_task(values(store, FIRST_SHARD))
-        await asyncio.sleep(HOLD_S / 3)  # the reply is ready, and held back
-        server.objects = make_objects("new")
-        second = asyncio.create_task(values(store, FIRST_SHARD))
-        assert await second == [value_of(at, "new") for at in FIRST_SHARD]
-        assert await first in ([value_of(at, text) for at in FIRST_SHARD] for text in ("", "new"))
-
-
 def region_of_array(width: int) -> tuple[slice, slice]:
     return slice(2, 10), slice(13 * width, 20 * width)
 

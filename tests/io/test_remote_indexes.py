@@ -1,0 +1,78 @@
+"""Indexes of remote shards, and what comes along with them, when several tasks ask at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from zarr_shardstore.format.index import ZEP2_INDEX
+from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.shard import build_shard
+from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.io.index_cache import RememberedIndex
+from zarr_shardstore.io.remote_indexes import RemoteIndexes
+from zarr_shardstore.plan.requests import Found, FoundIndex, Get, GetIndex
+
+LAYOUT = ArrayLayout(
+    "a", "a/", ChunkKeyEncoding("default", "/"), (4, 4), ShardingSpec((2, 2), ZEP2_INDEX)
+)
+SHARD = LAYOUT.shard((0, 0))
+OBJECT = build_shard({0: b"zero", 3: b"three"}, (2, 2), ZEP2_INDEX)
+
+
+class SlowBase:
+    """Replies with what was there when the request came, and later."""
+
+    def __init__(self) -> None:
+        self.asked: list[Get] = []
+        self.may_reply = asyncio.Event()
+
+    async def get(self, request: Get) -> Found:
+        self.asked.append(request)
+        await self.may_reply.wait()
+        value = OBJECT if request.byte_range is None else OBJECT[-LAYOUT.spec.index_nbytes :]
+        return Found(memoryview(value), "v1", len(OBJECT))
+
+    async def get_if_modified(self, request: Get, known: RememberedIndex) -> Found | None:
+        raise AssertionError("nothing is known")
+
+    def can_be_remembered(self, found: FoundIndex) -> bool:
+        return False
+
+
+async def test_only_who_asks_gets_the_whole_shard() -> None:
+    """Who joins gets the index, to be compared with what is read then: the bytes may have left
+    the server before the second task began."""
+    base = SlowBase()
+    scope = object()
+    indexes = RemoteIndexes(base, lambda key: (scope, key), is_static=False)
+    tasks = []
+    for _ in range(2):
+        tasks.append(asyncio.create_task(indexes.get(GetIndex(SHARD, fresh=False, whole=True))))
+        await asyncio.sleep(0.01)
+    base.may_reply.set()
+    first, second = await asyncio.gather(*tasks)
+    assert base.asked == [Get(SHARD.key)]
+    assert first.is_read
+    assert not first.is_remembered
+    assert first.value == OBJECT
+    assert second.is_remembered
+    assert second.value is None
+    assert second.decoded is not None
+    assert second.decoded.entry(3) == (4, 5)
+
+
+async def test_a_whole_shard_is_welcome_where_the_index_comes_alone() -> None:
+    """Who joins a request for the index alone reads what it needs in a second one."""
+    base = SlowBase()
+    scope = object()
+    indexes = RemoteIndexes(base, lambda key: (scope, key), is_static=False)
+    requests = [GetIndex(SHARD, fresh=False, whole=whole) for whole in (False, True)]
+    tasks = []
+    for request in requests:
+        tasks.append(asyncio.create_task(indexes.get(request)))
+        await asyncio.sleep(0.01)
+    base.may_reply.set()
+    found = await asyncio.gather(*tasks)
+    assert len(base.asked) == 1
+    assert [f.value for f in found] == [None, None]
