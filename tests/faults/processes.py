@@ -56,8 +56,8 @@ def s3_server() -> Iterator[dict[str, Any]]:
     pytest.importorskip("moto.server")
     port = _free_port()
     endpoint = f"http://127.0.0.1:{port}"
-    main = "from moto.server import main; main()"
-    with _server([sys.executable, "-c", main, "-H127.0.0.1", f"-p{port}"]):
+    main = str(Path(__file__).with_name("atomic_moto.py"))
+    with _server([sys.executable, main, "-H127.0.0.1", f"-p{port}"]):
         _put(f"{endpoint}/bucket", dict)
         yield {"kind": "s3", "bucket": "bucket", "endpoint": endpoint}
 

@@ -30,8 +30,7 @@ from zarr_shardstore import ShardingStore
 
 N_SHARDS = 8
 LENGTH = 64
-"""Elements of a chunk, of 4 bytes: with 512 chunks a shard stays far below the 8 MB from which
-moto's conditional writes are not atomic."""
+"""Elements of a chunk, of 4 bytes: with 512 chunks a shard has 140 kB."""
 
 N_THREADS, N_PROCESSES, N_DASK_WORKERS = 8, 8, 4
 
