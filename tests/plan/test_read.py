@@ -36,7 +36,11 @@ def reads_of(*coords: tuple[int, int], layout: ArrayLayout = LAYOUT) -> list[Ent
     return [EntryRead(layout.chunk(c)) for c in coords]
 
 
-FAR = ReadOptions(max_gap_bytes=0, max_coalesced_bytes=1 << 20, has_latency=True)
+FAR = ReadOptions(max_gap_bytes=0, max_coalesced_bytes=1 << 20, max_requests_at_once=64)
+
+NEAR_GAPS = ReadOptions(max_gap_bytes=2)
+FAR_GAPS = ReadOptions(max_gap_bytes=2, max_requests_at_once=64)
+"""A gap of 32 bytes may be read along, but not for the sake of a request."""
 
 
 def layout_far(chunk_nbytes: int | None, form: IndexFormat = ZEP2_INDEX) -> ArrayLayout:
@@ -243,3 +247,19 @@ def test_a_whole_shard_of_which_half_comes(location: Any, checksum: bool, nbytes
     values = recorder.run(read_entries(reads, FAR))
     assert contents(values) == [bytes(nbytes), bytes(nbytes), None, None]
     assert recorder.batches[0] == [Get("a/c0/0", settled=not checksum)]
+
+
+@pytest.mark.parametrize(("options", "n_spans"), [(FAR, 256), (NEAR_GAPS, 256), (FAR_GAPS, 64)])
+def test_gaps_are_read_along_to_spare_a_round(options: ReadOptions, n_spans: int) -> None:
+    """Every fourth chunk of 1,024 is wanted, 30 bytes apart: as many spans as go at once; not if
+    no gap is to be read along, and not near by."""
+    spec = ShardingSpec((1024,), ZEP2_INDEX)
+    layout = ArrayLayout("a", "a/", ChunkKeyEncoding("draft", "/"), (1024,), spec)
+    entries = {i: b"%010d" % i for i in range(1024)}
+    recorder = Recorder({"a/c0": build_shard(entries, (1024,), ZEP2_INDEX)})
+    wanted = range(0, 1024, 4)
+    reads = [EntryRead(layout.chunk((i,))) for i in wanted]
+    values = recorder.run(read_entries(reads, options))
+    assert contents(values) == [entries[i] for i in wanted]
+    _, spans = recorder.batches
+    assert len(spans) == n_spans

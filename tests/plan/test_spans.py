@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_shardstore.plan.spans import plan_spans
+from zarr_shardstore.plan.spans import merge_spans, plan_spans
 
 ranges_strategy = st.lists(
     st.tuples(st.integers(0, 300), st.integers(0, 40)).map(lambda r: (r[0], r[0] + r[1]))
@@ -52,3 +54,36 @@ def test_everything_in_one_span_where_nothing_forbids_it() -> None:
     """Touching ranges need no gap."""
     (span,) = plan_spans([(10, 20), (0, 10), (20, 30)], max_gap_bytes=0, max_coalesced_bytes=30)
     assert (span.start, span.stop, span.members) == (0, 30, [1, 0, 2])
+
+
+OBJECTS = st.lists(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 9)), max_size=12), max_size=4
+)
+
+
+@given(objects=OBJECTS, n=st.integers(0, 12), gap=st.integers(0, 40), limit=st.integers(1, 200))
+def test_merged_spans(objects: list[list[tuple[int, int]]], n: int, gap: int, limit: int) -> None:
+    """Each member stays in a span that covers it; what is merged is what is between the spans
+    that are nearest to each other, and no more of them than needed."""
+    ranges = [[(start, start + nbytes) for start, nbytes in wanted] for wanted in objects]
+    spans = [plan_spans(r, max_gap_bytes=0, max_coalesced_bytes=limit) for r in ranges]
+    merged = merge_spans(spans, n, max_gap_bytes=gap, max_coalesced_bytes=limit)
+    left: list[int] = []
+    closed: list[int] = []
+    for wanted, before, after in zip(ranges, spans, merged, strict=True):
+        members = [member for span in after for member in span.members]
+        assert members == [member for span in before for member in span.members]
+        for span in after:
+            assert all(span.start <= wanted[m][0] for m in span.members)
+            assert span.stop == max(wanted[m][1] for m in span.members)
+            assert len(span.members) == 1 or span.stop - span.start <= limit or span in before
+        starts = {span.start for span in after}
+        for a, b in pairwise(before):
+            (left if b.start in starts else closed).append(b.start - a.stop)
+    n_before, n_after = sum(map(len, spans)), sum(map(len, merged))
+    assert n_after == n_before - len(closed)
+    assert len(closed) <= max(n_before - n, 0)
+    assert all(g <= gap for g in closed)
+    if limit == 200 and all(s[-1].stop - s[0].start <= limit for s in spans if s):
+        assert max(closed, default=0) <= min(left, default=400)
+        assert n_after <= n or min(left) > gap

@@ -51,8 +51,9 @@ class Backend(Protocol):
         """Shards that one read may touch in two rounds; more are read one part after another."""
 
     @property
-    def has_latency(self) -> bool:
-        """Whether a round of requests takes much longer than the bytes of a small shard do."""
+    def max_requests_at_once(self) -> int | None:
+        """Requests of one batch that are under way at a time, where a network lies between: a
+        round of them takes much longer than the bytes of a small shard do. ``None``: near by."""
 
     @property
     def replaces_at_once(self) -> bool:

@@ -134,7 +134,7 @@ class LocalBackend:
 
     has_versions = True
     has_lasting_versions = True
-    has_latency = False
+    max_requests_at_once = None
 
     @property
     def can_append(self) -> bool:

@@ -63,7 +63,7 @@ class MappingBackend:
     can_append = False
     has_versions = False
     has_lasting_versions = False
-    has_latency = False
+    max_requests_at_once = None
 
     @property
     def mode(self) -> Mode:

@@ -113,7 +113,8 @@ class ZarrBackend:
             self._indexes = RemoteIndexes(self, lambda key: (identity, key), is_static=True)
         self._options = options
         self.can_block = has_sync_surface(store)
-        self.has_latency = path_of_file(store, "") is None and not is_in_memory(store)
+        is_near = path_of_file(store, "") is not None or is_in_memory(store)
+        self.max_requests_at_once = None if is_near else _MAX_CONCURRENCY
         self.replaces_at_once = not is_local_fsspec(innermost(store))  # it writes in place
         self.reads = ObjectReader(store)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-__all__ = ["Span", "plan_spans"]
+__all__ = ["Span", "merge_spans", "plan_spans"]
 
 
 @dataclass(slots=True)
@@ -44,3 +45,39 @@ def plan_spans(
         else:
             spans.append(Span(start, stop, [i]))
     return spans
+
+
+def merge_spans(
+    objects: Sequence[Sequence[Span]], n_spans: int, *, max_gap_bytes: int, max_coalesced_bytes: int
+) -> list[list[Span]]:
+    """Merge neighbouring spans until `n_spans` are left, the shortest gaps first.
+
+    Parameters
+    ----------
+    objects
+        Spans of each object, in ascending order.
+    n_spans
+        Of all objects together. More are left where gaps are longer than `max_gap_bytes`, or
+        spans would become larger than `max_coalesced_bytes`.
+
+    >>> spans = plan_spans([(0, 4), (10, 14), (16, 20)], max_gap_bytes=0, max_coalesced_bytes=99)
+    >>> merge_spans([spans], 2, max_gap_bytes=9, max_coalesced_bytes=99)
+    [[Span(start=0, stop=4, members=[0]), Span(start=10, stop=20, members=[1, 2])]]
+    """
+    gaps = sorted(
+        (after.start - before.stop, i, j)
+        for i, spans in enumerate(objects)
+        for j, (before, after) in enumerate(pairwise(spans), 1)
+    )
+    n_closed = max(sum(map(len, objects)) - n_spans, 0)
+    closed = {(i, j) for gap, i, j in gaps[:n_closed] if gap <= max_gap_bytes}
+    merged: list[list[Span]] = []
+    for i, spans in enumerate(objects):
+        merged.append([])
+        for j, span in enumerate(spans):
+            last = merged[i][-1] if merged[i] else span
+            if (i, j) in closed and span.stop - last.start <= max_coalesced_bytes:
+                merged[i][-1] = Span(last.start, span.stop, last.members + span.members)
+            else:
+                merged[i].append(span)
+    return merged

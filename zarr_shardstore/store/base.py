@@ -85,7 +85,7 @@ class Sharding:
         reading = replace(
             options.reading,
             max_shards_at_once=backend.max_shards_at_once,
-            has_latency=backend.has_latency,
+            max_requests_at_once=backend.max_requests_at_once,
         )
         strategy = _strategy_for(options.strategy, backend)
         self.updates_in_place = strategy != "rewrite"
