@@ -7,8 +7,9 @@ script says so at its end and fails.
     chunks    single chunks in random order from local files, the index is known; beside chunk
               files and tensorstore
     arrays    random chunks and `z[:]` from local files; beside native sharding and chunk files
-    remote    a region of 8 shards, 30 ms a request (`latency_proxy.py`, `servers.py`); beside
-              native sharding and tensorstore
+    remote    a region of 8 shards, small and larger ones, 30 ms a request (`latency_proxy.py`,
+              `servers.py`); beside native sharding and tensorstore
+    gaps      chunks here and there in a shard, 30 ms a request: what reading gaps along spares
     requests  how many indexes and spans are asked for by single reads, a region, and 64 tasks
 
     python benchmarks/reads.py [--parts chunks arrays ...] [--repeats 5] [--minima] [--quick]
@@ -44,6 +45,7 @@ from measuring import (
     timed,
     title,
 )
+from remote_gaps import show_gaps
 from remote_reads import broken_promises, show_remote, show_requests
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import LocalStore
@@ -69,7 +71,7 @@ class Sizes:
     n_sample: int = 2_000
     shape: tuple[int, int, int] = (256, 256, 128)
     n_random: int = 500
-    remote_side: int = 128
+    remote_sides: tuple[int, ...] = (64, 128)
     latency_s: float = 0.03
 
 
@@ -79,7 +81,7 @@ QUICK = Sizes(
     n_sample=60,
     shape=(64, 128, 256),
     n_random=20,
-    remote_side=64,
+    remote_sides=(64,),
     latency_s=0.005,
 )
 
@@ -248,15 +250,20 @@ def show_arrays(text: str, seconds: dict[str, float]) -> None:
 
 
 def remote(sizes: Sizes) -> None:
-    show_remote(sizes.remote_side, sizes.latency_s, sizes.repeats, sizes.middle)
+    for side in sizes.remote_sides:
+        show_remote(side, sizes.latency_s, sizes.repeats, sizes.middle)
+
+
+def gaps(sizes: Sizes) -> None:
+    show_gaps(sizes.latency_s, sizes.repeats, sizes.middle)
 
 
 def requests(sizes: Sizes) -> None:
-    show_requests(sizes.remote_side, sizes.latency_s)
+    show_requests(sizes.remote_sides[-1], sizes.latency_s)
 
 
 PARTS: dict[str, Callable[[Sizes], None]] = {
-    part.__name__: part for part in (chunks, arrays, remote, requests)
+    part.__name__: part for part in (chunks, arrays, remote, gaps, requests)
 }
 
 

@@ -1,0 +1,75 @@
+"""Chunks here and there in one shard behind a network, with different gaps read along.
+
+What a gap costs in bytes and spares in requests: the defaults of the read flow are from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from itertools import count
+from time import perf_counter
+from typing import Any
+
+import zarr
+from latency_proxy import latency_proxy
+from measuring import Middle, fresh_directory, row, title
+from obstore.store import S3Store
+from servers import BUCKET, file_server
+from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import ObjectStore
+
+from zarr_shardstore import ShardingMapping, ShardingStore
+
+N_CHUNKS = 4096
+GAPS = (0, 256, 1024, 4096, 16_384)
+"""`max_gap_bytes`; where it spares a round gaps may be 16 times as long."""
+
+PROTOTYPE = default_buffer_prototype()
+
+_numbers = count()
+
+
+def show_gaps(latency_s: float, repeats: int, middle: Middle) -> None:
+    """A table for each size of chunks: times in latencies, requests and bytes for each gap."""
+    for nbytes in (1024, 4096, 16_384):
+        with fresh_directory() as directory:
+            store = ShardingStore(directory, chunks_per_shard=N_CHUNKS)
+            # By its metadata a chunk is so large that no shard is read whole.
+            shape, chunks = (N_CHUNKS << 22,), (1 << 22,)
+            zarr.create_array(store, shape=shape, chunks=chunks, dtype="u1", compressors=None)
+            values = ((f"c/{i}", 0, random.randbytes(nbytes)) for i in range(N_CHUNKS))
+            ShardingMapping(store).set_partial_values(values)
+            with file_server(directory) as server, latency_proxy(server.port, latency_s) as proxy:
+                for n in (512, 128, 32):
+                    text = f"{n} of {N_CHUNKS} chunks, {nbytes} bytes each, {server.name}"
+                    title(text, f"times {1e3 * latency_s:.0f} ms", "requests", "MB")
+                    seconds: dict[int, list[float]] = defaultdict(list)
+                    asked: dict[int, Any] = {}
+                    for _ in range(repeats):
+                        for gap in random.sample(GAPS, len(GAPS)):
+                            seconds[gap].append(asyncio.run(_read(proxy, gap, n)))
+                            asked[gap] = proxy.asked()
+                    for gap in GAPS:
+                        mb = f"{sum(a.nbytes for a in asked[gap]) / 1e6:.2f}"
+                        time = middle(seconds[gap]) / latency_s
+                        row(f"gaps of {gap} bytes", time, str(len(asked[gap])), mb)
+
+
+async def _read(proxy: Any, gap: int, n: int) -> float:
+    """Seconds to read some chunks at once; the index is known."""
+    s3: Any = S3Store(
+        BUCKET,
+        endpoint=f"http://127.0.0.1:{proxy.port}",
+        skip_signature=True,
+        client_options={"allow_http": True, "user_agent": f"gaps {next(_numbers)}"},
+        virtual_hosted_style_request=False,
+    )
+    store = ShardingStore(ObjectStore(s3, read_only=True), max_gap_bytes=gap)
+    await store.get("c/0", PROTOTYPE)
+    proxy.asked()
+    keys = [(f"c/{i}", None) for i in random.sample(range(N_CHUNKS), n)]
+    start = perf_counter()
+    await store.get_partial_values(PROTOTYPE, keys)
+    return perf_counter() - start
