@@ -1,7 +1,8 @@
 """A proxy that stands for a network: HTTP requests wait in it, and it writes down each.
 
 It runs in a process of its own, on 127.0.0.1, and keeps the connections of both sides, one of the
-server for each of the client. A new connection costs nothing more, and neither does a long reply.
+server for each of the client. A new connection costs nothing more; a long reply takes the time that
+its bytes take on a connection of 50 MB/s, as of an object store.
 A request is passed on at once, and its reply held back: so the work of the proxy and of the server
 is within the latency, and not added to it.
 """
@@ -15,6 +16,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+BYTES_PER_S = 50e6
 
 
 class Asked(NamedTuple):
@@ -79,7 +82,7 @@ async def _run(upstream_port: int, latency_s: float) -> None:
                 nbytes = int(reply.get("content-length", 0))
                 log.append(Asked(method, path, fields.get("range", ""), int(status), nbytes))
                 body = await _read_body(server, reply)
-                await asyncio.sleep(end - loop.time())
+                await asyncio.sleep(end + len(body) / BYTES_PER_S - loop.time())
                 to_client.write(head + body)
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass  # one of them has left, or all is over

@@ -36,7 +36,7 @@ def reads_of(*coords: tuple[int, int], layout: ArrayLayout = LAYOUT) -> list[Ent
     return [EntryRead(layout.chunk(c)) for c in coords]
 
 
-FAR = ReadOptions(max_gap_bytes=0, max_coalesced_bytes=1 << 20, max_requests_at_once=64)
+FAR = ReadOptions(max_gap_bytes=0, max_coalesced_bytes=2 << 20, max_requests_at_once=64)
 
 NEAR_GAPS = ReadOptions(max_gap_bytes=2)
 FAR_GAPS = ReadOptions(max_gap_bytes=2, max_requests_at_once=64)
@@ -183,12 +183,11 @@ ALL_OF_00 = [(0, 0), (0, 1), (1, 0), (1, 1)]
     [
         (4, 200 * KIB, True),
         (3, 200 * KIB, True),  # most of it
-        (2, 200 * KIB, False),
-        (2, 128 * KIB, True),  # little is not wanted
-        (2, 128 * KIB + 1, False),
+        (2, 256 * KIB, True),  # little is not wanted
+        (2, 256 * KIB + 1, False),
         (1, 1, False),  # one is read by itself
-        (4, 256 * KIB, True),
-        (4, 256 * KIB + 1, False),  # more than one request may ask for
+        (4, 512 * KIB, True),
+        (4, 512 * KIB + 1, False),  # more than one request may ask for
         (4, None, False),  # nobody knows
     ],
 )
@@ -206,6 +205,18 @@ def test_what_is_read_whole(n_wanted: int, chunk_nbytes: int | None, is_whole: b
     assert len(near.batches) == 2
 
 
+@pytest.mark.parametrize(("n_wanted", "is_whole"), [(3, False), (4, True)])
+def test_one_chunk_of_sixteen_is_too_little(n_wanted: int, is_whole: bool) -> None:
+    """Of small shards, too, a few of many chunks are read by themselves."""
+    spec = ShardingSpec((64,), ZEP2_INDEX)
+    encoding = ChunkKeyEncoding("draft", "/")
+    layout = ArrayLayout("a", "a/", encoding, (64,), spec, chunk_nbytes=10)
+    recorder = Recorder({"a/c0": build_shard({0: b"zero"}, (64,), ZEP2_INDEX)})
+    reads = [EntryRead(layout.chunk((i,))) for i in range(n_wanted)]
+    assert contents(recorder.run(read_entries(reads, FAR)))[0] == b"zero"
+    assert (recorder.batches == [[Get("a/c0")]]) == is_whole
+
+
 def test_ranges_are_not_counted_as_wanted() -> None:
     """Of four chunks a few bytes each: two rounds."""
     layout = layout_far(200 * KIB)
@@ -216,8 +227,8 @@ def test_ranges_are_not_counted_as_wanted() -> None:
 
 
 def test_what_is_not_wanted_of_many_shards_has_a_limit() -> None:
-    """Two chunks of each of 16 shards: half of these are read whole, 2 MiB are not wanted."""
-    layout = replace(layout_far(128 * KIB), grid_shape=(32, 2))
+    """Two chunks of each of 16 shards: half of these are read whole, 4 MiB are not wanted."""
+    layout = replace(layout_far(256 * KIB), grid_shape=(32, 2))
     shard = build_shard({0: b"zero"}, (2, 2), ZEP2_INDEX)
     recorder = Recorder({f"a/c{i}/0": shard for i in range(16)})
     reads = reads_of(*((2 * i, j) for i in range(16) for j in (0, 1)), layout=layout)

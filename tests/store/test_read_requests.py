@@ -41,7 +41,7 @@ PIPELINES = [
 GRID, CHUNKS_PER_SHARD, NBYTES = (12, 32), (4, 16), 50
 N_SHARDS = 6
 INDEX_NBYTES = 4 * 16 * 16 + 4
-LARGE = 8192
+LARGE = 16_384
 """Size of a chunk in shards so large that a part of them is not read by reading them whole."""
 
 HOLD_S = 0.3
@@ -278,7 +278,7 @@ def test_the_arithmetic_of_spans() -> None:
 
 @pytest.mark.parametrize(
     ("decoded_nbytes", "coords"),
-    [(NBYTES, REGION), (NBYTES, FIRST_SHARD[:2]), (LARGE, FIRST_SHARD[:33]), (LARGE, ALL)],
+    [(NBYTES, REGION), (NBYTES, FIRST_SHARD[:4]), (LARGE, FIRST_SHARD[:33]), (LARGE, ALL)],
 )
 async def test_small_shards_and_most_of_large_ones_are_one_round(
     client: Client, decoded_nbytes: int, coords: Sequence[Coords]

@@ -2,7 +2,7 @@
 
 A read asks for an index, and then for the entries that it points to. Where most of a shard is
 wanted the second round can be spared: the index comes along with the bytes. What is not wanted
-costs time, too: 256 KiB take 5 ms of a connection with 50 MB/s, a round trip takes 20 to 100 ms.
+costs time, too: 512 KiB take 10 ms of a connection with 50 MB/s, a round trip takes 20 to 100 ms.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from zarr_shardstore.plan.requests import Flow, Found, Get, GetSize
 
 __all__ = ["are_worth_whole", "is_whole", "may_be_cut_off", "read_whole_shards"]
 
-_MAX_UNWANTED_NBYTES = 256 * 1024
+_MAX_UNWANTED_NBYTES = 512 * 1024
 """Of a shard of which several chunks are wanted, but not most."""
 
-_MAX_UNWANTED_NBYTES_AT_ONCE = 2 * 1024 * 1024
-"""Of all such shards of one read: at 100 MB/s, the time of a round trip."""
+_MAX_UNWANTED_NBYTES_AT_ONCE = 4 * 1024 * 1024
+"""Of all such shards of one read: at 1 Gbit/s the time of a round trip."""
+
+_MIN_WANTED = 1 / 16
+"""Of the chunks of such a shard: whoever reads here and there pays for what is wanted."""
 
 _N_ATTEMPTS_IN_ONE_PIECE = 2
 """To read a whole shard, if a reply is shorter than the shard."""
@@ -31,7 +34,7 @@ def are_worth_whole(wanted: Sequence[tuple[ShardRef, int]], max_nbytes: int) -> 
     """Which shards to read whole, if their indexes are not known.
 
     Those of which most is wanted; and while it is little, those of which several chunks are.
-    One chunk of many is read by itself: whoever reads here and there pays for what is wanted.
+    One chunk of many is read by itself.
 
     Parameters
     ----------
@@ -48,7 +51,8 @@ def are_worth_whole(wanted: Sequence[tuple[ShardRef, int]], max_nbytes: int) -> 
             worth.append(False)
             continue
         unwanted = (n_entries - n_wanted) * chunk_nbytes
-        is_little = n_wanted > 1 and unwanted <= min(_MAX_UNWANTED_NBYTES, left)
+        are_several = n_wanted > 1 and n_wanted >= _MIN_WANTED * n_entries
+        is_little = are_several and unwanted <= min(_MAX_UNWANTED_NBYTES, left)
         is_most = 2 * n_wanted > n_entries
         if is_little and not is_most:
             left -= unwanted
