@@ -11,12 +11,12 @@ import obstore
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from obstore.exceptions import NotSupportedError, PreconditionError
+from obstore.exceptions import GenericError, NotSupportedError, PreconditionError
 from obstore.store import MemoryStore
 from zarr.storage import ObjectStore
 
 from zarr_shardstore import ShardConflictError, ShardingMapping
-from zarr_shardstore.io import optimistic
+from zarr_shardstore.io import obstore_backend, optimistic
 from zarr_shardstore.io.obstore_backend import ObstoreBackend
 from zarr_shardstore.plan.ranges import Range, StartFrom, Suffix
 from zarr_shardstore.plan.requests import Found, Get
@@ -44,6 +44,10 @@ def instead_of_put(put: Callable[[Put, ObstoreBackend, Any, str, Any], Awaitable
         return await put(real, self, mode, key, value)
 
     return mock.patch.object(ObstoreBackend, "_put_with", stand_in)
+
+
+def quick_retries() -> Any:
+    return mock.patch.object(obstore_backend, "_LONGEST_PAUSE_S", 0.001)
 
 
 # --------------------------------------------------------------------- conflicts
@@ -171,6 +175,70 @@ def test_a_reply_that_was_lost() -> None:
             m[key] = str(i).encode()
     assert len(puts) == 4
     assert dict(m) == {key: str(i).encode() for i, key in enumerate(KEYS)}
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize("n_failures", [1, 3])
+def test_a_connection_that_is_lost(n_failures: int, is_stored: bool) -> None:
+    """Before the write took effect, or after it: it is looked at what is there, and sent again."""
+    m = mapping(MemoryStore())
+    left = 0
+    n_sent = 0
+
+    async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
+        nonlocal left, n_sent
+        n_sent += 1
+        if not left:
+            return await real(self, mode, key, value)
+        left -= 1
+        if is_stored:
+            await real(self, mode, key, value)
+        raise GenericError("connection reset by peer")
+
+    m[KEYS[0]] = b"old"
+    with instead_of_put(put), quick_retries():
+        for key in KEYS:
+            left, n_sent = n_failures, 0
+            m[key] = key.encode()
+            assert n_sent <= 2 + n_failures  # one of them may be the probe
+    assert dict(m) == {key: key.encode() for key in KEYS}
+
+
+def test_a_server_that_always_fails() -> None:
+    """The caller gets its error after a few attempts, and nothing is changed."""
+    m = mapping(MemoryStore())
+    m[KEYS[0]] = b"old"
+    sent = []
+
+    async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
+        sent.append(key)
+        raise GenericError("out of order")
+
+    with instead_of_put(put), quick_retries(), pytest.raises(GenericError, match="out of order"):
+        m[KEYS[1]] = b"new"
+    assert 1 < len(sent) < 10
+    assert dict(m) == {KEYS[0]: b"old"}
+
+
+def test_a_connection_that_is_lost_while_another_writes() -> None:
+    """What both wrote is there."""
+    base = MemoryStore()
+    ours, theirs = mapping(base), mapping(base)
+    ours[KEYS[0]] = b"old"
+    left = [1]
+
+    async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
+        if left and self is ours._sharding.runner.backend:
+            left.clear()
+            flow = theirs._sharding.operations.set(KEYS[1], b"theirs")
+            await theirs._sharding.runner.run_async(flow)
+            raise GenericError("connection reset by peer")
+        return await real(self, mode, key, value)
+
+    with without_queue(), instead_of_put(put), quick_retries():
+        ours[KEYS[3]] = b"ours"
+    assert not left
+    assert dict(mapping(base)) == {KEYS[0]: b"old", KEYS[1]: b"theirs", KEYS[3]: b"ours"}
 
 
 # ------------------------------------------------------------------------ stores

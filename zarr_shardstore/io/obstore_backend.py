@@ -7,7 +7,9 @@ begins anew. So writers of any number of processes and hosts lose nothing.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import time
 import warnings
 from collections.abc import AsyncIterator, Hashable
@@ -50,6 +52,13 @@ _NO_UPDATES = ("LocalStore", "HTTPStore")
 
 
 _MIN_AGE_ON_WEB_SERVERS_S = 2.0
+
+_N_PUTS = 4
+"""Attempts to store an object with a condition, if the server fails or is not reached. The
+connection of which one was lost is often an old one that the server had closed."""
+
+_LONGEST_PAUSE_S = 1.0
+"""Between two of these; half of it on average."""
 
 
 class ObstoreBackend(ZarrBackend):
@@ -183,19 +192,38 @@ class ObstoreBackend(ZarrBackend):
         ------
         ReplacedMeanwhileError
             If it is another one.
+        obstore.exceptions.GenericError
+            If the server fails again and again, or is not reached.
         """
-        try:
-            return await self._put(key, value, version)
-        except _refusals():
-            pass
-        # The store may have taken it, and the reply was lost: then the client has sent it again.
-        found = await self.reads.get(key, None)
-        if found.value is not None and found.value == memoryview(value):
-            return found.version
-        if version is not None and found.version == version and self._takes_quotes:
-            # It is the one that was read: some servers compare what stands in the quotes.
-            self._takes_quotes = False
-            return await self.put_if(key, value, version)
+        for n_left in reversed(range(_N_PUTS)):
+            failure: Exception | None = None
+            try:
+                return await self._put(key, value, version)
+            except _refusals():
+                pass
+            except _failures() as error:  # perhaps of the connection: clients do not send it again
+                failure = error
+            # The store may have taken it, and the reply was lost: then what is there is ours.
+            try:
+                found = await self.reads.get(key, None)
+            except Exception:
+                if failure is None:
+                    raise
+                raise failure from None
+            if found.value is not None and found.value == memoryview(value):
+                return found.version
+            is_same = (found.value is None) if version is None else found.version == version
+            if not is_same:
+                break
+            if failure is not None:
+                if not n_left:
+                    raise failure
+                await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_S))
+            elif version is not None and self._takes_quotes:
+                # It is the one that was read: some servers compare what stands in the quotes.
+                self._takes_quotes = False
+            else:
+                break
         raise ReplacedMeanwhileError(key)
 
     async def _put(self, key: str, value: bytes | memoryview, version: object) -> object:
@@ -294,6 +322,12 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and self._object is other._object
+
+
+def _failures() -> type[Exception]:
+    from obstore.exceptions import GenericError
+
+    return GenericError
 
 
 def _refusals() -> tuple[type[Exception], ...]:
