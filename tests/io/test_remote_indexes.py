@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
+
 from zarr_shardstore.format.index import ZEP2_INDEX
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout
@@ -55,12 +57,34 @@ async def test_only_who_asks_gets_the_whole_shard() -> None:
     assert base.asked == [Get(SHARD.key)]
     assert first.is_read
     assert not first.is_remembered
+    assert first.decoded is not None
+    assert not np.shares_memory(first.decoded.fields, np.frombuffer(OBJECT, "u1"))
     assert first.value is not None
     assert bytes(first.value) == OBJECT
     assert second.is_remembered
     assert second.value is None
     assert second.decoded is not None
     assert second.decoded.entry(3) == (4, 5)
+
+
+async def test_what_is_static_is_not_older_than_our_own_writes() -> None:
+    """A request that is under way while this process writes is neither joined nor remembered."""
+    base = SlowBase()
+    scope = object()
+    indexes = RemoteIndexes(base, lambda key: (scope, key), is_static=True)
+    request = GetIndex(SHARD, fresh=False)
+    before = asyncio.create_task(indexes.get(request))
+    await asyncio.sleep(0.01)
+    indexes.forget(SHARD.key)
+    after = asyncio.create_task(indexes.get(request))
+    await asyncio.sleep(0.01)
+    assert len(base.asked) == 2
+    indexes.forget(SHARD.key)
+    base.may_reply.set()
+    await asyncio.gather(before, after)
+    for n_asked in (3, 3):
+        await indexes.get(request)
+        assert len(base.asked) == n_asked
 
 
 async def test_a_whole_shard_is_welcome_where_the_index_comes_alone() -> None:

@@ -247,17 +247,48 @@ def test_at_the_edge_only_chunks_of_the_array_count() -> None:
 
 
 @pytest.mark.parametrize("location", ["start", "end"])
-@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("tells_size", [True, False])
 @pytest.mark.parametrize("nbytes", [1, 32, 64, 65, 100])
-def test_a_whole_shard_of_which_half_comes(location: Any, checksum: bool, nbytes: int) -> None:
+def test_a_whole_shard_of_which_half_comes(location: Any, tells_size: bool, nbytes: int) -> None:
     """It is asked for its index, which tells; also if half of it looks like an index."""
-    form = IndexFormat(checksum, location)
+    form = IndexFormat(checksum=True, location=location)
     shard = build_shard({0: bytes(nbytes), 1: bytes(nbytes)}, (2, 2), form)
-    recorder = Recorder({"a/c0/0": shard}, tells_size=False, cut={1})
+    recorder = Recorder({"a/c0/0": shard}, tells_size=tells_size, cut={1})
     reads = reads_of(*ALL_OF_00, layout=layout_far(1, form))
     values = recorder.run(read_entries(reads, FAR))
     assert contents(values) == [bytes(nbytes), bytes(nbytes), None, None]
-    assert recorder.batches[0] == [Get("a/c0/0", settled=not checksum)]
+    assert recorder.batches[0] == [Get("a/c0/0")]
+
+
+def test_without_a_checksum_no_shard_is_read_whole() -> None:
+    """The beginning of one could pass for another."""
+    layout = layout_far(1, DRAFT_INDEX)
+    recorder = Recorder({"a/c0/0": SHARD_00})
+    values = recorder.run(read_entries(reads_of(*ALL_OF_00, layout=layout), FAR))
+    assert contents(values) == [b"zero", b"one", None, b"three"]
+    assert len(recorder.batches) == 2
+
+
+@pytest.mark.parametrize(("chunk_nbytes", "is_whole"), [(512 * KIB, True), (512 * KIB + 1, False)])
+def test_what_a_smaller_array_has_left_behind_counts(chunk_nbytes: int, is_whole: bool) -> None:
+    """One chunk is in the array; four may be in the shard."""
+    layout = replace(layout_far(chunk_nbytes), grid_shape=(1, 1))
+    recorder = Recorder({"a/c0/0": build_shard({0: b"a", 3: b"left"}, (2, 2), ZEP2_INDEX)})
+    assert contents(recorder.run(read_entries(reads_of((0, 0), layout=layout), FAR))) == [b"a"]
+    assert (recorder.batches == [[Get("a/c0/0")]]) == is_whole
+
+
+@pytest.mark.parametrize(("nbytes", "n_spans"), [(64 * KIB - 10, 64), (64 * KIB - 9, 100)])
+def test_longer_gaps_are_never_read_along(nbytes: int, n_spans: int) -> None:
+    """Those of 64 KiB at most; together 4 MiB, 36 of them are no more."""
+    spec = ShardingSpec((200,), ZEP2_INDEX)
+    layout = ArrayLayout("a", "a/", ChunkKeyEncoding("draft", "/"), (200,), spec)
+    entries = {i: bytes(10 if i % 2 == 0 else nbytes + 10) for i in range(200)}
+    recorder = Recorder({"a/c0": build_shard(entries, (200,), ZEP2_INDEX)})
+    reads = [EntryRead(layout.chunk((i,))) for i in range(0, 200, 2)]
+    options = ReadOptions(max_requests_at_once=64)
+    assert contents(recorder.run(read_entries(reads, options))) == [bytes(10)] * 100
+    assert len(recorder.batches[1]) == n_spans
 
 
 @pytest.mark.parametrize(("options", "n_spans"), [(FAR, 256), (NEAR_GAPS, 256), (FAR_GAPS, 64)])

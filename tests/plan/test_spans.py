@@ -61,13 +61,23 @@ OBJECTS = st.lists(
 )
 
 
-@given(objects=OBJECTS, n=st.integers(0, 12), gap=st.integers(0, 40), limit=st.integers(1, 200))
-def test_merged_spans(objects: list[list[tuple[int, int]]], n: int, gap: int, limit: int) -> None:
+@given(
+    objects=OBJECTS,
+    n=st.integers(0, 12),
+    gap=st.integers(0, 40),
+    limit=st.just(1000) | st.integers(1, 200),
+    unwanted=st.just(10_000) | st.integers(0, 100),
+)
+def test_merged_spans(
+    objects: list[list[tuple[int, int]]], n: int, gap: int, limit: int, unwanted: int
+) -> None:
     """Each member stays in a span that covers it; what is merged is what is between the spans
     that are nearest to each other, and no more of them than needed."""
     ranges = [[(start, start + nbytes) for start, nbytes in wanted] for wanted in objects]
     spans = [plan_spans(r, max_gap_bytes=0, max_coalesced_bytes=limit) for r in ranges]
-    merged = merge_spans(spans, n, max_gap_bytes=gap, max_coalesced_bytes=limit)
+    merged = merge_spans(
+        spans, n, max_gap_bytes=gap, max_unwanted_bytes=unwanted, max_coalesced_bytes=limit
+    )
     left: list[int] = []
     closed: list[int] = []
     for wanted, before, after in zip(ranges, spans, merged, strict=True):
@@ -84,6 +94,7 @@ def test_merged_spans(objects: list[list[tuple[int, int]]], n: int, gap: int, li
     assert n_after == n_before - len(closed)
     assert len(closed) <= max(n_before - n, 0)
     assert all(g <= gap for g in closed)
-    if limit == 200 and all(s[-1].stop - s[0].start <= limit for s in spans if s):
+    assert sum(g for g in closed if g > 0) <= unwanted
+    if limit == 1000:
         assert max(closed, default=0) <= min(left, default=400)
-        assert n_after <= n or min(left) > gap
+        assert n_after <= n or not left or min(left) > gap or sum(closed) + min(left) > unwanted

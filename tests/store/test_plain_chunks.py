@@ -59,6 +59,8 @@ FRAMES: dict[str, Callable[[bytes], bytes]] = {
     "more behind": lambda data: compressed()(data) + b"more",
     "something else": lambda _: b"no zstd",
     "nothing": lambda _: b"",
+    "an empty frame before": lambda data: compressed()(b"") + compressed()(data),
+    "more behind an empty frame": lambda _: compressed()(b"") + b"more",
     "another size": lambda data: compressed()(data + b"xx"),
 }
 

@@ -195,6 +195,15 @@ class ObstoreBackend(ZarrBackend):
         obstore.exceptions.GenericError
             If the server fails again and again, or is not reached.
         """
+        if self._indexes is None:
+            return await self._put_if(key, value, version)
+        self._indexes.forget(key)
+        try:
+            return await self._put_if(key, value, version)
+        finally:
+            self._indexes.forget(key)
+
+    async def _put_if(self, key: str, value: bytes | memoryview, version: object) -> object:
         for n_left in reversed(range(_N_PUTS)):
             failure: Exception | None = None
             try:

@@ -9,7 +9,6 @@ answers that it is not modified. An index of a collection counts as one that is 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 from typing import Protocol
 
 from zarr_shardstore.io.collected_indexes import CollectedIndexes, Finding
@@ -64,9 +63,11 @@ class RemoteIndexes:
         self._is_static = is_static
         self._collected = collected
         self._flights: Flights[FoundIndex] = Flights()
+        self._n_changes = 0
 
     def forget(self, key: str) -> None:
-        """This process has changed an object."""
+        """This process is about to change an object, or has done so."""
+        self._n_changes += 1
         index_cache.forget(self._identity_of(key))
         if self._collected is not None:
             self._collected.forget(key)
@@ -95,7 +96,9 @@ class RemoteIndexes:
             return FoundIndex(
                 known.index, known.version, known.size, is_read=False, is_remembered=True
             )
-        found, is_ours = await self._flights.join(scope, lambda: self._ask(request, scope, None))
+        # Nobody compares what is static: a request that is older than our change is of no use.
+        flight = (scope, self._n_changes) if self._is_static else scope
+        found, is_ours = await self._flights.join(flight, lambda: self._ask(request, scope, None))
         if is_ours:
             return found
         # The bytes may be older than the question; the index is looked at again.
@@ -119,10 +122,10 @@ class RemoteIndexes:
     async def _ask(
         self, request: GetIndex, scope: Hashable, known: RememberedIndex | None
     ) -> FoundIndex:
+        n_changes = self._n_changes
         if known is None:
             reply: Found | None = await self._base.get(get_of_index(request))
         else:
-            request = replace(request, whole=False)
             reply = await self._base.get_if_modified(get_of_index(request), known)
         if reply is None and known is not None:
             return FoundIndex(known.index, known.version, known.size)
@@ -133,7 +136,9 @@ class RemoteIndexes:
             index_cache.forget(scope)
         if found.decoded is None:
             index_cache.forget(scope)
-        elif self._is_static or self._base.can_be_remembered(found):
+        elif (
+            n_changes == self._n_changes if self._is_static else self._base.can_be_remembered(found)
+        ):
             spec = request.shard.layout.spec
             item = RememberedIndex(found.decoded, spec, found.version, found.size)
             index_cache.put(scope, item)

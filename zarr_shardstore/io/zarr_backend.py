@@ -248,9 +248,16 @@ class ZarrBackend:
         return None if path is None or open_shards.is_used(path) else (path, state_of(path))
 
     async def _perform_one(self, request: Request) -> Any:
+        if self._indexes is None or not isinstance(request, Set | SetIfNotExists | Delete):
+            return await self._perform_by_store(request)
+        self._indexes.forget(request.key)  # what is known would be of no use
+        try:
+            return await self._perform_by_store(request)
+        finally:
+            self._indexes.forget(request.key)  # and so would be what was asked for meanwhile
+
+    async def _perform_by_store(self, request: Request) -> Any:
         store = self.store
-        if self._indexes is not None and isinstance(request, Set | SetIfNotExists | Delete):
-            self._indexes.forget(request.key)  # what is known would be of no use
         match request:
             case Get(key, byte_range, together=together) if together is not None:
                 alone = replace(request, together=None)

@@ -14,6 +14,7 @@ from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import index_of_shard
 from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix
 from zarr_shardstore.plan.requests import Flow, Found, FoundIndex, Get, GetIndex, Request
+from zarr_shardstore.plan.whole_shards import is_whole
 
 __all__ = [
     "as_gets",
@@ -42,14 +43,17 @@ def found_index(request: GetIndex, found: Found) -> FoundIndex:
     if found.value is None:
         return FoundIndex(None, found.version, found.size)
     spec = request.shard.layout.spec
-    try:
-        if request.whole:
-            index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
-        else:
-            index = ShardIndex.decode(found.value, spec.n_entries, spec.index)
-    except IndexDamageError as damage:
-        return FoundIndex(None, found.version, found.size, damage)
     value = found.value if request.whole else None
+    try:
+        if not request.whole:
+            index = ShardIndex.decode(found.value, spec.n_entries, spec.index)
+        elif is_whole(found):
+            index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
+            index = ShardIndex(index.fields.copy())  # it may be kept, and the shard shall not
+        else:
+            raise IndexDamageError(f"the shard has {found.size} bytes, {len(found.value)} came")
+    except IndexDamageError as damage:
+        return FoundIndex(None, found.version, found.size, damage, value=value)
     return FoundIndex(index, found.version, found.size, value=value)
 
 

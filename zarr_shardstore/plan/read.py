@@ -1,9 +1,10 @@
-"""Read flows: two rounds of requests, however many chunks of however many shards.
+"""Read flows: at most two rounds of requests, however many chunks of however many shards.
 
 Round 1 asks for the index of each shard once, round 2 for the coalesced spans of the entries
-found there. Where a shard was replaced between the rounds, or its bytes contradict its index,
-the shard is asked again, and at last read whole in one request: that one is before or after
-the write, and shows whether the shard is damaged.
+found there. Behind a network some shards are read whole in round 1, if their index is not known.
+Where a shard was replaced between the rounds, or its bytes contradict its index, the shard is
+asked again, and at last read whole in one request: that one is before or after the write, and
+shows whether the shard is damaged.
 
 Source: sharding storage transformer draft, "API implementation", get_partial_values.
 """
@@ -18,12 +19,11 @@ from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.shard import index_of_shard
 from zarr_shardstore.plan.indexes import corrupt
 from zarr_shardstore.plan.ranges import ByteRange, Range, resolve_range
-from zarr_shardstore.plan.requests import Flow, Found, FoundIndex, Get, GetIndex, GetSize, Request
+from zarr_shardstore.plan.requests import Flow, FoundIndex, Get, GetIndex, GetSize, Request
 from zarr_shardstore.plan.spans import Span, merge_spans, plan_spans
 from zarr_shardstore.plan.whole_shards import (
+    MAX_UNWANTED_NBYTES_AT_ONCE,
     are_worth_whole,
-    is_whole,
-    may_be_cut_off,
     read_whole_shards,
 )
 
@@ -50,12 +50,13 @@ class ReadOptions:
         Unwanted bytes between two ranges that are read along. 4 KiB, a page of a file
         system, costs less than a request anywhere; with 1 MiB more was lost than won.
     max_coalesced_bytes
-        Largest span of more than one range.
+        Largest span of more than one range, and shard that is read whole (before compression).
     max_shards_at_once
         Shards that are read in the same two rounds; ``None``: all.
     max_requests_at_once
         Requests that are under way at a time, where a round of them takes long: some shards are
-        read whole, and gaps of up to 16 `max_gap_bytes` are read along to spare a round.
+        read whole, and gaps of up to 16 `max_gap_bytes` are read along to spare a round, 4 MiB
+        of them in a read.
     """
 
     max_gap_bytes: int = 4 * 1024
@@ -87,8 +88,8 @@ class _ShardRead:
 def read_entries(reads: Sequence[EntryRead], options: ReadOptions) -> Flow[list[memoryview | None]]:
     """Read values of chunks; ``None`` where a chunk is missing.
 
-    Cost: one index request for each shard, then one request for each span; a chunk that was
-    asked for twice is read once if the ranges touch.
+    Cost: one index request for each shard, then one request for each span, or one request for a
+    whole shard; a chunk that was asked for twice is read once if the ranges touch.
 
     Raises
     ------
@@ -155,9 +156,6 @@ def _read_spans(
         wanted: _ShardRead | None = None
         try:
             if found.value is not None and found.decoded is not None:
-                if not _is_all(shard, found):
-                    again.append(group)
-                    continue
                 _take(found.value, found.decoded, reads, group, values)
             elif found.decoded is not None:
                 wanted = _plan_shard(shard, found.decoded, found, reads, group, values, options)
@@ -238,6 +236,7 @@ def _spare_rounds(planned: list[_ShardRead], options: ReadOptions) -> None:
         [read.spans for read in planned],
         n,
         max_gap_bytes=_MAX_GAP_FACTOR * options.max_gap_bytes,
+        max_unwanted_bytes=MAX_UNWANTED_NBYTES_AT_ONCE,
         max_coalesced_bytes=options.max_coalesced_bytes,
     )
     for read, spans in zip(planned, merged, strict=True):
@@ -303,9 +302,3 @@ def _take(
 def _n_wanted(reads: Sequence[EntryRead], group: list[int]) -> int:
     """Chunks of one shard that are wanted as a whole."""
     return len({reads[i].chunk.entry_id for i in group if reads[i].byte_range is None})
-
-
-def _is_all(shard: ShardRef, found: FoundIndex) -> bool:
-    """Whether the bytes of a shard that came with its index are all there."""
-    whole = Found(found.value, found.version, found.size)
-    return is_whole(whole) and not may_be_cut_off(shard, whole)

@@ -108,7 +108,7 @@ class FoundIndex(NamedTuple):
     nbytes_collected: int | None = None
     """Of a collection of indexes that was read for this; ``None``: there was no such request."""
     value: memoryview | None = None
-    """The bytes of the whole shard, if the index was read with them."""
+    """The bytes of the whole shard, if the index was read with them; perhaps damaged ones."""
 
 
 @dataclass(frozen=True, slots=True)

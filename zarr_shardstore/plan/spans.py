@@ -48,7 +48,12 @@ def plan_spans(
 
 
 def merge_spans(
-    objects: Sequence[Sequence[Span]], n_spans: int, *, max_gap_bytes: int, max_coalesced_bytes: int
+    objects: Sequence[Sequence[Span]],
+    n_spans: int,
+    *,
+    max_gap_bytes: int,
+    max_unwanted_bytes: int,
+    max_coalesced_bytes: int,
 ) -> list[list[Span]]:
     """Merge neighbouring spans until `n_spans` are left, the shortest gaps first.
 
@@ -57,11 +62,13 @@ def merge_spans(
     objects
         Spans of each object, in ascending order.
     n_spans
-        Of all objects together. More are left where gaps are longer than `max_gap_bytes`, or
-        spans would become larger than `max_coalesced_bytes`.
+        Of all objects together. More are left where gaps are longer than `max_gap_bytes`, spans
+        would become larger than `max_coalesced_bytes`, or all that is read in vain would be
+        more than `max_unwanted_bytes`.
 
     >>> spans = plan_spans([(0, 4), (10, 14), (16, 20)], max_gap_bytes=0, max_coalesced_bytes=99)
-    >>> merge_spans([spans], 2, max_gap_bytes=9, max_coalesced_bytes=99)
+    >>> limits = {"max_gap_bytes": 9, "max_unwanted_bytes": 9, "max_coalesced_bytes": 99}
+    >>> merge_spans([spans], 2, **limits)
     [[Span(start=0, stop=4, members=[0]), Span(start=10, stop=20, members=[1, 2])]]
     """
     gaps = sorted(
@@ -70,7 +77,12 @@ def merge_spans(
         for j, (before, after) in enumerate(pairwise(spans), 1)
     )
     n_closed = max(sum(map(len, objects)) - n_spans, 0)
-    closed = {(i, j) for gap, i, j in gaps[:n_closed] if gap <= max_gap_bytes}
+    closed: set[tuple[int, int]] = set()
+    for gap, i, j in gaps[:n_closed]:
+        max_unwanted_bytes -= max(gap, 0)
+        if gap > max_gap_bytes or max_unwanted_bytes < 0:
+            break
+        closed.add((i, j))
     merged: list[list[Span]] = []
     for i, spans in enumerate(objects):
         merged.append([])

@@ -15,13 +15,18 @@ from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import index_of_shard
 from zarr_shardstore.plan.requests import Flow, Found, Get, GetSize
 
-__all__ = ["are_worth_whole", "is_whole", "may_be_cut_off", "read_whole_shards"]
+__all__ = [
+    "MAX_UNWANTED_NBYTES_AT_ONCE",
+    "are_worth_whole",
+    "is_whole",
+    "read_whole_shards",
+]
 
 _MAX_UNWANTED_NBYTES = 512 * 1024
 """Of a shard of which several chunks are wanted, but not most."""
 
-_MAX_UNWANTED_NBYTES_AT_ONCE = 4 * 1024 * 1024
-"""Of all such shards of one read: at 1 Gbit/s the time of a round trip."""
+MAX_UNWANTED_NBYTES_AT_ONCE = 4 * 1024 * 1024
+"""Of all such shards of one read, or gaps: at 1 Gbit/s the time of a round trip."""
 
 _MIN_WANTED = 1 / 16
 """Of the chunks of such a shard: whoever reads here and there pays for what is wanted."""
@@ -41,15 +46,20 @@ def are_worth_whole(wanted: Sequence[tuple[ShardRef, int]], max_nbytes: int) -> 
     wanted
         Shards, and how many of their chunks are wanted.
     max_nbytes
-        Size of a shard, before compression, from which on it is not read in one piece.
+        Largest shard, before compression, that is read in one piece.
     """
-    left = _MAX_UNWANTED_NBYTES_AT_ONCE
+    left = MAX_UNWANTED_NBYTES_AT_ONCE
     worth: list[bool] = []
     for shard, n_wanted in wanted:
-        chunk_nbytes, n_entries = shard.layout.chunk_nbytes, shard.n_grid_entries
-        if chunk_nbytes is None or n_entries * chunk_nbytes > max_nbytes:
+        chunk_nbytes, spec = shard.layout.chunk_nbytes, shard.layout.spec
+        # Of an array that has shrunk there may be entries that do not lie in it any more.
+        if chunk_nbytes is None or spec.n_entries * chunk_nbytes > max_nbytes:
             worth.append(False)
             continue
+        if not spec.index.checksum:  # a part of the shard could pass for all of it
+            worth.append(False)
+            continue
+        n_entries = shard.n_grid_entries
         unwanted = (n_entries - n_wanted) * chunk_nbytes
         are_several = n_wanted > 1 and n_wanted >= _MIN_WANTED * n_entries
         is_little = are_several and unwanted <= min(_MAX_UNWANTED_NBYTES, left)
@@ -80,7 +90,7 @@ def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
         replies = yield [Get(shards[i].key, settled=True) for i in left]
         for i, found in zip(left, replies, strict=True):
             founds[i] = found
-        unknown = [i for i in left if may_be_cut_off(shards[i], founds[i])]
+        unknown = [i for i in left if _may_be_cut_off(shards[i], founds[i])]
         if unknown:
             sizes: list[int | None] = yield [GetSize(shards[i].key) for i in unknown]
             for i, size in zip(unknown, sizes, strict=True):
@@ -98,7 +108,7 @@ def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
     return founds
 
 
-def may_be_cut_off(shard: ShardRef, found: Found) -> bool:
+def _may_be_cut_off(shard: ShardRef, found: Found) -> bool:
     """Whether only its size would tell that the bytes of a whole shard are all there."""
     spec = shard.layout.spec
     if found.value is None or found.size is not None:

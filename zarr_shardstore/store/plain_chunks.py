@@ -105,6 +105,7 @@ _decompressors = _Decompressors()
 
 def _decompress_zstd(value: bytes | memoryview) -> Any:
     try:
-        return _decompressors.zstd.decompress(value, allow_extra_data=False)
+        data = _decompressors.zstd.decompress(value, allow_extra_data=False)
     except zstandard.ZstdError:  # frames whose size nobody knew, or several of them, or damage
-        return _numcodecs_zstd.decode(value)
+        data = b""
+    return data or _numcodecs_zstd.decode(value)  # behind an empty frame there may be others

@@ -81,7 +81,8 @@ class ShardingStore(ZarrInterface):
         keep what they have acknowledged.
     max_gap_bytes, max_coalesced_bytes : int, optional
         Two entries of a shard are read by one request if at most so many unwanted bytes lie
-        between them (4 KiB), and the request stays within so many (16 MiB).
+        between them (4 KiB), and the request stays within so many (16 MiB). Behind a network,
+        where there are more requests than go at once, 16 times as many may lie between them.
     storage_options : mapping, optional
         For fsspec, if `store` is a URL.
     static : bool
