@@ -6,6 +6,7 @@ import errno
 import threading
 from collections.abc import Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -13,9 +14,9 @@ import pytest
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
-from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, cpu
-from zarr.storage import FsspecStore, MemoryStore, WrapperStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
 
 from zarr_shardstore import ShardingMapping
 from zarr_shardstore.io import zarr_backend
@@ -163,3 +164,21 @@ async def test_a_read_that_fails_is_not_tried_for_ever() -> None:
     with mock.patch.object(store, "get", get), pytest.raises(TimeoutError):
         await ZarrBackend(store).perform_async([Get("a", Suffix(3))])
     assert n_failed <= 3
+
+
+def test_what_is_near_by(tmp_path: Path) -> None:
+    """Memory and files, however they are reached: a second round costs next to nothing there."""
+    obstore_stores = pytest.importorskip("obstore.store")
+    near: list[Store] = [
+        MemoryStore(),
+        LocalStore(tmp_path),
+        WrapperStore(MemoryStore()),
+        FsspecStore.from_url("memory://near"),
+        FsspecStore.from_url(f"file://{tmp_path}", storage_options={"auto_mkdir": True}),
+        ObjectStore(obstore_stores.MemoryStore()),
+        ObjectStore(obstore_stores.LocalStore(tmp_path)),
+    ]
+    assert [ZarrBackend(store).max_requests_at_once for store in near] == [None] * len(near)
+    s3 = obstore_stores.S3Store("bucket", endpoint="http://127.0.0.1:9", skip_signature=True)
+    far = [ObjectStore(s3), FsspecStore.from_url("http://127.0.0.1:9/bucket")]
+    assert [ZarrBackend(store).max_requests_at_once for store in far] == [64, 64]

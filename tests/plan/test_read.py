@@ -305,3 +305,13 @@ def test_gaps_are_read_along_to_spare_a_round(options: ReadOptions, n_spans: int
     assert contents(values) == [entries[i] for i in wanted]
     _, spans = recorder.batches
     assert len(spans) == n_spans
+
+
+def test_a_shard_is_read_whole_only_at_first() -> None:
+    """Then it is asked for its index: that it came whole and damaged says that it is changing."""
+    layout = layout_far(1)
+    shard = build_shard({0: b"zero"}, (2, 2), ZEP2_INDEX)
+    recorder = Recorder({"a/c0/0": shard}, cut={1})
+    values = recorder.run(read_entries(reads_of(*ALL_OF_00, layout=layout), FAR))
+    assert contents(values) == [b"zero", None, None, None]
+    assert recorder.batches[:2] == [[Get("a/c0/0")], [Get("a/c0/0", Suffix(68), settled=True)]]
