@@ -72,6 +72,8 @@ class Sizes:
     shape: tuple[int, int, int] = (256, 256, 128)
     n_random: int = 500
     remote_sides: tuple[int, ...] = (64, 128)
+    gap_nbytes: tuple[int, ...] = (1024, 4096, 16_384)
+    gap_chunks: tuple[int, ...] = (512, 128, 32)
     latency_s: float = 0.03
 
 
@@ -82,6 +84,8 @@ QUICK = Sizes(
     shape=(64, 128, 256),
     n_random=20,
     remote_sides=(64,),
+    gap_nbytes=(1024,),
+    gap_chunks=(128,),
     latency_s=0.005,
 )
 
@@ -255,7 +259,8 @@ def remote(sizes: Sizes) -> None:
 
 
 def gaps(sizes: Sizes) -> None:
-    show_gaps(sizes.latency_s, sizes.repeats, sizes.middle)
+    for nbytes in sizes.gap_nbytes:
+        show_gaps(nbytes, sizes.gap_chunks, sizes.latency_s, sizes.repeats, sizes.middle)
 
 
 def requests(sizes: Sizes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -31,30 +32,31 @@ PROTOTYPE = default_buffer_prototype()
 _numbers = count()
 
 
-def show_gaps(latency_s: float, repeats: int, middle: Middle) -> None:
-    """A table for each size of chunks: times in latencies, requests and bytes for each gap."""
-    for nbytes in (1024, 4096, 16_384):
-        with fresh_directory() as directory:
-            store = ShardingStore(directory, chunks_per_shard=N_CHUNKS)
-            # By its metadata a chunk is so large that no shard is read whole.
-            shape, chunks = (N_CHUNKS << 22,), (1 << 22,)
-            zarr.create_array(store, shape=shape, chunks=chunks, dtype="u1", compressors=None)
-            values = ((f"c/{i}", 0, random.randbytes(nbytes)) for i in range(N_CHUNKS))
-            ShardingMapping(store).set_partial_values(values)
-            with file_server(directory) as server, latency_proxy(server.port, latency_s) as proxy:
-                for n in (512, 128, 32):
-                    text = f"{n} of {N_CHUNKS} chunks, {nbytes} bytes each, {server.name}"
-                    title(text, f"times {1e3 * latency_s:.0f} ms", "requests", "MB")
-                    seconds: dict[int, list[float]] = defaultdict(list)
-                    asked: dict[int, Any] = {}
-                    for _ in range(repeats):
-                        for gap in random.sample(GAPS, len(GAPS)):
-                            seconds[gap].append(asyncio.run(_read(proxy, gap, n)))
-                            asked[gap] = proxy.asked()
-                    for gap in GAPS:
-                        mb = f"{sum(a.nbytes for a in asked[gap]) / 1e6:.2f}"
-                        time = middle(seconds[gap]) / latency_s
-                        row(f"gaps of {gap} bytes", time, str(len(asked[gap])), mb)
+def show_gaps(
+    nbytes: int, numbers: Sequence[int], latency_s: float, repeats: int, middle: Middle
+) -> None:
+    """Some chunks of that size, and more: times in latencies, requests and bytes for each gap."""
+    with fresh_directory() as directory:
+        store = ShardingStore(directory, chunks_per_shard=N_CHUNKS)
+        # By its metadata a chunk is so large that no shard is read whole.
+        shape, chunks = (N_CHUNKS << 22,), (1 << 22,)
+        zarr.create_array(store, shape=shape, chunks=chunks, dtype="u1", compressors=None)
+        values = ((f"c/{i}", 0, random.randbytes(nbytes)) for i in range(N_CHUNKS))
+        ShardingMapping(store).set_partial_values(values)
+        with file_server(directory) as server, latency_proxy(server.port, latency_s) as proxy:
+            for n in numbers:
+                text = f"{n} of {N_CHUNKS} chunks, {nbytes} bytes each, {server.name}"
+                title(text, f"times {1e3 * latency_s:.0f} ms", "requests", "MB")
+                seconds: dict[int, list[float]] = defaultdict(list)
+                asked: dict[int, Any] = {}
+                for _ in range(repeats):
+                    for gap in random.sample(GAPS, len(GAPS)):
+                        seconds[gap].append(asyncio.run(_read(proxy, gap, n)))
+                        asked[gap] = proxy.asked()
+                for gap in GAPS:
+                    mb = f"{sum(a.nbytes for a in asked[gap]) / 1e6:.2f}"
+                    time = middle(seconds[gap]) / latency_s
+                    row(f"gaps of {gap} bytes", time, str(len(asked[gap])), mb)
 
 
 async def _read(proxy: Any, gap: int, n: int) -> float:
