@@ -9,17 +9,14 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import count
 from time import perf_counter
 from typing import Any
 
 import zarr
 from latency_proxy import latency_proxy
 from measuring import Middle, fresh_directory, row, title
-from obstore.store import S3Store
-from servers import BUCKET, file_server
+from servers import file_server, objects_of
 from zarr.core.buffer import default_buffer_prototype
-from zarr.storage import ObjectStore
 
 from zarr_shardstore import ShardingMapping, ShardingStore
 
@@ -28,8 +25,6 @@ GAPS = (0, 256, 1024, 4096, 16_384)
 """`max_gap_bytes`; where it spares a round gaps may be 16 times as long."""
 
 PROTOTYPE = default_buffer_prototype()
-
-_numbers = count()
 
 
 def show_gaps(
@@ -61,14 +56,7 @@ def show_gaps(
 
 async def _read(proxy: Any, gap: int, n: int) -> float:
     """Seconds to read some chunks at once; the index is known."""
-    s3: Any = S3Store(
-        BUCKET,
-        endpoint=f"http://127.0.0.1:{proxy.port}",
-        skip_signature=True,
-        client_options={"allow_http": True, "user_agent": f"gaps {next(_numbers)}"},
-        virtual_hosted_style_request=False,
-    )
-    store = ShardingStore(ObjectStore(s3, read_only=True), max_gap_bytes=gap)
+    store = ShardingStore(objects_of(proxy.port), max_gap_bytes=gap)
     await store.get("c/0", PROTOTYPE)
     proxy.asked()
     keys = [(f"c/{i}", None) for i in random.sample(range(N_CHUNKS), n)]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -33,8 +32,7 @@ from measuring import (
     smooth_data,
     title,
 )
-from obstore.store import S3Store
-from servers import BUCKET, file_server
+from servers import BUCKET, file_server, objects_of
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import ObjectStore
 
@@ -46,7 +44,6 @@ N_TASKS = 64
 PROTOTYPE = default_buffer_prototype()
 CACHED = {"cache_pool": {"total_bytes_limit": 100_000_000}}
 
-_numbers = count()
 broken_promises: list[str] = []
 """What this store asked for more often than it may."""
 
@@ -71,16 +68,8 @@ class Remote:
         return (slice(n // 4, 3 * n // 4),) * 3
 
     def objects(self) -> ObjectStore[Any]:
-        """As zarr reads them, on connections of its own, and with a name of its own: what is known
-        of shards may be shared by stores that were made alike."""
-        s3: Any = S3Store(
-            BUCKET,
-            endpoint=f"http://127.0.0.1:{self.proxy.port}",
-            skip_signature=True,
-            client_options={"allow_http": True, "user_agent": f"client {next(_numbers)}"},
-            virtual_hosted_style_request=False,
-        )
-        return ObjectStore(s3, read_only=True)
+        """As zarr reads them."""
+        return objects_of(self.proxy.port)
 
     def ours(self) -> ShardingStore:
         return ShardingStore(self.objects())

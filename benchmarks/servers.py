@@ -15,12 +15,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from obstore.store import S3Store
+from zarr.storage import ObjectStore
 
 BUCKET = "bucket"
 _COUNTING_SERVER = Path(__file__).parents[1] / "tests" / "store" / "counting_server.py"
 _MAX_START_S = 30
+_numbers = count()
 
 # Temporary files are made in its directory, not where the package was meant to be installed.
 _CONFIG = """
@@ -76,6 +81,19 @@ def file_server(directory: Path) -> Iterator[Server]:
                 yield Server("nginx" if nginx else "the tests' server (no nginx here)", port)
             finally:
                 process.terminate()
+
+
+def objects_of(port: int) -> ObjectStore[Any]:
+    """The files that are served at a port, as zarr reads them: on connections of its own, and with
+    a name of its own, as what is known of shards may be shared by stores that were made alike."""
+    s3: Any = S3Store(
+        BUCKET,
+        endpoint=f"http://127.0.0.1:{port}",
+        skip_signature=True,
+        client_options={"allow_http": True, "user_agent": f"client {next(_numbers)}"},
+        virtual_hosted_style_request=False,
+    )
+    return ObjectStore(s3, read_only=True)
 
 
 def _free_port() -> int:

@@ -27,15 +27,15 @@ DATA_TYPES = (
 )
 
 
-@given(data_type=DATA_TYPES, member=st.sampled_from(["v3", "v2", "draft"]))
-def test_any_data_type_has_a_size_or_none(data_type: Any, member: str) -> None:
+@given(data_type=DATA_TYPES, hierarchy=st.sampled_from(["v3", "v2", "draft"]))
+def test_any_data_type_has_a_size_or_none(data_type: Any, hierarchy: str) -> None:
     """Of whatever form."""
     docs = {
         "v3": {"zarr_format": 3, "node_type": "array", "data_type": data_type},
         "v2": {"zarr_format": 2, "dtype": data_type},
         "draft": {"data_type": data_type},
     }
-    nbytes = chunk_nbytes(docs[member], (2, 3))
+    nbytes = chunk_nbytes(docs[hierarchy], (2, 3))
     assert nbytes is None or nbytes >= 0
 
 
@@ -50,7 +50,6 @@ def test_any_data_type_has_a_size_or_none(data_type: Any, member: str) -> None:
 )
 def test_a_strange_data_type_stays_among_the_others(data_type: Any) -> None:
     """Its document is listed, read and erased like any other, its chunks, too."""
-
     base: dict[str, bytes] = {}
     zarr.create_array(
         ShardingStore(base, chunks_per_shard=2), name="a", shape=(4,), chunks=(1,), dtype="u1"

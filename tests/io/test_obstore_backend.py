@@ -46,6 +46,23 @@ def instead_of_put(put: Callable[[Put, ObstoreBackend, Any, str, Any], Awaitable
     return mock.patch.object(ObstoreBackend, "_put_with", stand_in)
 
 
+def others_first(
+    ours: ShardingMapping, theirs: ShardingMapping, left: list[str], error: Exception | None = None
+) -> Any:
+    """Before a write of `ours` is sent the others set one of the keys that are left; with an error
+    it is not sent then."""
+
+    async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
+        if left and self is ours._sharding.runner.backend:
+            flow = theirs._sharding.operations.set(left.pop(), b"theirs")
+            await theirs._sharding.runner.run_async(flow)
+            if error is not None:
+                raise error
+        return await real(self, mode, key, value)
+
+    return instead_of_put(put)
+
+
 def quick_retries() -> Any:
     return mock.patch.object(obstore_backend, "_LONGEST_PAUSE_S", 0.001)
 
@@ -86,16 +103,8 @@ def test_a_shard_that_is_emptied_while_another_writes() -> None:
     base = MemoryStore()
     ours, theirs = mapping(base), mapping(base)
     ours[KEYS[0]] = b"old"
-    left = [1]
-
-    async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
-        if left and self is ours._sharding.runner.backend:
-            left.clear()
-            flow = theirs._sharding.operations.set(KEYS[1], b"theirs")
-            await theirs._sharding.runner.run_async(flow)
-        return await real(self, mode, key, value)
-
-    with without_queue(), instead_of_put(put):
+    left = [KEYS[1]]
+    with without_queue(), others_first(ours, theirs, left):
         del ours[KEYS[0]]
     assert not left
     assert dict(mapping(base)) == {KEYS[1]: b"theirs"}
@@ -106,15 +115,8 @@ def test_another_writer_while_a_batch_is_published() -> None:
     base = MemoryStore()
     ours, theirs = mapping(base), mapping(base)
     ours[KEYS[0]] = b"old"
-    left = [1, 2]
-
-    async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
-        if left and self is ours._sharding.runner.backend:
-            flow = theirs._sharding.operations.set(KEYS[left.pop()], b"theirs")
-            await theirs._sharding.runner.run_async(flow)
-        return await real(self, mode, key, value)
-
-    with without_queue(), instead_of_put(put):
+    left = [KEYS[1], KEYS[2]]
+    with without_queue(), others_first(ours, theirs, left):
         with ours.batch():
             ours[KEYS[3]] = b"ours"
             del ours[KEYS[0]]
@@ -225,17 +227,9 @@ def test_a_connection_that_is_lost_while_another_writes() -> None:
     base = MemoryStore()
     ours, theirs = mapping(base), mapping(base)
     ours[KEYS[0]] = b"old"
-    left = [1]
-
-    async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
-        if left and self is ours._sharding.runner.backend:
-            left.clear()
-            flow = theirs._sharding.operations.set(KEYS[1], b"theirs")
-            await theirs._sharding.runner.run_async(flow)
-            raise GenericError("connection reset by peer")
-        return await real(self, mode, key, value)
-
-    with without_queue(), instead_of_put(put), quick_retries():
+    left = [KEYS[1]]
+    lost = GenericError("connection reset by peer")
+    with without_queue(), others_first(ours, theirs, left, lost), quick_retries():
         ours[KEYS[3]] = b"ours"
     assert not left
     assert dict(mapping(base)) == {KEYS[0]: b"old", KEYS[1]: b"theirs", KEYS[3]: b"ours"}

@@ -197,11 +197,8 @@ class ObstoreBackend(ZarrBackend):
         """
         if self._indexes is None:
             return await self._put_if(key, value, version)
-        self._indexes.forget(key)
-        try:
+        with self._indexes.changing(key):
             return await self._put_if(key, value, version)
-        finally:
-            self._indexes.forget(key)
 
     async def _put_if(self, key: str, value: bytes | memoryview, version: object) -> object:
         for n_left in reversed(range(_N_PUTS)):

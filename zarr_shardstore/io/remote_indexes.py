@@ -8,7 +8,8 @@ answers that it is not modified. An index of a collection counts as one that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from zarr_shardstore.io.collected_indexes import CollectedIndexes, Finding
@@ -65,8 +66,17 @@ class RemoteIndexes:
         self._flights: Flights[FoundIndex] = Flights()
         self._n_changes = 0
 
-    def forget(self, key: str) -> None:
-        """This process is about to change an object, or has done so."""
+    @contextmanager
+    def changing(self, key: str) -> Iterator[None]:
+        """Within the block this process changes an object: what is known of it is of no use, and
+        neither is what was asked for meanwhile."""
+        self._forget(key)
+        try:
+            yield
+        finally:
+            self._forget(key)
+
+    def _forget(self, key: str) -> None:
         self._n_changes += 1
         index_cache.forget(self._identity_of(key))
         if self._collected is not None:

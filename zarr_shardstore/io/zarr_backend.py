@@ -250,11 +250,8 @@ class ZarrBackend:
     async def _perform_one(self, request: Request) -> Any:
         if self._indexes is None or not isinstance(request, Set | SetIfNotExists | Delete):
             return await self._perform_by_store(request)
-        self._indexes.forget(request.key)  # what is known would be of no use
-        try:
+        with self._indexes.changing(request.key):
             return await self._perform_by_store(request)
-        finally:
-            self._indexes.forget(request.key)  # and so would be what was asked for meanwhile
 
     async def _perform_by_store(self, request: Request) -> Any:
         store = self.store
