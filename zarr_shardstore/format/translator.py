@@ -1,7 +1,8 @@
 """Fast key translation for one sharded array: a chunk key to a shard key and an entry.
 
-For each dimension it remembers what a coordinate, as text, contributes to the shard key and to
-the entry id. So a key is cut, looked up, and put together again: no number is parsed twice.
+Keys of one row of chunks differ in their last coordinate only. So a key is cut there, and what
+the two parts contribute to the shard key and to the entry id is looked up, for any number of
+dimensions: no number is parsed twice.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from zarr_shardstore.format.layout import ArrayLayout
 __all__ = ["KeyTranslator"]
 
 _MAX_REMEMBERED = 65_536
-"""Coordinates of one dimension; more are forgotten all at once."""
+"""Rows, and last coordinates; more are forgotten all at once."""
 
 
 class KeyTranslator:
@@ -36,63 +37,42 @@ class KeyTranslator:
     (('a/c/3/9', 0), None, None)
     """
 
-    __slots__ = (
-        "_cps",
-        "_entries_below",
-        "_grid",
-        "_n_skipped",
-        "_ndim",
-        "_prefix",
-        "_remembered",
-        "_separator",
-        "layout",
-    )
+    __slots__ = ("_cut", "_last", "_prefix", "_rows", "layout")
 
     def __init__(self, layout: ArrayLayout) -> None:
         self.layout = layout
         zeros = layout.encoding.encode((0,) * layout.ndim)
         self._prefix = layout.prefix + zeros[: zeros.index("0")]
-        self._n_skipped = len(self._prefix)
-        self._separator = layout.encoding.separator
-        self._ndim = layout.ndim
-        self._cps = layout.spec.chunks_per_shard
-        self._grid = layout.grid_shape
-        self._entries_below = [1] * layout.ndim
-        for dim in range(layout.ndim - 1, 0, -1):
-            self._entries_below[dim - 1] = self._entries_below[dim] * self._cps[dim]
-        self._remembered: list[dict[str, tuple[str, int]]] = [{} for _ in self._cps]
+        self._cut = layout.encoding.separator
+        self._rows: dict[str, tuple[str, int]] = {}
+        self._last: dict[str, tuple[str, int]] = {}
 
     def translate(self, key: str) -> tuple[str, int] | None:
         """Shard key and entry id of a chunk key; ``None`` if it is none of this array."""
+        row, _, last = key.rpartition(self._cut)
+        try:
+            start, first_entry = self._rows[row]
+            end, n_entries = self._last[last]
+        except KeyError:
+            return self._translate_new(key)
+        return start + end, first_entry + n_entries
+
+    def _translate_new(self, key: str) -> tuple[str, int] | None:
+        """As `translate`, and remember the parts of the key."""
         if not key.startswith(self._prefix):
             return None
-        numbers = key[self._n_skipped :].split(self._separator)
-        if len(numbers) != self._ndim:
+        layout = self.layout
+        coords = layout.coords_of(key)
+        if coords is None or not layout.has_chunk(coords):
             return None
-        entry_id = 0
-        parts = []
-        try:
-            for text, remembered in zip(numbers, self._remembered):  # noqa: B905  it takes time
-                part, n_entries = remembered[text]
-                parts.append(part)
-                entry_id += n_entries
-        except KeyError:
-            if not all(self._remember(dim, text) for dim, text in enumerate(numbers)):
-                return None
-            return self.translate(key)
-        return self._prefix + self._separator.join(parts), entry_id
-
-    def _remember(self, dim: int, text: str) -> bool:
-        """Remember a coordinate; false if it is none of this array."""
-        if not (text.isascii() and text.isdecimal()) or (text[0] == "0" and text != "0"):
-            return False
-        coord = int(text)
-        if self._grid is not None and coord >= self._grid[dim]:
-            return False
-        shard_coord, rest = divmod(coord, self._cps[dim])
-        remembered = self._remembered[dim]
-        if len(remembered) >= _MAX_REMEMBERED:
-            remembered = {}
-            self._remembered[dim] = remembered
-        remembered[text] = str(shard_coord), rest * self._entries_below[dim]
-        return True
+        chunk = layout.chunk(coords, key)
+        shard_key, entry_id = chunk.shard.key, chunk.entry_id
+        row, _, last = key.rpartition(self._cut)
+        end = shard_key.rpartition(self._cut)[2]
+        n_entries = coords[-1] % layout.spec.chunks_per_shard[-1]
+        for remembered in (self._rows, self._last):
+            if len(remembered) >= _MAX_REMEMBERED:
+                remembered.clear()
+        self._rows[row] = shard_key[: len(shard_key) - len(end)], entry_id - n_entries
+        self._last[last] = end, n_entries
+        return shard_key, entry_id

@@ -55,5 +55,5 @@ def to_buffer_of(
         return None
     cls = (prototype or default_buffer_prototype()).buffer
     if cls is CpuBuffer:  # what from_bytes does, without 0.5 µs for parsing the data type
-        return cls.from_array_like(np.frombuffer(value, _BYTE))
+        return cls(np.frombuffer(value, _BYTE))
     return cls.from_bytes(value)

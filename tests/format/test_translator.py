@@ -1,0 +1,86 @@
+"""`KeyTranslator` says of any key what its array's layout says, whatever it has met before."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from zarr_shardstore.format import translator
+from zarr_shardstore.format.index import DRAFT_INDEX
+from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.format.translator import KeyTranslator
+
+PREFIXES = {"draft": ("data/root/a/", "data/root/a.b/c/"), "default": ("", "a/", "a.1/c/0/")}
+ENCODINGS = [
+    ChunkKeyEncoding(style, separator)
+    for style in ("draft", "default", "v2")
+    for separator in ("/", ".")
+]
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> ArrayLayout:
+    encoding = draw(st.sampled_from(ENCODINGS))
+    prefix = draw(st.sampled_from(PREFIXES.get(encoding.style, PREFIXES["default"])))
+    cps = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
+    grid = tuple(draw(st.integers(1, 12)) for _ in cps)
+    return ArrayLayout("a", prefix, encoding, grid, ShardingSpec(cps, DRAFT_INDEX))
+
+
+@st.composite
+def layouts_and_keys(draw: st.DrawFn) -> tuple[ArrayLayout, list[str]]:
+    """Keys of chunks inside and outside of the array, those with a blot, and others."""
+    layout = draw(layouts())
+    coords = st.tuples(*(st.integers(0, 13) for _ in range(layout.ndim)))
+    of_chunks = coords.map(lambda c: layout.prefix + layout.encoding.encode(c))
+    blots = st.sampled_from(["", "0", "00", "-1", "/", ".", "c", "x", "٣", " ", "zarr.json"])
+    blotted = st.tuples(of_chunks, st.integers(0, 30), blots).map(
+        lambda t: t[0][: t[1]] + t[2] + t[0][t[1] :]
+    )
+    cut_off = st.tuples(of_chunks, st.integers(0, 30)).map(lambda t: t[0][t[1] :])
+    keys = st.lists(st.one_of(of_chunks, blotted, cut_off), min_size=1, max_size=30)
+    return layout, draw(keys)
+
+
+def said_by_layout(layout: ArrayLayout, key: str) -> tuple[str, int] | None:
+    if not key.startswith(layout.prefix):
+        return None
+    coords = layout.coords_of(key)
+    if coords is None or not layout.has_chunk(coords):
+        return None
+    chunk = layout.chunk(coords, key)
+    return chunk.shard.key, chunk.entry_id
+
+
+@pytest.mark.parametrize("max_remembered", [translator._MAX_REMEMBERED, 2])
+@given(layouts_and_keys())
+@example(
+    (
+        ArrayLayout("a", "a/", ENCODINGS[-1], (9, 9), ShardingSpec((2, 2), DRAFT_INDEX)),
+        ["a/1.2", "a/1.3", "a/8.2", "a/1", "a/1.2.3", "a/.2", "a/1.", "1.2", "b/1.2", "a/01.2"],
+    )
+)
+def test_translations(max_remembered: int, case: tuple[ArrayLayout, list[str]]) -> None:
+    layout, keys = case
+    translate = KeyTranslator(layout).translate
+    with mock.patch.object(translator, "_MAX_REMEMBERED", max_remembered):
+        for key in keys + keys:
+            assert translate(key) == said_by_layout(layout, key), key
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    layout = ArrayLayout("a", "a/", ENCODINGS[2], (40, 40), ShardingSpec((4, 4), DRAFT_INDEX))
+    keys = KeyTranslator(layout)
+    with mock.patch.object(translator, "_MAX_REMEMBERED", 8):
+        for i in range(40):
+            for j in range(40):
+                assert keys.translate(f"a/c/{i}/{j}") == (
+                    f"a/c/{i // 4}/{j // 4}",
+                    i % 4 * 4 + j % 4,
+                )
+                assert max(len(keys._rows), len(keys._last)) <= 8
