@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 
 BYTES_PER_S = 50e6
 
+_CLOCK_TICK_S = 0.001
+"""Event loops sleep for whole milliseconds, and one more."""
+
 
 class Asked(NamedTuple):
     """One request: its path with the query, and bytes of the body of the reply."""
@@ -82,7 +85,10 @@ async def _run(upstream_port: int, latency_s: float) -> None:
                 nbytes = int(reply.get("content-length", 0))
                 log.append(Asked(method, path, fields.get("range", ""), int(status), nbytes))
                 body = await _read_body(server, reply)
-                await asyncio.sleep(end + len(body) / BYTES_PER_S - loop.time())
+                end += len(body) / BYTES_PER_S
+                await asyncio.sleep(end - loop.time() - _CLOCK_TICK_S)
+                while loop.time() < end:
+                    await asyncio.sleep(0)
                 to_client.write(head + body)
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass  # one of them has left, or all is over

@@ -7,8 +7,8 @@ script says so at its end and fails.
     chunks    single chunks in random order from local files, the index is known; beside chunk
               files and tensorstore
     arrays    random chunks and `z[:]` from local files; beside native sharding and chunk files
-    remote    a region of 8 shards, small and larger ones, 30 ms a request (`latency_proxy.py`,
-              `servers.py`); beside native sharding and tensorstore
+    remote    a region of 8 shards, small ones and such as are too large to be read whole, 30 ms
+              a request (`latency_proxy.py`, `servers.py`); beside native sharding and tensorstore
     gaps      chunks here and there in a shard, 30 ms a request: what reading gaps along spares
     requests  how many indexes and spans are asked for by single reads, a region, and 64 tasks
 
@@ -71,7 +71,7 @@ class Sizes:
     n_sample: int = 2_000
     shape: tuple[int, int, int] = (256, 256, 128)
     n_random: int = 500
-    remote_sides: tuple[int, ...] = (64, 128)
+    remote_sides: tuple[int, ...] = (64, 128, 256)
     gap_nbytes: tuple[int, ...] = (1024, 4096, 16_384)
     gap_chunks: tuple[int, ...] = (512, 128, 32)
     latency_s: float = 0.03
@@ -264,7 +264,7 @@ def gaps(sizes: Sizes) -> None:
 
 
 def requests(sizes: Sizes) -> None:
-    show_requests(sizes.remote_sides[-1], sizes.latency_s)
+    show_requests(sizes.remote_sides[:2][-1], sizes.latency_s)
 
 
 PARTS: dict[str, Callable[[Sizes], None]] = {

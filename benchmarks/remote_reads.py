@@ -1,6 +1,7 @@
 """Reads of shards behind a network: times in units of its latency, requests and bytes.
 
 All read the same 8 shards of one array: this store, zarr's native sharding, and tensorstore.
+Cold means that no index is known; connections are open, as tensorstore keeps its own for a process.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ from servers import BUCKET, file_server, objects_of
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import ObjectStore
 
-from zarr_shardstore import ShardingStore
+from zarr_shardstore import ShardingStore, set_index_cache_nbytes
 
 CHUNK = 8
+MAX_CHUNKS_A_SIDE = 4
 N_SHARDS = 8
 N_TASKS = 64
 PROTOTYPE = default_buffer_prototype()
@@ -55,6 +57,8 @@ class Remote:
     directory: Path
     server: str
     proxy: Proxy
+    objects: ObjectStore[Any]
+    """As zarr reads them."""
     data: Values
 
     @property
@@ -63,16 +67,24 @@ class Remote:
 
     @property
     def region(self) -> tuple[slice, ...]:
-        """One octant of each shard: in Morton order that is one span."""
-        n = len(self.data)
-        return (slice(n // 4, 3 * n // 4),) * 3
+        """One octant of each shard, or less: in Morton order that is one span."""
+        half = CHUNK * self.chunks_a_side
+        middle = len(self.data) // 2
+        return (slice(middle - half, middle + half),) * 3
 
-    def objects(self) -> ObjectStore[Any]:
-        """As zarr reads them."""
-        return objects_of(self.proxy.port)
+    @property
+    def chunks_a_side(self) -> int:
+        """Of the cube of chunks that the region has in each shard."""
+        return min(self.chunks_per_shard // 2, MAX_CHUNKS_A_SIDE)
 
     def ours(self) -> ShardingStore:
-        return ShardingStore(self.objects())
+        """This store, and no index is known."""
+        set_index_cache_nbytes(0)
+        set_index_cache_nbytes(64 * 1024 * 1024)
+        return ShardingStore(self.objects)
+
+    def native(self) -> ObjectStore[Any]:
+        return self.objects
 
     def open(self, make_store: Callable[[], Any], pipe: str) -> Any:
         with zarr.config.set({"codec_pipeline.path": pipe}):
@@ -120,7 +132,7 @@ def remote_array(side: int, latency_s: float) -> Iterator[Remote]:
         create(store, data.shape, (CHUNK,) * 3, OUR_PIPELINE)[...] = data
         flush(store)
         with file_server(directory) as server, latency_proxy(server.port, latency_s) as proxy:
-            yield Remote(directory, server.name, proxy, data)
+            yield Remote(directory, server.name, proxy, objects_of(proxy.port), data)
 
 
 def promise(text: str, counts: Counts, n_indexes: int, n_others: int) -> None:
@@ -137,7 +149,7 @@ def show_remote(side: int, latency_s: float, repeats: int, middle: Middle) -> No
         ours, native = {}, {}
         for name, pipe in ZARR_PIPELINES.items():
             ours[f"ours, {name}"] = partial(remote.open, remote.ours, pipe)
-            native[f"native, {name}"] = partial(remote.open, remote.objects, pipe)
+            native[f"native, {name}"] = partial(remote.open, remote.native, pipe)
         cases: dict[str, Callable[[], Any]] = {
             "ours, ShardedCodecPipeline": partial(remote.open, remote.ours, OUR_PIPELINE),
             **ours,
@@ -157,10 +169,11 @@ def show_remote(side: int, latency_s: float, repeats: int, middle: Middle) -> No
                     seconds[state, case].append(perf_counter() - start)
                     counts[state, case] = remote.asked()
                     assert np.array_equal(values, remote.data[remote.region])
-        n_chunks = (remote.chunks_per_shard // 2) ** 3 * N_SHARDS
+        n_chunks = remote.chunks_a_side**3 * N_SHARDS
         wait = f"{1e3 * latency_s:.0f} ms"
         for state in ("cold", "warm"):
-            text = f"{n_chunks} chunks of {N_SHARDS} shards, {state}, {remote.server}"
+            shards = f"{N_SHARDS} shards of {remote.chunks_per_shard**3}"
+            text = f"{n_chunks} chunks of {shards}, {state}, {remote.server}"
             title(text, f"times {wait}", "this / ours", "index + spans", "kB")
             first = middle(seconds[state, next(iter(cases))])
             for case in cases:
@@ -212,7 +225,7 @@ def show_requests(side: int, latency_s: float) -> None:
 async def _requests(remote: Remote) -> None:
     n = remote.chunks_per_shard
     shard = [(i, j, k) for i in range(n) for j in range(n) for k in range(n)][:N_TASKS]
-    half = range(n // 2, n + n // 2)
+    half = range(n - remote.chunks_a_side, n + remote.chunks_a_side)
     region = [(i, j, k) for i in half for j in half for k in half]
 
     async def ours() -> Read:
@@ -221,7 +234,7 @@ async def _requests(remote: Remote) -> None:
         return lambda coords: [store.get(f"c/{i}/{j}/{k}", PROTOTYPE) for i, j, k in coords]
 
     async def native() -> Read:
-        z = await zarr.api.asynchronous.open_array(store=remote.objects(), mode="r")
+        z = await zarr.api.asynchronous.open_array(store=remote.objects, mode="r")
         return lambda coords: [z.getitem(_region_of(at)) for at in coords]
 
     async def tensorstore() -> Read:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -170,8 +171,7 @@ class ShardRef:
         return entries_in_box(box, self.coords, cps)
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRef:
+class ChunkRef(NamedTuple):
     """One chunk: its key, and the entry of the shard that holds it."""
 
     key: str

@@ -20,21 +20,27 @@ R = TypeVar("R")
 _INLINE_NBYTES = 64 * 1024
 """Work on less is done in the event loop: a hop to a thread and back takes about 150 µs."""
 
+_INLINE_NBYTES_OF_SMALL = 512 * 1024
 
-async def map_in_threads(work: Callable[[T], R], items: Sequence[T], nbytes: int) -> list[R]:
+
+async def map_in_threads(
+    work: Callable[[T], R], items: Sequence[T], nbytes: int, *, are_small: bool = False
+) -> list[R]:
     """Results of `work` for all items, in order; one hop to each of a few threads.
 
     Parameters
     ----------
     nbytes : int
         How much there is to do; a little is done at once, in the event loop.
+    are_small
+        Most of the work is Python's own steps, so that threads would wait for each other.
 
     Raises
     ------
     Exception
         The first error of `work`, when no thread works on.
     """
-    if nbytes <= _INLINE_NBYTES:
+    if nbytes <= (_INLINE_NBYTES_OF_SMALL if are_small else _INLINE_NBYTES):
         return [work(item) for item in items]
     results: list[Any] = [None] * len(items)
     numbers = itertools.count()

@@ -6,7 +6,6 @@ import asyncio
 import warnings
 from collections.abc import Coroutine, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -257,7 +256,7 @@ class ZarrBackend:
         store = self.store
         match request:
             case Get(key, byte_range, together=together) if together is not None:
-                alone = replace(request, together=None)
+                alone = request._replace(together=None)
                 scope = (key, byte_range, together)
                 found, _ = await self._flights.join(scope, lambda: self._perform_one(alone))
                 return found

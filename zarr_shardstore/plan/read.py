@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
@@ -65,8 +66,7 @@ class ReadOptions:
     max_requests_at_once: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EntryRead:
+class EntryRead(NamedTuple):
     """Ask for the value of a chunk, or for a range of it."""
 
     chunk: ChunkRef
@@ -99,7 +99,8 @@ def read_entries(reads: Sequence[EntryRead], options: ReadOptions) -> Flow[list[
         If an index, or an entry that was asked for, is damaged. Others do not matter.
     """
     for read in reads:
-        resolve_range(read.byte_range, 0)
+        if read.byte_range is not None:
+            resolve_range(read.byte_range, 0)  # an error, whatever is there
     values: list[memoryview | None] = [None] * len(reads)
     by_shard: dict[str, list[int]] = {}
     for i, read in enumerate(reads):

@@ -72,8 +72,7 @@ class Found(NamedTuple):
     """Size of the whole object in bytes, where the base store tells without a request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Get:
+class Get(NamedTuple):
     """Read an object or a range of it. Reply: `Found`.
 
     `settled` asks for bytes that no writer is about to change in their place: the reply waits

@@ -97,12 +97,27 @@ class Catalog:
             If the document of an array that a key belongs to is bad.
         """
         chunks: list[ChunkRef | StackedKey | Misfit | None] = [*self.recent.chunks_of(keys)]
+        if len(keys) > 1 and chunks[0] is None and self._meet(keys[0]):
+            chunks = [*self.recent.chunks_of(keys)]
         left = [i for i, chunk in enumerate(chunks) if chunk is None]
         if left:
             found = yield from self._find_chunks([keys[i] for i in left])
             for i, chunk in zip(left, found, strict=True):
                 chunks[i] = chunk
         return chunks
+
+    def _meet(self, key: str) -> bool:
+        """See that the array of a chunk key is a recent one; false if more must be asked first."""
+        knowledge = self._known.now()
+        answer = self._locate_one(key, True, knowledge, {})
+        if not isinstance(answer, _Located):
+            return False
+        self._met(answer.owner, knowledge)
+        return True
+
+    def _met(self, owner: StoredArray | ArrayLayout, knowledge: Knowledge) -> None:
+        layout = owner.layout if isinstance(owner, StoredArray) else owner
+        self.recent.met(layout, knowledge)
 
     def _find_chunks(
         self, keys: Sequence[str]
@@ -241,9 +256,7 @@ class Catalog:
                 known |= yield from self._known.know(list(nodes), knowledge)
             open_positions = list(unknown)
         if isinstance(last, _Located) and in_grid:
-            owner = last.owner
-            layout = owner.layout if isinstance(owner, StoredArray) else owner
-            self.recent.met(layout, knowledge)
+            self._met(last.owner, knowledge)
         return answers
 
     def _locate_one(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +15,7 @@ __all__ = ["ChunkPart", "chunk_nbytes"]
 Values: TypeAlias = NDBuffer | npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkPart:
+class ChunkPart(NamedTuple):
     """The part of one chunk that an array operation reads or writes.
 
     Parameters

@@ -117,7 +117,8 @@ class Operations:
         """
         for key, byte_range in key_ranges:
             check_key(key)
-            resolve_range(byte_range, 0)
+            if byte_range is not None:
+                resolve_range(byte_range, 0)  # an error, whatever is there
         knowledge = self.known.now()
         owners = yield from self._router.owners([key for key, _ in key_ranges])
         # A key that is a chunk is no document; only of others it must be looked at.
@@ -137,9 +138,10 @@ class Operations:
             for (i, _), found in zip(documents, whole, strict=True):
                 founds[i] = found
         values = [None if found is None else found.value for found in founds]
-        for i, (key, byte_range) in enumerate(key_ranges):
-            if are_documents[i]:
-                values[i] = self._shown(key, values[i], byte_range, knowledge)
+        if any(are_documents):
+            for i, (key, byte_range) in enumerate(key_ranges):
+                if are_documents[i]:
+                    values[i] = self._shown(key, values[i], byte_range, knowledge)
         return values
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> Flow[memoryview | None]:

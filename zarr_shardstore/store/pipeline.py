@@ -36,6 +36,9 @@ _WRITE_NBYTES = 16 * MIB
 _READ_NBYTES = 32 * MIB
 """Decoded size of the chunks in one read; more, because each read takes two round trips."""
 
+_SMALL_NBYTES = 4 * 1024
+"""Decoded size of a chunk that takes less time to be decoded than the Python around it."""
+
 
 @runtime_checkable
 class _TakesWholeOperations(Protocol):
@@ -119,7 +122,10 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
                 for part, chunk in zip(parts, chunks, strict=True):
                     part.put(chunk, out, drop_axes)
             else:
-                await map_in_threads(put, list(zip(parts, values, strict=True)), _nbytes(parts))
+                nbytes = _nbytes(parts)
+                are_small = plain is not None and nbytes < len(parts) * _SMALL_NBYTES
+                items = list(zip(parts, values, strict=True))
+                await map_in_threads(put, items, nbytes, are_small=are_small)
 
         await _in_units(store, _parts(batch), _READ_NBYTES, read_some)
         return tuple(
