@@ -10,56 +10,36 @@ not timed here; what they are is asserted in ``tests/store/test_request_counts.p
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
+from measuring import OUR_PIPELINE, ZARR_PIPELINES, Values, fresh_directory, smooth_data, timed
 from zarr.storage import LocalStore
 
-from zarr_shardstore import ShardedCodecPipeline, ShardingStore
+from zarr_shardstore import ShardingStore
 
 CHUNK = 16
 CHUNKS_PER_SHARD = 8
 N_RANDOM = 500
-PIPELINES = ["BatchedCodecPipeline", "FusedCodecPipeline"]
-OUR_PIPELINE = f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__name__}"
-
-
-def smooth_data(shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.uint16]]:
-    """Something that compresses about as images do: a smooth field and a little noise."""
-    rng = np.random.default_rng(0)
-    axes = np.meshgrid(*(np.linspace(0, 9, n, dtype="f4") for n in shape), indexing="ij")
-    field = sum(np.sin(a) for a in axes) * 1000 + 4000
-    data: np.ndarray[Any, np.dtype[np.uint16]] = (field + rng.normal(0, 4, shape)).astype("u2")
-    return data
 
 
 def stores(directory: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Name, store, and what else `create_array` needs; ``batched`` is with our pipeline."""
+    """Name, store, and what else `create_array` needs; ``sharded`` is with our pipeline."""
     shard = (CHUNK * CHUNKS_PER_SHARD,) * 3
     return {
         "native": (LocalStore(directory / "native"), {"shards": shard}),
         "plain": (LocalStore(directory / "plain"), {}),
         "ours": (ShardingStore(directory / "ours", chunks_per_shard=CHUNKS_PER_SHARD), {}),
-        "batched": (ShardingStore(directory / "batched", chunks_per_shard=CHUNKS_PER_SHARD), {}),
+        "sharded": (ShardingStore(directory / "sharded", chunks_per_shard=CHUNKS_PER_SHARD), {}),
     }
-
-
-def timed(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def one_round(
     directory: Path,
-    data: np.ndarray[Any, np.dtype[np.uint16]],
+    data: Values,
     seed: int,
     only: list[str] | None = None,
 ) -> dict[tuple[str, str], float]:
@@ -71,7 +51,7 @@ def one_round(
     for name, (store, options) in stores(directory).items():
         if only is not None and name not in only:
             continue
-        with zarr.config.set({"codec_pipeline.path": OUR_PIPELINE} if name == "batched" else {}):
+        with zarr.config.set({"codec_pipeline.path": OUR_PIPELINE} if name == "sharded" else {}):
             z = zarr.create_array(
                 store, shape=data.shape, chunks=(CHUNK,) * 3, dtype=data.dtype, **options
             )
@@ -104,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shape", type=int, nargs=3, default=(256, 256, 128))
-    parser.add_argument("--only", nargs="+", help="names of stores: native plain ours batched")
+    parser.add_argument("--only", nargs="+", help="names of stores: native plain ours sharded")
     arguments = parser.parse_args()
     data = smooth_data(tuple(arguments.shape))
     n_chunks = int(np.prod([-(-n // CHUNK) for n in data.shape]))
@@ -112,21 +92,15 @@ def main() -> None:
         f"zarr {zarr.__version__}; {data.shape} uint16, {n_chunks} chunks of {CHUNK}³, "
         f"{CHUNKS_PER_SHARD}³ chunks a shard; medians of {arguments.rounds} (min to max)"
     )
-    for pipeline in PIPELINES:
-        path = f"zarr.core.codec_pipeline.{pipeline}"
-        if not hasattr(zarr.core.codec_pipeline, pipeline):
-            continue
+    for pipeline, path in ZARR_PIPELINES.items():
         for concurrency in (10, 512):
             rounds = []
             settings = {"codec_pipeline.path": path, "async.concurrency": concurrency}
             with zarr.config.set(settings):
                 for i in range(arguments.rounds):
-                    directory = Path(tempfile.mkdtemp(prefix="zarr-shardstore-bench-"))
-                    try:
+                    with fresh_directory() as directory:
                         rounds.append(one_round(directory, data, i, arguments.only))
-                    finally:
-                        shutil.rmtree(directory)
-            print(f"\n{pipeline}, async.concurrency={concurrency}")
+            print(f"\n{pipeline} pipeline, async.concurrency={concurrency}")
             for key in rounds[0]:
                 operation, name = key
                 values = [r[key] * 1000 for r in rounds]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -101,6 +102,7 @@ async def _run(upstream_port: int, latency_s: float) -> None:
     while await asyncio.to_thread(sys.stdin.readline):
         print(json.dumps(log), flush=True)
         log.clear()
+    os._exit(0)  # hundreds of connections that are being opened would complain
 
 
 if __name__ == "__main__":
