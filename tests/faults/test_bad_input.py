@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import pickle
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,31 @@ def test_keys_that_escape(base: Any, store: ShardingStore, key: str) -> None:
         with pytest.raises(SpecError):
             operation()
     assert objects_of(base) == before
+
+
+@pytest.mark.parametrize(
+    "key", [5, None, b"z/c/0/0", "z/c/0/../0", "z/c/0/0/", "z/c//0", "z/c/0/\0"]
+)
+@pytest.mark.parametrize("on_files", [True, False])
+def test_keys_beside_those_of_an_array_that_is_known(
+    tmp_path: Path, key: Any, on_files: bool
+) -> None:
+    """As `test_keys_that_escape`, where the keys of an array are not looked at any more."""
+    store = ShardingStore(tmp_path if on_files else {}, chunks_per_shard=2)
+    zarr.create_array(store, name="z", shape=(8, 8), chunks=(2, 2), dtype="u1", compressors=None)
+    m = ShardingMapping(store)
+    m["z/c/0/0"] = b"1234"
+    time.sleep(0.03)  # indexes of younger files are not remembered
+    for _ in range(2):
+        assert m["z/c/0/0"] == b"1234"
+    for operation in (
+        lambda: m[key],
+        lambda: store.get_sync(key),
+        lambda: sync(store.get(key, PROTOTYPE)),
+        lambda: sync(store.get_partial_values(PROTOTYPE, [("z/c/0/0", None), (key, None)])),
+    ):
+        with pytest.raises(SpecError):
+            operation()
 
 
 @pytest.mark.parametrize("prefix", ["../", "/etc/", "z//", "a\0"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import product
 from unittest import mock
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from zarr_shardstore.format import translator
 from zarr_shardstore.format.index import DRAFT_INDEX
-from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.spec import ShardingSpec
 from zarr_shardstore.format.translator import KeyTranslator
@@ -71,6 +73,19 @@ def test_translations(max_remembered: int, case: tuple[ArrayLayout, list[str]]) 
     with mock.patch.object(translator, "_MAX_REMEMBERED", max_remembered):
         for key in keys + keys:
             assert translate(key) == said_by_layout(layout, key), key
+
+
+@pytest.mark.parametrize("grid", [(7,), (7, 5), (5, 7, 4), (2, 3, 4, 5)])
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+def test_all_keys_of_a_grid_and_around(encoding: ChunkKeyEncoding, grid: Coords) -> None:
+    """In any order: most rows and last coordinates are known from other keys."""
+    cps = (3, 2, 4, 2)[: len(grid)]
+    prefix = "data/root/a/" if encoding.style == "draft" else "a/"
+    layout = ArrayLayout("a", prefix, encoding, grid, ShardingSpec(cps, DRAFT_INDEX))
+    translate = KeyTranslator(layout).translate
+    keys = [prefix + encoding.encode(c) for c in product(*(range(n + 2) for n in grid))]
+    for key in random.Random(0).sample(keys, len(keys)):
+        assert translate(key) == said_by_layout(layout, key), key
 
 
 def test_what_is_remembered_is_bounded() -> None:

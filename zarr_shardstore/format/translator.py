@@ -7,6 +7,8 @@ dimensions: no number is parsed twice.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zarr_shardstore.format.layout import ArrayLayout
 
 __all__ = ["KeyTranslator"]
@@ -37,42 +39,68 @@ class KeyTranslator:
     (('a/c/3/9', 0), None, None)
     """
 
-    __slots__ = ("_cut", "_last", "_prefix", "_rows", "layout")
+    __slots__ = ("_cut", "_last", "_of_rows", "_prefix", "_row_length", "_rows", "layout")
 
     def __init__(self, layout: ArrayLayout) -> None:
         self.layout = layout
         zeros = layout.encoding.encode((0,) * layout.ndim)
         self._prefix = layout.prefix + zeros[: zeros.index("0")]
         self._cut = layout.encoding.separator
+        self._row_length = layout.spec.chunks_per_shard[-1]
         self._rows: dict[str, tuple[str, int]] = {}
         self._last: dict[str, tuple[str, int]] = {}
+        # What is left of a key without its last coordinate is a key with a dimension less.
+        self._of_rows = KeyTranslator(_without_last(layout)) if layout.ndim > 1 else None
 
     def translate(self, key: str) -> tuple[str, int] | None:
         """Shard key and entry id of a chunk key; ``None`` if it is none of this array."""
-        row, _, last = key.rpartition(self._cut)
         try:
+            row, _, last = key.rpartition(self._cut)
             start, first_entry = self._rows[row]
             end, n_entries = self._last[last]
         except KeyError:
-            return self._translate_new(key)
+            return self._translate_new(key, row, last)
+        except (AttributeError, TypeError):  # it is no text
+            return None
         return start + end, first_entry + n_entries
 
-    def _translate_new(self, key: str) -> tuple[str, int] | None:
+    def _translate_new(self, key: str, row: str, last: str) -> tuple[str, int] | None:
         """As `translate`, and remember the parts of the key."""
         if not key.startswith(self._prefix):
             return None
+        end = self._last.get(last)
+        if self._of_rows is None or end is None:
+            return self._parse(key, row, last)
+        place = self._of_rows.translate(row)
+        if place is None:
+            return None
+        start, first_entry = place[0] + self._cut, place[1] * self._row_length
+        _remember(self._rows, row, (start, first_entry))
+        return start + end[0], first_entry + end[1]
+
+    def _parse(self, key: str, row: str, last: str) -> tuple[str, int] | None:
         layout = self.layout
         coords = layout.coords_of(key)
         if coords is None or not layout.has_chunk(coords):
             return None
         chunk = layout.chunk(coords, key)
         shard_key, entry_id = chunk.shard.key, chunk.entry_id
-        row, _, last = key.rpartition(self._cut)
         end = shard_key.rpartition(self._cut)[2]
-        n_entries = coords[-1] % layout.spec.chunks_per_shard[-1]
-        for remembered in (self._rows, self._last):
-            if len(remembered) >= _MAX_REMEMBERED:
-                remembered.clear()
-        self._rows[row] = shard_key[: len(shard_key) - len(end)], entry_id - n_entries
-        self._last[last] = end, n_entries
+        n_entries = coords[-1] % self._row_length
+        start = shard_key[: len(shard_key) - len(end)]
+        _remember(self._rows, row, (start, entry_id - n_entries))
+        _remember(self._last, last, (end, n_entries))
         return shard_key, entry_id
+
+
+def _remember(places: dict[str, tuple[str, int]], text: str, place: tuple[str, int]) -> None:
+    if len(places) >= _MAX_REMEMBERED:
+        places.clear()
+    places[text] = place
+
+
+def _without_last(layout: ArrayLayout) -> ArrayLayout:
+    """A layout with a dimension less, for its keys only."""
+    grid_shape = None if layout.grid_shape is None else layout.grid_shape[:-1]
+    spec = replace(layout.spec, chunks_per_shard=layout.spec.chunks_per_shard[:-1])
+    return replace(layout, grid_shape=grid_shape, spec=spec)

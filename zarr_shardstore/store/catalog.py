@@ -20,6 +20,7 @@ from zarr_shardstore.format.keys import (
     DRAFT_DATA_ROOT,
     ChunkKeyEncoding,
     Coords,
+    check_key,
     draft_candidate,
     v3_candidates,
 )
@@ -94,9 +95,12 @@ class Catalog:
         Raises
         ------
         SpecError, UnsupportedError
-            If the document of an array that a key belongs to is bad.
+            If a key is not valid, or the document of an array that it belongs to is bad.
         """
         chunks: list[ChunkRef | StackedKey | Misfit | None] = [*self.recent.chunks_of(keys)]
+        for key, chunk in zip(keys, chunks, strict=True):
+            if chunk is None:  # what an array knows as its own is valid
+                check_key(key)
         if len(keys) > 1 and chunks[0] is None and self._meet(keys[0]):
             chunks = [*self.recent.chunks_of(keys)]
         left = [i for i, chunk in enumerate(chunks) if chunk is None]

@@ -115,8 +115,7 @@ class Operations:
 
         Cost: two rounds, once the documents of the arrays are known.
         """
-        for key, byte_range in key_ranges:
-            check_key(key)
+        for _, byte_range in key_ranges:
             if byte_range is not None:
                 resolve_range(byte_range, 0)  # an error, whatever is there
         knowledge = self.known.now()
