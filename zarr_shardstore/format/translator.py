@@ -56,13 +56,12 @@ class KeyTranslator:
         """Shard key and entry id of a chunk key; ``None`` if it is none of this array."""
         try:
             row, _, last = key.rpartition(self._cut)
-            start, first_entry = self._rows[row]
-            end, n_entries = self._last[last]
-        except KeyError:
-            return self._translate_new(key, row, last)
         except (AttributeError, TypeError):  # it is no text
             return None
-        return start + end, first_entry + n_entries
+        start, end = self._rows.get(row), self._last.get(last)
+        if start is None or end is None:  # no exception: keys of other arrays come here, too
+            return self._translate_new(key, row, last)
+        return start[0] + end[0], start[1] + end[1]
 
     def _translate_new(self, key: str, row: str, last: str) -> tuple[str, int] | None:
         """As `translate`, and remember the parts of the key."""
