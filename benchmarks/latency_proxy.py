@@ -55,6 +55,16 @@ def latency_proxy(upstream_port: int, latency_s: float = 0.03) -> Iterator[Proxy
         yield Proxy(process)  # it ends when its input does
 
 
+class _TimedReader(asyncio.StreamReader):
+    """Knows when bytes came last: before other connections had their turn."""
+
+    arrived = 0.0
+
+    def feed_data(self, data: Any) -> None:
+        self.arrived = asyncio.get_running_loop().time()
+        super().feed_data(data)
+
+
 async def _read_head(reader: asyncio.StreamReader) -> tuple[bytes, list[str], dict[str, str]]:
     """The head of a message, the words of its first line, and its fields."""
     head = await reader.readuntil(b"\r\n\r\n")
@@ -74,11 +84,12 @@ async def _run(upstream_port: int, latency_s: float) -> None:
     loop = asyncio.get_running_loop()
 
     async def serve(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        assert isinstance(client, _TimedReader)
         server, to_server = await asyncio.open_connection("127.0.0.1", upstream_port)
         try:
             while True:
                 head, (method, path, _), fields = await _read_head(client)
-                end = loop.time() + latency_s
+                end = client.arrived + latency_s
                 to_server.write(head + await _read_body(client, fields))
                 head, (_, status, *_), reply = await _read_head(server)
                 if method == "HEAD" or status in ("204", "304"):
@@ -97,7 +108,10 @@ async def _run(upstream_port: int, latency_s: float) -> None:
             to_client.close()
             to_server.close()
 
-    proxy = await asyncio.start_server(serve, "127.0.0.1", 0)
+    def connection() -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(_TimedReader(), serve)
+
+    proxy = await loop.create_server(connection, "127.0.0.1", 0)
     print(proxy.sockets[0].getsockname()[1], flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
         print(json.dumps(log), flush=True)
