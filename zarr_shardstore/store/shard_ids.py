@@ -20,10 +20,13 @@ def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[Sequence[Hashable]]
     For a caller that wants to hand over whole shards; what is written and read does not depend
     on it. Cost: none, or one document.
     """
-    for key in keys:
-        check_key(key)
     (owner,) = yield from catalog.chunks_of(keys[:1])
-    return _shard_ids(owner, keys)
+    chunks = catalog.recent.chunks_of(keys)  # its array is one of these now
+    left = [key for key, chunk in zip(keys, chunks, strict=True) if chunk is None]
+    for key in left:
+        check_key(key)
+    rest = iter(_shard_ids(owner, left))
+    return [next(rest) if chunk is None else chunk.shard.key for chunk in chunks]
 
 
 def _shard_ids(
