@@ -96,8 +96,10 @@ def test_chunks_go_into_shards_and_back(here: Path, how: list[str]) -> None:
     assert info["arrays"] == before["arrays"]
 
 
+# A shell makes what it starts in the background, perhaps these tests, ignore interrupts.
 SLOW = """
-import sys, time, types
+import signal, sys, time, types
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def shard_store(*args, executor, **kwargs):
     if executor is not None:
         list(executor.map(time.sleep, [0.3, 0.3]))
