@@ -16,7 +16,7 @@ import zarr
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 from zarr.storage import LocalStore, MemoryStore
 
-from tests.store.bases import objects_of, put
+from tests.store.bases import objects_of, put, temporary_directory
 from tests.tools.hierarchies import (
     BASES,
     DRAFT,
@@ -775,6 +775,39 @@ def test_stray_keys_survive_in_place(name: str) -> None:
     reshard(base, 3)
     unshard_store(base)
     assert meaning(base) == meaning(array.objects() | strays)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda source, target: shard_store(source, target, chunks_per_shard=2),
+        unshard_store,
+        lambda source, target: reshard(source, 3, target),
+    ],
+)
+def test_the_chunk_of_an_array_without_dimensions_is_copied(convert: Callable[..., Any]) -> None:
+    """In a draft hierarchy it has one of two names, "c" or "c0"."""
+    source: dict[str, bytes] = {}
+    store = DraftHierarchyStore(ShardingStore(source, chunks_per_shard=2))
+    zarr.create_array(store, name="a", shape=(), dtype="u2", compressors=None)[()] = 7
+    zarr.create_array(store, name="b", shape=(4,), chunks=(1,), dtype="u2")[:] = 5
+    assert "data/root/a/c0" in source
+    for name in ("c0", "c"):
+        moved = dict(source)
+        moved[f"data/root/a/{name}"] = moved.pop("data/root/a/c0")
+        target: dict[str, bytes] = {}
+        convert(moved, target)
+        found: Any = zarr.open_group(DraftHierarchyStore(target), mode="r")
+        assert (found["a"][()], found["b"][:].tolist()) == (7, [5] * 4)
+
+
+def test_the_same_command_again_where_indexes_were_collected() -> None:
+    """Perhaps of some arrays only, and then somebody was killed."""
+    target = LocalStore(temporary_directory())
+    source = full(V3, "a").objects() | full(V3, "b").objects()
+    for _ in range(2):
+        shard_store(source, target, chunks_per_shard=2, consolidate_index=True)
+    assert meaning(view(target)) == meaning(source)
 
 
 # ------------------------------------------------------------------ declarations

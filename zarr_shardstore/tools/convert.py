@@ -70,7 +70,8 @@ def shard_store(
         Whatever `ShardingStore` wraps.
     destination
         Another store, also of another kind. All keys of the source are copied to it, arrays in
-        their new form. ``None``: in place.
+        their new form; but not what is no chunk in a directory of chunks (``z/c/notes.txt``),
+        which nobody lists. ``None``: in place.
     chunks_per_shard : "auto", int, tuple of int, mapping
         As for `ShardingStore`; ``"auto"`` looks at the sizes of stored chunks, and the report
         says why.

@@ -203,6 +203,8 @@ def _names_below(
 def _is_of_chunks(geometry: Geometry, name: str) -> bool:
     """Whether a name in the directory of an array is that of a chunk, or of chunks below it."""
     encoding, ndim = geometry.encoding, len(geometry.shape)
+    if not ndim:  # the draft's may have another name, too: that is copied as it is
+        return name == encoding.encode(())
     first = encoding.dims_of_components(ndim)[0]
     return encoding.decode_component(0, name, len(first)) is not None
 
