@@ -201,6 +201,7 @@ def test_a_second_conversion_is_refused(local: Any) -> None:
             with pytest.raises(ShardConflictError, match="goes on already"):
                 _after(root, command)
         process.send_signal(signal.SIGSTOP)  # nothing but the second one may change files now
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # a thread may end a call of the system yet
         files = files_in(root)
         with pytest.raises(ShardConflictError, match="goes on already"):
             _after(root, "shard")
