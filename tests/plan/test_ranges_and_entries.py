@@ -54,6 +54,7 @@ def test_negative_numbers_are_refused(byte_range: ByteRange) -> None:
         (None, [(0, b"ab")], b"ab"),
         (None, [(0, b"ab"), (2, b"cd")], b"abcd"),
         (b"", [(0, b"")], b""),
+        (b"ab", [(0, b"q"), (0, b"")], b"qb"),
         (b"ab", [(4, b"ef"), (2, b"cd")], b"abcdef"),  # the other piece fills the gap
     ],
 )

@@ -83,7 +83,8 @@ def check_pieces(key: str, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
         If two pieces overlap, or a negative start comes with another piece.
     """
     try:
-        ordered = tuple(sorted(((index(start), value) for start, value in pieces), key=_start))
+        # Of two at one place the empty one comes first: it covers nothing of the other.
+        ordered = tuple(sorted(((index(start), v) for start, v in pieces), key=_start_and_nbytes))
     except TypeError as error:
         raise SpecError(f"key {key!r}: each start is a whole number ({error})") from error
     if ordered[0][0] < 0 and len(ordered) > 1:
@@ -124,3 +125,7 @@ def apply_pieces(key: str, old: bytes | memoryview | None, pieces: Iterable[Piec
 
 def _start(piece: Piece) -> int:
     return piece[0]
+
+
+def _start_and_nbytes(piece: Piece) -> tuple[int, int]:
+    return piece[0], len(piece[1])

@@ -117,7 +117,7 @@ def _store(opened: OpenedShard, new: dict[int, Bytes | None], order: EntryOrder)
             offset = old[0]
             n_dead += old[1] - nbytes
             overwritten += [Range(offset, offset + nbytes)] if nbytes else []
-        elif nbytes <= slot_nbytes:
+        elif 0 < slot_nbytes >= nbytes:
             # It may be there, and shorter: then it has this place already.
             offset = int(slot)
             overwritten += [Range(offset, offset + nbytes)] if old is not None else []
@@ -169,19 +169,25 @@ def _create(shard: ShardRef, values: Mapping[int, Bytes], order: EntryOrder) -> 
 
 
 def _slot_nbytes(opened: OpenedShard, order: EntryOrder) -> int:
-    """Size of the slots of a shard; 0 if its entries do not lie in slots."""
-    if opened.slot_nbytes is None:
-        spec = opened.shard.layout.spec
-        opened.slot_nbytes = 0
-        if spec.index.location == "end" and opened.index_start % spec.n_entries == 0:
-            slot_nbytes = opened.index_start // spec.n_entries
-            index = opened.index()
-            ids = index.present_ids()
-            offsets, nbytes = index.fields[ids].T
-            slots = _rank_of(spec.chunks_per_shard, order)[ids] * slot_nbytes
-            if (offsets == slots).all() and (nbytes <= slot_nbytes).all():
-                opened.slot_nbytes = slot_nbytes
-    return opened.slot_nbytes
+    """Size of the slots of a shard; 0 if its entries do not lie in slots of this order."""
+    # Who comes with another order may use places that are slots of missing entries in this one.
+    if opened.slots is None or opened.slots[0] != order:
+        opened.slots = order, _find_slot_nbytes(opened, order)
+    return opened.slots[1]
+
+
+def _find_slot_nbytes(opened: OpenedShard, order: EntryOrder) -> int:
+    spec = opened.shard.layout.spec
+    if spec.index.location == "start" or opened.index_start % spec.n_entries:
+        return 0
+    if opened.gap_nbytes:  # it may look like slots that are free, but counts as no data
+        return 0
+    slot_nbytes = opened.index_start // spec.n_entries
+    index = opened.index()
+    ids = index.present_ids()
+    offsets, nbytes = index.fields[ids].T
+    slots = _rank_of(spec.chunks_per_shard, order)[ids] * slot_nbytes
+    return slot_nbytes if (offsets == slots).all() and (nbytes <= slot_nbytes).all() else 0
 
 
 def _n_dead(opened: OpenedShard, slot_nbytes: int) -> int:

@@ -36,6 +36,7 @@ from zarr_shardstore.format.journal import (
     encode_change,
 )
 from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.orders import EntryOrder
 
 __all__ = ["Barrier", "FileStep", "OpenedShard", "Truncate", "WriteAt", "gap_nbytes"]
 
@@ -121,7 +122,7 @@ class OpenedShard:
         "owner",
         "shard",
         "size",
-        "slot_nbytes",
+        "slots",
         "was_sealed",
     )
 
@@ -148,7 +149,8 @@ class OpenedShard:
         self.is_valid = True
         self.inode = 0
         self.is_fixed = False
-        self.slot_nbytes: int | None = None
+        self.slots: tuple[EntryOrder, int] | None = None
+        """In which order the entries have slots, and their size; 0: they have none."""
         self._header = b""
 
     def _known_data_end(self, index: ShardIndex, data_end: int | None) -> int:

@@ -174,7 +174,8 @@ def live_entries(opened: OpenedShard, without: Iterable[int] = ()) -> Flow[dict[
     except IndexDamageError as damage:
         raise corrupt(shard, damage, KEEP_HINT) from damage
     ids = index.present_ids()
-    (data,) = yield from read_ranges(shard, [Range(0, opened.data_end)])
+    stop = int(fields[ids].sum(axis=1).max(initial=0))
+    (data,) = yield from read_ranges(shard, [Range(0, stop)])
     return {
         i: data[offset : offset + nbytes]
         for i, (offset, nbytes) in zip(ids.tolist(), fields[ids].tolist(), strict=True)
