@@ -7,6 +7,7 @@ size, and set the time of the last change back. What is read is the value before
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import subprocess
@@ -264,6 +265,25 @@ def test_a_young_file_would_be_taken_for_an_old_one(tmp_path: Path) -> None:
         n_wrong, n_same = change_often(path, store, overwrite)
     assert n_same
     assert n_wrong
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_look_at_a_remembered_file_fails(tmp_path: Path, read: Read) -> None:
+    """Then it is read as if nothing were known of it."""
+    path = make(tmp_path, shard_of(OLD))
+    store = warm_store(tmp_path, read)
+    stat = os.stat
+    failed: list[Any] = []
+
+    def fail_once(of: Any, **options: Any) -> os.stat_result:
+        if of == str(path) and not failed:
+            failed.append(of)
+            raise OSError(errno.EIO, "the disk fails")
+        return stat(of, **options)
+
+    with mock.patch.object(os, "stat", fail_once):
+        assert read(store, 2) == OLD[2]
+    assert failed
 
 
 def test_deleted_and_written_anew(tmp_path: Path) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+from zarr.storage import FsspecStore, LocalStore, LoggingStore
 
+from tests.store.bases import fsspec_local
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.io import file_calls
+from zarr_shardstore.io import file_calls, file_states, locks
 from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.settled import OpenFile
-from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX, ShardFile, repair
 from zarr_shardstore.plan.ranges import Range
 
+N_WRITES = 200
 KEYS = [f"data/root/a/c{i}" for i in range(4)]
 
 
@@ -103,3 +110,216 @@ def test_bytes_that_a_reader_may_still_read_are_not_used_again(
         assert m[KEYS[1]] == b"second"
     assert is_begun
     assert dict(m) == {KEYS[0]: b"first", KEYS[2]: b"another"}
+
+
+OTHER_STORES: dict[str, Callable[[Path], Any]] = {
+    "wrapped": lambda path: LoggingStore(LocalStore(path), log_level="ERROR"),
+    "fsspec": fsspec_local,
+    "obstore": lambda path: pytest.importorskip("obstore.store").LocalStore(str(path)),
+}
+"""Stores on local files, none of which changes them in their place."""
+
+
+@pytest.mark.parametrize("kind", OTHER_STORES)
+def test_another_store_of_this_process_reads_what_is_being_changed(
+    kind: str, tmp_path: Path
+) -> None:
+    """It waits as stores of other processes do."""
+    m = ShardingMapping(tmp_path, chunks_per_shard=4)
+    m.update(dict.fromkeys(KEYS[:2], b"old"))
+    other = ShardingMapping(OTHER_STORES[kind](tmp_path), chunks_per_shard=4)
+    assert other[KEYS[0]] == b"old"
+    writer = _Stopped(lambda: m.__setitem__(KEYS[2], bytes(100_000)))
+    with mock.patch.object(file_calls, "truncate", writer.truncate):
+        writer.start()
+        assert other[KEYS[0]] == b"old"
+        writer.end()
+    assert other[KEYS[2]] == bytes(100_000)
+
+
+def test_who_replaces_a_shard_repairs_it_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other threads of the process read what a killed writer left as it will be then."""
+    m = ShardingMapping(tmp_path, chunks_per_shard=4, strategy="in_place")
+    m.update(dict.fromkeys(KEYS[:2], b"---"))
+    m[KEYS[0]] = b"old"  # now there is a journal
+    write_at = file_calls.write_at
+
+    def write_half(fd: int, pieces: Any, offset: int) -> None:
+        if list(pieces) == [b"new"]:
+            write_at(fd, [b"ne"], offset)
+            raise OSError("killed")
+        write_at(fd, pieces, offset)
+
+    with (
+        mock.patch.object(file_calls, "write_at", write_half),
+        mock.patch("zarr_shardstore.io.shard_files.repair", side_effect=OSError),
+        pytest.raises(OSError, match="killed"),
+    ):
+        m[KEYS[0]] = b"new"
+    open_shards.reset_after_fork()  # as if that process were killed
+    is_begun, go_on = threading.Event(), threading.Event()
+
+    def repair_late(path: str) -> bool:
+        is_begun.set()
+        assert go_on.wait(60)
+        return repair(path)
+
+    monkeypatch.setattr("zarr_shardstore.io.settled.repair", repair_late)
+    writer = ShardingMapping(tmp_path, chunks_per_shard=4, locking="none")
+    reader = ShardingMapping(tmp_path, chunks_per_shard=4)
+    with ThreadPoolExecutor() as threads:
+        written = threads.submit(writer.__setitem__, KEYS[2], b"more")
+        assert is_begun.wait(60)
+        found = reader[KEYS[0]]
+        go_on.set()
+        written.result(60)
+    assert found == reader[KEYS[0]] == b"old"
+
+
+def test_other_threads_wait_for_who_writes_into_the_file_itself(tmp_path: Path) -> None:
+    """fsspec does so when it replaces a shard; and an index without checksum shows no half."""
+    m = ShardingMapping(tmp_path, chunks_per_shard=4)
+    m.update(dict.fromkeys(KEYS, b"old"))
+    m.flush()
+    writer = ShardingMapping(fsspec_local(tmp_path), chunks_per_shard=4)
+    is_begun, go_on = threading.Event(), threading.Event()
+    set_value = FsspecStore.set
+
+    async def set_late(store: FsspecStore, key: str, value: Any, *args: Any) -> None:
+        is_begun.set()
+        await asyncio.to_thread(go_on.wait, 60)
+        await set_value(store, key, value, *args)
+
+    with ThreadPoolExecutor() as threads, mock.patch.object(FsspecStore, "set", set_late):
+        written = threads.submit(writer.__setitem__, KEYS[0], b"new")
+        assert is_begun.wait(60)
+        found = threads.submit(m.__getitem__, KEYS[0])
+        with pytest.raises(TimeoutError):
+            found.result(0.2)
+        go_on.set()
+        written.result(60)
+    assert found.result(60) == b"new"
+
+
+def value_of_write(i: int) -> bytes:
+    return bytes([i % 256]) * (i % 100)
+
+
+@pytest.mark.parametrize("name", ["files", "link"])
+@pytest.mark.parametrize("kind", OTHER_STORES)
+def test_stores_of_different_kinds_write_one_shard(kind: str, name: str, tmp_path: Path) -> None:
+    """In threads of one process, by the same name or by a link to the directory."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "files")
+    stores = [
+        ShardingMapping(tmp_path / "files", chunks_per_shard=4),
+        ShardingMapping(OTHER_STORES[kind](tmp_path / name), chunks_per_shard=4),
+    ]
+
+    def write(m: ShardingMapping, key: str) -> None:
+        for i in range(N_WRITES):
+            m[key] = value_of_write(i)
+            assert m[key] == value_of_write(i)
+
+    with ThreadPoolExecutor() as threads:
+        for done in [threads.submit(write, *pair) for pair in zip(stores, KEYS, strict=False)]:
+            done.result()
+    assert dict(stores[0]) == dict.fromkeys(KEYS[:2], value_of_write(N_WRITES - 1))
+
+
+class _Waiting:
+    """A writer in a thread of its own, which waits until nobody reads the file."""
+
+    def __init__(self, write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._thread = threading.Thread(target=write)
+        self._waits = threading.Event()
+        exclude = ShardFile._excluding_readers
+
+        def exclude_readers(file: ShardFile) -> Any:
+            if threading.current_thread() is self._thread:
+                self._waits.set()
+            return exclude(file)
+
+        monkeypatch.setattr(ShardFile, "_excluding_readers", exclude_readers)
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._waits.wait(60)
+
+    def end(self) -> None:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_reader_and_a_writer_in_place_do_not_wait_for_each_other(
+    was_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader finds no file that is overwritten. When it reads, there is one, and it locks it;
+    and by then a writer has the lock of the shard, and waits for the readers of the file."""
+    monkeypatch.setattr(locks, "MAX_WAIT_S", 5.0)
+    m = ShardingMapping(tmp_path, chunks_per_shard=4, strategy="in_place")
+    if was_there:
+        ShardingMapping(tmp_path, chunks_per_shard=4, strategy="rewrite")[KEYS[0]] = b"before"
+    writer = _Waiting(lambda: m.__setitem__(KEYS[0], b"newest"), monkeypatch)
+    state_of, read = file_states.state_of, OpenFile.read
+    steps = iter(["make the file", "let the writer come"])
+
+    def state_before(path: str) -> Any:
+        state = state_of(path)
+        if next(steps, None) == "make the file":
+            m[KEYS[0]] = b"in its place"
+            m.flush()
+        return state
+
+    def read_and_begin_to_write(file: OpenFile, *args: Any) -> memoryview:
+        value = read(file, *args)
+        if file.is_fixed and next(steps, None) == "let the writer come":
+            writer.start()
+        return value
+
+    monkeypatch.setattr("zarr_shardstore.io.settled.state_of", state_before)
+    monkeypatch.setattr(OpenFile, "read", read_and_begin_to_write)
+    value = m[KEYS[0]]
+    assert next(steps, None) is None
+    writer.end()
+    assert value in (b"in its place", b"newest")
+    assert m[KEYS[0]] == b"newest"
+
+
+def test_readers_give_way_to_a_writer_that_waits_for_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise readers that come all the time would keep it waiting for ever."""
+    monkeypatch.setattr(locks, "_MAX_WAY_S", 60.0)
+    m = ShardingMapping(tmp_path, chunks_per_shard=4, strategy="in_place")
+    m[KEYS[0]] = b"old"
+    writer = _Waiting(lambda: m.__setitem__(KEYS[0], b"new"), monkeypatch)
+    comes = threading.Event()
+
+    def give_way(path: str, is_done: Any) -> None:
+        comes.set()
+        locks.give_way(path, is_done)
+
+    with ThreadPoolExecutor() as readers, closing(OpenFile(str(tmp_path / "data/root/a/c0"))):
+        writer.start()
+        monkeypatch.setattr("zarr_shardstore.io.settled.give_way", give_way)
+        late = readers.submit(m.__getitem__, KEYS[0])
+        assert comes.wait(60)
+    assert late.result(60) == b"new"
+    writer.end()
+
+
+def test_readers_do_not_give_way_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer may wait for a reader that waits for us."""
+    monkeypatch.setattr(locks, "_MAX_WAY_S", 0.05)
+    m = ShardingMapping(tmp_path, chunks_per_shard=4, strategy="in_place")
+    m[KEYS[0]] = b"old"
+    writer = _Waiting(lambda: m.__setitem__(KEYS[0], b"new"), monkeypatch)
+    with closing(OpenFile(str(tmp_path / "data/root/a/c0"))):
+        writer.start()
+        assert m[KEYS[0]] == b"old"
+    writer.end()
+    assert m[KEYS[0]] == b"new"

@@ -51,10 +51,10 @@ def fsspec_memory() -> FsspecStore:
     return FsspecStore(fs, path=f"/test-{uuid.uuid4().hex}")
 
 
-def fsspec_local() -> FsspecStore:
+def fsspec_local(path: Path | None = None) -> FsspecStore:
     """Writes in place: a reader beside a writer sees half a file."""
     fs = AsyncFileSystemWrapper(fsspec.filesystem("file", auto_mkdir=True), asynchronous=True)
-    return FsspecStore(fs, path=str(temporary_directory()))
+    return FsspecStore(fs, path=str(path or temporary_directory()))
 
 
 def temporary_directory() -> Path:

@@ -156,7 +156,7 @@ def model_pieces(
         by_key.setdefault(key, []).append((start, value))
     new = dict(model)
     for key, pieces in by_key.items():
-        pieces.sort(key=lambda p: p[0])
+        pieces.sort(key=lambda p: (p[0], len(p[1])))
         if pieces[0][0] < 0 and len(pieces) > 1:
             return None
         if any(a + len(v) > b for (a, v), (b, _) in pairwise(pieces)):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import multiprocessing
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -18,15 +21,22 @@ from unittest import mock
 import numpy as np
 import pytest
 import zarr
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from zarr.codecs import BytesCodec, ShardingCodec
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
+from tests.faults.any_size import INDEX_CODECS, Location, declare
 from tests.faults.stops import files_in
+from tests.store.bases import temporary_directory
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore, SpecError, reshard
-from zarr_shardstore.io import file_calls
+from zarr_shardstore.io import file_calls, locks
 from zarr_shardstore.io import open_shards as open_shards_module
 from zarr_shardstore.io.shard_files import FIXED
+from zarr_shardstore.plan.strategies import WriteStrategy
 
 ROOT = "data/root/a/c"
+STRATEGIES_IN_PLACE: list[WriteStrategy] = ["in_place", "in_place", "append", "rewrite"]
 INDEX_NBYTES = 8 * 16
 
 
@@ -200,22 +210,30 @@ def test_many_shards_do_not_exhaust_files(tmp_path: Path) -> None:
     assert len(files_in(tmp_path)) == 400
 
 
+@pytest.mark.parametrize("n_gone", [0, 64])
 def test_shards_that_are_never_full_are_sealed_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    n_gone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that were opened first, so that not each keeps two more files beside it."""
+    """Those that were opened first, so that not each keeps two more files beside it; one with
+    each write, if only to see that it is gone."""
+    open_shards_module.open_shards.reset_after_fork()  # those of other tests
+    gone = mapping(tmp_path / "gone", n=4)
+    gone.update({f"{ROOT}{i}": b"1" for i in range(0, 4 * n_gone, 4)})
+    shutil.rmtree(tmp_path / "gone", ignore_errors=True)
     monkeypatch.setattr(open_shards_module, "_MAX_UNSEALED", 8)
     m = mapping(tmp_path, n=4)
-    values = {i: bytes([i]) for i in range(0, 4 * 60, 4)}
+    n = 60 + n_gone
+    values = {i: bytes([i % 256]) for i in range(0, 4 * n, 4)}
     for i, value in values.items():
         m[f"{ROOT}{i}"] = value
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.rglob("*.__journal"))) > 20 and time.monotonic() < deadline:
+    n_left = 20 + n_gone
+    deadline = time.monotonic() + 20
+    while len(list(tmp_path.rglob("*.__journal"))) > n_left and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(list(tmp_path.rglob("*.__journal"))) <= 20
+    assert len(list(tmp_path.rglob("*.__journal"))) <= n_left
     assert dict(m) == chunks(values)
     m.flush()
-    assert len(files_in(tmp_path)) == 60
+    assert len(files_in(tmp_path)) == n
 
 
 def test_a_damaged_chunk_blocks_no_other(tmp_path: Path) -> None:
@@ -266,6 +284,66 @@ def test_a_deleted_directory_is_not_made_again(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_a_directory_that_others_made_anew_is_theirs(tmp_path: Path) -> None:
+    """What this process has open is the files that were there before."""
+    m = mapping(tmp_path / "here")
+    m.update(chunks({0: b"old", 1: b"old"}))
+    shutil.rmtree(tmp_path / "here/data")
+    other = mapping(tmp_path / "there")
+    other.update(chunks({0: b"new"}))
+    other.flush()
+    shutil.copytree(tmp_path / "there/data", tmp_path / "here/data")
+    m[f"{ROOT}2"] = b"mine"
+    assert dict(m) == chunks({0: b"new", 2: b"mine"})
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+def test_flush_seals_also_after_a_write_that_failed(nth: int, tmp_path: Path) -> None:
+    """It was taken back, or finished, which changed the file once more."""
+    declare(tmp_path, "z", 4, 4, checksum="crc32c")
+    m = ShardingMapping(tmp_path)
+    m.update({"z/c/0": b"0" * 30, "z/c/1": b"1" * 30})
+    m["z/c/0"] = b"new" * 11
+    write_at, n_calls = file_calls.write_at, itertools.count(1)
+
+    def fail(fd: int, pieces: Any, offset: int) -> None:
+        n = next(n_calls)
+        if n == nth:
+            raise OSError(errno.ENOSPC, "no room")
+        write_at(fd, pieces, offset)
+
+    with mock.patch.object(file_calls, "write_at", fail), pytest.raises(OSError, match="no room"):
+        m["z/c/2"] = b"2" * 30
+    m.flush()
+    assert sorted(files_in(tmp_path)) == ["z/c/0", "z/zarr.json"]
+    assert (m["z/c/0"], m["z/c/1"]) == (b"new" * 11, b"1" * 30)
+    assert m.get("z/c/2") in (None, b"2" * 30)
+
+
+def test_flush_leaves_an_array_alone_that_others_made_anew(tmp_path: Path) -> None:
+    """It has other shards, and without a checksum nothing in them says so."""
+    store = ShardingStore(tmp_path, chunks_per_shard=2, index_codecs=["bytes"])
+    z = zarr.create_array(store, shape=(6,), chunks=(1,), dtype="u1", compressors=None)
+    z[0] = 1
+    codec = ShardingCodec(
+        chunk_shape=(1,), codecs=[BytesCodec()], index_codecs=[BytesCodec(endian="little")]
+    )
+    new: Any = zarr.create_array(
+        tmp_path,
+        shape=(9,),
+        chunks=(8,),
+        dtype="u1",
+        compressors=None,
+        serializer=codec,
+        overwrite=True,
+    )
+    data = np.arange(1, 10, dtype="u1")
+    new[:] = data
+    for _ in range(2):
+        ShardingMapping(store).flush()
+        np.testing.assert_array_equal(zarr.open_array(tmp_path, mode="r")[:], data)
+
+
 # ---------------------------------------------------------------- in place
 
 
@@ -303,6 +381,86 @@ def test_larger_entries_are_appended_and_dead_bytes_bounded(tmp_path: Path) -> N
     assert dict(m) == chunks(model)
 
 
+@settings(deadline=None, max_examples=300)
+@given(
+    location=st.sampled_from(["end", "start"]),
+    checksum=st.sampled_from(list(INDEX_CODECS)),
+    changes=st.lists(
+        st.tuples(
+            st.integers(0, 4),
+            st.integers(0, 12) | st.sampled_from([200, 5000, None, "flush", "compact"]),
+            st.sampled_from(STRATEGIES_IN_PLACE),
+            st.booleans(),
+        ),
+        max_size=12,
+    ),
+)
+@example(
+    "end",
+    "no checksum",
+    [(0, 0, "in_place", False), (1, 1, "in_place", False), (0, 5000, "in_place", False)],
+)
+@example(
+    "end",
+    "no checksum",
+    [(0, 0, "in_place", False), (1, 0, "in_place", False), (2, 0, "append", False)],
+)
+@example("start", "crc32c", [(0, 7, "in_place", False), (1, 0, "in_place", False)])
+def test_entries_of_any_size_survive_each_other(
+    location: Location,
+    checksum: str,
+    changes: list[tuple[int, int | str | None, WriteStrategy, bool]],
+) -> None:
+    """Where an entry finds its place depends on the sizes of all that were there before, and on
+    whether the shard has slots, or only looks as if it had."""
+    path = temporary_directory()
+    declare(path, "z", 5, 3, checksum=checksum, location=location)
+    stores = {name: ShardingMapping(path, strategy=name) for name in STRATEGIES_IN_PLACE}
+    model: dict[str, bytes] = {}
+    for number, (i, nbytes, strategy, is_elsewhere) in enumerate(changes, start=1):
+        if is_elsewhere:
+            open_shards_module.open_shards.reset_after_fork()  # as if by another process
+        m, key = stores[strategy], f"z/c/{i}"
+        match nbytes:
+            case "flush":
+                m.flush()
+            case "compact":
+                m.compact()
+            case int():
+                m[key] = model[key] = bytes([number]) * nbytes
+            case _:
+                model.pop(key, None)
+                m.erase(key)
+        found = dict(stores["append"])
+        del found["z/zarr.json"]
+        assert found == model
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("CF"), st.integers(0, 1), st.integers(0, 2), st.booleans()),
+        max_size=10,
+    )
+)
+@example([("C", 0, 1, True), ("C", 1, 1, True), ("F", 1, 0, True)])
+def test_slots_of_one_order_are_none_of_another(
+    changes: list[tuple[Any, int, int, bool]],
+) -> None:
+    """Stores that lay entries out in different orders take turns."""
+    path = temporary_directory()
+    model: dict[str, bytes] = {}
+    for number, (order, i, j, is_set) in enumerate(changes):
+        m = ShardingMapping(path, chunks_per_shard=(2, 3), strategy="in_place", order=order)
+        key = f"{ROOT}{i}/{j}"
+        if is_set:
+            m[key] = model[key] = bytes([number] * 4)
+        else:
+            m.erase(key)
+            model.pop(key, None)
+        assert dict(m) == model
+
+
 def test_a_shard_of_another_strategy_is_taken_over(tmp_path: Path) -> None:
     """Its file is replaced once, so that nobody reads it without a lock."""
     mapping(tmp_path, "append").update(chunks({1: b"1" * 10, 2: b"2" * 10}))
@@ -311,6 +469,34 @@ def test_a_shard_of_another_strategy_is_taken_over(tmp_path: Path) -> None:
     m[f"{ROOT}3"] = b"3" * 10
     assert shard_of(tmp_path).stat().st_mode & FIXED
     assert dict(m) == chunks({i: str(i).encode() * 10 for i in (1, 2, 3)})
+
+
+def erase_part_of_a_name(m: ShardingMapping) -> None:
+    m.erase_prefix(f"{ROOT}1")
+
+
+def publish_what_was_read(m: ShardingMapping) -> None:
+    with m.batch(max_nbytes=1):
+        m.set_partial_values([(f"{ROOT}1", 1, b"!")])
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (erase_part_of_a_name, {2: b"22"}),
+        (publish_what_was_read, {1: b"1!", 2: b"22", 11: b"11"}),
+    ],
+)
+def test_who_reads_and_then_writes_does_not_wait_for_itself(
+    change: Any, expected: dict[int, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call reads entries that may be overwritten, and then changes the shard."""
+    monkeypatch.setattr(locks, "MAX_WAIT_S", 5.0)
+    m = mapping(tmp_path, "in_place", n=16)
+    m.update(chunks({1: b"11", 2: b"22", 11: b"11"}))
+    m.flush()
+    change(m)
+    assert dict(m) == chunks(expected)
 
 
 def test_uncompressed_arrays_have_a_known_layout(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from zarr_shardstore.io.uploads import Upload
 from zarr_shardstore.plan.requests import Request
 
-__all__ = ["Backend", "Mode", "Perform"]
+__all__ = ["Backend", "Mode", "Perform", "Session"]
 
 Mode: TypeAlias = Literal["inline", "thread", "async"]
 """Where an async caller lets the work be done: at once (memory), in a worker thread, with
@@ -71,8 +71,8 @@ class Backend(Protocol):
         """A view for one update, whose writes fail with `ReplacedMeanwhileError` if another
         writer has replaced what the update read; ``None`` if the base store has no such writes."""
 
-    def session(self) -> AbstractContextManager[Perform]:
-        """A `perform` for one flow, which may keep objects open from batch to batch."""
+    def session(self) -> Session:
+        """Performs the requests of one flow, blocking."""
 
     def perform(self, batch: list[Request]) -> list[Any]:
         """Perform requests, blocking."""
@@ -82,3 +82,24 @@ class Backend(Protocol):
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         """Perform requests concurrently."""
+
+
+class Session(AbstractContextManager["Session"]):
+    """Performs the requests of one flow, and may keep objects open from batch to batch. This one
+    keeps nothing."""
+
+    __slots__ = ("_backend",)
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def perform(self, batch: list[Request]) -> list[Any]:
+        """As `Backend.perform`."""
+        result: list[Any] = self._backend.perform(batch)
+        return result
+
+    def let_go(self) -> None:
+        """Close what is kept open: the flow waits for writers next, who may wait for readers."""
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()

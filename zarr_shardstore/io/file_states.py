@@ -16,7 +16,7 @@ from zarr.abc.store import Store
 from zarr_shardstore.io.kinds_of_store import path_of_file
 from zarr_shardstore.plan.requests import Found, Get, Request
 
-__all__ = ["MIN_AGE_NS", "FileState", "state_of", "states_before", "with_states"]
+__all__ = ["MIN_AGE_NS", "FileState", "state_of", "state_of_open", "states_before", "with_states"]
 
 FileState: TypeAlias = tuple[int, int, int] | None
 """Inode, size, and time of the last write of a file; ``None``: there is none."""
@@ -28,9 +28,17 @@ MIN_AGE_NS = 20_000_000
 def state_of(path: str) -> FileState:
     """State of a file now."""
     try:
-        status = os.stat(path)
+        return _state(os.stat(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def state_of_open(fd: int) -> FileState:
+    """State of an open file now, by its descriptor."""
+    return _state(os.fstat(fd))
+
+
+def _state(status: os.stat_result) -> FileState:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -22,16 +22,15 @@ __all__ = [
 
 def scope_of_store(store: Store, key: str) -> Hashable:
     """Identity of an object in this process: equal for equal stores where that can be told."""
+    path = path_of_file(store, key)
+    if path is not None:
+        return ("file", path)
     store = innermost(store)
     if isinstance(store, MemoryStore):
         return ("memory", id(store._store_dict), key)
-    if isinstance(store, LocalStore):
-        return ("file", os.path.realpath(store.root / key))
     if isinstance(store, FsspecStore):
-        path = f"{store.path}/{key}"
-        if is_local_fsspec(store):
-            return ("file", os.path.realpath(path))
-        return ("fsspec", _identity_of(getattr(store.fs, "sync_fs", store.fs)), path)
+        fs = getattr(store.fs, "sync_fs", store.fs)
+        return ("fsspec", _identity_of(fs), f"{store.path}/{key}")
     if isinstance(store, ObjectStore):
         return ("obstore", repr(store.store), key)
     return ("store", id(store), key)
@@ -52,15 +51,17 @@ def _identity_of(fs: AbstractFileSystem) -> Hashable:
 
 
 def path_of_file(store: Store, key: str) -> str | None:
-    """The path of the file that an object is; ``None`` if it is none."""
+    """The path of the file that an object is, whatever names its store has; ``None`` if it is
+    none."""
     store = innermost(store)
+    root: str | None = None
     if isinstance(store, LocalStore):
-        return str(store.root / key)
-    if isinstance(store, FsspecStore) and is_local_fsspec(store):
-        return f"{store.path}/{key}"
-    if isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
-        return os.path.join(str(getattr(store.store, "prefix", None) or "/"), key)
-    return None
+        root = str(store.root)
+    elif isinstance(store, FsspecStore) and is_local_fsspec(store):
+        root = store.path
+    elif isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
+        root = str(getattr(store.store, "prefix", None) or "/")
+    return None if root is None else os.path.join(os.path.realpath(root), key)
 
 
 def is_in_memory(store: Store) -> bool:

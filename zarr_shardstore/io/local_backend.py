@@ -17,7 +17,7 @@ from zarr.storage import LocalStore
 
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io import file_calls
-from zarr_shardstore.io.backend import Mode, Perform
+from zarr_shardstore.io.backend import Mode, Session
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
 from zarr_shardstore.io.key_pages import KeyPages, keys_below
@@ -32,7 +32,6 @@ from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.recording import record_index
 from zarr_shardstore.io.settled import (
     NO_FILE,
-    FindRepair,
     OpenFile,
     hold_to_replace,
     when_settled,
@@ -130,7 +129,8 @@ class LocalBackend:
     def hold(self, key: str) -> AbstractContextManager[None]:
         if self.can_append:
             return open_shards.holding(self.real_root + key)
-        return hold_to_replace(self.real_root + key, self._options.locking)
+        path, locking = self.real_root + key, self._options.locking
+        return hold_to_replace(path, locking, in_this_thread=True)
 
     has_versions = True
     has_lasting_versions = True
@@ -147,12 +147,12 @@ class LocalBackend:
         """Path of a file or a directory."""
         return self._root + key
 
-    def session(self) -> AbstractContextManager[Perform]:
+    def session(self) -> Session:
         return _Session(self)
 
     def perform(self, batch: list[Request]) -> list[Any]:
-        with self.session() as perform:
-            return perform(batch)
+        with self.session() as session:
+            return session.perform(batch)
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         return self.perform(batch)
@@ -286,21 +286,11 @@ class LocalBackend:
     def _get_settled(
         self, key: str, byte_range: ByteRange | None, files: dict[str, OpenFile]
     ) -> Found:
-        self._forget(key, files)  # another file may have its name
-        file = self._open(key, files)
-        if file is not None and file.is_fixed:
-            return Found(file.read(byte_range), file.version, file.size)
+        def open_anew() -> OpenFile | None:
+            self._forget(key, files)  # another file may have its name
+            return self._open(key, files)
 
-        def read(find_repair: FindRepair) -> Found:
-            self._forget(key, files)
-            file = self._open(key, files)
-            if file is None:
-                return Found(None, None)
-            return Found(
-                file.read(byte_range, find_repair(file.handle.fd)), file.version, file.size
-            )
-
-        return when_settled(self.real_root + key, read)
+        return when_settled(self.real_root + key, open_anew, byte_range)
 
     def _forget(self, key: str, files: dict[str, OpenFile]) -> None:
         """After a write the name belongs to another file."""
@@ -375,22 +365,19 @@ class LocalBackend:
             shutil.rmtree(path)
 
 
-class _Session(AbstractContextManager[Perform]):
+class _Session(Session):
     """The files that one flow has open. As a generator it would take longer than a small write."""
 
-    __slots__ = ("_backend", "_files")
+    __slots__ = ("_files",)
 
     def __init__(self, backend: LocalBackend) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._files: dict[str, OpenFile] = {}
 
-    def __enter__(self) -> Perform:
-        return self._perform
-
-    def _perform(self, batch: list[Request]) -> list[Any]:
+    def perform(self, batch: list[Request]) -> list[Any]:
         return [self._backend.perform_one(request, self._files) for request in batch]
 
-    def __exit__(self, *_: object) -> None:
+    def let_go(self) -> None:
         for file in self._files.values():
             file.close()
         self._files.clear()

@@ -16,7 +16,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal, TypeAlias
 
@@ -31,6 +31,7 @@ __all__ = [
     "LOCK_SUFFIX",
     "KeptLock",
     "Locking",
+    "give_way",
     "held",
     "lock_file",
     "lock_shared",
@@ -44,6 +45,10 @@ LOCK_SUFFIX = ".__lock"
 
 MAX_WAIT_S = 120.0
 """A commit takes milliseconds: who waits so long waits for a process that hangs."""
+
+_MAX_WAY_S = 1.0
+"""How long a reader gives way. It may have other files locked whose writers wait for it, and is
+never one of those who wait for each other: it goes on."""
 
 _FIRST_PAUSE_S = 0.00005
 _MAX_PAUSE_S = 0.002
@@ -119,19 +124,50 @@ def _open_lock_file(name: str) -> int:
 
 
 def _lock_by(fd: int, kind: int, deadline: float, name: str, message: str | None = None) -> None:
-    pause = _FIRST_PAUSE_S
-    while True:
-        try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in _BUSY:
-                raise
-        else:
+    for pause in _pauses():
+        if _try_lock(fd, kind):
             return
         if time.monotonic() > deadline:
             raise ShardConflictError(message or busy_message(name, "os"))
         time.sleep(pause)
+
+
+def _try_lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _BUSY:
+            raise
+        return False
+    return True
+
+
+def _pauses() -> Iterator[float]:
+    """How long to sleep between two looks, in seconds."""
+    pause = _FIRST_PAUSE_S
+    while True:
+        yield pause
         pause = min(2 * pause, _MAX_PAUSE_S)
+
+
+def give_way(path: str, is_done: Callable[[], bool]) -> None:
+    """Let who holds the lock of a file go first: a writer may wait until nobody reads the file.
+
+    Parameters
+    ----------
+    is_done
+        Whether a writer has been there since: the next one waits for us.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        fd = os.open(path + LOCK_SUFFIX, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            deadline = time.monotonic() + _MAX_WAY_S
+            for pause in _pauses():
+                if _try_lock(fd, fcntl.LOCK_SH) or is_done() or time.monotonic() > deadline:
+                    return
+                time.sleep(pause)
+        finally:
+            os.close(fd)
 
 
 def lock_shared(fd: int, name: str) -> None:

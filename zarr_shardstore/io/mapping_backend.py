@@ -5,12 +5,11 @@ A mapping has no partial reads: each reply is cut from the whole value.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Hashable, MutableMapping
 from typing import Any
 
 from zarr_shardstore.format.index_collection import is_collection
-from zarr_shardstore.io.backend import Mode, Perform
+from zarr_shardstore.io.backend import Mode, Session
 from zarr_shardstore.io.key_pages import KeyPages
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.plan.indexes import found_index, get_of_index
@@ -90,9 +89,8 @@ class MappingBackend:
     def optimistic(self) -> None:
         return None
 
-    @contextmanager
-    def session(self) -> Iterator[Perform]:
-        yield self.perform
+    def session(self) -> Session:
+        return Session(self)
 
     def perform(self, batch: list[Request]) -> list[Any]:
         return [self._perform_one(request) for request in batch]

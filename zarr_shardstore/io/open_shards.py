@@ -32,6 +32,7 @@ class _OpenShards:
         self._files: dict[str, ShardFile] = {}
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._in_use: dict[str, int] = {}
+        self._being_replaced: dict[str, int | None] = {}
         self._being_sealed: set[str] = set()
         self.seal_later: Callable[[ShardFile], None] | None = None
         """Seals a shard that was not used for long, in another thread."""
@@ -47,8 +48,10 @@ class _OpenShards:
     def forget(self, file: ShardFile) -> None:
         """Drop the record of a shard that is not there any more."""
         with self._lock:
-            if file.path not in self._in_use and self._files.pop(file.path, None) is file:
+            if file.path not in self._in_use and self._files.get(file.path) is file:
+                del self._files[file.path]
                 self._recent.pop(file.path, None)
+                self._being_sealed.discard(file.path)
                 file.close_all()
 
     def below(self, directory: str) -> list[ShardFile]:
@@ -61,23 +64,24 @@ class _OpenShards:
         return _Holding(self, path)
 
     @contextmanager
-    def marked(self, path: str) -> Iterator[None]:
-        """Say that this thread holds a shard by other means."""
+    def being_replaced(self, path: str, *, by_this_thread: bool) -> Iterator[None]:
+        """Say that this process holds a shard by other means, and does not change it in its
+        place; and whether only this thread reads it for that."""
         with self._lock:
-            self._in_use[path] = threading.get_ident()
+            self._being_replaced[path] = threading.get_ident() if by_this_thread else None
         try:
             yield
         finally:
             with self._lock:
-                del self._in_use[path]
+                del self._being_replaced[path]
 
     def is_used_here(self, path: str) -> bool:
         """Whether this thread holds a shard."""
-        return self._in_use.get(path) == threading.get_ident()
+        return threading.get_ident() in (self._in_use.get(path), self._being_replaced.get(path))
 
-    def is_used(self, path: str) -> bool:
-        """Whether this process holds a shard."""
-        return path in self._in_use
+    def is_replaced(self, path: str) -> bool:
+        """Whether this process holds a shard, and does not change it in its place."""
+        return path in self._being_replaced
 
     def begin_use(self, path: str) -> ShardFile:
         """Make a record of a shard, or take the one there is, for this thread."""
@@ -125,6 +129,7 @@ class _OpenShards:
         self._files.clear()
         self._recent.clear()
         self._in_use.clear()
+        self._being_replaced.clear()
         self._being_sealed.clear()
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 from zarr.core.sync import _get_loop, sync
 
 from zarr_shardstore.io import commits
-from zarr_shardstore.io.backend import Backend, Perform
+from zarr_shardstore.io.backend import Backend, Perform, Session
 from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.leading import commit_blocking, held_by_thread, lead_async, lead_blocking
 from zarr_shardstore.io.optimistic import until_not_replaced
@@ -85,16 +85,18 @@ class Runner:
         """Run a flow in this thread; through zarr's event loop if the backend cannot block."""
         if not self.backend.can_block:
             return sync(self._run_for(_running_loop(), flow))
-        with self.backend.session() as perform:
-            return _drive(flow, lambda batch: self._perform(batch, perform))
+        with self.backend.session() as session:
+            return _drive(flow, lambda batch: self._perform(batch, session))
 
     async def _run_for(self, blocked: asyncio.AbstractEventLoop | None, flow: Flow[T]) -> T:
         """Run a flow for a caller that waits in another thread, and blocks its own event loop."""
         _blocked.set(blocked)
         return await self.run_async(flow)
 
-    def _perform(self, batch: list[Request], perform: Perform) -> list[Any]:
+    def _perform(self, batch: list[Request], session: Session) -> list[Any]:
+        perform = session.perform
         if len(batch) == 1 and isinstance(batch[0], UpdateShard):
+            session.let_go()
             self._commit(batch[0])
             return [None]
         if self.backend.has_versions and not any(isinstance(r, UpdateShard) for r in batch):
@@ -110,6 +112,7 @@ class Runner:
                 again = self._perform_stamped([requests[i] for i in torn], perform)
                 self._mend(found, torn, again)
             replies.update((i, reply) for (i, _), reply in zip(others, found, strict=True))
+        session.let_go()
         for i, update in updates:
             self._commit(update)
             replies[i] = None

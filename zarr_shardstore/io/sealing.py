@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.util import Finalize, register_after_fork
 
+from zarr_shardstore.errors import CorruptShardError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.backend import Backend
@@ -46,7 +47,7 @@ def seal_all(backend: Backend | None = None, order: EntryOrder = "morton") -> No
             open_shards.forget(file)
             continue
         try:
-            _seal(file.owner, file.shard, order)
+            _seal(file, file.shard, order)
         except Exception as error:
             errors.append(error)
     if errors:
@@ -65,22 +66,33 @@ def _seal_later(file: ShardFile) -> None:
 def _seal_if_there(file: ShardFile) -> None:
     with suppress(Exception):  # as it is, it is whole, too; flush says what is wrong
         if file.shard is not None and os.path.isfile(file.path):
-            _seal(file.owner, file.shard, "morton")
+            _seal(file, file.shard, "morton")
+        else:
+            open_shards.forget(file)
 
 
-def _seal(backend: LocalBackend, shard: ShardRef, order: EntryOrder) -> None:
+def _seal(file: ShardFile, shard: ShardRef, order: EntryOrder) -> None:
     """As an update of the shard, so that the other threads of this process wait for it."""
+    is_another = False
 
     def sealing(
         request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
     ) -> Flow[Sequence[Exception | None]]:
-        yield from seal_shard(request.shard, order=order)
+        nonlocal is_another
+        is_another = not open_shards[file.path].is_what_was_opened()
+        if not is_another:
+            yield from seal_shard(request.shard, order=order)
+        elif shard.layout.spec.index.checksum:  # otherwise nothing tells that it has this layout
+            with suppress(CorruptShardError):
+                yield from seal_shard(request.shard, order=order)
         return [None] * len(groups)
 
     def update() -> Flow[None]:
         yield [UpdateShard(shard, ())]
 
-    Runner(backend, sealing).run(update())
+    Runner(file.owner, sealing).run(update())
+    if is_another:
+        open_shards.forget(file)
 
 
 def _seal_at_exit() -> None:

@@ -7,13 +7,13 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Self, TypeAlias, TypeVar
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from typing import Self
 
 from zarr_shardstore.format.index_collection import is_collection
 from zarr_shardstore.format.journal import Repair
 from zarr_shardstore.io.file_states import state_of
-from zarr_shardstore.io.locks import LOCK_SUFFIX, Locking, held, lock_shared, shared
+from zarr_shardstore.io.locks import LOCK_SUFFIX, Locking, give_way, held, lock_shared, shared
 from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.shard_files import (
     FIXED,
@@ -39,11 +39,6 @@ __all__ = [
 
 NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
-T = TypeVar("T")
-
-FindRepair: TypeAlias = Callable[[int], Repair | None]
-"""Takes a file descriptor of a shard, and returns what would make its bytes whole."""
-
 # What LocalStore calls a file that it has not renamed yet, locks, and journals. A killed writer
 # leaves them behind.
 _SIDE_FILE = re.compile(
@@ -62,57 +57,63 @@ def is_hidden(name: str) -> bool:
 
 
 def is_appended_to(path: str) -> bool:
-    """Whether a file has a journal, and this process does not hold it."""
-    return not open_shards.is_used(path) and os.path.exists(path + JOURNAL_SUFFIX)
+    """Whether a file has a journal, and this process does not replace it."""
+    return not open_shards.is_replaced(path) and os.path.exists(path + JOURNAL_SUFFIX)
 
 
 def read_settled(path: str, byte_range: ByteRange | None) -> Found:
     """Read a file when nobody changes it, as it is when an interrupted change is taken back."""
+    with ExitStack() as opened:
 
-    def read(find_repair: FindRepair) -> Found:
-        try:
-            file = OpenFile(path)
-        except NO_FILE:
-            return Found(None, None)
-        try:
-            return Found(file.read(byte_range, find_repair(file.handle.fd)), None, file.size)
-        finally:
-            file.close()
+        def open_anew() -> OpenFile | None:
+            opened.close()
+            try:
+                return opened.enter_context(closing(OpenFile(path)))
+            except NO_FILE:
+                return None
 
-    return when_settled(path, read)
+        return when_settled(path, open_anew, byte_range)._replace(version=None)
 
 
 @contextmanager
-def hold_to_replace(path: str, locking: Locking) -> Iterator[None]:
+def hold_to_replace(path: str, locking: Locking, *, in_this_thread: bool = False) -> Iterator[None]:
     """Hold a shard file that will only be replaced, by whatever means."""
-    with held(path, locking), open_shards.marked(path):
+    with held(path, locking):
         if repair(path):
             end_journal(path, is_durable=False)
-        yield
+        # Not before: a repair changes it in its place.
+        with open_shards.being_replaced(path, by_this_thread=in_this_thread):
+            yield
 
 
-def when_settled(path: str, read: Callable[[FindRepair], T]) -> T:
+def when_settled(
+    path: str, open_anew: Callable[[], OpenFile | None], byte_range: ByteRange | None
+) -> Found:
     """Read a shard file while writers are kept from changing it in its place.
+
+    Who has a file open whose entries may be overwritten never waits for the lock of the shard:
+    the writer who holds that lock waits until the file is closed.
 
     Parameters
     ----------
-    read
-        Opens and reads the file, again if a writer came meanwhile.
+    open_anew
+        Opens the file, and closes the one that it opened before.
     """
-
-    def find_repair(fd: int) -> Repair | None:
-        return find_repair_of(path, fd)
-
-    if open_shards.is_used_here(path):
-        return read(find_repair)
-    while True:
+    is_held = open_shards.is_used_here(path)
+    file = open_anew()
+    while file is None or not file.is_fixed:
         before = state_of(path)
-        with shared(path) as is_locked:
-            value = read(find_repair)
+        with nullcontext(True) if is_held else shared(path) as is_locked:
+            file = open_anew()
+            found = Found(None, None)
+            if file is not None:
+                value = file.read(byte_range, find_repair_of(path, file.handle.fd))
+                found = Found(value, file.version, file.size)
         # Without a lock a writer may have come before the bytes were read. If it is gone, too,
         # it has replaced the file, or made it longer: a shard without a journal has no gap.
         if is_locked or (not os.path.exists(path + LOCK_SUFFIX) and state_of(path) == before):
-            return value
+            return found
+    return Found(file.read(byte_range), file.version, file.size)
 
 
 class OpenFile:
@@ -139,14 +140,16 @@ class OpenFile:
         self.known: WarmFile | None = None
         self.version = object()  # not the file itself: it shall not stay open with a reply
         try:
-            self.status = os.fstat(fd)
-            if stat.S_ISDIR(self.status.st_mode):
+            self.status = status = os.fstat(fd)
+            if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(path)
-            self.size = self.status.st_size
-            self.is_fixed = bool(self.status.st_mode & FIXED)
+            self.is_fixed = bool(status.st_mode & FIXED)
             if self.is_fixed and not is_held:  # its entries may be overwritten
+                give_way(path, lambda: os.fstat(fd).st_mtime_ns != status.st_mtime_ns)
                 lock_shared(fd, path)
+                self.status = os.fstat(fd)
                 self._repair = find_repair_of(path, fd)
+            self.size = self.status.st_size
         except BaseException:
             self.handle.close()
             raise

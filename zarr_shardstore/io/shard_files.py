@@ -24,6 +24,7 @@ from typing import Any, Literal
 from zarr_shardstore.format.journal import Repair, decode_journal, find_repair
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io import file_calls, locks
+from zarr_shardstore.io.file_states import FileState, state_of, state_of_open
 from zarr_shardstore.io.locks import LOCK_SUFFIX, KeptLock, locked_exclusive
 from zarr_shardstore.io.uploads import sync_directories, sync_file
 from zarr_shardstore.plan.opened_shard import (
@@ -68,7 +69,7 @@ class ShardFile:
         self.path = path
         self.owner: Any = None
         self.shard: ShardRef | None = None
-        """Which shard it is, once it was opened."""
+        """Which shard it was when it was opened, see `is_what_was_opened`."""
         self.has_journal = False
         self._lock = KeptLock(path + LOCK_SUFFIX)
         self._token = secrets.randbits(64)
@@ -76,6 +77,7 @@ class ShardFile:
         self._journal: int | None = None
         self._opened: OpenedShard | None = None
         self._is_synced = False
+        self._left: FileState = None
 
     # ---------------------------------------------------------------- lock
 
@@ -84,8 +86,7 @@ class ShardFile:
         self._lock.acquire(locks.MAX_WAIT_S)
         try:
             if not self._is_ours():
-                self.close()
-                self.has_journal = repair(self.path)
+                self._repair()
         except BaseException:
             self.release()
             raise
@@ -94,16 +95,24 @@ class ShardFile:
         """Give the lock up; its file stays as long as the shard has a journal."""
         try:
             if self._opened is not None and not self._opened.is_valid:
-                self.close()
                 self._opened = None
                 with suppress(OSError):  # then whoever comes next does it
-                    repair(self.path)
+                    self._repair()
         finally:  # also if somebody interrupts it
             if self.has_journal:
                 self._lock.release()
             else:
                 self.close()
                 self._lock.remove()
+
+    def _repair(self) -> None:
+        """Take back what was left unfinished, with the files closed."""
+        try:
+            is_same_file = self.is_what_was_opened()
+        finally:
+            self.close()
+        self.has_journal = repair(self.path)
+        self._left = state_of(self.path) if is_same_file else None
 
     def close(self) -> None:
         """Close the files, but not that of the lock."""
@@ -113,6 +122,8 @@ class ShardFile:
             for fd in fds:
                 if fd is not None:
                     stack.callback(os.close, fd)
+            if fds[0] is not None:
+                self._left = state_of_open(fds[0])
 
     def close_all(self) -> None:
         """Close the files, and forget the index. If the lock was held, it is not any more."""
@@ -124,8 +135,16 @@ class ShardFile:
         """Whether nobody else has changed the shard since this process did."""
         if self._opened is None or not self._opened.is_valid or self._journal is None:
             return False
+        if not os.fstat(self._journal).st_nlink:  # whoever removed it knows nothing of us
+            return False
         token = os.pread(self._journal, _OWNER_NBYTES, _OWNER_OFFSET)
         return token == self._token.to_bytes(_OWNER_NBYTES, "little")
+
+    def is_what_was_opened(self) -> bool:
+        """Whether the path leads to the file that was opened as `shard`: another one may belong
+        to another array."""
+        left = self._left if self._fd is None else state_of_open(self._fd)
+        return left is not None and state_of(self.path) == left
 
     # ------------------------------------------------------------- changes
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Coroutine, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Coroutine, Hashable
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore
 
-from zarr_shardstore.io.backend import Backend, Mode, Perform
+from zarr_shardstore.io.backend import Backend, Mode, Session
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.byte_requests import byte_request_of
 from zarr_shardstore.io.commits import worker_pool
@@ -151,9 +151,8 @@ class ZarrBackend:
     def optimistic(self) -> Backend | None:
         return None
 
-    @contextmanager
-    def session(self) -> Iterator[Perform]:
-        yield self.perform
+    def session(self) -> Session:
+        return Session(self)
 
     def upload(self, key: str) -> Upload:
         return upload_to(self.store, key) or BufferedUpload(self, key)
@@ -244,7 +243,7 @@ class ZarrBackend:
     def _state_to_settle(self, key: str) -> tuple[str, FileState] | None:
         """Path and state of a file that another process may be changing in its place."""
         path = path_of_file(self.store, key)
-        return None if path is None or open_shards.is_used(path) else (path, state_of(path))
+        return None if path is None or open_shards.is_replaced(path) else (path, state_of(path))
 
     async def _perform_one(self, request: Request) -> Any:
         if self._indexes is None or not isinstance(request, Set | SetIfNotExists | Delete):

@@ -98,12 +98,13 @@ class Catalog:
             If a key is not valid, or the document of an array that it belongs to is bad.
         """
         chunks: list[ChunkRef | StackedKey | Misfit | None] = [*self.recent.chunks_of(keys)]
-        for key, chunk in zip(keys, chunks, strict=True):
-            if chunk is None:  # what an array knows as its own is valid
-                check_key(key)
-        if len(keys) > 1 and chunks[0] is None and self._meet(keys[0]):
-            chunks = [*self.recent.chunks_of(keys)]
+        if len(keys) > 1 and chunks[0] is None:
+            check_key(keys[0])
+            if self._meet(keys[0]):
+                chunks = [*self.recent.chunks_of(keys)]
         left = [i for i, chunk in enumerate(chunks) if chunk is None]
+        for i in left:  # what an array knows as its own is valid
+            check_key(keys[i])
         if left:
             found = yield from self._find_chunks([keys[i] for i in left])
             for i, chunk in zip(left, found, strict=True):
