@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import cpu, default_buffer_prototype
+from zarr.storage import LocalStore, ObjectStore, WrapperStore
 
-from tests.store.bases import BASES, objects_of
+from tests.store.bases import BASES, fsspec_local, objects_of, temporary_directory
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.plan.strategies import Strategy
 
 N_OPERATIONS = 12
+N_EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "60"))
 
 
 @dataclass
@@ -183,6 +186,20 @@ def cut(value: bytes | None, kind: str, a: int, b: int) -> bytes | None:
 STRATEGIES: dict[str, list[Strategy]] = {
     name: ["auto", "append", "in_place", "rewrite"] if name == "local" else ["auto", "rewrite"]
     for name in BASES
+}
+
+
+def obstore_local(path: Path) -> ObjectStore[Any]:
+    from obstore.store import LocalStore as Files
+
+    return ObjectStore(Files(path, mkdir=True))
+
+
+KINDS_ON_FILES: dict[str, Callable[[Path], Any]] = {
+    "LocalStore": LocalStore,
+    "wrapped": lambda path: WrapperStore(LocalStore(path)),
+    "fsspec": fsspec_local,
+    "obstore": obstore_local,
 }
 
 
@@ -402,21 +419,18 @@ def check_list_dir(listed: Any, model: dict[str, bytes], directory: str, case: C
             assert any(k.startswith(f"{directory}{name}/") for k in once)
 
 
-@pytest.mark.parametrize("driver_cls", [Blocking, Async])
-@pytest.mark.parametrize("base_name", list(BASES))
-@settings(max_examples=int(os.environ.get("SHARDSTORE_EXAMPLES", "60")))
-@given(data=st.data())
-def test_like_a_dict(driver_cls: type, base_name: str, data: st.DataObject) -> None:
+def behaves_like_a_dict(
+    data: st.DataObject, case: Case, base: Any, drivers: list[Any], fresh_driver: Any
+) -> None:
     """Every reply is that of a dict, and each shard holds more than one chunk at the end.
 
-    Stores that write with different strategies take turns."""
-    case = data.draw(cases())
-    base = BASES[base_name]()
-    strategies = data.draw(st.lists(st.sampled_from(STRATEGIES[base_name]), min_size=1, max_size=3))
-    drivers = [
-        driver_cls(ShardingStore(base, chunks_per_shard=case.cps, strategy=strategy))
-        for strategy in strategies
-    ]
+    Parameters
+    ----------
+    drivers
+        They take turns.
+    fresh_driver
+        Knows nothing but what is stored at the end.
+    """
     driver = drivers[0]
     model: dict[str, bytes] = {}
     if case.has_metadata:
@@ -436,8 +450,7 @@ def test_like_a_dict(driver_cls: type, base_name: str, data: st.DataObject) -> N
     assert sorted(driver.list()) == sorted(model)
     for key in model:
         assert driver.get(key) == model[key]
-    # A second store knows nothing but what is stored.
-    fresh = driver_cls(ShardingStore(base, chunks_per_shard=case.cps))
+    fresh = fresh_driver
     assert {k: fresh.get(k) for k in fresh.list()} == model
     n_chunks = sum(key in case.keys for key in model)
     n_shards = sum(k.startswith(case.root) for k in objects_of(base)) - sum(
@@ -448,3 +461,43 @@ def test_like_a_dict(driver_cls: type, base_name: str, data: st.DataObject) -> N
     fresh.erase_prefix("")
     assert objects_of(base) == {}
     assert fresh.list() == []
+
+
+@pytest.mark.parametrize("driver_cls", [Blocking, Async])
+@pytest.mark.parametrize("base_name", list(BASES))
+@settings(max_examples=N_EXAMPLES)
+@given(data=st.data())
+def test_like_a_dict(driver_cls: type, base_name: str, data: st.DataObject) -> None:
+    """Whatever the base store is; stores that write with different strategies take turns."""
+    case = data.draw(cases())
+    base = BASES[base_name]()
+    strategies = data.draw(st.lists(st.sampled_from(STRATEGIES[base_name]), min_size=1, max_size=3))
+    drivers = [
+        driver_cls(ShardingStore(base, chunks_per_shard=case.cps, strategy=strategy))
+        for strategy in strategies
+    ]
+    fresh = driver_cls(ShardingStore(base, chunks_per_shard=case.cps))
+    behaves_like_a_dict(data, case, base, drivers, fresh)
+
+
+@settings(max_examples=3 * N_EXAMPLES, deadline=None)
+@given(data=st.data())
+def test_the_same_files_through_stores_of_any_kind(data: st.DataObject) -> None:
+    """Local files that several kinds of store, strategies, orders and clients change in turn."""
+    pytest.importorskip("obstore")
+    case = data.draw(cases())
+    path = temporary_directory()
+
+    def open_driver() -> Any:
+        kind = data.draw(st.sampled_from(sorted(KINDS_ON_FILES)))
+        strategies = STRATEGIES["local" if kind == "LocalStore" else "fsspec local"]
+        store = ShardingStore(
+            KINDS_ON_FILES[kind](path),
+            chunks_per_shard=case.cps,
+            strategy=data.draw(st.sampled_from(strategies)),
+            order=data.draw(st.sampled_from(["C", "F", "morton"])),
+        )
+        return data.draw(st.sampled_from([Blocking, Async]))(store)
+
+    drivers = [open_driver() for _ in range(data.draw(st.integers(2, 4)))]
+    behaves_like_a_dict(data, case, LocalStore(path), drivers, open_driver())
