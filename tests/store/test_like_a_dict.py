@@ -490,11 +490,11 @@ def test_the_same_files_through_stores_of_any_kind(data: st.DataObject) -> None:
     drivers = [open_driver() for _ in range(data.draw(st.integers(2, 4)))]
     model: dict[str, bytes] = {}
     if case.has_metadata:
-        key, document = case.document()
-        drivers[0].set(key, document)
-        model[key] = drivers[0].get(key)
-    key, size = st.sampled_from(case.keys), st.integers(0, 9) | st.sampled_from([200, 5000])
-    changes = st.tuples(st.sampled_from(drivers), key, size | st.none())
+        document_key, document = case.document()
+        drivers[0].set(document_key, document)
+        model[document_key] = drivers[0].get(document_key)
+    keys, sizes = st.sampled_from(case.keys), st.integers(0, 9) | st.sampled_from([200, 5000])
+    changes = st.tuples(st.sampled_from(drivers), keys, sizes | st.none())
     for number, (driver, key, nbytes) in enumerate(data.draw(st.lists(changes, max_size=25))):
         if nbytes is None:
             check(

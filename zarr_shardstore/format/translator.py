@@ -8,13 +8,16 @@ dimensions: no number is parsed twice.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
-from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 
 __all__ = ["KeyTranslator"]
 
+T = TypeVar("T")
+
 _MAX_REMEMBERED = 65_536
-"""Rows, and last coordinates; more are forgotten all at once."""
+"""Rows, last coordinates, and shards; more are forgotten all at once."""
 
 
 class KeyTranslator:
@@ -39,7 +42,16 @@ class KeyTranslator:
     (('a/c/3/9', 0), None, None)
     """
 
-    __slots__ = ("_cut", "_last", "_of_rows", "_prefix", "_row_length", "_rows", "layout")
+    __slots__ = (
+        "_cut",
+        "_last",
+        "_of_rows",
+        "_prefix",
+        "_row_length",
+        "_rows",
+        "_shards",
+        "layout",
+    )
 
     def __init__(self, layout: ArrayLayout) -> None:
         self.layout = layout
@@ -49,6 +61,7 @@ class KeyTranslator:
         self._row_length = layout.spec.chunks_per_shard[-1]
         self._rows: dict[str, tuple[str, int]] = {}
         self._last: dict[str, tuple[str, int]] = {}
+        self._shards: dict[str, ShardRef] = {}
         # What is left of a key without its last coordinate is a key with a dimension less.
         self._of_rows = KeyTranslator(_without_last(layout)) if layout.ndim > 1 else None
 
@@ -62,6 +75,15 @@ class KeyTranslator:
         if start is None or end is None:  # no exception: keys of other arrays come here, too
             return self._translate_new(key, row, last)
         return start[0] + end[0], start[1] + end[1]
+
+    def shard(self, key: str) -> ShardRef:
+        """The shard whose key `translate` said."""
+        shard = self._shards.get(key)
+        if shard is None:
+            shard = self.layout.shard_of_key(key)
+            assert shard is not None, "it is spelled as the array spells its keys"
+            _remember(self._shards, key, shard)
+        return shard
 
     def _translate_new(self, key: str, row: str, last: str) -> tuple[str, int] | None:
         """As `translate`, and remember the parts of the key."""
@@ -92,10 +114,10 @@ class KeyTranslator:
         return shard_key, entry_id
 
 
-def _remember(places: dict[str, tuple[str, int]], text: str, place: tuple[str, int]) -> None:
-    if len(places) >= _MAX_REMEMBERED:
-        places.clear()
-    places[text] = place
+def _remember(known: dict[str, T], text: str, meaning: T) -> None:
+    if len(known) >= _MAX_REMEMBERED:
+        known.clear()
+    known[text] = meaning
 
 
 def _without_last(layout: ArrayLayout) -> ArrayLayout:

@@ -177,24 +177,32 @@ class WarmFile(RememberedIndex):
         return data
 
     def read_many(
-        self, path: str, wanted: Sequence[tuple[int, ByteRange | None]]
+        self,
+        path: str,
+        entry_ids: Sequence[int],
+        byte_ranges: Sequence[ByteRange | None] | None,
     ) -> list[bytes | memoryview | None] | None:
         """Values of entries, or ranges of them, in few reads and one look at the file.
 
+        Parameters
+        ----------
+        byte_ranges
+            Of the values; ``None``: all of each.
+
         So they are what the shard held at one moment. ``None``: as `UNKNOWN` of `read`.
         """
-        values: list[bytes | memoryview | None] = [None] * len(wanted)
+        values: list[bytes | memoryview | None] = [None] * len(entry_ids)
         handle, entries = self.handle, self._entries
         ranges: list[tuple[int, int]] = []
         owners: list[int] = []
-        for i, (entry_id, byte_range) in enumerate(wanted):
+        for i, entry_id in enumerate(entry_ids):
             offset, nbytes = entries[2 * entry_id], entries[2 * entry_id + 1]
             if offset == MISSING and nbytes == MISSING:
                 continue
             if offset < self._data_start or offset + nbytes > self._data_stop or handle is None:
                 return None
-            if byte_range is not None:
-                first, last = resolve_range(byte_range, nbytes)
+            if byte_ranges is not None:
+                first, last = resolve_range(byte_ranges[i], nbytes)
                 offset, nbytes = offset + first, last - first
             values[i] = b""
             ranges.append((offset, offset + nbytes))

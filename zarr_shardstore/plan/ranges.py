@@ -5,12 +5,13 @@ Source: Zarr v3 core, "Abstract store interface"; zarr-python, ``zarr.abc.store`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from zarr_shardstore.errors import SpecError
 
-__all__ = ["ByteRange", "Range", "StartFrom", "Suffix", "resolve_range"]
+__all__ = ["ByteRange", "Range", "StartFrom", "Suffix", "column_of_ranges", "resolve_range"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +60,19 @@ def resolve_range(byte_range: ByteRange | None, nbytes: int) -> tuple[int, int]:
         case Suffix(n) if n >= 0:
             return max(0, nbytes - n), nbytes
     raise SpecError(f"a byte range has no negative numbers, got {byte_range}")
+
+
+def column_of_ranges(
+    byte_ranges: Sequence[ByteRange | None],
+) -> Sequence[ByteRange | None] | None:
+    """The same ranges, checked; ``None`` if each is ``None``: all values are wanted whole.
+
+    Raises
+    ------
+    SpecError
+        If a number is negative.
+    """
+    some = [byte_range for byte_range in byte_ranges if byte_range is not None]
+    for byte_range in some:
+        resolve_range(byte_range, 0)
+    return byte_ranges if some else None

@@ -11,7 +11,7 @@ Source: sharding storage transformer draft, "API implementation", get_partial_va
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.shard import index_of_shard
 from zarr_shardstore.plan.indexes import corrupt
-from zarr_shardstore.plan.ranges import ByteRange, Range, resolve_range
+from zarr_shardstore.plan.ranges import ByteRange, Range, column_of_ranges, resolve_range
 from zarr_shardstore.plan.requests import Flow, FoundIndex, Get, GetIndex, GetSize, Request
 from zarr_shardstore.plan.spans import Span, merge_spans, plan_spans
 from zarr_shardstore.plan.whole_shards import (
@@ -31,7 +31,9 @@ from zarr_shardstore.plan.whole_shards import (
 __all__ = [
     "EntryRead",
     "ReadOptions",
+    "ShardReads",
     "read_entries",
+    "read_shards",
 ]
 
 _N_ATTEMPTS_IN_TWO_ROUNDS = 2
@@ -74,14 +76,69 @@ class EntryRead(NamedTuple):
 
 
 @dataclass(slots=True)
-class _ShardRead:
-    """Spans of one shard: which reads they serve, and the state it must be in."""
+class ShardReads:
+    """What one read wants of a shard, in columns.
+
+    Parameters
+    ----------
+    positions
+        Which of the values of the read they are.
+    entry_ids
+        Of which chunks; one may be there more than once.
+    byte_ranges
+        Of the values; ``None``: all of each.
+    """
 
     shard: ShardRef
+    positions: list[int]
+    entry_ids: list[int]
+    byte_ranges: list[ByteRange | None] | None
+
+    @classmethod
+    def of(cls, shard: ShardRef, byte_ranges: Sequence[ByteRange | None] | None) -> ShardReads:
+        """None yet, of a read that wants those ranges, or whole values."""
+        return cls(shard, [], [], None if byte_ranges is None else [])
+
+    def add(self, position: int, entry_id: int, byte_range: ByteRange | None) -> None:
+        """One more."""
+        self.positions.append(position)
+        self.entry_ids.append(entry_id)
+        if self.byte_ranges is not None:
+            self.byte_ranges.append(byte_range)
+
+    def n_wanted(self) -> int:
+        """Chunks that are wanted as a whole."""
+        if self.byte_ranges is None:
+            return len(set(self.entry_ids))
+        pairs = zip(self.entry_ids, self.byte_ranges, strict=True)
+        return len({entry_id for entry_id, byte_range in pairs if byte_range is None})
+
+    def ranges_in(
+        self, entries: Sequence[tuple[int, int] | None]
+    ) -> Iterator[tuple[int, int, int]]:
+        """Row, first byte and end of each that is there, from offset and nbytes of each entry."""
+        if self.byte_ranges is None:
+            for row, entry in enumerate(entries):
+                if entry is not None:
+                    yield row, entry[0], entry[0] + entry[1]
+            return
+        for row, (entry, byte_range) in enumerate(zip(entries, self.byte_ranges, strict=True)):
+            if entry is not None:
+                start, stop = resolve_range(byte_range, entry[1])
+                yield row, entry[0] + start, entry[0] + stop
+
+
+@dataclass(slots=True)
+class _Planned:
+    """Spans of one shard, and the state it must be in."""
+
+    reads: ShardReads
     index: ShardIndex
     found: FoundIndex
     wanted: list[tuple[int, int]]
-    owners: list[int]
+    """Bytes that the spans are made of."""
+    rows: list[int]
+    """Of the reads, one for each of them."""
     spans: list[Span]
 
 
@@ -98,208 +155,188 @@ def read_entries(reads: Sequence[EntryRead], options: ReadOptions) -> Flow[list[
     CorruptShardError
         If an index, or an entry that was asked for, is damaged. Others do not matter.
     """
-    for read in reads:
-        if read.byte_range is not None:
-            resolve_range(read.byte_range, 0)  # an error, whatever is there
-    values: list[memoryview | None] = [None] * len(reads)
-    by_shard: dict[str, list[int]] = {}
-    for i, read in enumerate(reads):
-        by_shard.setdefault(read.chunk.shard.key, []).append(i)
-    groups = list(by_shard.values())
+    byte_ranges = column_of_ranges([read.byte_range for read in reads])
+    by_shard: dict[str, ShardReads] = {}
+    for i, ((_, shard, entry_id), byte_range) in enumerate(reads):
+        group = by_shard.get(shard.key)
+        if group is None:
+            group = by_shard[shard.key] = ShardReads.of(shard, byte_ranges)
+        group.add(i, entry_id, byte_range)
+    return (yield from read_shards(list(by_shard.values()), len(reads), options))
+
+
+def read_shards(
+    groups: Sequence[ShardReads], n_values: int, options: ReadOptions
+) -> Flow[list[memoryview | None]]:
+    """As `read_entries`, of reads whose shards are known; each shard is in one group."""
+    values: list[memoryview | None] = [None] * n_values
     n_at_once = options.max_shards_at_once or len(groups) or 1
     for first in range(0, len(groups), n_at_once):
-        yield from _read_groups(reads, groups[first : first + n_at_once], values, options)
+        yield from _read_groups(groups[first : first + n_at_once], values, options)
     return values
 
 
 def _read_groups(
-    reads: Sequence[EntryRead],
-    pending: list[list[int]],
-    values: list[memoryview | None],
-    options: ReadOptions,
+    pending: Sequence[ShardReads], values: list[memoryview | None], options: ReadOptions
 ) -> Flow[None]:
     """Fill `values` for some groups of reads, each of one shard."""
     for attempt in range(_N_ATTEMPTS_IN_TWO_ROUNDS):
-        shards = [reads[group[0]].chunk.shard for group in pending]
         is_again = attempt > 0
-        whole = [False] * len(shards)
+        whole = [False] * len(pending)
         if options.max_requests_at_once is not None and not is_again:
-            wanted = [(s, _n_wanted(reads, g)) for s, g in zip(shards, pending, strict=True)]
+            wanted = [(reads.shard, reads.n_wanted()) for reads in pending]
             whole = are_worth_whole(wanted, options.max_coalesced_bytes)
         replies: list[FoundIndex] = yield [
-            GetIndex(shard, settled=is_again, fresh=is_again, whole=is_worth)
-            for shard, is_worth in zip(shards, whole, strict=True)
+            GetIndex(reads.shard, settled=is_again, fresh=is_again, whole=is_worth)
+            for reads, is_worth in zip(pending, whole, strict=True)
         ]
-        pending = yield from _read_spans(reads, pending, replies, values, options)
+        pending = yield from _read_spans(pending, replies, values, options)
         if not pending:
             return
-    yield from _read_whole(reads, pending, values)
+    yield from _read_whole(pending, values)
 
 
 def _read_spans(
-    reads: Sequence[EntryRead],
-    pending: list[list[int]],
+    pending: Sequence[ShardReads],
     indexes: list[FoundIndex],
     values: list[memoryview | None],
     options: ReadOptions,
-) -> Flow[list[list[int]]]:
+) -> Flow[list[ShardReads]]:
     """Fill `values`; return the groups of reads whose shard must be asked again."""
-    shards = [reads[group[0]].chunk.shard for group in pending]
-    again: list[list[int]] = []
-    planned: list[_ShardRead] = []
+    again: list[ShardReads] = []
+    planned: list[_Planned] = []
     doubtful: list[tuple[ShardRef, FoundIndex]] = []  # no bytes are read that tell the version
-    for shard, group, found in zip(shards, pending, indexes, strict=True):
-        for i in group:
+    for reads, found in zip(pending, indexes, strict=True):
+        for i in reads.positions:
             values[i] = None
         if found.damage is not None:
-            again.append(group)
+            again.append(reads)
             continue
-        wanted: _ShardRead | None = None
+        plan: _Planned | None = None
         try:
             if found.value is not None and found.decoded is not None:
-                _take(found.value, found.decoded, reads, group, values)
+                _take(found.value, found.decoded, reads, values)
             elif found.decoded is not None:
-                wanted = _plan_shard(shard, found.decoded, found, reads, group, values, options)
+                plan = _plan_shard(reads, found.decoded, found, values, options)
         except IndexDamageError:
-            again.append(group)
+            again.append(reads)
             continue
-        if wanted is not None and wanted.spans:
-            planned.append(wanted)
+        if plan is not None and plan.spans:
+            planned.append(plan)
         elif found.is_remembered:
-            doubtful.append((shard, found))
+            doubtful.append((reads.shard, found))
     if not planned and not doubtful:
         return again
     _spare_rounds(planned, options)
-    span_reads = [(read, span) for read in planned for span in read.spans]
-    batch: list[Request] = [Get(r.shard.key, Range(s.start, s.stop)) for r, s in span_reads]
+    span_reads = [(plan, span) for plan in planned for span in plan.spans]
+    batch: list[Request] = [
+        Get(plan.reads.shard.key, Range(span.start, span.stop)) for plan, span in span_reads
+    ]
     batch += [GetIndex(shard) for shard, _ in doubtful]
     try:
         replies = yield batch
     except Exception:
-        yield from _blame_entries(span_reads, reads)
+        yield from _blame_entries(span_reads)
         raise
     moved: set[str] = set()
     for (shard, before), now in zip(doubtful, replies[len(span_reads) :], strict=True):
         is_gone = before.decoded is None and now.decoded is None and now.damage is None
         if not is_gone and now.version != before.version:
             moved.add(shard.key)
-    for (read, span), found in zip(span_reads, replies, strict=False):
+    for (plan, span), found in zip(span_reads, replies, strict=False):
         data = found.value
-        is_same = found.version == read.found.version
+        is_same = found.version == plan.found.version
         if not is_same or data is None or len(data) != span.stop - span.start:
-            moved.add(read.shard.key)
+            moved.add(plan.reads.shard.key)
         else:
             for member in span.members:
-                start, stop = read.wanted[member]
-                values[read.owners[member]] = data[start - span.start : stop - span.start]
-    again += [g for s, g in zip(shards, pending, strict=True) if s.key in moved]
+                start, stop = plan.wanted[member]
+                position = plan.reads.positions[plan.rows[member]]
+                values[position] = data[start - span.start : stop - span.start]
+    again += [reads for reads in pending if reads.shard.key in moved]
     return again
 
 
 def _plan_shard(
-    shard: ShardRef,
+    reads: ShardReads,
     index: ShardIndex,
     found: FoundIndex,
-    reads: Sequence[EntryRead],
-    group: list[int],
     values: list[memoryview | None],
     options: ReadOptions,
-) -> _ShardRead:
+) -> _Planned:
     """Spans that the reads of one shard need; values that need none are filled in."""
     wanted: list[tuple[int, int]] = []
-    owners: list[int] = []
-    form = shard.layout.spec.index
-    ids = [reads[i].chunk.entry_id for i in group]
-    for i, entry in zip(group, index.entries(ids, found.size, form), strict=True):
-        if entry is None:
-            continue
-        offset, nbytes = entry
-        start, stop = resolve_range(reads[i].byte_range, nbytes)
+    rows: list[int] = []
+    entries = index.entries(reads.entry_ids, found.size, reads.shard.layout.spec.index)
+    for row, start, stop in reads.ranges_in(entries):
         if start == stop:
-            values[i] = memoryview(b"")
+            values[reads.positions[row]] = memoryview(b"")
         else:
-            wanted.append((offset + start, offset + stop))
-            owners.append(i)
+            wanted.append((start, stop))
+            rows.append(row)
     spans = plan_spans(
         wanted,
         max_gap_bytes=options.max_gap_bytes,
         max_coalesced_bytes=options.max_coalesced_bytes,
     )
-    return _ShardRead(shard, index, found, wanted, owners, spans)
+    return _Planned(reads, index, found, wanted, rows, spans)
 
 
-def _spare_rounds(planned: list[_ShardRead], options: ReadOptions) -> None:
+def _spare_rounds(planned: list[_Planned], options: ReadOptions) -> None:
     """Read more of the gaps along, if the spans are more than can be asked for at once."""
     n = options.max_requests_at_once
-    if n is None or sum(len(read.spans) for read in planned) <= n:
+    if n is None or sum(len(plan.spans) for plan in planned) <= n:
         return
     merged = merge_spans(
-        [read.spans for read in planned],
+        [plan.spans for plan in planned],
         n,
         max_gap_bytes=_MAX_GAP_FACTOR * options.max_gap_bytes,
         max_unwanted_bytes=MAX_UNWANTED_NBYTES_AT_ONCE,
         max_coalesced_bytes=options.max_coalesced_bytes,
     )
-    for read, spans in zip(planned, merged, strict=True):
-        read.spans = spans
+    for plan, spans in zip(planned, merged, strict=True):
+        plan.spans = spans
 
 
-def _blame_entries(
-    span_reads: list[tuple[_ShardRead, Span]], reads: Sequence[EntryRead]
-) -> Flow[None]:
+def _blame_entries(span_reads: list[tuple[_Planned, Span]]) -> Flow[None]:
     """After a failed round 2: raise `CorruptShardError` if an entry is what made it fail.
 
     A damaged entry may ask for a range that a base store refuses, or for more memory than
     there is; only the size of the shard tells that from a failure of the base store.
     """
-    sizes: list[int | None] = yield [GetSize(read.shard.key) for read, _ in span_reads]
-    for (read, span), size in zip(span_reads, sizes, strict=True):
+    sizes: list[int | None] = yield [GetSize(plan.reads.shard.key) for plan, _ in span_reads]
+    for (plan, span), size in zip(span_reads, sizes, strict=True):
         if size is None:
             continue
+        shard = plan.reads.shard
         for member in span.members:
-            entry_id = reads[read.owners[member]].chunk.entry_id
+            entry_id = plan.reads.entry_ids[plan.rows[member]]
             try:
-                read.index.check_entry(entry_id, size, read.shard.layout.spec.index)
+                plan.index.check_entry(entry_id, size, shard.layout.spec.index)
             except IndexDamageError as damage:
-                raise corrupt(read.shard, damage) from damage
+                raise corrupt(shard, damage) from damage
 
 
-def _read_whole(
-    reads: Sequence[EntryRead], pending: list[list[int]], values: list[memoryview | None]
-) -> Flow[None]:
+def _read_whole(pending: Sequence[ShardReads], values: list[memoryview | None]) -> Flow[None]:
     """Fill `values` from whole shards, each read in one request."""
-    shards = [reads[group[0]].chunk.shard for group in pending]
-    replies = yield from read_whole_shards(shards)
-    for shard, group, found in zip(shards, pending, replies, strict=True):
-        spec = shard.layout.spec
-        for i in group:
+    replies = yield from read_whole_shards([reads.shard for reads in pending])
+    for reads, found in zip(pending, replies, strict=True):
+        spec = reads.shard.layout.spec
+        for i in reads.positions:
             values[i] = None
         if found.value is None:
             continue
         try:
             index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
-            _take(found.value, index, reads, group, values)
+            _take(found.value, index, reads, values)
         except IndexDamageError as damage:
-            raise corrupt(shard, damage) from damage
+            raise corrupt(reads.shard, damage) from damage
 
 
 def _take(
-    value: memoryview,
-    index: ShardIndex,
-    reads: Sequence[EntryRead],
-    group: list[int],
-    values: list[memoryview | None],
+    value: memoryview, index: ShardIndex, reads: ShardReads, values: list[memoryview | None]
 ) -> None:
-    """Fill `values` for one group of reads from the bytes of its whole shard."""
-    form = reads[group[0]].chunk.shard.layout.spec.index
-    entries = index.entries([reads[i].chunk.entry_id for i in group], len(value), form)
-    for i, entry in zip(group, entries, strict=True):
-        if entry is not None:
-            offset, nbytes = entry
-            start, stop = resolve_range(reads[i].byte_range, nbytes)
-            values[i] = value[offset + start : offset + stop]
-
-
-def _n_wanted(reads: Sequence[EntryRead], group: list[int]) -> int:
-    """Chunks of one shard that are wanted as a whole."""
-    return len({reads[i].chunk.entry_id for i in group if reads[i].byte_range is None})
+    """Fill `values` for the reads of one shard from its bytes."""
+    entries = index.entries(reads.entry_ids, len(value), reads.shard.layout.spec.index)
+    for row, start, stop in reads.ranges_in(entries):
+        values[reads.positions[row]] = value[start:stop]

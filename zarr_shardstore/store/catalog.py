@@ -27,6 +27,8 @@ from zarr_shardstore.format.keys import (
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.spec import ShardingSpec
 from zarr_shardstore.plan.listing import GridDirectory, locate_directory
+from zarr_shardstore.plan.ranges import ByteRange
+from zarr_shardstore.plan.read import ShardReads
 from zarr_shardstore.plan.requests import Flow
 from zarr_shardstore.store.arrays import StoredArray
 from zarr_shardstore.store.known_arrays import Knowledge, KnownArrays, State
@@ -98,10 +100,8 @@ class Catalog:
             If a key is not valid, or the document of an array that it belongs to is bad.
         """
         chunks: list[ChunkRef | StackedKey | Misfit | None] = [*self.recent.chunks_of(keys)]
-        if len(keys) > 1 and chunks[0] is None:
-            check_key(keys[0])
-            if self._meet(keys[0]):
-                chunks = [*self.recent.chunks_of(keys)]
+        if len(keys) > 1 and chunks[0] is None and self._meet(keys[0]):
+            chunks = [*self.recent.chunks_of(keys)]
         left = [i for i, chunk in enumerate(chunks) if chunk is None]
         for i in left:  # what an array knows as its own is valid
             check_key(keys[i])
@@ -111,8 +111,25 @@ class Catalog:
                 chunks[i] = chunk
         return chunks
 
+    def reads_by_shard(
+        self, keys: Sequence[str], byte_ranges: Sequence[ByteRange | None] | None
+    ) -> list[ShardReads] | None:
+        """Reads of keys that are all known to be chunks; ``None``: ask `chunks_of`.
+
+        Raises
+        ------
+        SpecError
+            If a key is not valid.
+        """
+        groups = self.recent.by_shard(keys, byte_ranges)
+        if not groups and len(keys) > 1 and self._meet(keys[0]):
+            groups = self.recent.by_shard(keys, byte_ranges)
+        n_known = sum(len(group.positions) for group in groups)
+        return groups if n_known == len(keys) else None
+
     def _meet(self, key: str) -> bool:
         """See that the array of a chunk key is a recent one; false if more must be asked first."""
+        check_key(key)
         knowledge = self._known.now()
         answer = self._locate_one(key, True, knowledge, {})
         if not isinstance(answer, _Located):

@@ -22,8 +22,8 @@ from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.plan.documents import read_documents, whole_documents
 from zarr_shardstore.plan.entries import EntryUpdate, Piece, apply_pieces, check_pieces
 from zarr_shardstore.plan.holding import update_with_held
-from zarr_shardstore.plan.ranges import ByteRange, resolve_range
-from zarr_shardstore.plan.read import EntryRead, ReadOptions, read_entries
+from zarr_shardstore.plan.ranges import ByteRange, column_of_ranges, resolve_range
+from zarr_shardstore.plan.read import ReadOptions, read_shards
 from zarr_shardstore.plan.requests import (
     Exists,
     Flow,
@@ -115,18 +115,14 @@ class Operations:
 
         Cost: two rounds, once the documents of the arrays are known.
         """
-        for _, byte_range in key_ranges:
-            if byte_range is not None:
-                resolve_range(byte_range, 0)  # an error, whatever is there
+        keys = [key for key, _ in key_ranges]
+        byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
+        if not self._pending:  # as a rule: a shorter way
+            groups = self.catalog.reads_by_shard(keys, byte_ranges)
+            if groups is not None:
+                return (yield from read_shards(groups, len(keys), self.options.reading))
         knowledge = self.known.now()
-        owners = yield from self._router.owners([key for key, _ in key_ranges])
-        reads = [
-            EntryRead(owner, byte_range)
-            for owner, (_, byte_range) in zip(owners, key_ranges, strict=True)
-            if isinstance(owner, ChunkRef)
-        ]
-        if len(reads) == len(owners) and not self._pending:  # as a rule: a shorter way
-            return (yield from read_entries(reads, self.options.reading))
+        owners = yield from self._router.owners(keys)
         # A key that is a chunk is no document; only of others it must be looked at.
         are_documents = [
             not isinstance(owner, ChunkRef) and is_document(key)

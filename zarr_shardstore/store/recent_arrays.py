@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef
 from zarr_shardstore.format.translator import KeyTranslator
+from zarr_shardstore.plan.ranges import ByteRange
+from zarr_shardstore.plan.read import ShardReads
 from zarr_shardstore.store.known_arrays import Knowledge, KnownArrays
 
 __all__ = ["RecentArrays"]
@@ -53,17 +55,40 @@ class RecentArrays:
         """The chunks of these arrays that keys name; ``None``: look elsewhere."""
         translators = self.translators()
         chunks: list[ChunkRef | None] = [None] * len(keys)
-        shards: dict[str, ShardRef | None] = {}
         for i, key in enumerate(keys):
             for translator in translators:
                 place = translator.translate(key)
                 if place is None:
                     continue
                 shard_key, entry_id = place
-                if shard_key not in shards:
-                    shards[shard_key] = translator.layout.shard_of_key(shard_key)
-                shard = shards[shard_key]
-                if shard is not None:
-                    chunks[i] = ChunkRef(key, shard, entry_id)
+                chunks[i] = ChunkRef(key, translator.shard(shard_key), entry_id)
                 break
         return chunks
+
+    def by_shard(
+        self, keys: Sequence[str], byte_ranges: Sequence[ByteRange | None] | None = None
+    ) -> list[ShardReads]:
+        """Reads of chunks of these arrays, those of a shard together; other keys are left out.
+
+        Parameters
+        ----------
+        byte_ranges
+            What of each value is wanted; ``None``: all.
+        """
+        translators = self.translators()
+        groups: dict[str, ShardReads] = {}
+        if not translators:
+            return []
+        for i, key in enumerate(keys):
+            for translator in translators:
+                place = translator.translate(key)
+                if place is None:
+                    continue
+                shard_key, entry_id = place
+                group = groups.get(shard_key)
+                if group is None:
+                    group = ShardReads.of(translator.shard(shard_key), byte_ranges)
+                    groups[shard_key] = group
+                group.add(i, entry_id, None if byte_ranges is None else byte_ranges[i])
+                break
+        return list(groups.values())

@@ -21,12 +21,16 @@ def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[Sequence[Hashable]]
     on it. Cost: none, or one document.
     """
     (owner,) = yield from catalog.chunks_of(keys[:1])
-    chunks = catalog.recent.chunks_of(keys)  # its array is one of these now
-    left = [key for key, chunk in zip(keys, chunks, strict=True) if chunk is None]
-    for key in left:
-        check_key(key)
-    rest = iter(_shard_ids(owner, left))
-    return [next(rest) if chunk is None else chunk.shard.key for chunk in chunks]
+    ids: list[Hashable] = [None] * len(keys)
+    for reads in catalog.recent.by_shard(keys):  # its array is one of the recent ones now
+        for i in reads.positions:
+            ids[i] = reads.shard.key
+    left = [i for i, shard_id in enumerate(ids) if shard_id is None]
+    for i in left:
+        check_key(keys[i])
+    for i, shard_id in zip(left, _shard_ids(owner, [keys[i] for i in left]), strict=True):
+        ids[i] = shard_id
+    return ids
 
 
 def _shard_ids(

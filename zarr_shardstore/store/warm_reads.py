@@ -6,19 +6,18 @@ holds writes, there is none, and the flow is run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
 from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.format.layout import ArrayLayout
-from zarr_shardstore.format.translator import KeyTranslator
 from zarr_shardstore.io.local_backend import LocalBackend
 from zarr_shardstore.io.runner import Runner
 from zarr_shardstore.io.warm_files import UNKNOWN, WarmValue, warm_file
 from zarr_shardstore.plan.indexes import try_read_indexes
 from zarr_shardstore.plan.pending import PendingShards
-from zarr_shardstore.plan.ranges import ByteRange, resolve_range
+from zarr_shardstore.plan.ranges import ByteRange, column_of_ranges, resolve_range
+from zarr_shardstore.plan.read import ShardReads
 from zarr_shardstore.store.catalog import Catalog
 
 __all__ = ["WarmReads"]
@@ -30,8 +29,6 @@ _SHARDS_AT_ONCE = 64
 """Shards whose indexes are read before their chunks; half of the files that are kept open."""
 
 KeyRange: TypeAlias = tuple[str, ByteRange | None]
-_Wanted: TypeAlias = tuple[ArrayLayout, list[int], list[tuple[int, ByteRange | None]]]
-"""Of a shard: its array, which of the keys name its chunks, and what of which entries."""
 
 
 class WarmReads:
@@ -93,51 +90,33 @@ class WarmReads:
         values: list[WarmValue] = [UNKNOWN] * len(key_ranges)
         if not values or self._root is None or self._pending:
             return values
-        translators = self._translators_for(key_ranges)
-        shards: dict[str, _Wanted] = {}
-        for i, (key, byte_range) in enumerate(key_ranges):
-            if byte_range is not None:
-                resolve_range(byte_range, 0)  # an error, whatever is there
-            for translator in translators:
-                place = translator.translate(key)
-                if place is not None:
-                    wanted = shards.get(place[0])
-                    if wanted is None:
-                        wanted = shards[place[0]] = translator.layout, [], []
-                    wanted[1].append(i)
-                    wanted[2].append((place[1], byte_range))
-                    break
-        self._warm_up(shards)
-        for key, (layout, positions, entries) in shards.items():
-            path = self._root + key
+        keys = [key for key, _ in key_ranges]
+        byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
+        groups = self._recent.by_shard(keys, byte_ranges)
+        if not groups and len(keys) >= _MIN_TO_WARM:
+            with suppress(ShardStoreError):  # the flow will say so
+                self._runner.run(self._catalog.chunks_of(keys[:1]))
+            groups = self._recent.by_shard(keys, byte_ranges)
+        self._warm_up(groups)
+        for reads in groups:
+            path = self._root + reads.shard.key
             file = warm_file(path)
-            if file is None or not file.is_read_as(layout.spec):
+            if file is None or not file.is_read_as(reads.shard.layout.spec):
                 continue
-            found = file.read_many(path, entries)
+            found = file.read_many(path, reads.entry_ids, reads.byte_ranges)
             if found is not None:
-                for i, value in zip(positions, found, strict=True):
+                for i, value in zip(reads.positions, found, strict=True):
                     values[i] = value
                     self._count()
         return values
 
-    def _translators_for(self, key_ranges: Sequence[KeyRange]) -> tuple[KeyTranslator, ...]:
-        """Of the arrays that were met; where much is wanted, also of one that is met now."""
-        translators = self._recent.translators()
-        first, _ = key_ranges[0]
-        if len(key_ranges) >= _MIN_TO_WARM and not any(t.translate(first) for t in translators):
-            with suppress(ShardStoreError):  # the flow will say so
-                self._runner.run(self._catalog.chunks_of([first]))
-            translators = self._recent.translators()
-        return translators
-
-    def _warm_up(self, shards: Mapping[str, _Wanted]) -> None:
+    def _warm_up(self, groups: Sequence[ShardReads]) -> None:
         """Read the indexes of shards of which much is wanted, and nothing known."""
         cold = [
-            ref
-            for key, (layout, positions, _) in shards.items()
-            if len(positions) >= _MIN_TO_WARM
-            and warm_file(f"{self._root}{key}") is None
-            and (ref := layout.shard_of_key(key)) is not None
+            reads.shard
+            for reads in groups
+            if len(reads.positions) >= _MIN_TO_WARM
+            and warm_file(f"{self._root}{reads.shard.key}") is None
         ]
         for first in range(0, len(cold), _SHARDS_AT_ONCE):
             self._runner.run(try_read_indexes(cold[first : first + _SHARDS_AT_ONCE]))
