@@ -14,10 +14,9 @@ from unittest import mock
 import pytest
 from zarr.storage import FsspecStore, LocalStore, LoggingStore
 
-from tests.store.bases import fsspec_local
+from tests.store.bases import forget_open_shards, fsspec_local
 from zarr_shardstore import ShardingMapping
 from zarr_shardstore.io import file_calls, file_states, locks
-from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.settled import OpenFile
 from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX, ShardFile, repair
 from zarr_shardstore.plan.ranges import Range
@@ -99,7 +98,7 @@ def test_bytes_that_a_reader_may_still_read_are_not_used_again(
         if isinstance(byte_range, Range) and not is_begun:
             is_begun = True
             m.erase(KEYS[1])
-            open_shards.reset_after_fork()  # as if this process were another one
+            forget_open_shards(tmp_path)  # as if this process were another one
             if is_damaged:
                 journal = tmp_path / f"data/root/a/c0{JOURNAL_SUFFIX}"
                 journal.write_bytes(journal.read_bytes()[:-1])
@@ -158,7 +157,7 @@ def test_who_replaces_a_shard_repairs_it_first(
         pytest.raises(OSError, match="killed"),
     ):
         m[KEYS[0]] = b"new"
-    open_shards.reset_after_fork()  # as if that process were killed
+    forget_open_shards(tmp_path)  # as if that process were killed
     is_begun, go_on = threading.Event(), threading.Event()
 
     def repair_late(path: str) -> bool:

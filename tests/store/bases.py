@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import tempfile
 import time
@@ -20,6 +21,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from zarr_shardstore.io import commits
 from zarr_shardstore.io.locks import LOCK_SUFFIX
+from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX
 
 
@@ -99,6 +101,24 @@ def put(base: Any, key: str, value: bytes) -> None:
         sync(base.set(key, default_buffer_prototype().buffer.from_bytes(value)))
     else:
         base[key] = value
+
+
+def forget_open_shards(directory: Path | str = "/") -> None:
+    """As if this process had ended: the shards below are closed as they are, and unknown. Of other
+    directories shards may be sealed meanwhile, in threads."""
+    root = os.path.join(os.path.realpath(directory), "")
+    while True:
+        with open_shards._lock:
+            paths = [path for path in open_shards._files if path.startswith(root)]
+            if open_shards._in_use.keys().isdisjoint(paths):
+                files = [open_shards._files.pop(path) for path in paths]
+                for path in paths:
+                    open_shards._recent.pop(path, None)
+                    open_shards._being_sealed.discard(path)
+                break
+        time.sleep(0.001)
+    for file in files:
+        file.close_all()
 
 
 def wait_until_free() -> None:

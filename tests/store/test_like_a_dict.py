@@ -23,7 +23,13 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Suf
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import LocalStore, ObjectStore, WrapperStore
 
-from tests.store.bases import BASES, fsspec_local, objects_of, temporary_directory
+from tests.store.bases import (
+    BASES,
+    forget_open_shards,
+    fsspec_local,
+    objects_of,
+    temporary_directory,
+)
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.plan.strategies import Strategy
@@ -511,3 +517,4 @@ def test_the_same_files_through_stores_of_any_kind(data: st.DataObject) -> None:
     assert {k: fresh.get(k) for k in fresh.list()} == model
     fresh.erase_prefix("")
     assert objects_of(LocalStore(path)) == {}
+    forget_open_shards(path)  # of many examples they would be sealed, some time

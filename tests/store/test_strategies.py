@@ -28,7 +28,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from tests.faults.any_size import INDEX_CODECS, Location, declare
 from tests.faults.stops import files_in
-from tests.store.bases import temporary_directory
+from tests.store.bases import forget_open_shards, temporary_directory
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore, SpecError, reshard
 from zarr_shardstore.io import file_calls, locks
 from zarr_shardstore.io import open_shards as open_shards_module
@@ -216,7 +216,7 @@ def test_shards_that_are_never_full_are_sealed_in_time(
 ) -> None:
     """Those that were opened first, so that not each keeps two more files beside it; one with
     each write, if only to see that it is gone."""
-    open_shards_module.open_shards.reset_after_fork()  # those of other tests
+    forget_open_shards()  # those of other tests
     gone = mapping(tmp_path / "gone", n=4)
     gone.update({f"{ROOT}{i}": b"1" for i in range(0, 4 * n_gone, 4)})
     shutil.rmtree(tmp_path / "gone", ignore_errors=True)
@@ -419,7 +419,7 @@ def test_entries_of_any_size_survive_each_other(
     model: dict[str, bytes] = {}
     for number, (i, nbytes, strategy, is_elsewhere) in enumerate(changes, start=1):
         if is_elsewhere:
-            open_shards_module.open_shards.reset_after_fork()  # as if by another process
+            forget_open_shards(path)  # as if by another process
         m, key = stores[strategy], f"z/c/{i}"
         match nbytes:
             case "flush":
@@ -434,6 +434,7 @@ def test_entries_of_any_size_survive_each_other(
         found = dict(stores["append"])
         del found["z/zarr.json"]
         assert found == model
+    forget_open_shards(path)
 
 
 @settings(deadline=None, max_examples=100)
