@@ -202,6 +202,28 @@ def test_other_threads_wait_for_who_writes_into_the_file_itself(tmp_path: Path) 
     assert found.result(60) == b"new"
 
 
+def test_what_was_written_into_the_file_itself_is_read_again(tmp_path: Path) -> None:
+    """Who has read the index would find bytes of another shard where the chunk was."""
+    m = ShardingMapping(tmp_path, chunks_per_shard=4)
+    m.update(dict(zip(KEYS, (b"first", b"second"), strict=False)))
+    m.flush()
+    writer = ShardingMapping(fsspec_local(tmp_path), chunks_per_shard=4)
+    read = OpenFile.read
+    is_begun = False
+
+    def read_late(file: OpenFile, byte_range: Any, *args: Any) -> memoryview:
+        nonlocal is_begun
+        if isinstance(byte_range, Range) and not is_begun:
+            is_begun = True
+            with ThreadPoolExecutor() as threads:
+                threads.submit(writer.__setitem__, KEYS[0], b"a longer one").result(60)
+        return read(file, byte_range, *args)
+
+    with mock.patch.object(OpenFile, "read", read_late):
+        assert m[KEYS[1]] == b"second"
+    assert is_begun
+
+
 def value_of_write(i: int) -> bytes:
     return bytes([i % 256]) * (i % 100)
 

@@ -34,6 +34,8 @@ class _OpenShards:
         self._in_use: dict[str, int] = {}
         self._being_replaced: dict[str, int | None] = {}
         self._being_sealed: set[str] = set()
+        self.n_overwrites = 0
+        """Begins and ends of writes of this process that put another shard into the same file."""
         self.seal_later: Callable[[ShardFile], None] | None = None
         """Seals a shard that was not used for long, in another thread."""
 
@@ -64,16 +66,20 @@ class _OpenShards:
         return _Holding(self, path)
 
     @contextmanager
-    def being_replaced(self, path: str, *, by_this_thread: bool) -> Iterator[None]:
+    def being_replaced(
+        self, path: str, *, by_this_thread: bool, overwrites: bool
+    ) -> Iterator[None]:
         """Say that this process holds a shard by other means, and does not change it in its
-        place; and whether only this thread reads it for that."""
+        place; whether only this thread reads it for that, and whether the file stays the same."""
         with self._lock:
             self._being_replaced[path] = threading.get_ident() if by_this_thread else None
+            self.n_overwrites += overwrites
         try:
             yield
         finally:
             with self._lock:
                 del self._being_replaced[path]
+                self.n_overwrites += overwrites
 
     def is_used_here(self, path: str) -> bool:
         """Whether this thread holds a shard."""

@@ -76,13 +76,23 @@ def read_settled(path: str, byte_range: ByteRange | None) -> Found:
 
 
 @contextmanager
-def hold_to_replace(path: str, locking: Locking, *, in_this_thread: bool = False) -> Iterator[None]:
-    """Hold a shard file that will only be replaced, by whatever means."""
+def hold_to_replace(
+    path: str, locking: Locking, *, in_this_thread: bool = False, overwrites: bool = False
+) -> Iterator[None]:
+    """Hold a shard file that will only be replaced, by whatever means.
+
+    Parameters
+    ----------
+    in_this_thread
+        Only it reads the shard for that.
+    overwrites
+        The new shard is written into the same file: who has it open sees bytes of both.
+    """
     with held(path, locking):
         if repair(path):
             end_journal(path, is_durable=False)
         # Not before: a repair changes it in its place.
-        with open_shards.being_replaced(path, by_this_thread=in_this_thread):
+        with open_shards.being_replaced(path, by_this_thread=in_this_thread, overwrites=overwrites):
             yield
 
 
@@ -119,7 +129,8 @@ def when_settled(
 class OpenFile:
     """A file open for reading. Entries that an index read from it points to are the same for as
     long as it is open, whatever is renamed over its name or appended to it; and where entries
-    are overwritten, its writers wait until it is closed.
+    are overwritten, its writers wait until it is closed. fsspec's writers do not: of those in
+    this process `version_now` tells.
 
     Parameters
     ----------
@@ -128,12 +139,13 @@ class OpenFile:
     """
 
     __slots__ = (
-        *("_repair", "handle", "is_fixed", "known"),
+        *("_n_overwrites", "_repair", "handle", "is_fixed", "known"),
         *("opened_ns", "size", "status", "version"),
     )
 
     def __init__(self, path: str, *, is_held: bool = False) -> None:
         self.opened_ns = time.time_ns()
+        self._n_overwrites = open_shards.n_overwrites
         self.handle = open_to_read(path)
         fd = self.handle.fd
         self._repair: Repair | None = None
@@ -161,11 +173,15 @@ class OpenFile:
         file.opened_ns = 0
         file.handle, file.status, file.size = handle, status, status.st_size
         file._repair, file.is_fixed, file.version = None, False, object()
+        file._n_overwrites = open_shards.n_overwrites
         file.known = None
         return file
 
     def version_now(self) -> object:
-        """Another version, if its index is known, and somebody has written into it since."""
+        """Another version, if its index is known, and somebody has written into it since; or if
+        this process has put another shard into any file."""
+        if self._n_overwrites != open_shards.n_overwrites:
+            return object()
         if self.known is not None and not self.known.is_same(os.fstat(self.handle.fd)):
             return object()
         return self.version

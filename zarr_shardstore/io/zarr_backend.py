@@ -143,7 +143,8 @@ class ZarrBackend:
     def hold(self, key: str) -> AbstractContextManager[None] | None:
         path = path_of_file(self.store, key)
         if path is not None:
-            return hold_to_replace(path, self._options.locking)
+            overwrites = not self.replaces_at_once
+            return hold_to_replace(path, self._options.locking, overwrites=overwrites)
         if self._options.locking != "none" and is_shared_without_locks(self.store):
             _warn_of_other_writers()
         return None
