@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -81,6 +81,24 @@ def test_a_writer_comes_while_nobody_holds_the_lock(is_over: bool, tmp_path: Pat
     assert values == [b"old", b"new", b"old", b"old"]
 
 
+@contextmanager
+def after_the_index(change: Callable[[], None]) -> Iterator[None]:
+    """Make a change once, after a reader has read the index, and before it reads an entry."""
+    read = OpenFile.read
+    is_begun = False
+
+    def read_late(file: OpenFile, byte_range: Any, *args: Any) -> memoryview:
+        nonlocal is_begun
+        if isinstance(byte_range, Range) and not is_begun:
+            is_begun = True
+            change()
+        return read(file, byte_range, *args)
+
+    with mock.patch.object(OpenFile, "read", read_late):
+        yield
+    assert is_begun
+
+
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_bytes_that_a_reader_may_still_read_are_not_used_again(
     is_damaged: bool, tmp_path: Path
@@ -90,24 +108,17 @@ def test_bytes_that_a_reader_may_still_read_are_not_used_again(
     m = ShardingMapping(tmp_path, chunks_per_shard=4)
     m[KEYS[0]] = b"first"
     m[KEYS[1]] = b"second"
-    read = OpenFile.read
-    is_begun = False
 
-    def read_late(file: OpenFile, byte_range: Any, *args: Any) -> memoryview:
-        nonlocal is_begun
-        if isinstance(byte_range, Range) and not is_begun:
-            is_begun = True
-            m.erase(KEYS[1])
-            forget_open_shards(tmp_path)  # as if this process were another one
-            if is_damaged:
-                journal = tmp_path / f"data/root/a/c0{JOURNAL_SUFFIX}"
-                journal.write_bytes(journal.read_bytes()[:-1])
-            m[KEYS[2]] = b"another"
-        return read(file, byte_range, *args)
+    def change() -> None:
+        m.erase(KEYS[1])
+        forget_open_shards(tmp_path)  # as if this process were another one
+        if is_damaged:
+            journal = tmp_path / f"data/root/a/c0{JOURNAL_SUFFIX}"
+            journal.write_bytes(journal.read_bytes()[:-1])
+        m[KEYS[2]] = b"another"
 
-    with mock.patch.object(OpenFile, "read", read_late):
+    with after_the_index(change):
         assert m[KEYS[1]] == b"second"
-    assert is_begun
     assert dict(m) == {KEYS[0]: b"first", KEYS[2]: b"another"}
 
 
@@ -208,20 +219,13 @@ def test_what_was_written_into_the_file_itself_is_read_again(tmp_path: Path) -> 
     m.update(dict(zip(KEYS, (b"first", b"second"), strict=False)))
     m.flush()
     writer = ShardingMapping(fsspec_local(tmp_path), chunks_per_shard=4)
-    read = OpenFile.read
-    is_begun = False
 
-    def read_late(file: OpenFile, byte_range: Any, *args: Any) -> memoryview:
-        nonlocal is_begun
-        if isinstance(byte_range, Range) and not is_begun:
-            is_begun = True
-            with ThreadPoolExecutor() as threads:
-                threads.submit(writer.__setitem__, KEYS[0], b"a longer one").result(60)
-        return read(file, byte_range, *args)
+    def change() -> None:
+        with ThreadPoolExecutor() as threads:
+            threads.submit(writer.__setitem__, KEYS[0], b"a longer one").result(60)
 
-    with mock.patch.object(OpenFile, "read", read_late):
+    with after_the_index(change):
         assert m[KEYS[1]] == b"second"
-    assert is_begun
 
 
 def value_of_write(i: int) -> bytes:

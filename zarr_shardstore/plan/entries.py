@@ -56,7 +56,7 @@ class Patch:
     def nbytes_from_start(self) -> int | None:
         """Bytes that the pieces cover from 0 on without a gap; ``None`` if not all do."""
         end = 0
-        for start, value in sorted(self.pieces, key=_start):
+        for start, value in sorted(self.pieces, key=_start_and_nbytes):
             if start != end:
                 return None
             end += len(value)
@@ -121,10 +121,6 @@ def apply_pieces(key: str, old: bytes | memoryview | None, pieces: Iterable[Piec
         stop = start + len(value) if start >= 0 else len(buffer)
         buffer[start:stop] = value
     return bytes(buffer)
-
-
-def _start(piece: Piece) -> int:
-    return piece[0]
 
 
 def _start_and_nbytes(piece: Piece) -> tuple[int, int]:

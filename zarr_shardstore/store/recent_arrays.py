@@ -7,7 +7,7 @@ not to own it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef
 from zarr_shardstore.format.translator import KeyTranslator
@@ -53,16 +53,9 @@ class RecentArrays:
 
     def chunks_of(self, keys: Sequence[str]) -> list[ChunkRef | None]:
         """The chunks of these arrays that keys name; ``None``: look elsewhere."""
-        translators = self.translators()
         chunks: list[ChunkRef | None] = [None] * len(keys)
-        for i, key in enumerate(keys):
-            for translator in translators:
-                place = translator.translate(key)
-                if place is None:
-                    continue
-                shard_key, entry_id = place
-                chunks[i] = ChunkRef(key, translator.shard(shard_key), entry_id)
-                break
+        for i, translator, shard_key, entry_id in self._places(keys):
+            chunks[i] = ChunkRef(keys[i], translator.shard(shard_key), entry_id)
         return chunks
 
     def by_shard(
@@ -75,20 +68,23 @@ class RecentArrays:
         byte_ranges
             What of each value is wanted; ``None``: all.
         """
-        translators = self.translators()
         groups: dict[str, ShardReads] = {}
+        for i, translator, shard_key, entry_id in self._places(keys):
+            group = groups.get(shard_key)
+            if group is None:
+                group = ShardReads.of(translator.shard(shard_key), byte_ranges)
+                groups[shard_key] = group
+            group.add(i, entry_id, None if byte_ranges is None else byte_ranges[i])
+        return list(groups.values())
+
+    def _places(self, keys: Sequence[str]) -> Iterator[tuple[int, KeyTranslator, str, int]]:
+        """Position of a key, who translates it, its shard key and entry id; of other keys none."""
+        translators = self.translators()
         if not translators:
-            return []
+            return
         for i, key in enumerate(keys):
             for translator in translators:
                 place = translator.translate(key)
-                if place is None:
-                    continue
-                shard_key, entry_id = place
-                group = groups.get(shard_key)
-                if group is None:
-                    group = ShardReads.of(translator.shard(shard_key), byte_ranges)
-                    groups[shard_key] = group
-                group.add(i, entry_id, None if byte_ranges is None else byte_ranges[i])
-                break
-        return list(groups.values())
+                if place is not None:
+                    yield i, translator, *place
+                    break
