@@ -153,8 +153,13 @@ class ShardRef:
     @property
     def n_grid_entries(self) -> int:
         """Number of entries that lie in the array."""
-        box = grid_box(self.coords, self.layout.spec.chunks_per_shard, self.layout.grid_shape)
-        return math.prod(stop - start for start, stop in box)
+        grid, cps = self.layout.grid_shape, self.layout.spec.chunks_per_shard
+        if grid is None:
+            return math.prod(cps)
+        n_entries = 1
+        for s, n, size in zip(self.coords, cps, grid, strict=True):
+            n_entries *= max(0, min(n, size - s * n))
+        return n_entries
 
     def grid_entries(self) -> npt.NDArray[np.intp]:
         """Ascending ids of the entries that lie in the array: those available to fill."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeAlias
@@ -9,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from zarr_shardstore.io.uploads import Upload
 from zarr_shardstore.plan.requests import Request
 
-__all__ = ["Backend", "Mode", "Perform", "Session"]
+__all__ = ["Backend", "Held", "Mode", "Perform", "Session"]
 
 Mode: TypeAlias = Literal["inline", "thread", "async"]
 """Where an async caller lets the work be done: at once (memory), in a worker thread, with
@@ -67,6 +68,10 @@ class Backend(Protocol):
         """What keeps other processes from updating an object meanwhile, blocking; ``None`` if
         there is nothing like that."""
 
+    def hold_at_once(self, key: str) -> Held | None:
+        """As `hold`, held already, if nobody had to be waited for, and small updates of the
+        object take no longer than a hop to another thread; ``None`` otherwise."""
+
     def optimistic(self) -> Backend | None:
         """A view for one update, whose writes fail with `ReplacedMeanwhileError` if another
         writer has replaced what the update read; ``None`` if the base store has no such writes."""
@@ -82,6 +87,18 @@ class Backend(Protocol):
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         """Perform requests concurrently."""
+
+
+class Held(AbstractContextManager[None]):
+    """An object that is held until the context ends."""
+
+    @abstractmethod
+    def is_light(self, batch: list[Request]) -> bool:
+        """Whether these requests for it take no longer than a hop to another thread."""
+
+    @abstractmethod
+    def move_here(self) -> None:
+        """Another thread, this one, goes on with the update."""
 
 
 class Session(AbstractContextManager["Session"]):

@@ -1,9 +1,14 @@
-"""Leading the queue of a shard: its updates are committed group by group, by whoever leads."""
+"""Leading the queue of a shard: its updates are committed group by group, by whoever leads.
+
+A small change of a file that is open takes less time than a hop to a worker thread and back. So
+an event loop makes it itself, and lets a thread go on where a step may take long.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable, Sequence
+import time
+from collections.abc import AsyncIterator, Generator, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -12,9 +17,18 @@ from zarr.core.sync import _get_loop
 
 from zarr_shardstore.io import commits
 
-__all__ = ["commit_blocking", "held_by_thread", "lead_async", "lead_blocking"]
+__all__ = ["commit_blocking", "held_by_thread", "lead_async", "lead_at_once", "lead_blocking"]
 
 _Outcome: TypeAlias = "Sequence[Exception | None] | Exception"
+
+_DONE = object()
+
+_MAX_AT_ONCE_S = 0.001
+"""What a commit in an event loop may take: several times what it does take on a local disk."""
+
+_PAUSE_PER_S = 100
+"""Where one took longer (a network file system, a disk that lags behind) threads make all commits
+for so many times as long, and the loop waits 1 % of the time."""
 
 
 def lead_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
@@ -25,17 +39,83 @@ def lead_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
 
 
 def commit_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
+    """Commit updates that were taken, in this thread."""
+    _exhaust(_commit(scope, taken, at_once=False))
+
+
+def lead_at_once(scope: Hashable, taken: list[commits.Pending]) -> None:
+    """As `lead_blocking`, for an event loop that must not wait: what may take long, and what
+    comes after it, is done by a worker thread."""
+    runner = taken[0].owner
+    begun = time.monotonic()
+    if begun < runner.at_once_from:
+        commits.worker_pool().submit(lead_blocking, scope, taken)
+        return
+    steps = _commit(scope, taken, at_once=True)
+    has_more = next(steps, _DONE) is not _DONE
+    took = time.monotonic() - begun
+    if took > _MAX_AT_ONCE_S:
+        runner.at_once_from = begun + took * _PAUSE_PER_S
+    if has_more:
+        commits.worker_pool().submit(_go_on, scope, steps)
+        return
+    rest = commits.take(scope)
+    if rest:
+        commits.worker_pool().submit(lead_blocking, scope, rest)
+
+
+def _go_on(scope: Hashable, steps: Iterator[None]) -> None:
+    _exhaust(steps)
+    lead_blocking(scope, commits.take(scope))
+
+
+def _exhaust(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass
+
+
+def _commit(scope: Hashable, taken: list[commits.Pending], *, at_once: bool) -> Iterator[None]:
+    """Commit updates that were taken.
+
+    Parameters
+    ----------
+    at_once
+        Pause before what may take long. Any thread may go on.
+    """
     try:
         for runner, members in _groups(taken):
             try:
-                with runner.backend.hold(members[0].request.shard.key) or nullcontext():
-                    outcome: _Outcome = runner.run(runner.update_flow(members))
+                outcome: _Outcome = yield from _commit_group(runner, members, at_once=at_once)
             except Exception as error:
                 outcome = error
             _settle(members, outcome)
     except BaseException:
         commits.abandon(scope, taken)
         raise
+
+
+def _commit_group(
+    runner: Any, members: list[commits.Pending], *, at_once: bool
+) -> Generator[None, None, Sequence[Exception | None]]:
+    key = members[0].request.shard.key
+    held = runner.backend.hold_at_once(key) if at_once else None
+    outcomes: Sequence[Exception | None]
+    if held is None:
+        if at_once:
+            yield
+        with runner.backend.hold(key) or nullcontext():
+            outcomes = runner.run(runner.update_flow(members))
+        return outcomes
+    with held:
+        steps = runner.run_in_steps(runner.update_flow(members), held)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                outcomes = stop.value
+                return outcomes
+            yield
+            held.move_here()
 
 
 async def lead_async(scope: Hashable, begun: asyncio.Event | None = None) -> None:

@@ -17,7 +17,7 @@ from zarr.storage import LocalStore
 
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io import file_calls
-from zarr_shardstore.io.backend import Mode, Session
+from zarr_shardstore.io.backend import Held, Mode, Session
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
 from zarr_shardstore.io.key_pages import KeyPages, keys_below
@@ -131,6 +131,11 @@ class LocalBackend:
             return open_shards.holding(self.real_root + key)
         path, locking = self.real_root + key, self._options.locking
         return hold_to_replace(path, locking, in_this_thread=True)
+
+    def hold_at_once(self, key: str) -> Held | None:
+        if not self.can_append or self._is_durable:
+            return None
+        return open_shards.hold_at_once(self.real_root + key)
 
     has_versions = True
     has_lasting_versions = True

@@ -96,6 +96,15 @@ class KeptLock:
                 raise
             self.close()  # whoever held it before has removed the file
 
+    def acquire_at_once(self) -> bool:
+        """Take the lock if it is free, and its file is open."""
+        if self._fd is None or not _try_lock(self._fd, fcntl.LOCK_EX):
+            return False
+        if os.fstat(self._fd).st_nlink:
+            return True
+        self.close()
+        return False
+
     def release(self) -> None:
         """Give the lock up; the file stays."""
         if self._fd is not None:

@@ -86,6 +86,9 @@ class MappingBackend:
     def hold(self, key: str) -> None:  # noqa: ARG002  the protocol's
         return None  # no other process has this mapping
 
+    def hold_at_once(self, key: str) -> None:  # noqa: ARG002
+        return None
+
     def optimistic(self) -> None:
         return None
 

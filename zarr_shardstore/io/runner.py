@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeAlias, TypeVar
@@ -12,9 +12,15 @@ from typing import Any, TypeAlias, TypeVar
 from zarr.core.sync import _get_loop, sync
 
 from zarr_shardstore.io import commits
-from zarr_shardstore.io.backend import Backend, Perform, Session
+from zarr_shardstore.io.backend import Backend, Held, Perform, Session
 from zarr_shardstore.io.counters import Counters
-from zarr_shardstore.io.leading import commit_blocking, held_by_thread, lead_async, lead_blocking
+from zarr_shardstore.io.leading import (
+    commit_blocking,
+    held_by_thread,
+    lead_async,
+    lead_at_once,
+    lead_blocking,
+)
 from zarr_shardstore.io.optimistic import until_not_replaced
 from zarr_shardstore.io.versions import UNSTABLE, publishing, version_of
 from zarr_shardstore.plan.entries import EntryUpdate
@@ -78,6 +84,8 @@ class Runner:
         self.backend = backend
         self.counters = counters or Counters()
         self._update_flow = update_flow
+        self.at_once_from = 0.0
+        """From when on, by the monotonic clock in s, event loops may commit by themselves."""
 
     # ------------------------------------------------------------ blocking
 
@@ -87,6 +95,14 @@ class Runner:
             return sync(self._run_for(_running_loop(), flow))
         with self.backend.session() as session:
             return _drive(flow, lambda batch: self._perform(batch, session))
+
+    def run_in_steps(self, flow: Flow[T], held: Held) -> Generator[None, None, T]:
+        """As `run`, of an update of what is held, but with a pause before each batch that is not
+        light; another thread may go on then."""
+        with self.backend.session() as session:
+            return (
+                yield from _steps(flow, lambda batch: self._perform(batch, session), held.is_light)
+            )
 
     async def _run_for(self, blocked: asyncio.AbstractEventLoop | None, flow: Flow[T]) -> T:
         """Run a flow for a caller that waits in another thread, and blocks its own event loop."""
@@ -206,7 +222,10 @@ class Runner:
                 raise
             self._start_leading(scope, loop)
         assert pending.done is not None, "who waits in an event loop has a future"
-        await asyncio.wrap_future(pending.done)
+        if pending.done.done():
+            pending.done.result()
+        else:
+            await asyncio.wrap_future(pending.done)
 
     def _start_leading(self, scope: Hashable, loop: asyncio.AbstractEventLoop) -> None:
         """Lead apart from the caller, who may be cancelled without harm to the others."""
@@ -215,7 +234,7 @@ class Runner:
                 lead_blocking(scope, commits.take(scope))
             case "thread":
                 commits.leave_loop(scope)
-                commits.worker_pool().submit(lead_blocking, scope, commits.take(scope))
+                lead_at_once(scope, commits.take(scope))
             case "async":
                 if loop is not asyncio.get_running_loop():
                     commits.leave_loop(scope)
@@ -315,8 +334,22 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 def _drive(flow: Flow[T], perform: Perform) -> T:
     try:
+        next(_steps(flow, perform, lambda _: True))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("steps without a pause pause")
+
+
+def _steps(
+    flow: Flow[T], perform: Perform, is_light: Callable[[list[Request]], bool]
+) -> Generator[None, None, T]:
+    """Drive a flow, with a pause before each batch that is not light."""
+    try:
         batch = next(flow)
         while True:
+            if not is_light(batch):
+                yield
             try:
                 replies = perform(batch)
             except Exception as error:

@@ -81,7 +81,7 @@ class ShardFile:
 
     # ---------------------------------------------------------------- lock
 
-    def acquire(self) -> None:
+    def acquire(self) -> Literal[True]:
         """Take the lock, and take back what a killed writer left unfinished."""
         self._lock.acquire(locks.MAX_WAIT_S)
         try:
@@ -90,6 +90,18 @@ class ShardFile:
         except BaseException:
             self.release()
             raise
+        return True
+
+    def acquire_at_once(self) -> bool:
+        """Take the lock of a shard that is open, and whose readers nobody has to wait for; unless
+        somebody else has it, or has changed the shard."""
+        opened = self._opened
+        if opened is None or opened.is_fixed or not self._lock.acquire_at_once():
+            return False
+        if self._fd is not None and self._is_ours():
+            return True
+        self._lock.release()
+        return False
 
     def release(self) -> None:
         """Give the lock up; its file stays as long as the shard has a journal."""

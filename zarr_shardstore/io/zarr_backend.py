@@ -149,6 +149,9 @@ class ZarrBackend:
             _warn_of_other_writers()
         return None
 
+    def hold_at_once(self, key: str) -> None:  # noqa: ARG002
+        return None
+
     def optimistic(self) -> Backend | None:
         return None
 

@@ -110,11 +110,12 @@ def _store(opened: OpenedShard, new: dict[int, Bytes | None], order: EntryOrder)
             live.update((i, v) for i, v in new.items() if v is not None)
             yield from _create(shard, live, order)
             return
-    was_full = opened.n_present >= shard.n_grid_entries
+    n_full = shard.n_grid_entries
+    was_full = opened.n_present >= n_full
     yield from change_shard(opened, opened.change(new))
     # One that was sealed before is being written to again, perhaps because its array grows
     # slice by slice: it waits for flush or close.
-    if n_present >= shard.n_grid_entries and not was_full and not opened.was_sealed:
+    if n_present >= n_full and not was_full and not opened.was_sealed:
         yield from _seal(opened, order, MAX_DEAD_SHARE)
 
 

@@ -12,8 +12,11 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeAlias, cast
 
 from zarr.abc.codec import ArrayArrayCodec, ArrayBytesCodec, BytesBytesCodec, Codec
+from zarr.codecs import ZstdCodec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, NDBuffer
+
+from zarr_shardstore.store import kept_zstd
 
 __all__ = ["ChunkCodec"]
 
@@ -83,6 +86,8 @@ class ChunkCodec:
 
 
 def _blocking_steps(codec: Codec) -> tuple[_Step, _Step] | None:
+    if type(codec) is ZstdCodec:
+        return _on_buffers(kept_zstd.compress_of(codec)), _on_buffers(kept_zstd.decompress)
     encode, decode = getattr(codec, "_encode_sync", None), getattr(codec, "_decode_sync", None)
     if encode is not None and decode is not None:
         # zarr 3.4's sharding codec can block only if the codecs inside it can.
@@ -90,6 +95,15 @@ def _blocking_steps(codec: Codec) -> tuple[_Step, _Step] | None:
     if any(cls.__module__ in _AWAIT_ONLY_THREADS for cls in type(codec).__mro__):
         return _in_this_thread(codec._encode_single), _in_this_thread(codec._decode_single)
     return None
+
+
+def _on_buffers(work: Callable[[Any], bytes]) -> _Step:
+    """Make a step of a function from bytes to bytes."""
+
+    def run(data: Buffer, spec: ArraySpec) -> Buffer:
+        return spec.prototype.buffer.from_bytes(work(data.as_numpy_array()))
+
+    return run
 
 
 def _in_this_thread(method: Callable[[Any, ArraySpec], Coroutine[Any, Any, Any]]) -> _Step:
