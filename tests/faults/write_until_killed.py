@@ -12,6 +12,7 @@ which version they are of.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -22,8 +23,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from zarr.core.buffer import cpu
+
 from tests.faults.any_size import HEADER, encode
-from zarr_shardstore import ShardingMapping
+from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.io import file_calls
 from zarr_shardstore.io.settled import is_side_file
 
@@ -60,6 +63,8 @@ class Writer:
     ----------
     m
         Where.
+    store
+        The same, async: it commits small changes in the event loop.
     mine
         Which chunks nobody else writes.
     state
@@ -69,9 +74,16 @@ class Writer:
     """
 
     def __init__(
-        self, m: ShardingMapping, mine: list[int], state: State, version: int, rng: random.Random
+        self,
+        m: ShardingMapping,
+        store: ShardingStore,
+        mine: list[int],
+        state: State,
+        version: int,
+        rng: random.Random,
     ) -> None:
         self.m = m
+        self.store = store
         self.mine = mine
         self.state = state
         self.version = version
@@ -81,14 +93,19 @@ class Writer:
         """Name of an operation, what becomes of which chunks, and what does it."""
         rng, m = self.rng, self.m
         self.version += 1
-        kinds = ("set", "update", "erase", "erase many", "erase all", "patch", "flush")
-        (kind,) = rng.choices(kinds, (10, 4, 2, 1, 0.1, 4, 0.5))
+        kinds = ("set", "set async", "update", "erase", "erase many", "erase all", "patch", "flush")
+        (kind,) = rng.choices(kinds, (6, 6, 4, 2, 1, 0.1, 4, 0.5))
         some = rng.sample(self.mine, rng.randint(1, rng.choice((4, len(self.mine)))))
         new: dict[int, Layers | None] = {}
         if kind == "set":
             i = some[0]
             layers = self._new_layers()
             return kind, {i: layers}, lambda: m.set(key_of(i), stored(i, layers))
+        if kind == "set async":
+            i = some[0]
+            layers = self._new_layers()
+            value = cpu.Buffer.from_bytes(stored(i, layers))
+            return kind, {i: layers}, lambda: asyncio.run(self.store.set(key_of(i), value))
         if kind == "update":
             several = {i: self._new_layers() for i in some}
             values = {key_of(i): stored(i, layers) for i, layers in several.items()}
@@ -189,7 +206,8 @@ def write(request: dict[str, Any]) -> None:
             stop_at(n, only_shards, lambda: wait_here(log), rng)
         state = {int(i): layers for i, layers in request["state"].items()}
         m = ShardingMapping(request["path"], **request["options"])
-        writer = Writer(m, request["mine"], state, request["version"], rng)
+        store = ShardingStore(request["path"], **request["options"])
+        writer = Writer(m, store, request["mine"], state, request["version"], rng)
         while not ending:
             kind, new, change = writer.next_change()
             os.write(log, json.dumps([kind, new]).encode() + b"\n")
