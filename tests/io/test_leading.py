@@ -18,7 +18,7 @@ from zarr.core.buffer import cpu
 
 from tests.store.bases import forget_open_shards
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.io import file_calls, leading
+from zarr_shardstore.io import commits, file_calls, leading
 from zarr_shardstore.io.locks import LOCK_SUFFIX, KeptLock
 from zarr_shardstore.io.open_shards import open_shards
 
@@ -60,6 +60,14 @@ def opened(path: Path, **options: Any) -> ShardingStore:
     for i in range(2):
         store.set_sync(key(i), buffer(b"old"))
     return store
+
+
+async def until_nobody_leads() -> None:
+    """A thread that went on with a commit looks once more whether others came."""
+    for _ in range(1000):
+        if not commits._queues:
+            break
+        await asyncio.sleep(0.001)
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -122,6 +130,7 @@ async def test_a_thread_goes_on_where_the_loop_must_not(tmp_path: Path, threads:
     for i in range(N - 1):
         await store.set(key(i), buffer(bytes(2000)))
         await store.set(key(i), buffer(bytes([i])))
+    await until_nobody_leads()
     threads.clear()
     await store.set(key(N - 1), buffer(b"last"))
     here = threading.get_ident()
@@ -132,6 +141,35 @@ async def test_a_thread_goes_on_where_the_loop_must_not(tmp_path: Path, threads:
     assert contents(tmp_path) == {**expected, key(N - 1): b"last"}
     await store.set(key(0), buffer(b"again"))
     assert contents(tmp_path) == {**expected, key(0): b"again", key(N - 1): b"last"}
+
+
+async def test_who_holds_a_shard_needs_no_worker_thread(tmp_path: Path) -> None:
+    """All of them may be waiting for that very shard."""
+    store = opened(tmp_path)
+    pool, may_end = commits.worker_pool(), threading.Event()
+    try:
+        for _ in range(pool._max_workers):
+            pool.submit(may_end.wait, 60)
+        await asyncio.wait_for(store.set(key(1), buffer(bytes(300_000))), 30)
+    finally:
+        may_end.set()
+    assert contents(tmp_path) == {key(0): b"old", key(1): bytes(300_000)}
+
+
+async def test_without_a_thread_the_shard_is_free(tmp_path: Path) -> None:
+    """As at the end of the interpreter: the caller is told, and nothing is kept."""
+    store = opened(tmp_path)
+    await store.set(key(0), buffer(b"old"))
+    with (
+        mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("no thread")),
+        pytest.raises(RuntimeError, match="no thread") as caught,
+    ):
+        await store.set(key(1), buffer(bytes(300_000)))
+    assert not open_shards.is_used_here(f"{os.path.realpath(tmp_path)}/{SHARD}")
+    assert caught.value.__traceback__ is not None, "it keeps all that was under way"
+    assert contents(tmp_path) == {key(0): b"old", key(1): b"old"}
+    await store.set(key(1), buffer(b"new"))
+    assert contents(tmp_path) == {key(0): b"old", key(1): b"new"}
 
 
 async def test_the_loop_does_not_wait_for_a_lock(tmp_path: Path) -> None:
@@ -198,6 +236,7 @@ async def test_a_slow_disk_is_left_to_threads(tmp_path: Path, threads: list[int]
         write(fd, pieces, offset)
 
     async def hops() -> bool:
+        await until_nobody_leads()
         threads.clear()
         await store.set(key(1), buffer(b"new"))
         return here not in threads
@@ -209,7 +248,8 @@ async def test_a_slow_disk_is_left_to_threads(tmp_path: Path, threads: list[int]
         until = store._sharding.runner.at_once_from
         assert until > time.monotonic()
         assert await hops()
-    with mock.patch.object(time, "monotonic", return_value=until + 1):
+    later = mock.Mock(monotonic=lambda: until + 1)
+    with mock.patch.object(leading, "time", later):
         assert not await hops()
 
 

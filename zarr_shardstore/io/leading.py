@@ -7,11 +7,12 @@ an event loop makes it itself, and lets a thread go on where a step may take lon
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Generator, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from zarr.core.sync import _get_loop
 
@@ -21,7 +22,8 @@ __all__ = ["commit_blocking", "held_by_thread", "lead_async", "lead_at_once", "l
 
 _Outcome: TypeAlias = "Sequence[Exception | None] | Exception"
 
-_DONE = object()
+_Pause: TypeAlias = Literal["free", "held"]
+"""Whether the shard is held already where a commit pauses."""
 
 _MAX_AT_ONCE_S = 0.001
 """What a commit in an event loop may take: several times what it does take on a local disk."""
@@ -45,36 +47,48 @@ def commit_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
 
 def lead_at_once(scope: Hashable, taken: list[commits.Pending]) -> None:
     """As `lead_blocking`, for an event loop that must not wait: what may take long, and what
-    comes after it, is done by a worker thread."""
+    comes after it, is done by another thread.
+
+    Where the shard is held that is a new one: all worker threads may be waiting for this shard.
+    """
     runner = taken[0].owner
     begun = time.monotonic()
     if begun < runner.at_once_from:
         commits.worker_pool().submit(lead_blocking, scope, taken)
         return
     steps = _commit(scope, taken, at_once=True)
-    has_more = next(steps, _DONE) is not _DONE
+    pause = next(steps, None)
     took = time.monotonic() - begun
     if took > _MAX_AT_ONCE_S:
         runner.at_once_from = begun + took * _PAUSE_PER_S
-    if has_more:
-        commits.worker_pool().submit(_go_on, scope, steps)
+    if pause is None:
+        rest = commits.take(scope)
+        if rest:
+            commits.worker_pool().submit(lead_blocking, scope, rest)
         return
-    rest = commits.take(scope)
-    if rest:
-        commits.worker_pool().submit(lead_blocking, scope, rest)
+    try:
+        if pause == "held":
+            threading.Thread(target=_go_on, args=(scope, steps)).start()
+        else:
+            commits.worker_pool().submit(_go_on, scope, steps)
+    except BaseException:
+        steps.close()  # no thread any more: the shard is free, and whoever waits is told
+        raise
 
 
-def _go_on(scope: Hashable, steps: Iterator[None]) -> None:
+def _go_on(scope: Hashable, steps: Iterator[_Pause]) -> None:
     _exhaust(steps)
     lead_blocking(scope, commits.take(scope))
 
 
-def _exhaust(steps: Iterator[None]) -> None:
+def _exhaust(steps: Iterator[_Pause]) -> None:
     for _ in steps:
         pass
 
 
-def _commit(scope: Hashable, taken: list[commits.Pending], *, at_once: bool) -> Iterator[None]:
+def _commit(
+    scope: Hashable, taken: list[commits.Pending], *, at_once: bool
+) -> Generator[_Pause, None, None]:
     """Commit updates that were taken.
 
     Parameters
@@ -96,13 +110,13 @@ def _commit(scope: Hashable, taken: list[commits.Pending], *, at_once: bool) -> 
 
 def _commit_group(
     runner: Any, members: list[commits.Pending], *, at_once: bool
-) -> Generator[None, None, Sequence[Exception | None]]:
+) -> Generator[_Pause, None, Sequence[Exception | None]]:
     key = members[0].request.shard.key
     held = runner.backend.hold_at_once(key) if at_once else None
     outcomes: Sequence[Exception | None]
     if held is None:
         if at_once:
-            yield
+            yield "free"
         with runner.backend.hold(key) or nullcontext():
             outcomes = runner.run(runner.update_flow(members))
         return outcomes
@@ -114,7 +128,7 @@ def _commit_group(
             except StopIteration as stop:
                 outcomes = stop.value
                 return outcomes
-            yield
+            yield "held"
             held.move_here()
 
 
