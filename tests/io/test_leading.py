@@ -114,6 +114,28 @@ async def test_what_is_large_takes_a_hop(tmp_path: Path, threads: list[int]) -> 
     assert contents(tmp_path) == {key(0): b"old", key(1): large}
 
 
+async def test_much_work_takes_a_hop_before_it_begins(tmp_path: Path) -> None:
+    """Many bytes are joined, many updates planned, before anything is written."""
+    store, other = opened(tmp_path), ShardingStore(tmp_path, chunks_per_shard=N)
+    await other.set(key(9), buffer(b"known"))
+    cases: dict[str, list[Any]] = {
+        "little": [store.set_partial_values([(key(5), 0, bytes(200_000))])],
+        "many": [store.set(key(i % 4), buffer(b"new")) for i in range(70)],
+        "pieces": [store.set_partial_values([(key(5), 0, bytes(300_000))])],
+        "whole": [store.set(key(i), buffer(bytes(20_000))) for i in range(N)],
+        "two stores": [s.set(key(1), buffer(b"new")) for s in (store, other)],
+    }
+    hops = {}
+    for name, calls in cases.items():
+        await until_nobody_leads()
+        in_thread = mock.Mock(side_effect=leading.in_worker_thread)
+        with mock.patch.object(leading, "in_worker_thread", in_thread):
+            await asyncio.gather(*calls)
+        hops[name] = in_thread.called
+    assert hops == {name: name != "little" for name in cases}
+    assert contents(tmp_path)[key(1)] == b"new"
+
+
 async def test_a_shard_that_is_not_open_takes_a_hop(tmp_path: Path, threads: list[int]) -> None:
     store = opened(tmp_path)
     forget_open_shards(tmp_path)
@@ -150,25 +172,48 @@ async def test_who_holds_a_shard_needs_no_worker_thread(tmp_path: Path) -> None:
     try:
         for _ in range(pool._max_workers):
             pool.submit(may_end.wait, 60)
-        await asyncio.wait_for(store.set(key(1), buffer(bytes(300_000))), 30)
+        with mock.patch("zarr_shardstore.io.open_shards.MAX_LIGHT_NBYTES", 0):
+            await asyncio.wait_for(store.set(key(1), buffer(b"new")), 30)
     finally:
         may_end.set()
+    assert contents(tmp_path) == {key(0): b"old", key(1): b"new"}
+
+
+@pytest.mark.parametrize("limit", [0, 1000], ids=["held", "not held"])
+async def test_without_threads_all_is_done_in_the_loop(limit: int, tmp_path: Path) -> None:
+    """As at the end of the interpreter: nothing is lost, and nobody waits for ever."""
+    store = opened(tmp_path)
+    await store.set(key(0), buffer(b"old"))
+    value = bytes(limit + 1)
+    with (
+        mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("no thread")),
+        mock.patch.object(commits.worker_pool(), "submit", side_effect=RuntimeError("no thread")),
+        mock.patch("zarr_shardstore.io.open_shards.MAX_LIGHT_NBYTES", limit),
+        mock.patch.object(leading, "MAX_LIGHT_NBYTES", 1000),
+    ):
+        await store.set(key(1), buffer(value))
+    assert contents(tmp_path) == {key(0): b"old", key(1): value}
+
+
+async def test_many_flushes_wait_for_no_thread(tmp_path: Path) -> None:
+    """Those that wait for a commit are not among the threads that make it."""
+    store = opened(tmp_path)
+    for _ in range(5):
+        calls = [store.set(key(1), buffer(bytes(300_000)))]
+        calls += [store.flush() for _ in range(2 * commits.worker_pool()._max_workers)]
+        await asyncio.wait_for(asyncio.gather(*calls), 60)
     assert contents(tmp_path) == {key(0): b"old", key(1): bytes(300_000)}
 
 
-async def test_without_a_thread_the_shard_is_free(tmp_path: Path) -> None:
-    """As at the end of the interpreter: the caller is told, and nothing is kept."""
+async def test_a_batch_is_published_by_a_thread(tmp_path: Path, threads: list[int]) -> None:
+    """It may be a whole shard, of any size."""
     store = opened(tmp_path)
-    await store.set(key(0), buffer(b"old"))
-    with (
-        mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("no thread")),
-        pytest.raises(RuntimeError, match="no thread") as caught,
-    ):
-        await store.set(key(1), buffer(bytes(300_000)))
-    assert not open_shards.is_used_here(f"{os.path.realpath(tmp_path)}/{SHARD}")
-    assert caught.value.__traceback__ is not None, "it keeps all that was under way"
-    assert contents(tmp_path) == {key(0): b"old", key(1): b"old"}
-    await store.set(key(1), buffer(b"new"))
+    async with store.batch():
+        await store.set(key(1), buffer(b"new"))
+        await until_nobody_leads()
+        threads.clear()
+    assert threads
+    assert threading.get_ident() not in threads
     assert contents(tmp_path) == {key(0): b"old", key(1): b"new"}
 
 
@@ -251,6 +296,36 @@ async def test_a_slow_disk_is_left_to_threads(tmp_path: Path, threads: list[int]
     later = mock.Mock(monotonic=lambda: until + 1)
     with mock.patch.object(leading, "time", later):
         assert not await hops()
+
+
+@pytest.mark.parametrize("call", ["fstat", "pread"])
+def test_a_failing_look_at_a_shard_keeps_no_lock(call: str, tmp_path: Path) -> None:
+    opened(tmp_path)
+    path = f"{os.path.realpath(tmp_path)}/{SHARD}"
+    with (
+        mock.patch.object(os, call, side_effect=OSError("no disk")),
+        pytest.raises(OSError, match="no"),
+    ):
+        open_shards.hold_at_once(path)
+    assert not open_shards.is_used_here(path)
+    with closing(KeptLock(path + LOCK_SUFFIX)) as other:
+        other.acquire(0, "it is not held any more")
+    forget_open_shards(tmp_path)
+
+
+def test_a_shard_that_is_put_down_is_nobodys(tmp_path: Path) -> None:
+    """Not of the thread that put it down either: it reads as others do."""
+    opened(tmp_path)
+    path = f"{os.path.realpath(tmp_path)}/{SHARD}"
+    held = open_shards.hold_at_once(path)
+    assert held is not None
+    with held:
+        assert open_shards.is_used_here(path)
+        held.put_down()
+        assert not open_shards.is_used_here(path)
+        held.take_up()
+        assert open_shards.is_used_here(path)
+    assert not open_shards.is_used_here(path)
 
 
 def test_a_lock_that_was_removed_is_none(tmp_path: Path) -> None:

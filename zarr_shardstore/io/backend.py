@@ -10,11 +10,14 @@ from typing import Any, Literal, Protocol, TypeAlias
 from zarr_shardstore.io.uploads import Upload
 from zarr_shardstore.plan.requests import Request
 
-__all__ = ["Backend", "Held", "Mode", "Perform", "Session"]
+__all__ = ["MAX_LIGHT_NBYTES", "Backend", "Held", "Mode", "Perform", "Session"]
 
 Mode: TypeAlias = Literal["inline", "thread", "async"]
 """Where an async caller lets the work be done: at once (memory), in a worker thread, with
 one hop for each batch (blocking I/O), or in the event loop (the base store is async)."""
+
+MAX_LIGHT_NBYTES = 256 * 1024
+"""Of an update that an event loop makes by itself: 256 KiB are copied in about 50 µs."""
 
 Perform: TypeAlias = Callable[[list[Request]], list[Any]]
 
@@ -97,8 +100,12 @@ class Held(AbstractContextManager[None]):
         """Whether these requests for it take no longer than a hop to another thread."""
 
     @abstractmethod
-    def move_here(self) -> None:
-        """Another thread, this one, goes on with the update."""
+    def put_down(self) -> None:
+        """Another thread will go on with the update: to this one it is as held by any other."""
+
+    @abstractmethod
+    def take_up(self) -> None:
+        """It is this one."""
 
 
 class Session(AbstractContextManager["Session"]):

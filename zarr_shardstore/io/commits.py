@@ -213,7 +213,8 @@ def wait_blocking(scope: Hashable, done: Future[None]) -> None:
 def worker_pool() -> ThreadPoolExecutor:
     """Threads for blocking work of async callers.
 
-    Our own: no thread of it ever waits for a commit, so leaders always find one that is free.
+    Our own, so that leaders always find one that is free: no thread of it ever waits for a
+    commit, and whoever holds a lock that they wait for does not wait for a thread.
     """
     global _pool
     with _lock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Generator, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
@@ -17,8 +17,17 @@ from typing import Any, Literal, TypeAlias
 from zarr.core.sync import _get_loop
 
 from zarr_shardstore.io import commits
+from zarr_shardstore.io.backend import MAX_LIGHT_NBYTES
+from zarr_shardstore.plan.entries import nbytes_of
 
-__all__ = ["commit_blocking", "held_by_thread", "lead_async", "lead_at_once", "lead_blocking"]
+__all__ = [
+    "commit_blocking",
+    "held_by_thread",
+    "in_worker_thread",
+    "lead_async",
+    "lead_at_once",
+    "lead_blocking",
+]
 
 _Outcome: TypeAlias = "Sequence[Exception | None] | Exception"
 
@@ -27,6 +36,9 @@ _Pause: TypeAlias = Literal["free", "held"]
 
 _MAX_AT_ONCE_S = 0.001
 """What a commit in an event loop may take: several times what it does take on a local disk."""
+
+_MAX_UPDATES_AT_ONCE = 64
+"""Of one shard, together: each takes some µs."""
 
 _PAUSE_PER_S = 100
 """Where one took longer (a network file system, a disk that lags behind) threads make all commits
@@ -45,6 +57,14 @@ def commit_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
     _exhaust(_commit(scope, taken, at_once=False))
 
 
+def in_worker_thread(lead: Callable[..., None], *args: Any) -> None:
+    """Let another thread lead; others may wait for what it commits."""
+    try:
+        commits.worker_pool().submit(lead, *args)
+    except RuntimeError:  # there is none any more, as the interpreter ends
+        lead(*args)
+
+
 def lead_at_once(scope: Hashable, taken: list[commits.Pending]) -> None:
     """As `lead_blocking`, for an event loop that must not wait: what may take long, and what
     comes after it, is done by another thread.
@@ -53,8 +73,8 @@ def lead_at_once(scope: Hashable, taken: list[commits.Pending]) -> None:
     """
     runner = taken[0].owner
     begun = time.monotonic()
-    if begun < runner.at_once_from:
-        commits.worker_pool().submit(lead_blocking, scope, taken)
+    if begun < runner.at_once_from or not _are_small(taken):
+        in_worker_thread(lead_blocking, scope, taken)
         return
     steps = _commit(scope, taken, at_once=True)
     pause = next(steps, None)
@@ -64,16 +84,27 @@ def lead_at_once(scope: Hashable, taken: list[commits.Pending]) -> None:
     if pause is None:
         rest = commits.take(scope)
         if rest:
-            commits.worker_pool().submit(lead_blocking, scope, rest)
+            in_worker_thread(lead_blocking, scope, rest)
+        return
+    if pause == "free":
+        in_worker_thread(_go_on, scope, steps)
         return
     try:
-        if pause == "held":
-            threading.Thread(target=_go_on, args=(scope, steps)).start()
-        else:
-            commits.worker_pool().submit(_go_on, scope, steps)
-    except BaseException:
-        steps.close()  # no thread any more: the shard is free, and whoever waits is told
-        raise
+        threading.Thread(target=_go_on, args=(scope, steps)).start()
+    except RuntimeError:  # as below
+        _go_on(scope, steps)
+
+
+def _are_small(taken: list[commits.Pending]) -> bool:
+    """Whether updates are little work before and beside what is written, too."""
+    runner = taken[0].owner
+    updates = [update for pending in taken for update in pending.request.updates]
+    return (
+        len(updates) <= _MAX_UPDATES_AT_ONCE
+        # Without an update what a batch holds is published: it may be all of a shard.
+        and all(pending.owner is runner and pending.request.updates for pending in taken)
+        and sum(map(nbytes_of, updates)) <= MAX_LIGHT_NBYTES
+    )
 
 
 def _go_on(scope: Hashable, steps: Iterator[_Pause]) -> None:
@@ -128,8 +159,9 @@ def _commit_group(
             except StopIteration as stop:
                 outcomes = stop.value
                 return outcomes
+            held.put_down()
             yield "held"
-            held.move_here()
+            held.take_up()
 
 
 async def lead_async(scope: Hashable, begun: asyncio.Event | None = None) -> None:

@@ -100,10 +100,13 @@ class KeptLock:
         """Take the lock if it is free, and its file is open."""
         if self._fd is None or not _try_lock(self._fd, fcntl.LOCK_EX):
             return False
-        if os.fstat(self._fd).st_nlink:
-            return True
-        self.close()
-        return False
+        is_there = False
+        try:
+            is_there = os.fstat(self._fd).st_nlink > 0
+        finally:
+            if not is_there:
+                self.close()
+        return is_there
 
     def release(self) -> None:
         """Give the lock up; the file stays."""

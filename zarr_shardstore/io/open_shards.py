@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 
-from zarr_shardstore.io.backend import Held
+from zarr_shardstore.io.backend import MAX_LIGHT_NBYTES, Held
 from zarr_shardstore.io.shard_files import ShardFile
-from zarr_shardstore.io.warm_files import MAX_INLINE_NBYTES
 from zarr_shardstore.plan.opened_shard import WriteAt
 from zarr_shardstore.plan.requests import ChangeShard, OpenShard, Request
 
@@ -23,6 +22,8 @@ __all__ = ["open_shards"]
 
 _MAX_OPEN = 64
 """Shards whose files stay open: three files each, of the 1,024 that a process may have."""
+
+_NO_THREAD = 0
 
 _MAX_UNSEALED = 1024
 """Shards that have a journal and a lock beside them: two more files each on the disk."""
@@ -119,6 +120,11 @@ class _OpenShards:
                     self._files[oldest].close_all()
         return file
 
+    def put_down(self, path: str) -> None:
+        """A shard stays in use, for now by no thread."""
+        with self._lock:
+            self._in_use[path] = _NO_THREAD
+
     def end_use(self, file: ShardFile) -> None:
         """Keep the record as long as the shard has a journal."""
         with self._lock:
@@ -181,7 +187,10 @@ class _Holding(Held):
     def is_light(self, batch: list[Request]) -> bool:
         return all(_is_light(request) for request in batch)
 
-    def move_here(self) -> None:
+    def put_down(self) -> None:
+        self._shards.put_down(self._path)
+
+    def take_up(self) -> None:
         self._shards.begin_use(self._path)
 
     def __exit__(self, *_: object) -> None:
@@ -197,7 +206,7 @@ def _is_light(request: Request) -> bool:
             return True
         case ChangeShard(_, steps):
             pieces = (step.pieces for step in steps if isinstance(step, WriteAt))
-            return sum(len(piece) for some in pieces for piece in some) <= MAX_INLINE_NBYTES
+            return sum(len(piece) for some in pieces for piece in some) <= MAX_LIGHT_NBYTES
     return False
 
 

@@ -17,6 +17,7 @@ from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.leading import (
     commit_blocking,
     held_by_thread,
+    in_worker_thread,
     lead_async,
     lead_at_once,
     lead_blocking,
@@ -153,7 +154,7 @@ class Runner:
             commit_blocking(scope, commits.take(scope))
             rest = commits.take(scope)
             if rest:  # others came meanwhile: they shall not wait for us, nor we for them
-                commits.worker_pool().submit(lead_blocking, scope, rest)
+                in_worker_thread(lead_blocking, scope, rest)
         if pending.done is not None:
             commits.wait_blocking(scope, pending.done)
         elif pending.error is not None:
@@ -218,7 +219,7 @@ class Runner:
                 await asyncio.sleep(0)
             except BaseException:
                 # This loop may be about to end, and others wait: zarr's loop does not.
-                self._start_leading(scope, _get_loop())
+                self._start_leading(scope, _get_loop(), at_once=False)
                 raise
             self._start_leading(scope, loop)
         assert pending.done is not None, "who waits in an event loop has a future"
@@ -227,14 +228,22 @@ class Runner:
         else:
             await asyncio.wrap_future(pending.done)
 
-    def _start_leading(self, scope: Hashable, loop: asyncio.AbstractEventLoop) -> None:
-        """Lead apart from the caller, who may be cancelled without harm to the others."""
+    def _start_leading(
+        self, scope: Hashable, loop: asyncio.AbstractEventLoop, *, at_once: bool = True
+    ) -> None:
+        """Lead apart from the caller, who may be cancelled without harm to the others.
+
+        Not `at_once` where it may be the garbage collector that ends the caller, at any place.
+        """
         match self.backend.mode:
             case "inline":
                 lead_blocking(scope, commits.take(scope))
             case "thread":
                 commits.leave_loop(scope)
-                lead_at_once(scope, commits.take(scope))
+                if at_once:
+                    lead_at_once(scope, commits.take(scope))
+                else:
+                    in_worker_thread(lead_blocking, scope, commits.take(scope))
             case "async":
                 if loop is not asyncio.get_running_loop():
                     commits.leave_loop(scope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from zarr_shardstore.plan.append import seal_shard
 from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.requests import Flow, UpdateShard
 
-__all__ = ["seal_all"]
+__all__ = ["seal_all", "seal_all_async"]
 
 
 def seal_all(backend: Backend | None = None, order: EntryOrder = "morton") -> None:
@@ -54,13 +55,24 @@ def seal_all(backend: Backend | None = None, order: EntryOrder = "morton") -> No
         raise errors[0]
 
 
-def _seal_later(file: ShardFile) -> None:
-    """In a thread of its own: whoever writes another shard shall not wait for it."""
+async def seal_all_async(backend: Backend, order: EntryOrder) -> None:
+    """As `seal_all`, in a thread of its own."""
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(_sealing_thread(), seal_all, backend, order)
+
+
+def _sealing_thread() -> ThreadPoolExecutor:
+    """Not one of the worker threads: it waits for commits, which they make."""
     global _sealers
     if _sealers is None:
         _sealers = ThreadPoolExecutor(1, thread_name_prefix="zarr-shardstore-seal")
+    return _sealers
+
+
+def _seal_later(file: ShardFile) -> None:
+    """Whoever writes another shard shall not wait for it."""
     with suppress(RuntimeError):  # the process ends, and seals all
-        _sealers.submit(_seal_if_there, file)
+        _sealing_thread().submit(_seal_if_there, file)
 
 
 def _seal_if_there(file: ShardFile) -> None:

@@ -98,10 +98,13 @@ class ShardFile:
         opened = self._opened
         if opened is None or opened.is_fixed or not self._lock.acquire_at_once():
             return False
-        if self._fd is not None and self._is_ours():
-            return True
-        self._lock.release()
-        return False
+        is_ours = False
+        try:
+            is_ours = self._fd is not None and self._is_ours()
+        finally:
+            if not is_ours:
+                self._lock.release()
+        return is_ours
 
     def release(self) -> None:
         """Give the lock up; its file stays as long as the shard has a journal."""

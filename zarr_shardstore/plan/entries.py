@@ -7,6 +7,7 @@ negative start).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,6 +25,7 @@ __all__ = [
     "Put",
     "apply_pieces",
     "check_pieces",
+    "nbytes_of",
 ]
 
 Piece: TypeAlias = "tuple[int, bytes | memoryview]"
@@ -72,6 +74,18 @@ class Modification:
 
 
 EntryUpdate: TypeAlias = Put | Erase | Patch | Modification
+
+
+def nbytes_of(update: EntryUpdate) -> float:
+    """Bytes that an update brings; infinity if only the update knows."""
+    match update:
+        case Put(_, value):
+            return len(value)
+        case Patch(_, pieces):
+            return sum(len(piece) for _, piece in pieces)
+        case Erase():
+            return 0
+    return math.inf
 
 
 def check_pieces(key: str, pieces: Iterable[Piece]) -> tuple[Piece, ...]:

@@ -31,7 +31,7 @@ from zarr_shardstore.io.gathering import Gatherer
 from zarr_shardstore.io.locks import Locking
 from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.runner import Runner
-from zarr_shardstore.io.sealing import seal_all
+from zarr_shardstore.io.sealing import seal_all, seal_all_async
 from zarr_shardstore.io.warm_files import UNKNOWN
 from zarr_shardstore.plan.initialized import Region
 from zarr_shardstore.plan.ranges import ByteRange
@@ -168,6 +168,10 @@ class Sharding:
     def flush(self) -> None:
         """Seal the shards that were changed in their place, blocking."""
         seal_all(self.runner.backend, self.options.order)
+
+    async def flush_async(self) -> None:
+        """As `flush`."""
+        await seal_all_async(self.runner.backend, self.options.order)
 
     def compacting(self, prefix: str) -> tuple[Runner, Flow[None]]:
         """The flow that compacts the shards below a prefix, and its driver."""

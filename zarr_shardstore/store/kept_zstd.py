@@ -20,6 +20,9 @@ _MAX_LEVEL = 5
 """Of a compressor that is kept: it holds up to 5 MiB, those of higher levels far more. They take so
 long that making them is nothing beside it."""
 
+_MAX_KEPT = 4
+"""Compressors of a thread, each for one level."""
+
 
 class _Kept(threading.local):
     """One for each thread: they change with each call."""
@@ -43,6 +46,8 @@ def compress_of(codec: ZstdCodec) -> Callable[[Any], bytes]:
     def compress(data: Any) -> bytes:
         compressor = _kept.compressors.get(options)
         if compressor is None:
+            if len(_kept.compressors) >= _MAX_KEPT:
+                _kept.compressors.clear()
             level, checksum = options
             compressor = zstandard.ZstdCompressor(level=level, write_checksum=checksum)
             _kept.compressors[options] = compressor

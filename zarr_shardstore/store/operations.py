@@ -244,14 +244,14 @@ class Operations:
         yield from self._router.perform(requests, chunk_owners)
 
     def set_or_erase(self, items: Iterable[tuple[str, Value | None]]) -> Flow[None]:
-        """Store values, and erase those that are ``None``; each shard is committed once.
+        """Store values, then erase those that are ``None``; each shard is committed once.
 
         Raises
         ------
         SpecError
             If a key is not valid, or not for its array; no value of the call was written.
         """
-        items = list(items)
+        items = sorted(items, key=lambda item: item[1] is None)  # erasures last
         chunks = self._known_chunks([key for key, _ in items])
         if chunks is not None:
             changes = [Delete(key) if value is None else Set(key, value) for key, value in items]

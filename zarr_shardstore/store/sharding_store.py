@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -14,7 +13,6 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.buffers import own_bytes
-from zarr_shardstore.io.commits import worker_pool
 from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.io.file_options import Durability
 from zarr_shardstore.io.locks import Locking
@@ -226,8 +224,7 @@ class ShardingStore(ZarrInterface):
         journals, and compacts shards of which more than half are dead bytes. `close` does so,
         too, and the end of the process.
         """
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(worker_pool(), self._sharding.flush)
+        await self._sharding.flush_async()
 
     async def compact(self, prefix: str = "") -> None:
         """Store shards without dead bytes, those below a prefix that have any.
