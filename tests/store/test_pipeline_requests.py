@@ -11,7 +11,7 @@ import numpy as np
 import obstore
 import pytest
 import zarr
-from zarr.core.buffer import Buffer
+from zarr.core.buffer import Buffer, cpu
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore, ObjectStore
 
@@ -212,3 +212,15 @@ def test_a_read_only_store_refuses() -> None:
     store = ShardingStore(base, chunks_per_shard=CHUNKS_PER_SHARD, read_only=True)
     with pytest.raises(ValueError, match="read-only"):
         zarr.open_array(store, path="a")[...] = 1
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("erased_first", [False, True])
+def test_erasures_come_last(is_known: bool, erased_first: bool) -> None:
+    """Of one key, whatever the order, and whether or not its array was met before."""
+    store = ShardingStore({}, chunks_per_shard=4)
+    if is_known:
+        store.set_sync("data/root/a/c2", cpu.Buffer.from_bytes(b"old"))
+    items: list[Any] = [("data/root/a/c1", b"new"), ("data/root/a/c1", None)]
+    sync(store._set_or_erase(reversed(items) if erased_first else items))
+    assert store.get_sync("data/root/a/c1") is None
