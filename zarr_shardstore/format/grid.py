@@ -25,6 +25,7 @@ __all__ = [
     "grid_box",
     "is_inside",
     "n_entries_of",
+    "n_in_grid_box",
     "shard_coords_of",
 ]
 
@@ -83,6 +84,16 @@ def grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords 
             stop = max(s * n, min(stop, grid_shape[dim]))
         box.append((s * n, stop))
     return tuple(box)
+
+
+def n_in_grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords | None) -> int:
+    """Number of chunks in a `grid_box`, without making it: each write asks for this."""
+    if grid_shape is None:
+        return math.prod(chunks_per_shard)
+    n_chunks = 1
+    for s, n, size in zip(shard_coords, chunks_per_shard, grid_shape, strict=True):
+        n_chunks *= max(0, min(n, size - s * n))
+    return n_chunks
 
 
 def entries_in_box(

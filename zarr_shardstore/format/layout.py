@@ -21,6 +21,7 @@ from zarr_shardstore.format.grid import (
     entry_id_of,
     grid_box,
     is_inside,
+    n_in_grid_box,
     shard_coords_of,
 )
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
@@ -153,13 +154,8 @@ class ShardRef:
     @property
     def n_grid_entries(self) -> int:
         """Number of entries that lie in the array."""
-        grid, cps = self.layout.grid_shape, self.layout.spec.chunks_per_shard
-        if grid is None:
-            return math.prod(cps)
-        n_entries = 1
-        for s, n, size in zip(self.coords, cps, grid, strict=True):
-            n_entries *= max(0, min(n, size - s * n))
-        return n_entries
+        layout = self.layout
+        return n_in_grid_box(self.coords, layout.spec.chunks_per_shard, layout.grid_shape)
 
     def grid_entries(self) -> npt.NDArray[np.intp]:
         """Ascending ids of the entries that lie in the array: those available to fill."""

@@ -91,7 +91,7 @@ def lead_at_once(scope: Hashable, taken: list[commits.Pending]) -> None:
         return
     try:
         threading.Thread(target=_go_on, args=(scope, steps)).start()
-    except RuntimeError:  # as below
+    except RuntimeError:  # as above
         _go_on(scope, steps)
 
 
