@@ -128,8 +128,8 @@ async def test_much_work_takes_a_hop_before_it_begins(tmp_path: Path) -> None:
     hops = {}
     for name, calls in cases.items():
         await until_nobody_leads()
-        in_thread = mock.Mock(side_effect=leading.in_worker_thread)
-        with mock.patch.object(leading, "in_worker_thread", in_thread):
+        in_thread = mock.Mock(side_effect=leading.lead_in_thread)
+        with mock.patch.object(leading, "lead_in_thread", in_thread):
             await asyncio.gather(*calls)
         hops[name] = in_thread.called
     assert hops == {name: name != "little" for name in cases}
