@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import zarr
 
-from zarr_shardstore import ShardingStore
+from zarr_shardstore import ShardingMapping, ShardingStore
+from zarr_shardstore.io import file_calls
 from zarr_shardstore.io.locks import LOCK_SUFFIX, KeptLock, Locking, held
 
 ts = pytest.importorskip("tensorstore")
@@ -135,6 +137,35 @@ def test_ours_exclude_each_other_after_theirs(tmp_path: Path) -> None:
     open_theirs(tmp_path, {})(2)
     processes.begin("ours")
     assert processes.lost() == []
+
+
+@pytest.mark.parametrize("offset_s", [-3600, 3600])
+@pytest.mark.parametrize("strategy", ["rewrite", "append"])
+def test_each_version_of_a_shard_has_its_own_time(
+    strategy: Any, offset_s: int, tmp_path: Path
+) -> None:
+    """By which tensorstore sees that what it has read is not what it would replace; also where
+    the clock of the file system stands still, and a new file gets an old inode."""
+    stopped_ns = time.time_ns() + offset_s * 10**9
+
+    def with_stopped_clock(name: str) -> Callable[..., None]:
+        call = getattr(file_calls, name)
+
+        def run(fd: int, *args: Any) -> None:
+            call(fd, *args)
+            os.utime(fd, ns=(stopped_ns, stopped_ns))
+
+        return run
+
+    patched = {name: with_stopped_clock(name) for name in ("write_at", "truncate")}
+    m = ShardingMapping(tmp_path, chunks_per_shard=16, strategy=strategy)
+    times = []
+    with mock.patch.multiple(file_calls, **patched):
+        for i in range(32):
+            m[f"data/root/a/c{i % 16}"] = bytes([i]) * 100 * (i + 1)
+            times.append(os.stat(tmp_path / "data/root/a/c0").st_mtime_ns)
+    assert len(set(times)) == 32
+    m.flush()
 
 
 # ----------------------------------------------------------------------------- locks
