@@ -157,7 +157,7 @@ def test_each_version_of_a_shard_has_its_own_time(
 
         return run
 
-    patched = {name: with_stopped_clock(name) for name in ("write_at", "truncate")}
+    patched: dict[str, Any] = {name: with_stopped_clock(name) for name in ("write_at", "truncate")}
     m = ShardingMapping(tmp_path, chunks_per_shard=16, strategy=strategy)
     times = []
     with mock.patch.multiple(file_calls, **patched):
