@@ -79,6 +79,12 @@ class Backend(Protocol):
         """A view for one update, whose writes fail with `ReplacedMeanwhileError` if another
         writer has replaced what the update read; ``None`` if the base store has no such writes."""
 
+    def refuse_links(self, key: str) -> None:
+        """Raise `SpecError` if the directory of a key, or of a prefix, is reached by a link."""
+
+    def linked_directory(self, prefix: str) -> str | None:
+        """A link to a directory on the way to a directory, or below it; ``None``: no such link."""
+
     def session(self) -> Session:
         """Performs the requests of one flow, blocking."""
 

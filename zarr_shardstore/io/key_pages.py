@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from itertools import islice
 from typing import TypeAlias
 
-from zarr_shardstore.io.local_files import raise_if_broken
+from zarr_shardstore.io.local_files import is_directory_entry, raise_if_broken
 from zarr_shardstore.io.settled import is_hidden
 from zarr_shardstore.plan.key_pages import VersionedKeys
 
@@ -73,8 +73,8 @@ def keys_below(root: str, prefix: str) -> Iterator[str]:
     """Keys of the files in a directory, recursively; `root` ends with a separator.
 
     As ``os.walk`` does, links to directories are not followed and are no keys, and what cannot
-    be listed is left out, unless the disk fails. It differs in what it holds: never all names
-    of a large directory.
+    be listed is left out, unless the disk fails. A link that leads nowhere is no key, either. It
+    differs in what it holds: never all names of a large directory.
     """
     todo: list[str | Iterator[_Part]] = [prefix]
     while todo:
@@ -105,8 +105,8 @@ def _parts_of(root: str, prefix: str) -> Iterator[_Part]:
             files: list[str] = []
             directories: list[str] = []
             for entry in part:
-                if not _is_directory(entry):
-                    if not is_hidden(entry.name):
+                if not is_directory_entry(entry):
+                    if not is_hidden(entry.name) and _is_there(entry):
                         files.append(prefix + entry.name)
                 elif not entry.is_symlink():
                     directories.append(f"{prefix}{entry.name}/")
@@ -115,8 +115,6 @@ def _parts_of(root: str, prefix: str) -> Iterator[_Part]:
                 return
 
 
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
+def _is_there(entry: os.DirEntry[str]) -> bool:
+    """Not if it is a link that leads nowhere."""
+    return not entry.is_symlink() or os.path.exists(entry.path)

@@ -7,7 +7,6 @@ file, whatever other threads and processes rename over its name meanwhile.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -22,9 +21,12 @@ from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
 from zarr_shardstore.io.key_pages import KeyPages, keys_below
 from zarr_shardstore.io.local_files import (
-    is_directory,
+    link_below,
+    link_on_way,
     names_in,
     read_files,
+    refuse_links,
+    remove_directory,
     size_of_file,
     tidy,
 )
@@ -152,6 +154,12 @@ class LocalBackend:
         """Path of a file or a directory."""
         return self._root + key
 
+    def refuse_links(self, key: str) -> None:
+        refuse_links(self._root, key)
+
+    def linked_directory(self, prefix: str) -> str | None:
+        return link_on_way(self._root, prefix) or link_below(self._root + prefix)
+
     def session(self) -> Session:
         return _Session(self)
 
@@ -211,7 +219,8 @@ class LocalBackend:
                 for key in keys:
                     self._delete(key, files)
             case DeletePrefix(prefix):
-                self._delete_directory(prefix)
+                forget_below(self._root + prefix)
+                remove_directory(self._root, prefix)
             case Move(key, to):
                 self._move(key, to)
                 self._forget(key, files)
@@ -229,7 +238,7 @@ class LocalBackend:
                 if cursor.pages:
                     cursor.pages.close()
             case ListDir(prefix):
-                return names_in(self._root + prefix)
+                return names_in(self._root, prefix)
             case _:
                 raise TypeError(f"a backend does not perform {request!r}")
         return None
@@ -355,19 +364,6 @@ class LocalBackend:
         if size_of_file(source) is not None:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.replace(source, target)
-
-    def _delete_directory(self, prefix: str) -> None:
-        path = self._root + prefix
-        forget_below(path)
-        if not prefix:
-            for name in os.listdir(path) if is_directory(path) else []:
-                child = os.path.join(path, name)
-                if os.path.isdir(child) and not os.path.islink(child):
-                    shutil.rmtree(child)
-                else:
-                    os.unlink(child)
-        elif is_directory(path):
-            shutil.rmtree(path)
 
 
 class _Session(Session):

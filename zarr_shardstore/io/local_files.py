@@ -1,21 +1,33 @@
-"""Files and directories of a local disk, looked at and read. A disk that fails is an error, never
-a file that is missing."""
+"""Files and directories of a local disk, looked at, read and removed. A disk that fails is an
+error, never a file that is missing.
+
+Links below the root: what names one key follows them, what works on many keys does not.
+``spec_notes/guarantees.md`` has the rule.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.io.settled import NO_FILE, is_hidden, is_side_file
 
 __all__ = [
     "holds_a_file",
     "is_directory",
+    "is_directory_entry",
+    "link_below",
+    "link_on_way",
     "names_in",
     "raise_if_broken",
     "read_files",
+    "refuse_links",
+    "remove_directory",
     "size_of_file",
     "tidy",
 ]
@@ -64,24 +76,123 @@ def tidy(top: str) -> None:
                 os.rmdir(directory)
 
 
-def names_in(directory: str) -> list[str]:
-    """Names of files and directories, without directories that hold no file: no key has them."""
+def names_in(root: str, prefix: str) -> list[str]:
+    """Names of files and directories, without directories that hold no file: no key has them.
+
+    A link that leads nowhere has no key, either. Nor has one that leads back to a directory
+    above it: who follows all names would never end.
+    """
     try:
-        with os.scandir(directory) as entries:
+        with os.scandir(root + prefix) as entries:
             return [
                 entry.name
                 for entry in entries
-                if not is_hidden(entry.name) and (not entry.is_dir() or holds_a_file(entry.path))
+                if not is_hidden(entry.name) and _has_keys(entry, root, prefix)
             ]
     except NO_FILE:
         return []
 
 
+def _has_keys(entry: os.DirEntry[str], root: str, prefix: str) -> bool:
+    if not is_directory_entry(entry):
+        return not entry.is_symlink() or os.path.exists(entry.path)
+    if entry.is_symlink() and _leads_back(entry.path, root, prefix):
+        return False
+    return holds_a_file(entry.path)
+
+
+def _leads_back(link: str, root: str, prefix: str) -> bool:
+    """Whether a link in a directory leads to that, or to one above it, by whatever path."""
+    target = os.path.join(os.path.realpath(link), "")
+    names = prefix.split("/")[:-1]
+    above = (os.path.join(root, *names[:n]) for n in range(len(names) + 1))
+    return any(os.path.join(os.path.realpath(path), "").startswith(target) for path in above)
+
+
+def is_directory_entry(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a directory, or a link to one; not if it cannot be seen."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def link_on_way(root: str, key: str) -> str | None:
+    """Path of the first directory of a key that is a link.
+
+    Parameters
+    ----------
+    key
+        Or a prefix. What follows its last slash is not looked at.
+    """
+    path = root
+    for name in key.split("/")[:-1]:
+        path = os.path.join(path, name)
+        if os.path.islink(path):
+            return path
+    return None
+
+
+def link_below(directory: str) -> str | None:
+    """Path of a link to a directory, however deep in a directory that is none; ``None`` if there
+    is no such link."""
+    for top, names, _ in os.walk(directory, onerror=raise_if_broken):
+        for name in names:
+            if os.path.islink(path := os.path.join(top, name)):
+                return path
+    return None
+
+
+def refuse_links(root: str, key: str) -> None:
+    """Refuse to remove many keys at once if the way to them leads through a link.
+
+    Raises
+    ------
+    SpecError
+        Nothing was removed.
+    """
+    link = link_on_way(root, key)
+    if link is not None:
+        raise SpecError(
+            f"{key!r} leads through the link {link!r}: what it leads to is not removed at once. "
+            f"Remove the link, or open {os.path.realpath(link)!r} as a store of its own"
+        )
+
+
+def remove_directory(root: str, prefix: str) -> None:
+    """Remove all files whose keys begin with a prefix, which is empty or ends with a slash.
+
+    Of a link, the prefix itself or below it, only the link is removed.
+
+    Raises
+    ------
+    SpecError
+        As `refuse_links`.
+    """
+    path = root + prefix.removesuffix("/")
+    if not prefix:
+        for name in os.listdir(root) if is_directory(root) else []:
+            child = os.path.join(root, name)
+            if os.path.isdir(child) and not os.path.islink(child):
+                shutil.rmtree(child)
+            else:
+                os.unlink(child)
+        return
+    refuse_links(root, prefix.removesuffix("/"))
+    if is_directory(path):
+        if os.path.islink(path):
+            os.unlink(path)
+        else:
+            shutil.rmtree(path)
+
+
 def holds_a_file(directory: str) -> bool:
-    """Whether a file is in it, however deep, that is not a temporary one."""
+    """Whether a file is in it, however deep, that is not a temporary one; or a link to another
+    directory, which may hold some."""
     return any(
         any(not is_hidden(name) for name in names)
-        for _, _, names in os.walk(directory, onerror=raise_if_broken)
+        or any(os.path.islink(os.path.join(top, name)) for name in directories)
+        for top, directories, names in os.walk(directory, onerror=raise_if_broken)
     )
 
 
@@ -91,6 +202,10 @@ def _status(path: str) -> os.stat_result | None:
         return os.stat(path)
     except NO_FILE:
         return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None
+        raise
 
 
 def size_of_file(path: str) -> int | None:

@@ -92,6 +92,12 @@ class MappingBackend:
     def optimistic(self) -> None:
         return None
 
+    def refuse_links(self, key: str) -> None:
+        """A mapping has none."""
+
+    def linked_directory(self, prefix: str) -> None:  # noqa: ARG002  the protocol's
+        return None
+
     def session(self) -> Session:
         return Session(self)
 
