@@ -17,8 +17,10 @@ import zarr
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, LoggingStore, ObjectStore
 
-from tests.store.bases import fsspec_local
+from tests.store.bases import forget_open_shards, fsspec_local
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, shard_store
+from zarr_shardstore.io import file_calls
+from zarr_shardstore.io.shard_files import ShardFile
 
 
 def obstore_local(root: Path) -> ObjectStore[Any]:
@@ -239,3 +241,157 @@ def test_conversions_of_what_lies_elsewhere(tmp_path: Path, linked: str) -> None
     np.testing.assert_array_equal(copied[:], values)
     (tmp_path / "copy").rename(tmp_path.parent / f"{tmp_path.name}-copy")
     assert bytes_below(tmp_path) == before
+
+
+SHARED: dict[str, Any] = {"a link": os.symlink, "a hard link": os.link}
+CHANGES: dict[str, Any] = {
+    "set": lambda m: m.set("z/c/0", b"\x09"),
+    "set one that is missing": lambda m: m.set("z/c/3", b"\x09"),
+    "set a part": lambda m: m.set_partial_values([("z/c/0", 0, b"\x09")]),
+    "erase": lambda m: m.erase_values(["z/c/0"]),
+    "erase all": lambda m: m.erase_values([f"z/c/{i}" for i in range(4)]),
+    "set all": lambda m: m.update({f"z/c/{i}": b"\x09" for i in range(4)}),
+    "erase a prefix": lambda m: m.erase_prefix("z/c/"),
+    "seal": lambda m: m.flush(),
+    "compact": lambda m: m.compact(),
+}
+
+
+def new_array(root: Path, strategy: Any) -> ShardingMapping:
+    store = ShardingStore(root, chunks_per_shard=4, strategy=strategy)
+    options: dict[str, Any] = {"dtype": "u1", "compressors": None, "fill_value": 0}
+    zarr.create_array(store, name="z", shape=(4,), chunks=(1,), **options)
+    mapping = ShardingMapping(store)
+    mapping.update({f"z/c/{i}": bytes([i + 1]) for i in range(3)})
+    return mapping
+
+
+def values(mapping: ShardingMapping) -> list[bytes | None]:
+    return [mapping.get(f"z/c/{i}") for i in range(4)]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("share", SHARED)
+@pytest.mark.parametrize("state", ["sealed", "open", "left open by another"])
+@pytest.mark.parametrize("strategy", ["append", "rewrite"])
+def test_a_shard_that_has_another_name(
+    tmp_path: Path, strategy: str, state: str, share: str, change: str
+) -> None:
+    """A change makes a file of its own of it: a backup keeps its bytes, and its journal."""
+    plain = new_array(tmp_path / "plain", strategy)
+    mapping = new_array(tmp_path / "root", strategy)
+    if state == "sealed":
+        mapping.flush()
+    directory, backup = tmp_path / "root" / "z" / "c", tmp_path / "backup"
+    backup.mkdir()
+    for name in os.listdir(directory):  # the journal and the lock, too
+        if share == "a link":
+            (directory / name).rename(backup / name)
+            os.symlink(backup / name, directory / name)
+        else:
+            os.link(directory / name, backup / name)
+    if (directory / "0.__lock").is_symlink():
+        (directory / "0.__lock").unlink()
+    before = bytes_below(backup)
+    if state == "left open by another":
+        forget_open_shards(tmp_path)
+    assert values(mapping) == values(plain)
+    CHANGES[change](mapping)
+    CHANGES[change](plain)
+    mapping.set("z/c/1", b"\x08")
+    plain.set("z/c/1", b"\x08")
+    assert values(mapping) == values(ShardingMapping(tmp_path / "root")) == values(plain)
+    mapping.flush()
+    assert bytes_below(backup) == before
+    assert values(mapping) == values(ShardingMapping(tmp_path / "root")) == values(plain)
+
+
+@pytest.mark.parametrize("share", SHARED)
+@pytest.mark.parametrize("n_writes", range(5))
+def test_a_backup_of_what_a_killed_writer_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_writes: int, share: str
+) -> None:
+    """Files that have another name are repaired as copies: the backup can be repaired as well."""
+
+    class Killed(BaseException):
+        pass
+
+    def write_until_killed(*args: Any) -> None:
+        nonlocal n_writes
+        if n_writes == 0:
+            raise Killed
+        n_writes -= 1
+        write_at(*args)
+
+    mapping = new_array(tmp_path / "root", "append")
+    write_at = file_calls.write_at
+    with monkeypatch.context() as patch:
+        patch.setattr(file_calls, "write_at", write_until_killed)
+        patch.setattr(ShardFile, "_repair", lambda _: None)  # nor does it clean up
+        with suppress(Killed):
+            mapping.set("z/c/0", b"\x09")
+    forget_open_shards(tmp_path)
+    directory, backup = tmp_path / "root/z/c", tmp_path / "backup"
+    backup.mkdir()
+    for name in ("0", "0.__journal"):
+        (directory / name).rename(backup / name)
+        SHARED[share](backup / name, directory / name)
+    before = bytes_below(backup)
+    again = ShardingMapping(tmp_path / "root")
+    found = again["z/c/0"]
+    assert found in (b"\x01", b"\x09")
+    again.set("z/c/3", b"\x04")
+    again.flush()
+    assert values(again) == [found, b"\x02", b"\x03", b"\x04"]
+    assert bytes_below(backup) == before
+    for name in ("0", "0.__journal"):
+        (directory / name).unlink(missing_ok=True)
+        (backup / name).rename(directory / name)
+    again.set("z/c/2", b"\x08")
+    again.flush()
+    assert values(ShardingMapping(tmp_path / "root")) == [found, b"\x02", b"\x08", None]
+
+
+@pytest.mark.parametrize("suffix", [".__lock", ".__journal"])
+@pytest.mark.parametrize("target", ["f", "missing"])
+def test_side_files_that_are_links(root: Path, suffix: str, target: str) -> None:
+    """What they lead to is not opened, made, or changed."""
+    mapping = new_array(root, "append")
+    mapping.flush()
+    (root / "z/c" / f"0{suffix}").symlink_to(root.parent / "outside" / target)
+    with suppress(SpecError):
+        mapping.set("z/c/0", b"\x09")
+    with suppress(SpecError):
+        mapping.flush()
+    assert outside(root) == CANARY
+    (root / "z/c" / f"0{suffix}").unlink(missing_ok=True)
+    mapping.set("z/c/0", b"\x07")
+    assert mapping["z/c/0"] == b"\x07"
+    assert outside(root) == CANARY
+
+
+@pytest.mark.parametrize("strategy", ["append", "rewrite"])
+@pytest.mark.parametrize("linked", ["z", "z/c", "z/c/0", "z/c/1/0"])
+def test_shards_on_another_disk(tmp_path: Path, strategy: Any, linked: str) -> None:
+    """Directories of shards that are links are read and written as any other."""
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    options: dict[str, Any] = {"dtype": "u1", "compressors": None, "fill_value": 0}
+    store = ShardingStore(root, chunks_per_shard=(2, 2, 2), strategy=strategy)
+    z = zarr.create_array(store, name="z", shape=(4, 4, 4), chunks=(1, 1, 1), **options)
+    z[:] = values = np.arange(1, 65).reshape(4, 4, 4)
+    sync(store.flush())
+    (root / linked).rename(elsewhere)
+    (root / linked).symlink_to(elsewhere)
+    for again in (store, ShardingStore(root, strategy=strategy)):
+        z = zarr.open_array(again, path="z")
+        np.testing.assert_array_equal(z[:], values)
+        values[2, :2, :2] += 64
+        z[2, :2, :2] = values[2, :2, :2]
+        values[0, 1, 1] = z[0, 1, 1] = 0
+        np.testing.assert_array_equal(zarr.open_array(ShardingStore(root), path="z")[:], values)
+    sync(store.flush())
+    assert (root / linked).is_symlink()
+    assert not any(name.endswith(("lock", "journal")) for name in bytes_below(tmp_path))
+    before = bytes_below(elsewhere)
+    sync(store.delete_dir("z"))
+    assert bytes_below(elsewhere) == before

@@ -6,8 +6,11 @@ that stops at each of these calls has seen them all.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
+
+from zarr_shardstore.errors import SpecError
 
 __all__ = ["open_new", "open_to_change", "replace", "sync", "truncate", "unlink", "write_at"]
 
@@ -15,6 +18,7 @@ _MAX_BUFFERS = 1024
 """Pieces that one system call writes (IOV_MAX of Linux)."""
 
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 def open_new(path: str) -> int:
@@ -23,8 +27,22 @@ def open_new(path: str) -> int:
 
 
 def open_to_change(path: str, *, create: bool = False) -> int:
-    """Open a file for reading and writing."""
-    return os.open(path, os.O_RDWR | (os.O_CREAT if create else 0) | _CLOEXEC, 0o666)
+    """Open a file for reading and writing; never the one that a link leads to.
+
+    Raises
+    ------
+    SpecError
+        If it is a link.
+    """
+    flags = os.O_RDWR | (os.O_CREAT if create else 0) | _NOFOLLOW | _CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise SpecError(
+                f"{path!r} is a link, and what it leads to is not to be changed: remove the link"
+            ) from error
+        raise
 
 
 def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:

@@ -23,6 +23,7 @@ from typing import Literal, TypeAlias
 from filelock import SoftFileLock, Timeout
 
 from zarr_shardstore.errors import ShardConflictError
+from zarr_shardstore.io import file_calls
 
 if sys.platform != "win32":  # there, shards on local files cannot be written, others can
     import fcntl
@@ -128,10 +129,9 @@ class KeptLock:
 
 
 def _open_lock_file(name: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     while True:
         with suppress(FileNotFoundError):  # also if its directory is removed in this moment
-            return os.open(name, flags, 0o666)
+            return file_calls.open_to_change(name, create=True)
         os.makedirs(os.path.dirname(name), exist_ok=True)
 
 

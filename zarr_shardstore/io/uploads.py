@@ -7,6 +7,7 @@ Nothing is to be seen under the key before `Upload.finish`; where a base store c
 from __future__ import annotations
 
 import os
+import stat
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -79,6 +80,15 @@ class LocalUpload:
     def skip_to(self, offset: int) -> None:
         """What is written next comes at `offset`, behind bytes that take no room."""
         self._nbytes = offset
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the temporary file."""
+        return self._fd
+
+    def copy_mode(self, fd: int) -> None:
+        """Take over the mode of an open file."""
+        os.fchmod(self._fd, stat.S_IMODE(os.fstat(fd).st_mode))
 
     def set_mode_bits(self, bits: int) -> None:
         """Set bits of the file's mode."""
