@@ -21,6 +21,8 @@ from tests.store.bases import forget_open_shards, fsspec_local
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, shard_store
 from zarr_shardstore.io import file_calls
 from zarr_shardstore.io.shard_files import ShardFile
+from zarr_shardstore.plan.requests import GetMany
+from zarr_shardstore.tools.open_base import open_base
 
 
 def obstore_local(root: Path) -> ObjectStore[Any]:
@@ -175,6 +177,22 @@ def test_one_key_follows_links_to_directories(root: Path, base: Any, key: str) -
     expected.pop(changed or "", None)
     assert outside(root) == expected
     assert key not in mapping
+
+
+@pytest.mark.parametrize("what", ["pipe", "/dev/zero", "/dev/null"])
+def test_links_to_what_is_no_file(tmp_path: Path, what: str) -> None:
+    """No key: nobody waits for a pipe, or reads a device for ever."""
+    if what == "pipe":
+        os.mkfifo(tmp_path / what)
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "link").symlink_to(tmp_path / what)
+    mapping = ShardingMapping(tmp_path / "root")
+    assert mapping.get("link") is None
+    assert mapping.get_partial_values([("link", (0, 5))]) == [None]
+    assert open_base(tmp_path / "root").perform([GetMany(["link"])]) == [[None]]
+    assert mapping.list() == []
+    mapping["link"] = b"new"
+    assert mapping["link"] == b"new"
 
 
 def test_listings(root: Path) -> None:

@@ -51,8 +51,9 @@ class Backend(Protocol):
         """Whether it changes shards in their place: `OpenShard` and those that go with it."""
 
     @property
-    def max_shards_at_once(self) -> int | None:
-        """Shards that one read may touch in two rounds; more are read one part after another."""
+    def max_shards_at_once(self) -> Callable[[], int] | None:
+        """Says how many shards a read may touch in two rounds now; more are read one part after
+        another. ``None``: any number."""
 
     @property
     def max_requests_at_once(self) -> int | None:

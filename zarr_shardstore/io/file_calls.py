@@ -1,4 +1,4 @@
-"""Every system call that changes a shard file, one function each.
+"""Every system call that changes a shard file, and those that open one, one function each.
 
 What a killed process leaves is one of the states between them, or half of a write: a test
 that stops at each of these calls has seen them all.
@@ -11,19 +11,36 @@ import os
 from collections.abc import Sequence
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.io.open_files import opening
 
-__all__ = ["open_new", "open_to_change", "replace", "sync", "truncate", "unlink", "write_at"]
+__all__ = [
+    "open_new",
+    "open_to_change",
+    "open_to_read",
+    "replace",
+    "sync",
+    "truncate",
+    "unlink",
+    "write_at",
+]
 
 _MAX_BUFFERS = 1024
 """Pieces that one system call writes (IOV_MAX of Linux)."""
 
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 def open_new(path: str) -> int:
     """Make a file that must not be there yet."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC
+    return opening(lambda: os.open(path, flags, 0o666))
+
+
+def open_to_read(path: str) -> int:
+    """Open a file, or a directory, or what a link leads to; never wait for a pipe."""
+    return opening(lambda: os.open(path, os.O_RDONLY | _NONBLOCK | _CLOEXEC))
 
 
 def open_to_change(path: str, *, create: bool = False) -> int:
@@ -36,7 +53,7 @@ def open_to_change(path: str, *, create: bool = False) -> int:
     """
     flags = os.O_RDWR | (os.O_CREAT if create else 0) | _NOFOLLOW | _CLOEXEC
     try:
-        return os.open(path, flags, 0o666)
+        return opening(lambda: os.open(path, flags, 0o666))
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise SpecError(

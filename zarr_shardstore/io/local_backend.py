@@ -7,7 +7,7 @@ file, whatever other threads and processes rename over its name meanwhile.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -30,6 +30,7 @@ from zarr_shardstore.io.local_files import (
     size_of_file,
     tidy,
 )
+from zarr_shardstore.io.open_files import max_files_of_a_read, max_shards_of_a_read, opening
 from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.recording import record_index
 from zarr_shardstore.io.settled import (
@@ -78,13 +79,7 @@ from zarr_shardstore.plan.requests import (
     Tidy,
 )
 
-__all__ = ["MAX_SHARDS_AT_ONCE", "LocalBackend"]
-
-MAX_SHARDS_AT_ONCE = 128
-"""Shards whose files one read holds open; a process may have 1,024, which its threads share."""
-
-_MAX_OPEN_FILES = MAX_SHARDS_AT_ONCE + 32
-"""With those of other keys of the same read; the oldest is closed first."""
+__all__ = ["LocalBackend"]
 
 
 class LocalBackend:
@@ -118,8 +113,8 @@ class LocalBackend:
         return True
 
     @property
-    def max_shards_at_once(self) -> int | None:
-        return MAX_SHARDS_AT_ONCE
+    def max_shards_at_once(self) -> Callable[[], int] | None:
+        return max_shards_of_a_read
 
     @property
     def replaces_at_once(self) -> bool:
@@ -203,7 +198,8 @@ class LocalBackend:
                 self._set(key, value)
                 self._forget(key, files)
             case SetIfNotExists(key, value):
-                sync(self._files.set_if_not_exists(key, to_buffer(value)))
+                buffer = to_buffer(value)
+                opening(lambda: sync(self._files.set_if_not_exists(key, buffer)))
                 if self._is_durable:
                     sync_file(self._root + key)
                     sync_directories(self._root + key, self._root)
@@ -244,7 +240,7 @@ class LocalBackend:
         return None
 
     def _open(self, key: str, files: dict[str, OpenFile]) -> OpenFile | None:
-        if len(files) >= _MAX_OPEN_FILES:
+        if len(files) > 1 and len(files) >= max_files_of_a_read():  # the oldest is closed first
             self._forget(next(iter(files)), files)
         try:
             is_held = open_shards.is_used_here(self.real_root + key)

@@ -15,12 +15,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.io import file_calls
+from zarr_shardstore.io.open_files import opening
 from zarr_shardstore.io.settled import NO_FILE, is_hidden, is_side_file
 
 __all__ = [
     "holds_a_file",
     "is_directory",
     "is_directory_entry",
+    "is_file_entry",
     "link_below",
     "link_on_way",
     "names_in",
@@ -39,26 +42,29 @@ _MORE_NBYTES = 1 << 22
 
 def read_files(root: str, keys: Sequence[str]) -> list[bytes | None]:
     """Whole files. The size that is asked for is that of the largest so far, and one byte: a
-    read that returns less has reached the end, so no file costs more than three system calls.
+    read that returns less has reached the end, so few files cost more than three system calls.
     """
     values: list[bytes | None] = []
-    add, open_file, read, close = values.append, os.open, os.read, os.close
-    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+    add, open_file, read, close = values.append, file_calls.open_to_read, os.read, os.close
     n_asked = _FIRST_READ_NBYTES
     for key in keys:
         try:
-            fd = open_file(root + key, flags)
+            fd = open_file(root + key)
         except NO_FILE:
             add(None)
             continue
         try:
             data = read(fd, n_asked)
+            # A pipe seems to be empty, a device never ends.
+            if len(data) in (0, n_asked) and not stat.S_ISREG(os.fstat(fd).st_mode):
+                add(None)
+                continue
             if len(data) == n_asked:
                 parts = [data, *iter(lambda fd=fd: read(fd, _MORE_NBYTES), b"")]  # type: ignore[misc]
                 data = b"".join(parts)
                 n_asked = min(len(data) + 1, _MORE_NBYTES)
             add(data)
-        except IsADirectoryError:
+        except (IsADirectoryError, BlockingIOError):
             add(None)
         finally:
             close(fd)
@@ -83,7 +89,7 @@ def names_in(root: str, prefix: str) -> list[str]:
     above it: who follows all names would never end.
     """
     try:
-        with os.scandir(root + prefix) as entries:
+        with opening(lambda: os.scandir(root + prefix)) as entries:
             return [
                 entry.name
                 for entry in entries
@@ -95,7 +101,7 @@ def names_in(root: str, prefix: str) -> list[str]:
 
 def _has_keys(entry: os.DirEntry[str], root: str, prefix: str) -> bool:
     if not is_directory_entry(entry):
-        return not entry.is_symlink() or os.path.exists(entry.path)
+        return is_file_entry(entry)
     if entry.is_symlink() and _leads_back(entry.path, root, prefix):
         return False
     return holds_a_file(entry.path)
@@ -113,6 +119,14 @@ def is_directory_entry(entry: os.DirEntry[str]) -> bool:
     """Whether it is a directory, or a link to one; not if it cannot be seen."""
     try:
         return entry.is_dir()
+    except OSError:
+        return False
+
+
+def is_file_entry(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a file, or a link to one: no pipe, no device, no link that leads nowhere."""
+    try:
+        return entry.is_file()
     except OSError:
         return False
 
@@ -189,10 +203,12 @@ def remove_directory(root: str, prefix: str) -> None:
 def holds_a_file(directory: str) -> bool:
     """Whether a file is in it, however deep, that is not a temporary one; or a link to another
     directory, which may hold some."""
-    return any(
-        any(not is_hidden(name) for name in names)
-        or any(os.path.islink(os.path.join(top, name)) for name in directories)
-        for top, directories, names in os.walk(directory, onerror=raise_if_broken)
+    return opening(
+        lambda: any(
+            any(not is_hidden(name) for name in names)
+            or any(os.path.islink(os.path.join(top, name)) for name in directories)
+            for top, directories, names in os.walk(directory, onerror=raise_if_broken)
+        )
     )
 
 

@@ -171,7 +171,7 @@ def give_way(path: str, is_done: Callable[[], bool]) -> None:
         Whether a writer has been there since: the next one waits for us.
     """
     with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-        fd = os.open(path + LOCK_SUFFIX, os.O_RDONLY | os.O_CLOEXEC)
+        fd = file_calls.open_to_read(path + LOCK_SUFFIX)
         try:
             deadline = time.monotonic() + _MAX_WAY_S
             for pause in _pauses():
@@ -254,7 +254,7 @@ def shared(path: str) -> Iterator[bool]:
     deadline = time.monotonic() + MAX_WAIT_S
     while True:
         try:
-            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            fd = file_calls.open_to_read(name)
         except (FileNotFoundError, NotADirectoryError):
             yield False
             return

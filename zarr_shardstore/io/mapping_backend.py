@@ -73,7 +73,7 @@ class MappingBackend:
         return True
 
     @property
-    def max_shards_at_once(self) -> int | None:
+    def max_shards_at_once(self) -> None:
         return None
 
     @property

@@ -153,7 +153,7 @@ class OpenFile:
         self.version = object()  # not the file itself: it shall not stay open with a reply
         try:
             self.status = status = os.fstat(fd)
-            if stat.S_ISDIR(status.st_mode):
+            if not stat.S_ISREG(status.st_mode):  # nor a pipe, or a device
                 raise IsADirectoryError(path)
             self.is_fixed = bool(status.st_mode & FIXED)
             if self.is_fixed and not is_held:  # its entries may be overwritten

@@ -329,7 +329,7 @@ def _separate(path: str, *, is_shard: bool = False) -> None:
 
     The other names keep theirs: those of a backup by hard links, of a link to a shard elsewhere.
     """
-    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    source = file_calls.open_to_read(path)
     try:
         upload = LocalUpload(path, os.path.dirname(path))
         try:
@@ -378,5 +378,5 @@ def end_journal(path: str, is_durable: bool) -> None:
 
 
 def _read_file(path: str) -> bytes:
-    with open(path, "rb") as file:
+    with open(file_calls.open_to_read(path), "rb") as file:
         return file.read()

@@ -119,7 +119,7 @@ class LocalUpload:
 
 def sync_file(path: str) -> None:
     """Wait until a file survives a loss of power; its name may not."""
-    fd = os.open(path, os.O_RDONLY)
+    fd = file_calls.open_to_read(path)
     try:
         file_calls.sync(fd)
     finally:

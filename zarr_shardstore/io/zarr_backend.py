@@ -141,7 +141,7 @@ class ZarrBackend:
         return "async"
 
     @property
-    def max_shards_at_once(self) -> int | None:
+    def max_shards_at_once(self) -> None:
         return None
 
     def scope(self, key: str) -> Hashable:
