@@ -11,7 +11,7 @@ from typing import Any
 
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore
+from zarr.storage import FsspecStore, ObjectStore
 
 from zarr_shardstore.io.backend import Backend, Mode, Session
 from zarr_shardstore.io.buffers import to_buffer
@@ -30,6 +30,12 @@ from zarr_shardstore.io.kinds_of_store import (
     is_shared_without_locks,
     path_of_file,
     scope_of_store,
+)
+from zarr_shardstore.io.local_files import (
+    link_below,
+    link_on_way,
+    refuse_links,
+    remove_directory,
 )
 from zarr_shardstore.io.object_reads import ObjectReader, cut, found_of, may_be_cut
 from zarr_shardstore.io.open_shards import open_shards
@@ -112,7 +118,8 @@ class ZarrBackend:
             self._indexes = RemoteIndexes(self, lambda key: (identity, key), is_static=True)
         self._options = options
         self.can_block = has_sync_surface(store)
-        is_near = path_of_file(store, "") is not None or is_in_memory(store)
+        self._root = path_of_file(store, "")
+        is_near = self._root is not None or is_in_memory(store)
         self.max_requests_at_once = None if is_near else _MAX_CONCURRENCY
         self.replaces_at_once = not is_local_fsspec(innermost(store))  # it writes in place
         self.reads = ObjectReader(store)
@@ -134,7 +141,7 @@ class ZarrBackend:
         return "async"
 
     @property
-    def max_shards_at_once(self) -> int | None:
+    def max_shards_at_once(self) -> None:
         return None
 
     def scope(self, key: str) -> Hashable:
@@ -154,6 +161,15 @@ class ZarrBackend:
 
     def optimistic(self) -> Backend | None:
         return None
+
+    def refuse_links(self, key: str) -> None:
+        if self._root is not None:
+            refuse_links(self._root, key)
+
+    def linked_directory(self, prefix: str) -> str | None:
+        if self._root is None:
+            return None
+        return link_on_way(self._root, prefix) or link_below(self._root + prefix)
 
     def session(self) -> Session:
         return Session(self)
@@ -244,6 +260,13 @@ class ZarrBackend:
             return [await self._perform_one(batch[0])]
         return await concurrently([self._perform_one(request) for request in batch])
 
+    def _removes_through_links(self, prefix: str) -> bool:
+        """Whether the store itself would follow links, or stop at one. obstore's does what it
+        lists, and lists through links."""
+        assert self._root is not None, "asked only of local files"
+        is_obstore = isinstance(innermost(self.store), ObjectStore)
+        return is_obstore or link_on_way(self._root, prefix) is not None
+
     def _state_to_settle(self, key: str) -> tuple[str, FileState] | None:
         """Path and state of a file that another process may be changing in its place."""
         path = path_of_file(self.store, key)
@@ -303,7 +326,12 @@ class ZarrBackend:
                 pass
             case DeletePrefix(prefix) if deletes_only_by_key(store):
                 for key in [key async for key in store.list_prefix(prefix)]:
-                    await store.delete(key)
+                    if self._root is None or link_on_way(self._root, key) is None:
+                        await store.delete(key)
+            case DeletePrefix(prefix) if self._root is not None and self._removes_through_links(
+                prefix
+            ):
+                await asyncio.to_thread(remove_directory, self._root, prefix)
             case DeletePrefix(""):
                 await store.clear()
                 # FsspecStore.clear stops at the first directory that it has removed already.

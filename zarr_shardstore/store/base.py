@@ -89,7 +89,9 @@ class Sharding:
         )
         strategy = _strategy_for(options.strategy, backend)
         self.appends = strategy == "append"
-        self.operations = Operations(new_arrays, replace(options, reading=reading), strategy)
+        self.operations = Operations(
+            new_arrays, replace(options, reading=reading), strategy, backend.refuse_links
+        )
         self.runner = Runner(backend, self.operations.update_shard)
         pending = self.operations.batches.pending
         self.warm = WarmReads(self.runner, self.operations.catalog, pending)

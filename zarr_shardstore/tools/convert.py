@@ -33,7 +33,14 @@ from zarr_shardstore.tools.hierarchy import STAGING, find_hierarchy
 from zarr_shardstore.tools.in_place import finish, keeps_out_readers, take_back
 from zarr_shardstore.tools.manifest import read_manifests, remove_leftovers
 from zarr_shardstore.tools.open_base import OpenBase, open_base
-from zarr_shardstore.tools.planning import Choose, matching, plan_array, to_plain, to_shards
+from zarr_shardstore.tools.planning import (
+    ArrayPlan,
+    Choose,
+    matching,
+    plan_array,
+    to_plain,
+    to_shards,
+)
 from zarr_shardstore.tools.report import ConversionReport, OnProgress
 
 __all__ = ["reshard", "shard_store", "unshard_store"]
@@ -298,6 +305,8 @@ def _prepared(
         plan_array(base, state, request.choose if state.node in chosen else None)
         for state in states
     ]
+    if in_place:
+        _refuse_links(base, plans)
     conversion = Conversion(
         base,
         target,
@@ -313,6 +322,26 @@ def _prepared(
     if in_place:
         return conversion, ()
     return conversion, tuple(map(_note_of_unlisted, hierarchy.unlisted))
+
+
+def _refuse_links(base: OpenBase, plans: Sequence[ArrayPlan]) -> None:
+    """Refuse arrays whose objects are elsewhere: listings do not follow links, and files cannot
+    be renamed to another disk.
+
+    Raises
+    ------
+    SpecError
+        Nothing was changed.
+    """
+    for plan in plans:
+        prefix = plan.state.node.chunk_prefix
+        link = None if plan.action == "skipped" else base.runner.backend.linked_directory(prefix)
+        if link is not None:
+            raise SpecError(
+                f"objects of the array {plan.state.path!r} lie behind the link {link!r}: in "
+                "place that cannot be converted; convert the directory that it leads to, or "
+                "convert to another store"
+            )
 
 
 def _note_of_unlisted(node: Node) -> str:
