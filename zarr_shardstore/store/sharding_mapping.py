@@ -261,9 +261,9 @@ class ShardingMapping(MutableMapping[str, bytes]):
         """
         directory = f"{key.removesuffix('/')}/"
         check_key(directory[:-1])
+        self.erase_prefix(directory)
         if not key.endswith("/"):
             self.erase(key)
-        self.erase_prefix(directory)
 
     def erase_values(self, keys: Iterable[str]) -> None:
         """Erase values; each shard is written once, an emptied one removed."""
