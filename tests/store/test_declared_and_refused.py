@@ -6,6 +6,7 @@ Sources: sharding storage transformer draft, "Configuration"; its early draft; Z
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -219,6 +220,41 @@ def test_every_operation_refuses_what_is_not_understood(form: str) -> None:
     m.erase(document)
     m.erase_prefix(chunks[0].partition("a/")[0] + "a/")
     assert list(base) == ["other/text"]
+
+
+@pytest.mark.parametrize("n_levels", [150, 250, 900, 950, 980, 2000, 100_000])
+@pytest.mark.parametrize("place", ["attributes", "codecs"])
+def test_a_document_that_is_nested_deeply(place: str, n_levels: int) -> None:
+    """Such an array is read or refused; no raw object lands beside its shards."""
+    bottom, before, after = "[]", "[", "]"
+    if place == "codecs":
+        bottom, n_levels = json.dumps([BYTES]), n_levels // 3
+        before, _, after = json.dumps([codec(codecs="@")]).partition('"@"')
+    text = json.dumps(v3([codec(codecs=[BYTES] if place == "attributes" else "@")], attributes="@"))
+    nested = before * n_levels + bottom + after * n_levels
+    if place == "attributes":
+        text = text.replace('"@"', f'{{"x": {nested}}}')
+    else:
+        text = text.replace('"attributes": "@"', '"attributes": {}').replace('"@"', nested)
+    base = {"a/zarr.json": text.encode()}
+    m = ShardingMapping(base)
+    for ask in (m.get, lambda key: m.set(key, b"x"), lambda key: list(iter(m))):
+        with contextlib.suppress(ShardStoreError):
+            ask("a/c/0/0")
+        with contextlib.suppress(ShardStoreError):
+            m.get("a/zarr.json")
+    get_shard_info(base)
+    assert base.get("a/c/0/0") != b"x"
+
+
+def test_a_document_that_is_cut_off() -> None:
+    """What is left of it names sharding: refused as well."""
+    text = json.dumps(v3([codec()])).encode()
+    for size in range(text.index(b"sharding") + 8, len(text)):
+        base = {"a/zarr.json": text[:size]}
+        with pytest.raises(SpecError, match="restore the document"):
+            ShardingMapping(base)["a/c/0/0"] = b"x"
+        assert list(base) == ["a/zarr.json"]
 
 
 @pytest.mark.parametrize("form", CODEC_FORMS)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from zarr_shardstore.errors import UnsupportedError
+from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.data_types import parse_draft, parse_numpy, parse_v3
 from zarr_shardstore.format.declarations import (
     Declaration,
@@ -48,6 +48,7 @@ __all__ = [
     "is_array_document",
     "node_of_document",
     "parse_array",
+    "parse_document",
     "parse_json",
     "plain_geometry",
 ]
@@ -56,6 +57,12 @@ Hierarchy = Literal["draft", "v3", "v2"]
 
 _DRAFT_META = "meta/root"
 _DRAFT_SUFFIX = ".array.json"
+_MAX_DEPTH = 200
+"""Levels of a JSON value. Documents have about ten; more would need too deep a recursion."""
+
+_WORDS = (b"sharding", b"shardstore", b"storage_transformers")
+"""Words of all declarations."""
+
 _DRAFT_GRID = {"type", "chunk_shape", "separator"}
 _EXTENSION_MEMBERS = {"name", "configuration", "must_understand"}
 _NAMES = {"v3": "zarr.json", "v2": ".zarray"}
@@ -162,12 +169,47 @@ class ArrayDocument:
 
 
 def parse_json(data: bytes | memoryview) -> dict[str, Any] | None:
-    """The JSON object that a document holds; ``None`` if it holds none."""
+    """The JSON object that a document holds; ``None`` if it holds none, or is nested too deeply."""
+    text = bytes(data)
     try:
-        doc = json.loads(bytes(data))
-    except (ValueError, RecursionError):  # the latter: nested by the thousand, to do harm
+        doc = json.loads(text)
+    except (ValueError, RecursionError):
         return None
-    return doc if isinstance(doc, dict) else None
+    return doc if isinstance(doc, dict) and not _is_too_deep(doc, text) else None
+
+
+def parse_document(node: Node, data: bytes | memoryview) -> dict[str, Any] | None:
+    """As `parse_json`, for the document of an array.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be parsed and names sharding: damaged, or nested to do harm.
+    """
+    doc = parse_json(data)
+    if doc is None and any(word in bytes(data) for word in _WORDS):
+        raise SpecError(
+            f"the document {document_key(node)!r} of {node.path!r} is no JSON object that can be "
+            "read, and it names sharding: restore the document"
+        )
+    return doc
+
+
+def _is_too_deep(doc: dict[str, Any], text: bytes) -> bool:
+    if text.count(b"{") + text.count(b"[") <= _MAX_DEPTH:
+        return False
+    level: list[Any] = [doc]
+    for _ in range(_MAX_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += value.values()
+            elif isinstance(value, list):
+                below += value
+        if not below:
+            return False
+        level = below
+    return True
 
 
 def dump_document(doc: Mapping[str, Any]) -> bytes:

@@ -34,6 +34,7 @@ from zarr_shardstore.format.documents import (
     has_empty_chunks,
     is_array_document,
     parse_array,
+    parse_document,
     parse_json,
     plain_geometry,
 )
@@ -93,7 +94,7 @@ class View:
         SpecError, UnsupportedError
             If the document declares what is not valid or not known.
         """
-        doc = parse_json(data)
+        doc = parse_document(node, data)
         if doc is None:
             return data, None
         if not is_array_document(node, doc):
