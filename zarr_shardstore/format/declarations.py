@@ -340,7 +340,7 @@ def _with_common_names(codecs: Any) -> Any:
 def _with_common_name(codec: Any) -> Any:
     if not isinstance(codec, Mapping):
         return name_of(codec)
-    renamed = {**codec, "name": name_of(codec)}
+    renamed = {**codec, "name": name_of(codec)} if "name" in codec else {**codec}
     configuration = codec.get("configuration")
     if name_of(codec) == _CODEC and isinstance(configuration, Mapping):
         lists = {

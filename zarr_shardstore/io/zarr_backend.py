@@ -327,8 +327,8 @@ class ZarrBackend:
             case ListDir(prefix):
                 try:
                     names = store.list_dir(prefix.removesuffix("/"))
-                    found = [name async for name in names if not is_hidden(name)]
-                    return [name for name in found if "/" not in name]  # fsspec's, of an object
+                    # fsspec lists an object of that name, with a path.
+                    return [name async for name in names if not is_hidden(name) and "/" not in name]
                 except NotADirectoryError:  # fsspec, where a local file has this name
                     return []
             case _:
