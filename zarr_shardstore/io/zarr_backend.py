@@ -324,9 +324,13 @@ class ZarrBackend:
                 await move(store, key, to)
             case Persist() | Tidy():
                 pass
-            case DeletePrefix(prefix) if deletes_only_by_key(store):
+            case DeletePrefix(prefix) if deletes_only_by_key(store) or await _has_object(
+                store, prefix
+            ):
+                # fsspec finds an object of the name of the directory, too.
                 for key in [key async for key in store.list_prefix(prefix)]:
-                    if self._root is None or link_on_way(self._root, key) is None:
+                    is_linked = self._root is not None and link_on_way(self._root, key) is not None
+                    if key.startswith(prefix) and not is_linked:
                         await store.delete(key)
             case DeletePrefix(prefix) if self._root is not None and self._removes_through_links(
                 prefix
@@ -351,7 +355,8 @@ class ZarrBackend:
             case ListDir(prefix):
                 try:
                     names = store.list_dir(prefix.removesuffix("/"))
-                    return [name async for name in names if not is_hidden(name)]
+                    # fsspec lists an object of that name, with a path.
+                    return [name async for name in names if not is_hidden(name) and "/" not in name]
                 except NotADirectoryError:  # fsspec, where a local file has this name
                     return []
             case _:
@@ -380,3 +385,15 @@ async def concurrently(coros: list[Coroutine[Any, Any, Any]]) -> list[Any]:
             coro.close()  # those that still waited for a slot
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def _has_object(store: Store, prefix: str) -> bool:
+    """Whether an fsspec store has an object of the name of a directory.
+
+    `FsspecStore.delete_dir` removes that object, too: a shard, whose name may be the path of a
+    chunk of another shard.
+    """
+    inner = innermost(store)
+    if not prefix or not isinstance(inner, FsspecStore):
+        return False
+    return bool(await inner.fs._isfile(f"{inner.path}/{prefix.removesuffix('/')}"))
