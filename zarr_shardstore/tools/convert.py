@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError
@@ -33,7 +34,14 @@ from zarr_shardstore.tools.hierarchy import STAGING, find_hierarchy
 from zarr_shardstore.tools.in_place import finish, keeps_out_readers, take_back
 from zarr_shardstore.tools.manifest import read_manifests, remove_leftovers
 from zarr_shardstore.tools.open_base import OpenBase, open_base
-from zarr_shardstore.tools.planning import Choose, matching, plan_array, to_plain, to_shards
+from zarr_shardstore.tools.planning import (
+    Choose,
+    check_rules,
+    matching,
+    plan_array,
+    to_plain,
+    to_shards,
+)
 from zarr_shardstore.tools.report import ConversionReport, OnProgress
 
 __all__ = ["reshard", "shard_store", "unshard_store"]
@@ -42,11 +50,20 @@ StoreLike: TypeAlias = "BaseStoreLike | ShardingStore | ShardingMapping | DraftH
 Paths: TypeAlias = "Iterable[str] | str | None"
 
 
+class _NotGiven(Enum):
+    """An argument that was left out, where ``None`` says something."""
+
+    TOKEN = "left out"
+
+
+_NOT_GIVEN = _NotGiven.TOKEN
+
+
 def shard_store(
     source: StoreLike,
     destination: StoreLike | None = None,
     *,
-    chunks_per_shard: ChunksPerShard = "auto",
+    chunks_per_shard: ChunksPerShard | _NotGiven = _NOT_GIVEN,
     paths: Paths = None,
     declaration: V3Declaration | None = None,
     index_codecs: Sequence[str | Mapping[str, Any]] | None = None,
@@ -58,6 +75,7 @@ def shard_store(
     dry_run: bool = False,
     progress: OnProgress | None = None,
     consolidate_index: bool = False,
+    shard_shape: ChunksPerShard | _NotGiven = _NOT_GIVEN,
 ) -> ConversionReport:
     """Pack the chunks of the arrays of a store into shards, in place or in another store.
 
@@ -73,8 +91,9 @@ def shard_store(
         their new form; but not what is no chunk in a directory of chunks (``z/c/notes.txt``),
         which nobody lists. ``None``: in place.
     chunks_per_shard : "auto", int, tuple of int, mapping
-        As for `ShardingStore`; ``"auto"`` looks at the sizes of stored chunks, and the report
-        says why.
+        As for `ShardingStore`; ``"auto"``, the default, looks at the sizes of stored chunks, and
+        the report says why. A shard has no more chunks along a dimension than the array has now:
+        its index would be full of missing ones.
     paths
         Arrays, groups, or patterns (``"raw/*"``): only these are converted. ``None``: all.
     declaration, index_codecs, index_location, order
@@ -89,6 +108,8 @@ def shard_store(
         Called after each task, in this thread.
     consolidate_index
         At the end do what `ShardingStore.consolidate_index` does, for all sharded arrays.
+    shard_shape
+        Another name of `chunks_per_shard`, that of zarr-vectors; in chunks, too.
 
     Returns
     -------
@@ -128,9 +149,10 @@ def shard_store(
     >>> zarr.open_array(store, path="z").shards
     (3, 2)
     """
-    policy = ShardingPolicy(chunks_per_shard)
+    given = _given(chunks_per_shard, shard_shape)
+    policy = ShardingPolicy("auto" if given is _NOT_GIVEN else given)
     new_arrays = _new_arrays(policy, declaration, index_codecs, index_location)
-    choose = to_shards(new_arrays, only_sharded=False)
+    choose = to_shards(new_arrays)
     request = _Request(choose, new_arrays, declaration is None, order, paths, dry_run, progress)
     if not consolidate_index:
         return _convert(request, source, destination, executor, source_options, destination_options)
@@ -169,7 +191,7 @@ def unshard_store(
 
 def reshard(
     source: StoreLike,
-    chunks_per_shard: ChunksPerShard,
+    chunks_per_shard: ChunksPerShard | _NotGiven = _NOT_GIVEN,
     destination: StoreLike | None = None,
     *,
     paths: Paths = None,
@@ -182,21 +204,36 @@ def reshard(
     destination_options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: OnProgress | None = None,
+    shard_shape: ChunksPerShard | _NotGiven = _NOT_GIVEN,
 ) -> ConversionReport:
-    """Re-pack the sharded arrays of a store; arrays without shards are left as they are.
+    """Give the arrays of a store shards of this size, whether they have shards now or not.
 
     Parameters
     ----------
     chunks_per_shard
-        What the shards shall have; ``None``: no shards, as `unshard_store`.
+        What a shard has afterwards; ``None``: no shards, as `unshard_store`.
 
     The other parameters, errors and guarantees are those of `shard_store`.
     """
-    policy = ShardingPolicy(chunks_per_shard)
+    given = _given(chunks_per_shard, shard_shape)
+    if given is _NOT_GIVEN:
+        raise SpecError("reshard needs chunks_per_shard: what a shard has afterwards")
+    policy = ShardingPolicy(given)
     new_arrays = _new_arrays(policy, declaration, index_codecs, index_location)
-    choose = to_plain if chunks_per_shard is None else to_shards(new_arrays, only_sharded=True)
+    choose = to_plain if given is None else to_shards(new_arrays)
     request = _Request(choose, new_arrays, declaration is None, order, paths, dry_run, progress)
     return _convert(request, source, destination, executor, source_options, destination_options)
+
+
+def _given(
+    chunks_per_shard: ChunksPerShard | _NotGiven, shard_shape: ChunksPerShard | _NotGiven
+) -> ChunksPerShard | _NotGiven:
+    """What was given under one of two names."""
+    if shard_shape is _NOT_GIVEN:
+        return chunks_per_shard
+    if chunks_per_shard is not _NOT_GIVEN:
+        raise SpecError("chunks_per_shard and shard_shape are two names of one thing: give one")
+    return shard_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +293,16 @@ def _convert_by(
     _check_executor(workers, base, target)
     if not in_place and target.is_same(base):
         raise SpecError("source and destination are the same: leave the destination away")
+    if not in_place and target.overlaps(base):
+        raise SpecError(
+            f"one of {base.describe()} and {target.describe()} lies inside the other, and would "
+            "be converted with it; nothing was written: take a destination elsewhere"
+        )
     if not base.perform([ListDir("")])[0]:
         raise SpecError(f"there is nothing in {base.describe()}")
+    if in_place:
+        target.check_replaceable()
+    target.check_takes_any_key()
     if not request.dry_run:
         target.check_writable()
     if request.dry_run:
@@ -294,6 +339,7 @@ def _prepared(
                     "nothing is lost"
                 )
     chosen = matching(states, request.paths)
+    check_rules(request.new_arrays.policy, states)
     plans = [
         plan_array(base, state, request.choose if state.node in chosen else None)
         for state in states
@@ -339,9 +385,13 @@ def _finish_what_was_begun(base: OpenBase, in_place: bool) -> tuple[str, ...]:
 
 
 def _check_executor(executor: Executor, base: OpenBase, target: OpenBase) -> None:
-    """Processes have no part in what is in the memory of this one."""
+    """Processes have no part in what is in the memory of this one, or in a file that it writes."""
     if isinstance(executor, ThreadPoolExecutor):
         return
+    if not target.supports_deletes:
+        raise SpecError(
+            f"only one process writes to {target.describe()}: take threads (executor=None)"
+        )
     for side in (base, target):
         if side.is_in_memory:
             raise SpecError(
