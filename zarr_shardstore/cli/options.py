@@ -19,6 +19,7 @@ __all__ = [
     "NotPossibleError",
     "check_source",
     "chunks_per_shard_of",
+    "confirm",
     "confirm_in_place",
     "executor_of",
     "storage_options_of",
@@ -126,17 +127,30 @@ def confirm_in_place(source: str, destination: str | None, *, is_confirmed: bool
 
     Raises
     ------
+    typer.BadParameter, typer.Abort
+        As `confirm`.
+    """
+    if destination is not None and not _is_same(source, destination):
+        return
+    warning = f"the stored objects of {source!r} are replaced, after they were verified"
+    confirm(warning, "name a destination", is_confirmed=is_confirmed)
+
+
+def confirm(warning: str, other_way: str, *, is_confirmed: bool) -> None:
+    """Ask whether to go on, if nothing else says so.
+
+    Raises
+    ------
     typer.BadParameter
         If nobody can be asked.
     typer.Abort
         If the answer is no.
     """
-    if is_confirmed or (destination is not None and not _is_same(source, destination)):
+    if is_confirmed:
         return
-    warning = f"the stored objects of {source!r} are replaced, after they were verified"
     if not _can_ask():
         raise typer.BadParameter(
-            f"{warning}: say --yes to do that, or name a destination", param_hint="'--yes'"
+            f"{warning}: say --yes to do that, or {other_way}", param_hint="'--yes'"
         )
     typer.confirm(f"{warning[0].upper()}{warning[1:]}. Go on?", abort=True, err=True)
 

@@ -310,16 +310,21 @@ def _convert_by(
         arrays, others = conversion.planned()
         return ConversionReport(arrays, others, notes, time.monotonic() - begun, dry_run=True)
     base.seal()  # a shard that is sealed later would be one that was changed meanwhile
+    notes: tuple[str, ...] = ()
+    # Where nothing is finished first, what is refused leaves no trace, not even a lock.
+    prepared = None if in_place else _prepared(request, base, target, in_place, workers)
     with exclusive(target.runner.backend, STAGING, f"a conversion of {target.describe()}"):
         remove_leftovers(target)
-        notes = _finish_what_was_begun(base, in_place)
         try:
-            conversion, more_notes = _prepared(request, base, target, in_place, workers)
-            notes += more_notes
+            if prepared is None:
+                notes = _finish_what_was_begun(base)
+                prepared = _prepared(request, base, target, in_place, workers)
+            conversion, more_notes = prepared
             arrays, n_copied = conversion.run()
         finally:
             changes.count_change(changes.n_changes())
-    return ConversionReport(arrays, n_copied, notes, time.monotonic() - begun)
+    seconds = time.monotonic() - begun
+    return ConversionReport(arrays, n_copied, notes + more_notes, seconds)
 
 
 def _prepared(
@@ -368,10 +373,8 @@ def _note_of_unlisted(node: Node) -> str:
     )
 
 
-def _finish_what_was_begun(base: OpenBase, in_place: bool) -> tuple[str, ...]:
+def _finish_what_was_begun(base: OpenBase) -> tuple[str, ...]:
     """Finish conversions in place that keep readers out: there is no way back."""
-    if not in_place:
-        return ()
     notes = []
     for manifest in read_manifests(base):
         if not manifest.is_staged or manifest.state == "staging":
