@@ -63,12 +63,14 @@ def compact_store(
 
     Raises
     ------
-    UnsupportedError
-        If nothing can be replaced in the base store.
+    UnsupportedError, ReadOnlyError
+        If nothing can be replaced in the base store, or it refuses writes.
     """
     mapping = ShardingMapping(store, storage_options=storage_options)
     base = open_base(mapping)
     base.check_replaceable()
+    if not dry_run:
+        base.check_writable()
     shards, errors = base.run(
         shards_below(
             mapping._sharding.operations.listing, mapping._sharding.operations.catalog, prefix

@@ -207,6 +207,7 @@ def _apply(base: OpenBase, change: Change, dry_run: bool) -> NativeReport:
     writes, removals = change.writes, change.removals
     report = NativeReport(tuple(change.entries), len(writes), len(removals), dry_run)
     if not dry_run and (writes or removals):
+        base.check_replaceable()
         try:
             for _, keys in groupby(writes, key=_round_of):
                 base.perform([Set(key, dump_document(writes[key])) for key in keys])

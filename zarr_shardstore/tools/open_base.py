@@ -144,15 +144,17 @@ def open_base(
     Raises
     ------
     SpecError, TypeError
-        As `base_store_of`; or if the path is that of a file.
+        As `base_store_of`; or if there is a file where the directory should be.
     """
     is_read_only = False
     if isinstance(store, ShardingStore | ShardingMapping | DraftHierarchyStore):
         is_read_only = store.read_only
         store = (store.store if isinstance(store, DraftHierarchyStore) else store).base
     base = base_store_of(store, dict(storage_options) if storage_options else None)
-    if isinstance(base, LocalStore) and base.root.exists() and not base.root.is_dir():
-        raise SpecError(f"{str(base.root)!r} is a file, not the directory of a store")
+    if isinstance(base, LocalStore):
+        there = next((path for path in (base.root, *base.root.parents) if path.exists()), base.root)
+        if there.exists() and not there.is_dir():
+            raise SpecError(f"{str(there)!r} is a file, not the directory of a store")
     return OpenBase(base, Runner(backend_of(base), _refuse_update), is_read_only)
 
 
