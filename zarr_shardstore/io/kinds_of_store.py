@@ -109,11 +109,22 @@ def innermost(store: Store) -> Store:
     return store
 
 
+_NO_SUCH_KEY = (
+    "invalid zarr key format",
+    "bad key prefix",
+    "node not found at",
+    "key not found at",
+)
+
+
 def has_no_such_key(error: Exception) -> bool:
     """Whether a store said that it can hold nothing under a key: icechunk has documents of Zarr v3
-    and chunks, and raises for all else. It does so for ranges outside a value, too."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    return "IcechunkError" in kinds and not kinds.isdisjoint({"InvalidInputError", "NotFoundError"})
+    and chunks, and raises for all else. Its classes are not enough to tell: until 2.0 it has one
+    for all errors."""
+    is_of_icechunk = "IcechunkError" in [kind.__name__ for kind in type(error).__mro__]
+    return (is_of_icechunk or isinstance(error, KeyError)) and any(
+        text in str(error) for text in _NO_SUCH_KEY
+    )
 
 
 def deletes_only_by_key(store: Store) -> bool:
