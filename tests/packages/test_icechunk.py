@@ -6,6 +6,7 @@ missing chunk that its size is 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,8 @@ def test_sparse_arrays(repository: Any, pipeline: str) -> None:
     """Missing shards read as the fill value; listings and figures are those of the same array in
     memory; native zarr reads what is committed."""
     session = repository.writable_session("main")
-    store, memory = ShardingStore(session.store, chunks_per_shard=4), {}
+    store = ShardingStore(session.store, chunks_per_shard=4)
+    memory: dict[str, bytes] = {}
     with zarr.config.set({"codec_pipeline.path": PIPELINES[pipeline]}):
         for base in (store, ShardingStore(memory, chunks_per_shard=4)):
             z = create(base)
@@ -137,11 +139,12 @@ def test_a_session_is_no_destination(repository: Any) -> None:
     create(ShardingStore(session.store, chunks_per_shard=2))
     session.commit("sharded")
     session = repository.writable_session("main")
-    for convert in (
+    conversions: list[Callable[[], Any]] = [
         lambda: shard_store(session.store, chunks_per_shard=4),
         lambda: unshard_store(session.store),
         lambda: shard_store(view(session.store), session.store, chunks_per_shard=4),
-    ):
+    ]
+    for convert in conversions:
         with pytest.raises(UnsupportedError, match="create the arrays through a ShardingStore"):
             convert()
     assert not session.has_uncommitted_changes

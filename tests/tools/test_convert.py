@@ -276,15 +276,16 @@ def test_reshard_makes_shards_of_plain_chunks() -> None:
         ({"shard_shape": None}, None),
         ({"shard_shape": (3, 1)}, (3, 1)),
     ):
-        report = reshard(base, **given)  # type: ignore[arg-type]
+        report = reshard(base, **given)
         assert [r.chunks_per_shard for r in report.arrays] == [expected] * 3
         assert meaning(view(base)) == meaning(three())
     assert shard_store(base, shard_shape=2).arrays[0].chunks_per_shard == (2, 2)
-    for wrong in (
+    wrongs: list[Callable[[], Any]] = [
         lambda: reshard(base),
         lambda: reshard(base, 2, shard_shape=2),
         lambda: shard_store(base, chunks_per_shard=2, shard_shape=2),
-    ):
+    ]
+    for wrong in wrongs:
         with pytest.raises(SpecError, match="chunks_per_shard"):
             wrong()
 

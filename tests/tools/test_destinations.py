@@ -275,7 +275,7 @@ def test_a_zip_is_written_once_and_only_by_this_process(tmp_path: Path) -> None:
 
     create(tmp_path / "source", "shard")
     for mode in ("w", "a"):
-        store = ZipStore(str(tmp_path / "z.zip"), mode=mode)  # type: ignore[arg-type]
+        store = ZipStore(str(tmp_path / "z.zip"), mode=mode)
         report = shard_store(tmp_path / "source", store, chunks_per_shard=2)
         assert report.n_skipped == (mode == "a")
         store.close()

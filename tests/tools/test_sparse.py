@@ -72,7 +72,7 @@ def test_dense_grids_are_walked_after_half_a_listing() -> None:
         n_pages += type(request).__name__ == "ListPage"
         return original(self, request)
 
-    coords = [(i, j) for i in range(100) for j in range(100)]
+    coords: list[Coords] = [(i, j) for i in range(100) for j in range(100)]
     base = sparse(coords, grid).objects()
     with mock.patch.object(MappingBackend, "_perform_one", count):
         report = shard_store(base, chunks_per_shard=10)

@@ -305,12 +305,12 @@ def _convert_by(
     target.check_takes_any_key()
     if not request.dry_run:
         target.check_writable()
+    notes: tuple[str, ...] = ()
     if request.dry_run:
         conversion, notes = _prepared(request, base, target, in_place, workers)
         arrays, others = conversion.planned()
         return ConversionReport(arrays, others, notes, time.monotonic() - begun, dry_run=True)
     base.seal()  # a shard that is sealed later would be one that was changed meanwhile
-    notes: tuple[str, ...] = ()
     # Where nothing is finished first, what is refused leaves no trace, not even a lock.
     prepared = None if in_place else _prepared(request, base, target, in_place, workers)
     with exclusive(target.runner.backend, STAGING, f"a conversion of {target.describe()}"):
