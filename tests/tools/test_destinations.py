@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,9 @@ def test_a_zip_is_written_once_and_only_by_this_process(tmp_path: Path) -> None:
         report = shard_store(tmp_path / "source", store, chunks_per_shard=2)
         assert report.n_skipped == (mode == "a")
         store.close()
+    names = zipfile.ZipFile(tmp_path / "z.zip").namelist()
+    assert len(names) == len(set(names))
+    assert not [name for name in names if name.startswith(".zarr_shardstore")]
     size = os.path.getsize(tmp_path / "z.zip")
     with ProcessPoolExecutor(1) as processes:
         store = ZipStore(str(tmp_path / "z.zip"), mode="a")
