@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -106,10 +107,10 @@ def check_source(store: str) -> str:
     Raises
     ------
     NotPossibleError
-        If it is no directory.
+        If it is no directory, and no zip.
     """
     path = _local_path(store)
-    if path is not None and not path.is_dir():
+    if path is not None and not path.is_dir() and not zipfile.is_zipfile(path):
         what = "is a file, not a directory" if path.exists() else "does not exist"
         raise NotPossibleError(f"the store {store!r} {what}")
     return store

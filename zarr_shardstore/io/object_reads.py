@@ -6,7 +6,8 @@ key at a time: then what was asked for is read in another way.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any
 
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
@@ -117,18 +118,23 @@ class ObjectReader:
                 return False
             raise
 
-    async def keys_below(self, prefix: str) -> AsyncIterator[str]:
-        """Keys in a directory, recursively."""
+    async def keys_below(self, prefix: str) -> AsyncGenerator[str, None]:
+        """Keys in a directory, recursively. Close it to close the listing of the store."""
         directory: str | None = prefix
         while directory is not None:
+            keys: Any = None
             try:
-                async for key in self._store.list_prefix(directory):
+                keys = self._store.list_prefix(directory)
+                async for key in keys:
                     if key.startswith(prefix):
                         yield key
                 return
             except Exception as error:
                 if not directory or not has_no_such_key(error):
                     raise
+            finally:
+                if hasattr(keys, "aclose"):
+                    await keys.aclose()
             # icechunk lists groups and arrays only: the next one above has these keys, too.
             directory = "/".join(directory.rstrip("/").split("/")[:-1])
 

@@ -150,7 +150,7 @@ class Conversion:
             return
         prefix = plan.state.node.chunk_prefix
         task = plan.task(self.source, self.target, prefix, self.order, may_be_there=False)
-        self._run_tasks(plan, replace(task, only_compares=True))
+        self._run_tasks(replace(plan, action="skipped"), replace(task, only_compares=True))
 
     def _any_values(self, manifest: Manifest) -> bool:
         found = keys_of_values(self.target, manifest.prefix, manifest.encoding, manifest.ndim)

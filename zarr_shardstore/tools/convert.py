@@ -89,7 +89,8 @@ def shard_store(
     destination
         Another store, also of another kind. All keys of the source are copied to it, arrays in
         their new form; but not what is no chunk in a directory of chunks (``z/c/notes.txt``),
-        which nobody lists. ``None``: in place.
+        which nobody lists. An array that is there already is compared with the source, chunk by
+        chunk. Close a `ZipStore` afterwards: only then its file is whole. ``None``: in place.
     chunks_per_shard : "auto", int, tuple of int, mapping
         As for `ShardingStore`; ``"auto"``, the default, looks at the sizes of stored chunks, and
         the report says why. A shard has no more chunks along a dimension than the array has now:
@@ -118,7 +119,9 @@ def shard_store(
     Raises
     ------
     SpecError, UnsupportedError
-        If it is not possible as asked; nothing was written.
+        If it is not possible as asked; nothing was written. So also if the destination has an
+        array of the same path that differs, lies inside the source, or cannot take the result;
+        and in place, if the store cannot remove objects.
     CorruptShardError, CorruptValueError
         If a shard of the source is damaged, or if what was written reads back as something
         else. Nothing was removed.
