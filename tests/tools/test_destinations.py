@@ -49,6 +49,10 @@ IN_PLACE: dict[str, Callable[..., Any]] = {
 WORKS = None
 
 
+class Unlisted(MemoryStore):
+    supports_listing = False
+
+
 def create(store: Any, conversion: str, *, value: int = 1, zarr_format: Any = 3) -> None:
     """An array in the form that the conversion takes; its last rows are not stored."""
     is_sharded = conversion != "shard"
@@ -102,6 +106,7 @@ def with_array(path: Path, **options: Any) -> Path:
 
 DESTINATIONS: dict[str, tuple[Callable[[Path, str], Any], Any]] = {
     "a zip": (lambda here, _: ZipStore(str(here / "z.zip"), mode="w"), WORKS),
+    "a store that cannot list": (lambda *_: Unlisted(), UnsupportedError),
     "a new directory": (lambda here, _: here / "deep" / "down", WORKS),
     "a dict": (lambda *_: {}, WORKS),
     "memory": (lambda *_: MemoryStore(), WORKS),

@@ -145,6 +145,8 @@ def open_base(
     ------
     SpecError, TypeError
         As `base_store_of`; or if there is a file where the directory should be.
+    UnsupportedError
+        If the store cannot list keys.
     """
     is_read_only = False
     if isinstance(store, ShardingStore | ShardingMapping | DraftHierarchyStore):
@@ -155,6 +157,8 @@ def open_base(
         there = next((path for path in (base.root, *base.root.parents) if path.exists()), base.root)
         if there.exists() and not there.is_dir():
             raise SpecError(f"{str(there)!r} is a file, not the directory of a store")
+    if isinstance(base, Store) and not base.supports_listing:
+        raise UnsupportedError(f"{base} lists no keys: what it holds cannot be found")
     return OpenBase(base, Runner(backend_of(base), _refuse_update), is_read_only)
 
 
