@@ -61,22 +61,25 @@ def test_a_huge_grid_with_few_chunks(name: str, has_destination: bool) -> None:
         assert get_shard_info(base).n_chunks == 4
 
 
-def test_dense_grids_are_walked_after_half_a_listing() -> None:
-    """As soon as it has seen half of what the grid may hold, a listing is given up."""
-    grid = (100, 100)
-    n_pages = 0
+@pytest.mark.parametrize(("n_samples", "n_pages"), [(64, 0), (0, 5)])
+def test_dense_grids_are_walked(n_samples: int, n_pages: int) -> None:
+    """Some places tell it, or half of a listing: as soon as that has seen half of what the grid
+    may hold, it is given up."""
+    asked: list[str] = []
     original = MappingBackend._perform_one
 
     def count(self: MappingBackend, request: Any) -> Any:
-        nonlocal n_pages
-        n_pages += type(request).__name__ == "ListPage"
+        asked.append(type(request).__name__)
         return original(self, request)
 
     coords: list[Coords] = [(i, j) for i in range(100) for j in range(100)]
-    base = sparse(coords, grid).objects()
-    with mock.patch.object(MappingBackend, "_perform_one", count):
+    base = sparse(coords, (100, 100)).objects()
+    with (
+        mock.patch.object(stored_regions, "_N_SAMPLES", n_samples),
+        mock.patch.object(MappingBackend, "_perform_one", count),
+    ):
         report = shard_store(base, chunks_per_shard=10)
-    assert n_pages == 5
+    assert (asked.count("ListPage"), asked.count("CloseListing")) == (n_pages, n_pages > 0)
     assert (report.n_chunks, report.arrays[0].n_tasks) == (10_000, 100)
 
 
@@ -168,4 +171,4 @@ def test_requests_of_a_sparse_conversion() -> None:
     base = sparse([(0, 0), (500, 500)], (1000, 1000)).objects()
     with mock.patch.object(MappingBackend, "_perform_one", count):
         shard_store(base, {}, chunks_per_shard=8)
-    assert asked < 2 * 64 + 100
+    assert asked < 64 + 2 * 64 + 100

@@ -1,8 +1,9 @@
 """Which regions of an array hold anything: found by a listing, where the grid is much larger.
 
 A grid says how many objects an array may have, and nothing about how many there are. Walking it
-asks for each of them. A listing costs what is stored, so it is tried first, and given up as soon
-as it has seen half of what the grid may hold: then walking the grid is no more work.
+asks for each of them, a listing costs what is stored. So some places of a large grid are asked for
+first. If most of them are empty, the objects are listed; a listing that has seen half of what the
+grid may hold is given up, because walking is no more work then.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ import numpy.typing as npt
 
 from zarr_shardstore.format.grid import chunk_grid_shape, is_inside
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.plan.requests import CloseListing, KeyCursor, ListPage
+from zarr_shardstore.plan.requests import CloseListing, GetSize, KeyCursor, ListPage
 from zarr_shardstore.tools.places import Place
 
 __all__ = ["RegionList", "regions_to_visit"]
 
 _WALKED = 4096
 """Objects of a grid that are asked for without a listing."""
+
+_N_SAMPLES = 64
+_N_DENSE = 16
+"""Places that are asked for, and how many objects in them make a grid one that is walked."""
+
+_MAX_INT64 = 2**63 - 1
 
 _KEYS_PER_PAGE = 1024
 
@@ -74,13 +81,24 @@ def regions_to_visit(places: Sequence[Place], region_shape: Coords) -> RegionLis
     """
     grid_shape = chunk_grid_shape(places[0].grid_shape, region_shape)
     n_objects = [math.prod(place.object_grid_shape) for place in places]
-    if max(n_objects) <= _WALKED:
+    if max(n_objects) <= _WALKED or _is_dense(places[0]):
         return RegionList(grid_shape, None)
     finder = _Finder(grid_shape, region_shape)
     for place in places:
         if not finder.list_objects(place):
             return RegionList(grid_shape, None)
     return RegionList(grid_shape, finder.numbers())
+
+
+def _is_dense(place: Place) -> bool:
+    """Whether many places of the grid hold an object, as far as some of them tell."""
+    rng = np.random.default_rng(0)
+    lengths = [min(n, _MAX_INT64) for n in place.object_grid_shape]
+    columns = [rng.integers(0, n, _N_SAMPLES).tolist() for n in lengths]
+    coords = zip(*columns, strict=True)
+    keys = [place.prefix + place.encoding.encode(c) for c in coords]
+    sizes = place.base.perform([GetSize(key) for key in keys])
+    return sum(size is not None for size in sizes) >= _N_DENSE
 
 
 class _Finder:
