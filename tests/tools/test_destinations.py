@@ -14,7 +14,7 @@ import obstore
 import pytest
 import zarr
 from zarr.abc.store import Store
-from zarr.storage import LocalStore, MemoryStore, ZipStore
+from zarr.storage import LocalStore, LoggingStore, MemoryStore, ZipStore
 
 from tests.store.bases import fsspec_memory
 from tests.tools.hierarchies import V2, V3, ArrayOf, Counting, grid_coords, meaning, view
@@ -106,6 +106,10 @@ def with_array(path: Path, **options: Any) -> Path:
 
 DESTINATIONS: dict[str, tuple[Callable[[Path, str], Any], Any]] = {
     "a zip": (lambda here, _: ZipStore(str(here / "z.zip"), mode="w"), WORKS),
+    "a zip, wrapped": (
+        lambda here, _: LoggingStore(ZipStore(str(here / "z.zip"), mode="w")),
+        WORKS,
+    ),
     "a store that cannot list": (lambda *_: Unlisted(), UnsupportedError),
     "a new directory": (lambda here, _: here / "deep" / "down", WORKS),
     "a dict": (lambda *_: {}, WORKS),
@@ -170,6 +174,7 @@ def tree(here: Path) -> dict[str, bytes | None]:
 
 
 def values_in(store: Any) -> Any:
+    store = store._store if isinstance(store, LoggingStore) else store
     if isinstance(store, ZipStore):
         store.close()
         store = ZipStore(store.path, mode="r")

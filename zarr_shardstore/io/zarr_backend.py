@@ -250,8 +250,9 @@ class ZarrBackend:
         return None if path is None or open_shards.is_replaced(path) else (path, state_of(path))
 
     async def _perform_one(self, request: Request) -> Any:
-        if isinstance(self.store, ZipStore) and not self.store._is_open:
-            await self.store._ensure_open()  # its listings do not see to it
+        inner = innermost(self.store)
+        if isinstance(inner, ZipStore) and not inner._is_open:
+            await inner._ensure_open()  # its listings do not see to it
         if self._indexes is None or not isinstance(request, Set | SetIfNotExists | Delete):
             return await self._perform_by_store(request)
         with self._indexes.changing(request.key):
