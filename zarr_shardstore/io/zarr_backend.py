@@ -11,7 +11,7 @@ from typing import Any
 
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore, ObjectStore
+from zarr.storage import FsspecStore, ObjectStore, ZipStore
 
 from zarr_shardstore.io.backend import Backend, Mode, Session
 from zarr_shardstore.io.buffers import to_buffer
@@ -273,6 +273,9 @@ class ZarrBackend:
         return None if path is None or open_shards.is_replaced(path) else (path, state_of(path))
 
     async def _perform_one(self, request: Request) -> Any:
+        inner = innermost(self.store)
+        if isinstance(inner, ZipStore) and not inner._is_open:
+            await inner._ensure_open()  # its listings do not see to it
         if self._indexes is None or not isinstance(request, Set | SetIfNotExists | Delete):
             return await self._perform_by_store(request)
         with self._indexes.changing(request.key):
@@ -309,7 +312,7 @@ class ZarrBackend:
                 # To fsspec's `exists` an object is missing whatever fails.
                 return await self.reads.size(key) is not None
             case Exists(key):
-                return await store.exists(key)
+                return await self.reads.exists(key)
             case GetSize(key):
                 return await self.reads.size(key)
             case Set(key, value):
@@ -344,10 +347,10 @@ class ZarrBackend:
             case DeletePrefix(prefix):
                 await store.delete_dir(prefix.removesuffix("/"))
             case ListPrefix(prefix):
-                return [key async for key in store.list_prefix(prefix) if not is_hidden(key)]
+                return [key async for key in self.reads.keys_below(prefix) if not is_hidden(key)]
             case ListPage(cursor, n_keys):
                 if cursor.pages is None:
-                    cursor.pages = aiter(store.list_prefix(cursor.prefix))
+                    cursor.pages = aiter(self.reads.keys_below(cursor.prefix))
                 return await next_page(cursor.pages, n_keys)
             case CloseListing(cursor):
                 if hasattr(cursor.pages, "aclose"):
