@@ -20,7 +20,7 @@ def as_view(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
         If `value` holds no bytes.
     """
     if isinstance(value, Buffer):
-        return memoryview(value.as_numpy_array().view(np.uint8)).toreadonly()  # type: ignore[arg-type]
+        return value.as_numpy_array().view(np.uint8).data.toreadonly()
     if isinstance(value, bytes | bytearray | memoryview):
         view = memoryview(value)
         return (view if view.format == "B" and view.ndim == 1 else view.cast("B")).toreadonly()
