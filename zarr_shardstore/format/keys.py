@@ -158,6 +158,27 @@ class ChunkKeyEncoding:
             return None
         return _numbers(suffix[len(self.marker) :], self.separator, ndim)
 
+    def decode_start(self, text: str, ndim: int) -> tuple[Coords, str] | None:
+        """What the first characters of a suffix say: whole coordinates, and digits of the next.
+
+        ``None`` if no suffix of `ndim` coordinates starts with `text`.
+
+        Examples
+        --------
+        >>> ChunkKeyEncoding("default", "/").decode_start("c/96/1", ndim=3)
+        ((96,), '1')
+        """
+        marker = self.marker
+        if len(text) < len(marker):
+            return ((), "") if marker.startswith(text) else None
+        if not text.startswith(marker):
+            return None
+        *whole, digits = text[len(marker) :].split(self.separator)
+        numbers = [*whole, digits] if digits else whole
+        if len(whole) >= ndim or not all(map(_IS_NUMBER.fullmatch, numbers)):
+            return None
+        return tuple(map(int, whole)), digits
+
     def decode_leading(self, components: list[str], ndim: int) -> Coords | None:
         """Coordinates of the leading dimensions that `components` spell.
 

@@ -177,7 +177,7 @@ class Sharding:
         """The flow that compacts the shards below a prefix, and its driver."""
         backend, operations = self.runner.backend, self.operations
         compaction = compaction_of(order=self.options.order, can_append=backend.can_append)
-        flow = compact_below(operations.listing, operations.catalog, prefix)
+        flow = compact_below(operations.listing, prefix)
         return Runner(backend, compaction, self.runner.counters), flow
 
     def chunks_initialized(self, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
