@@ -140,7 +140,7 @@ async def test_a_whole_shard_is_one_set_and_no_read() -> None:
     """In each way to write it; the first set of the store included."""
     shard_keys = [key(i, j) for i in range(4) for j in range(4)]
     ways: dict[str, Callable[[ShardingStore], Awaitable[object]]] = {
-        "set_partial_values": lambda s: s.set_partial_values([(k, 0, b"abc") for k in shard_keys]),
+        "set_partial_values": lambda s: s._set_partial_values([(k, 0, b"abc") for k in shard_keys]),
         "_set_many": lambda s: s._set_many([(k, buffer(b"abc")) for k in shard_keys]),
         "gather": lambda s: asyncio.gather(*(s.set(k, buffer(b"abc")) for k in shard_keys)),
     }
@@ -186,7 +186,7 @@ async def test_erasing_a_whole_shard_is_one_delete_and_no_read(base: CountingSto
     """By keys, and by a prefix in the grid."""
     await fill(base)
     store = make_store(base)
-    await store.erase_values([key(i, j) for i in range(4) for j in range(4, 8)])
+    await store._erase_values([key(i, j) for i in range(4) for j in range(4, 8)])
     assert base.writes == [("delete", key(0, 1))]
     assert base.reads == []
 
@@ -208,10 +208,10 @@ async def test_erase_prefix_inside_the_grid_of_a_zarr_array(base: CountingStore)
     )
     await z.setitem(slice(None), 1)
     base.forget()
-    await store.erase_prefix("z/c/5/")
+    await store._erase_prefix("z/c/5/")
     assert sorted(base.writes) == [("set", "z/c/1/0"), ("set", "z/c/1/1")]
     base.forget()
-    await store.erase_prefix("z/c/")
+    await store._erase_prefix("z/c/")
     assert base.reads == []
     assert not [k for k in base._store_dict if k.startswith("z/c/")]
 
@@ -252,7 +252,7 @@ async def test_a_prefix_reads_the_shards_that_can_match(
     shards_read = [k for k, _ in base.reads if not is_document(k)]
     assert len(set(shards_read)) == len(shards_read) == n_shards
     base.forget()
-    await store.erase_prefix(prefix)
+    await store._erase_prefix(prefix)
     written = [k for _, k in base.writes]
     assert len(set(written)) == len(written) == n_shards
     assert {k for k, _ in base.reads if not is_document(k)} <= set(written)

@@ -77,6 +77,8 @@ def check_prefix(prefix: str) -> str:
     SpecError
         As `check_key`, except that a prefix may be empty and may end with one ``/``.
     """
+    if not isinstance(prefix, str):
+        raise SpecError(f"a prefix is a str, got {type(prefix).__name__}: {prefix!r}")
     if prefix in ("", "/"):
         return ""
     check_key(prefix.removesuffix("/"))

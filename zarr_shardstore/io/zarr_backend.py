@@ -11,7 +11,7 @@ from typing import Any
 
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore
+from zarr.storage import FsspecStore, ZipStore
 
 from zarr_shardstore.io.backend import Backend, Mode, Session
 from zarr_shardstore.io.buffers import to_buffer
@@ -250,6 +250,8 @@ class ZarrBackend:
         return None if path is None or open_shards.is_replaced(path) else (path, state_of(path))
 
     async def _perform_one(self, request: Request) -> Any:
+        if isinstance(self.store, ZipStore) and not self.store._is_open:
+            await self.store._ensure_open()  # its listings do not see to it
         if self._indexes is None or not isinstance(request, Set | SetIfNotExists | Delete):
             return await self._perform_by_store(request)
         with self._indexes.changing(request.key):

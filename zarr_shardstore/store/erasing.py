@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.format.arguments import items_of
 from zarr_shardstore.format.documents import Node, node_of_document
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ShardRef
@@ -107,9 +108,10 @@ class Eraser:
 
     def erasures(self, keys: Iterable[str]) -> Flow[tuple[list[Delete], list[Owner]]]:
         """What erases values, and what their keys name."""
-        keys = list(dict.fromkeys(keys))
+        keys = items_of("keys", keys)
         for key in keys:
             check_key(key)
+        keys = list(dict.fromkeys(keys))
         owners = yield from self._router.owners(keys)
         misfits = [
             key

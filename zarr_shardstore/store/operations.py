@@ -162,10 +162,10 @@ class Operations:
 
     def get_size(self, key: str) -> Flow[int | None]:
         """Size of a value in bytes; ``None`` if there is none. No chunk is read."""
+        check_key(key)
         if is_document(key):
             value = yield from self.get(key)
             return None if value is None else len(value)
-        check_key(key)
         owners = yield from self._router.owners([key])
         size: int | None
         (size,) = yield from self._router.perform([GetSize(key)], owners)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from zarr_shardstore.store.shard_ids import shard_ids
 from zarr_shardstore.store.zarr_interface import Value, ZarrInterface
 
 __all__ = ["ShardingStore"]
+
+_OF_THE_DRAFT = ("set_partial_values", "erase", "erase_values", "erase_prefix")
+"""Operations of the draft that zarr's ``Store`` does not have under these names."""
 
 
 class ShardingStore(ZarrInterface):
@@ -51,7 +54,7 @@ class ShardingStore(ZarrInterface):
         How metadata of new v3 arrays says that they are sharded: by the ``sharding_indexed``
         codec, which every v3 reader reads (the default), or by the draft's storage
         transformer. Draft arrays have the transformer, v2 arrays a marker in their filters.
-    storage_transformers : sequence of str or mapping, optional
+    storage_transformers : str, mapping, sequence of these, optional
         The stack of new arrays, nearest to the array first, as names or as metadata writes
         them: ``["crc32c", "sharding"]``. A ``"sharding"`` without a configuration takes
         `chunks_per_shard`, and is left out where that does not name the array.
@@ -120,8 +123,8 @@ class ShardingStore(ZarrInterface):
     def __init__(
         self,
         store: BaseStoreLike,
-        *,
         chunks_per_shard: ChunksPerShard = None,
+        *,
         declaration: V3Declaration | None = None,
         storage_transformers: Transformers = None,
         index_codecs: Sequence[str | Mapping[str, Any]] | None = None,
@@ -186,6 +189,17 @@ class ShardingStore(ZarrInterface):
         mode = ", read_only=True" if self.read_only else ""
         return f"ShardingStore({self._sharding.describe()}{mode})"
 
+    if not TYPE_CHECKING:  # type checkers find these mistakes themselves
+
+        def __getattr__(self, name: str) -> object:
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _OF_THE_DRAFT:
+                message += (
+                    ": it has the methods of zarr's Store, most of them async. The operations of "
+                    f"the draft are those of a ShardingMapping: ShardingMapping(store).{name}(...)"
+                )
+            raise AttributeError(message, name=name, obj=self)
+
     def with_read_only(self, read_only: bool = False) -> ShardingStore:
         """The same store, not open, that takes writes or refuses them."""
         sharding = self._sharding if read_only else self._sharding.writable()
@@ -226,6 +240,10 @@ class ShardingStore(ZarrInterface):
         """
         await self._sharding.flush_async()
 
+    def flush_sync(self) -> None:
+        """As `flush`, blocking."""
+        self._sharding.flush()
+
     async def compact(self, prefix: str = "") -> None:
         """Store shards without dead bytes, those below a prefix that have any.
 
@@ -241,6 +259,11 @@ class ShardingStore(ZarrInterface):
         await self._ensure_open()
         runner, flow = self._sharding.compacting(prefix)
         await runner.run_async(flow)
+
+    def compact_sync(self, prefix: str = "") -> None:
+        """As `compact`, blocking."""
+        self._check_writable()
+        self._sharding.compact(prefix)
 
     async def consolidate_index(self, path: str = "") -> list[str]:
         """Store the indexes of all shards once more, in one object for each array.
@@ -279,6 +302,11 @@ class ShardingStore(ZarrInterface):
         flow = self._sharding.consolidating(path)
         await self.flush()
         return await self._run(flow)
+
+    def consolidate_index_sync(self, path: str = "") -> list[str]:
+        """As `consolidate_index`, blocking."""
+        self._check_writable()
+        return self._sharding.consolidate(path)
 
     async def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
         """Which chunks of a sharded array are stored.
@@ -319,7 +347,7 @@ class ShardingStore(ZarrInterface):
         """
         return await self._run(self._sharding.chunks_initialized(path, region), only_reads=True)
 
-    # ------------------------------------------- batch, operations of the draft
+    # ------------------------------------------------------------------- batch
 
     def batch(self, *, max_nbytes: int | None = None) -> Batch:
         """Hold writes of chunks in memory, so that each shard is published once.
@@ -356,32 +384,21 @@ class ShardingStore(ZarrInterface):
         self._check_writable()
         return self._sharding.batch(max_nbytes, self._run)
 
-    async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
-        """Write pieces into values, each ``(key, start, value)``; a shard is written once.
+    # --------------------------------------- the draft's operations, without a name for users
 
-        A missing value counts as empty. A start behind the end of a value is allowed only
-        where other pieces fill the gap; a negative one counts from the end.
-
-        Raises
-        ------
-        SpecError
-            If pieces of one value overlap, or one starts outside its value.
-        """
+    async def _set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
+        """As `ShardingMapping.set_partial_values`."""
         self._check_writable()
         pieces = [(key, start, own_bytes(value)) for key, start, value in key_start_values]
         await self._run(self._sharding.operations.set_partial_values(pieces))
 
-    async def erase(self, key: str) -> None:
-        """Erase a value; the draft's name of `delete`."""
-        await self.delete(key)
-
-    async def erase_values(self, keys: Iterable[str]) -> None:
-        """Erase values; each shard is written once, an emptied one removed."""
+    async def _erase_values(self, keys: Iterable[str]) -> None:
+        """As `ShardingMapping.erase_values`."""
         self._check_writable()
         await self._run(self._sharding.operations.erase_values(keys))
 
-    async def erase_prefix(self, prefix: str) -> None:
-        """Erase all values whose key starts with `prefix`; ``""`` and ``"/"`` mean all."""
+    async def _erase_prefix(self, prefix: str) -> None:
+        """As `ShardingMapping.erase_prefix`."""
         self._check_writable()
         await self._run(self._sharding.operations.erase_prefix(prefix))
 

@@ -95,7 +95,7 @@ def open_base(
     if isinstance(store, ShardingStore | ShardingMapping | DraftHierarchyStore):
         is_read_only = store.read_only
         store = (store.store if isinstance(store, DraftHierarchyStore) else store).base
-    base = base_store_of(store, dict(storage_options) if storage_options else None)
+    base = base_store_of(store, storage_options)
     return OpenBase(base, Runner(backend_of(base), _refuse_update), is_read_only)
 
 
