@@ -119,11 +119,11 @@ class ValueTransformer(ABC):
     """
 
     @abstractmethod
-    def encode(self, key: str, value: Bytes) -> Bytes:
+    def encode(self, key: str, value: Bytes, /) -> Bytes:
         """The value that is stored."""
 
     @abstractmethod
-    def decode(self, key: str, stored: Bytes) -> Bytes:
+    def decode(self, key: str, stored: Bytes, /) -> Bytes:
         """The value that was stored. Raises an error that names `key` if it cannot."""
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
