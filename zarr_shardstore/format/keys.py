@@ -175,7 +175,12 @@ class ChunkKeyEncoding:
             return ((), "") if marker.startswith(text) else None
         if not text.startswith(marker):
             return None
-        *whole, digits = text[len(marker) :].split(self.separator)
+        *whole, rest = text[len(marker) :].split(self.separator)
+        digits = rest.rstrip(self.separator)
+        if digits != rest:  # a separator of several characters has begun
+            if not self.separator.startswith(rest[len(digits) :]):
+                return None
+            whole, digits = [*whole, digits], ""
         numbers = [*whole, digits] if digits else whole
         if len(whole) >= ndim or not all(map(_IS_NUMBER.fullmatch, numbers)):
             return None
