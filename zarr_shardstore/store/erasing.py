@@ -5,7 +5,7 @@ Source: sharding storage transformer draft, "API implementation", erase_values, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.arguments import items_of
@@ -137,36 +137,46 @@ class Eraser:
     # ------------------------------------------------------------- details
 
     def _erase_listed(self, prefix: str) -> Flow[None]:
-        """Erase below a prefix that cuts directories or shards; no index is read for it."""
+        """Erase below a prefix that cuts directories or shards.
+
+        Cost: a listing. The indexes of arrays with other transformers are read, of others none.
+        """
         stream = yield from self._listing.stream(prefix)
         located = yield from stream.all_located()
-        raise_first([found for *_, found in located if isinstance(found, ShardStoreError)])
+        shards: list[ShardRef] = []
         keys: list[str] = []
         stacked: dict[Node, tuple[StoredArray, list[str]]] = {}
-        batch: list[Request] = []
-        n_erasures = 0
         for base_key, _, found in located:
             match found:
                 case ShardRef():
-                    erasures = tuple(map(Erase, found.entries_with(prefix).tolist()))
-                    if erasures and self._pending.is_open:
-                        held = hold_updates(found, erasures, self._router.reading, self._pending)
-                        yield from held
-                    elif erasures:
-                        batch.append(UpdateShard(found, erasures))
-                        n_erasures += len(erasures)
+                    shards.append(found)
                 case StackedKey(key, array):
                     stacked.setdefault(array.node, (array, []))[1].append(key)
+                case ShardStoreError():
+                    stream.errors.append(found)
                 case None:
                     keys.append(base_key)
+        for array, below in stacked.values():
+            above = yield from stream.keys_above(array, below)
+            keys += [key for key, _ in above if key.startswith(prefix)]
+        raise_first(stream.errors)  # so far nothing was erased
+        yield from self._erase_in_shards(shards, prefix)
+        yield from self.erase_values(keys)
+
+    def _erase_in_shards(self, shards: Sequence[ShardRef], prefix: str) -> Flow[None]:
+        """Erase the chunks whose keys start with `prefix`; each shard is written once."""
+        batch: list[Request] = []
+        n_erasures = 0
+        for shard in shards:
+            erasures = tuple(map(Erase, shard.entries_with(prefix).tolist()))
+            if erasures and self._pending.is_open:
+                yield from hold_updates(shard, erasures, self._router.reading, self._pending)
+            elif erasures:
+                batch.append(UpdateShard(shard, erasures))
+                n_erasures += len(erasures)
             if n_erasures > _ERASURES_AT_ONCE:
                 yield batch
                 batch, n_erasures = [], 0
         if batch:
             yield batch
         yield from self._publisher.publish_due()
-        for array, below in stacked.values():
-            above = yield from stream.keys_above(array, below)
-            raise_first(stream.errors)
-            keys += [key for key, _ in above if key.startswith(prefix)]
-        yield from self.erase_values(keys)

@@ -41,7 +41,8 @@ class ShardingStore(ZarrInterface):
     ----------
     store
         The base store: any zarr store, local path, URL, fsspec file system or mapper, obstore
-        store, or ``MutableMapping[str, bytes]`` such as a dict.
+        store, or ``MutableMapping[str, bytes]`` such as a dict. A path is that of a directory,
+        or of a zip archive to read; to write one, pass a ``zarr.storage.ZipStore``.
     chunks_per_shard : int, tuple of int, "auto", mapping, optional
         How new arrays are sharded: an int for every dimension, a tuple (arrays of another
         number of dimensions are then refused), ``"auto"`` (shards of 10 to 100 MB, by the size
