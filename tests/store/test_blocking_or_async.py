@@ -126,7 +126,7 @@ def test_the_twins_refuse_writes_as_the_others() -> None:
 
 
 @pytest.mark.parametrize("name", ["flush", "compact", "consolidate_index"])
-def test_who_forgets_to_await_is_told(name: str, tmp_path: Path) -> None:
+def test_a_forgotten_await_is_visible(name: str, tmp_path: Path) -> None:
     """Python warns, and names the method."""
     store = written(tmp_path)
     with pytest.warns(RuntimeWarning, match=rf"ShardingStore\.{name}' was never awaited"):

@@ -161,7 +161,7 @@ class ChunkKeyEncoding:
         return _numbers(suffix[len(self.marker) :], self.separator, ndim)
 
     def decode_start(self, text: str, ndim: int) -> tuple[Coords, str] | None:
-        """What the first characters of a suffix say: whole coordinates, and digits of the next.
+        """Return the whole coordinates that the start of a suffix spells, and digits of the next.
 
         ``None`` if no suffix of `ndim` coordinates starts with `text`.
 

@@ -27,7 +27,7 @@ __all__ = ["BaseStoreLike", "backend_of", "base_store_of"]
 
 
 class FsspecFileSystem(Protocol):
-    """What tells a file system of fsspec, which ships no types."""
+    """File system of fsspec, which ships no types."""
 
     @property
     def root_marker(self) -> str:
@@ -43,7 +43,7 @@ class FsspecFileSystem(Protocol):
 
 
 class FsspecMapper(Protocol):
-    """What tells a mapper of fsspec: a directory of a file system."""
+    """Mapper of fsspec: a directory of a file system."""
 
     @property
     def fs(self) -> FsspecFileSystem:
@@ -55,7 +55,7 @@ class FsspecMapper(Protocol):
 
 
 class UniversalPath(Protocol):
-    """What tells a path of universal_pathlib."""
+    """Path of universal_pathlib, which need not be installed."""
 
     @property
     def fs(self) -> FsspecFileSystem:
@@ -71,7 +71,7 @@ class UniversalPath(Protocol):
 
 
 class ObstoreStore(Protocol):
-    """What tells a store of obstore, which need not be installed."""
+    """Store of obstore, which need not be installed."""
 
     @property
     def get_ranges_async(self) -> Callable[..., object]:
@@ -93,7 +93,7 @@ BaseStoreLike: TypeAlias = (
     | UniversalPath
     | ObstoreStore
 )
-"""Whatever `base_store_of` takes."""
+"""Everything that `base_store_of` takes; protocols, because ``Any`` would let all through."""
 
 BaseStore: TypeAlias = Store | MutableMapping[str, bytes]
 

@@ -385,7 +385,7 @@ class ShardingStore(ZarrInterface):
         self._check_writable()
         return self._sharding.batch(max_nbytes, self._run)
 
-    # --------------------------------------- the draft's operations, without a name for users
+    # --------------------------- the draft's operations, async, for `DraftHierarchyStore`
 
     async def _set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
         """As `ShardingMapping.set_partial_values`."""
