@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -29,6 +30,12 @@ def obstore_memory() -> Any:
     return pytest.importorskip("obstore.store").MemoryStore()
 
 
+def universal(protocol: str, path: str) -> Any:
+    """What is asked of a path of universal_pathlib, which is not installed here."""
+    fs = fsspec.filesystem(protocol)
+    return SimpleNamespace(fs=fs, path=path, protocol=protocol, storage_options={})
+
+
 FORMS: dict[str, tuple[Any, type, type]] = {
     "path": (lambda tmp: tmp, LocalStore, LocalBackend),
     "string": (str, LocalStore, LocalBackend),
@@ -37,6 +44,8 @@ FORMS: dict[str, tuple[Any, type, type]] = {
     "file system": (lambda _: fsspec.filesystem("memory"), FsspecStore, ZarrBackend),
     "memory mapper": (lambda _: fsspec.get_mapper(memory_url()), FsspecStore, ZarrBackend),
     "local mapper": (lambda tmp: fsspec.get_mapper(str(tmp)), LocalStore, LocalBackend),
+    "universal path": (lambda _: universal("memory", "/resolve-u"), FsspecStore, ZarrBackend),
+    "local universal path": (lambda tmp: universal("file", str(tmp)), LocalStore, LocalBackend),
     "obstore": (lambda _: obstore_memory(), ObjectStore, ObstoreBackend),
     "StorePath": (lambda tmp: StorePath(LocalStore(tmp)), LocalStore, LocalBackend),
     "dict": (lambda _: {}, dict, MappingBackend),
