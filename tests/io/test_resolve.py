@@ -32,8 +32,7 @@ def obstore_memory() -> Any:
 
 def universal(protocol: str, path: str) -> Any:
     """What is asked of a path of universal_pathlib, which is not installed here."""
-    fs = fsspec.filesystem(protocol)
-    return SimpleNamespace(fs=fs, path=path, protocol=protocol, storage_options={})
+    return SimpleNamespace(fs=fsspec.filesystem(protocol), path=path)
 
 
 FORMS: dict[str, tuple[Any, type, type]] = {

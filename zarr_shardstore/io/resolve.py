@@ -65,10 +65,6 @@ class UniversalPath(Protocol):
     def path(self) -> str:
         """Where it is in the file system."""
 
-    @property
-    def protocol(self) -> str:
-        """Name of the kind of file system."""
-
 
 class ObstoreStore(Protocol):
     """Store of obstore, which need not be installed."""
@@ -141,15 +137,13 @@ def base_store_of(
         return _store_at(Path(store.removeprefix("file://")))
     if isinstance(store, fsspec.AbstractFileSystem):
         store = FSMap(store.root_marker or "/", store)
+    elif hasattr(store, "fs") and hasattr(store, "path"):  # before Path: a UPath may be one
+        upath = cast(UniversalPath, store)
+        store = FSMap(upath.path, upath.fs)
     if isinstance(store, FSMap):
         if isinstance(store.fs, LocalFileSystem):
             return _store_at(Path(store.root))
         return FsspecStore.from_mapper(store)
-    if hasattr(store, "fs") and hasattr(store, "path"):  # before Path: a UPath may be one
-        upath = cast(UniversalPath, store)
-        if upath.protocol in ("", "file", "local"):
-            return _store_at(Path(upath.path))
-        return FsspecStore.from_upath(upath)
     if isinstance(store, Path):
         return _store_at(store)
     if type(store).__module__.split(".")[0] == "obstore":
