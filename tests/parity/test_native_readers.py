@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -94,7 +94,7 @@ def index_codecs(checksum: bool) -> list[Any]:
 @pytest.mark.parametrize("location", ["start", "end"])
 @pytest.mark.parametrize("checksum", [True, False])
 def test_native_arrays_are_flat_chunks(
-    tmp_path: Path, writer: str, location: str, checksum: bool
+    tmp_path: Path, writer: str, location: Literal["start", "end"], checksum: bool
 ) -> None:
     """Whoever wrote it: read, updated chunk by chunk, and read natively again."""
     path = tmp_path / "z"

@@ -83,6 +83,8 @@ def check_prefix(prefix: str) -> str:
     SpecError
         As `check_key`, except that a prefix may be empty and may end with one ``/``.
     """
+    if not isinstance(prefix, str):
+        raise SpecError(f"a prefix is a str, got {type(prefix).__name__}: {prefix!r}")
     if prefix in ("", "/"):
         return ""
     check_key(prefix.removesuffix("/"))
@@ -163,6 +165,32 @@ class ChunkKeyEncoding:
         if not suffix.startswith(self.marker):
             return None
         return _numbers(suffix[len(self.marker) :], self.separator, ndim)
+
+    def decode_start(self, text: str, ndim: int) -> tuple[Coords, str] | None:
+        """Return the whole coordinates that the start of a suffix spells, and digits of the next.
+
+        ``None`` if no suffix of `ndim` coordinates starts with `text`.
+
+        Examples
+        --------
+        >>> ChunkKeyEncoding("default", "/").decode_start("c/96/1", ndim=3)
+        ((96,), '1')
+        """
+        marker = self.marker
+        if len(text) < len(marker):
+            return ((), "") if marker.startswith(text) else None
+        if not text.startswith(marker):
+            return None
+        *whole, rest = text[len(marker) :].split(self.separator)
+        digits = rest.rstrip(self.separator)
+        if digits != rest:  # a separator of several characters has begun
+            if not self.separator.startswith(rest[len(digits) :]):
+                return None
+            whole, digits = [*whole, digits], ""
+        numbers = [*whole, digits] if digits else whole
+        if len(whole) >= ndim or not all(map(_IS_NUMBER.fullmatch, numbers)):
+            return None
+        return tuple(map(int, whole)), digits
 
     def decode_leading(self, components: list[str], ndim: int) -> Coords | None:
         """Coordinates of the leading dimensions that `components` spell.
