@@ -115,9 +115,10 @@ class LocalUpload:
 
 
 def _time_of(path: str) -> int:
+    """When the file was last written; 0: there is none."""
     try:
         return os.stat(path).st_mtime_ns
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
 
 
