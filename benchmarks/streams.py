@@ -42,8 +42,6 @@ CHUNK = 64
 MAX_WRITTEN = 1.2
 """Bytes that may be written for a byte of chunks."""
 
-KNOWN_LAYOUT_STRATEGY: Strategy = "in_place"
-
 
 @dataclass(frozen=True)
 class Stream:
@@ -69,7 +67,7 @@ def make_streams(n: int, per_shard: int, side: int) -> list[Stream]:
         Stream("1. a shard for each slice", 1, in_order, {}),
         Stream("2. slices appended", per_shard, in_order, {}),
         Stream("2. slices appended by z.append()", per_shard, in_order, {}, by_append=True),
-        Stream("3. known layout", per_shard, shuffled, raw, KNOWN_LAYOUT_STRATEGY),
+        Stream("3. one size, any order", per_shard, shuffled, raw),
         Stream("4. order of arrival", per_shard, strips, {}),
     ]
 

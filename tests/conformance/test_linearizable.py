@@ -75,8 +75,7 @@ OPTIONS: dict[str, Sequence[Options]] = {
 
 LOCAL_OPTIONS = OPTIONS | {
     "lock files": [{"locking": "lockfile"}],
-    "in place": [{"strategy": "in_place"}],
-    "all strategies": [{"strategy": s} for s in ("append", "rewrite", "in_place")],
+    "all strategies": [{"strategy": s} for s in ("append", "rewrite")],
 }
 
 

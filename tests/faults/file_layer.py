@@ -33,6 +33,8 @@ class Call:
     name: str
     file: str
     pieces: tuple[int, ...] = ()
+    lengthens: bool = False
+    """Whether bytes are written behind the end of the file."""
 
     def stops(self) -> Iterator[Stop]:
         """Where a process can stop at it, but for its number: before, after, half-way."""
@@ -132,7 +134,8 @@ class FileLayer:
         kinds = {".__journal": "journal", ".__lock": "lock", ".partial": "temporary"}
         kind = next((k for end, k in kinds.items() if path.endswith(end)), "shard")
         pieces = tuple(map(len, args[1])) if name == "write_at" else ()
-        return Call(name, "directory" if os.path.isdir(path) else kind, pieces)
+        is_longer = bool(pieces) and args[2] + sum(pieces) > os.fstat(args[0]).st_size
+        return Call(name, "directory" if os.path.isdir(path) else kind, pieces, is_longer)
 
 
 # ------------------------------------------------------------------------ loss of power

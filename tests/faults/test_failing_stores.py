@@ -377,7 +377,6 @@ def test_many_calls_fail(ops: list[Op], at: set[int], kind: Kind, where: tuple[s
 FILES: list[tuple[str, dict[str, Any]]] = [
     ("blocking", {"strategy": "rewrite", "durability": "power"}),
     ("blocking", {"strategy": "append", "durability": "power"}),
-    ("blocking", {"strategy": "in_place"}),
     ("async", {"locking": "lockfile"}),
 ]
 WRITES = [

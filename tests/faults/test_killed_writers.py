@@ -37,12 +37,9 @@ N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "168"))
 Change = dict[int, Layers | None]
 STRATEGIES: dict[str, tuple[WriteStrategy, ...]] = {
     "append": ("append",),
-    "in place": ("in_place",),
     "rewrite": ("rewrite",),
     "two that append": ("append", "append"),
     "one of each": ("append", "rewrite"),
-    "two that overwrite": ("in_place", "in_place"),
-    "also in place": ("in_place", "append"),
 }
 LOCATIONS: tuple[Location, ...] = ("end", "start")
 N_CASES = len(STRATEGIES) * len(INDEX_CODECS) * len(LOCATIONS)
@@ -281,7 +278,7 @@ def test_killed_writers(
     ]
     with mock.patch.object(locks, "MAX_WAIT_S", 10.0):
         # Until one was killed in the middle of a change, where nobody else goes on and repairs it.
-        changes_files = STRATEGIES[strategy] in (("append",), ("in_place",))
+        changes_files = STRATEGIES[strategy] == ("append",)
         while kinds.total() < N_KILLS // N_CASES or (changes_files and not repairs):
             array = rng.choice(arrays)
             kind, to_repair, outcome = kill_one(writers, array, STRATEGIES[strategy], rng)

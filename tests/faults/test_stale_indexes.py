@@ -312,7 +312,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize("strategy", ["append", "in_place", "rewrite"])
+@pytest.mark.parametrize("strategy", ["append", "rewrite"])
 def test_another_process_writes(tmp_path: Path, strategy: str) -> None:
     """It appends, overwrites, erases, seals and compacts; each value is seen at once."""
     m = ShardingMapping(tmp_path, chunks_per_shard=N)

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from zarr_shardstore.format.journal import (
     JOURNAL_HEADER_NBYTES,
+    JOURNAL_STATE_OFFSET,
     Change,
     Journal,
     JournalHeader,
-    Overwritten,
+    Move,
     Repair,
     decode_journal,
-    encode_change,
+    encode_record,
     find_repair,
 )
 
@@ -33,57 +34,47 @@ headers = st.builds(
     owner=u64,
     index_start=u64,
     data_end=u64,
+    number=u32,
 )
+entry_bytes = st.binary(min_size=ENTRY, max_size=ENTRY)
 changes = st.builds(
     Change,
     old_crc=u32,
     new_crc=u32,
     data_end=u64,
-    new_index_start=u64,
-    old_entries=st.lists(st.tuples(u32, st.binary(min_size=ENTRY, max_size=ENTRY)), max_size=4),
-    overwritten=st.none()
-    | st.builds(
-        Overwritten,
-        inode=u64,
-        new_crc=u32,
-        old_data=st.lists(st.tuples(u64, st.binary(max_size=9)), min_size=1, max_size=3),
-    ),
-)
+    entries=st.lists(st.tuples(u32, entry_bytes, entry_bytes), max_size=4),
+) | st.builds(Move, crc=u32, index_start=u64)
 
 
-def encode(header: JournalHeader, change: Change) -> tuple[bytes, bytes]:
+def encode(header: JournalHeader, record: Change | Move) -> tuple[bytes, bytes]:
     head = header.encode()
-    return head, encode_change(head, change)
+    return head, encode_record(head, record)
 
 
 # ----------------------------------------------------------------------------- bytes
 
 
 def test_bytes_written_by_hand() -> None:
-    """As the layout says: little endian, version 1, a checksum after each part."""
-    header = JournalHeader(True, 3, 0x0102, 0x30, 0x20)
+    """As the layout says: little endian, version 2, a checksum after each part."""
+    header = JournalHeader(True, 3, 0x0102, 0x30, 0x20, 5)
     head = bytes.fromhex(
-        "7a736a 81 03000000 0201000000000000 3000000000000000 2000000000000000".replace(" ", "")
+        "7a736a 82 03000000 0201000000000000 3000000000000000 2000000000000000 05000000"
     )
     head += crc32c.crc32c(head).to_bytes(4, "little")
     assert header.encode() == head
     assert len(head) == JOURNAL_HEADER_NBYTES
-    change = Change(0xA1, 0xB2, 0x28, 0x30, [(2, b"0123456789abcdef")])
-    numbers = "a1000000 b2000000 2800000000000000"
-    entry = "02000000" + b"0123456789abcdef".hex()
-    overwritten = replace(change, overwritten=Overwritten(0x77, 0xC3, [(0x10, b"xyz")]))
-    old_data = "7700000000000000 c3000000 0f00000000000000 01000000 1000000000000000 03000000"
-    for made, by_hand in [
-        (change, f"01000000 {numbers} {entry}"),
+    old, new = b"0123456789abcdef", b"ABCDEFGHIJKLMNOP"
+    records: list[tuple[Change | Move, str]] = [
         (
-            replace(change, new_index_start=0x90),
-            f"01000040 {numbers} 9000000000000000 {entry}",
+            Change(0xA1, 0xB2, 0x28, [(2, old, new)]),
+            f"01000000 a1000000 b2000000 2800000000000000 02000000 {old.hex()} {new.hex()}",
         ),
-        (overwritten, f"01000080 {numbers} {entry} {old_data} 78797a"),
-    ]:
+        (Move(0xA1, 0x90), "00000080 a1000000 a1000000 0000000000000000 9000000000000000"),
+    ]
+    for made, by_hand in records:
         record = bytes.fromhex(by_hand)
         record += crc32c.crc32c(head[:-4] + record).to_bytes(4, "little")
-        assert encode_change(head, made) == record
+        assert encode_record(head, made) == record
         assert decode_journal(head + record) == Journal(header, made)
 
 
@@ -103,8 +94,7 @@ def test_a_part_that_is_cut_is_not_there(
     if length < JOURNAL_HEADER_NBYTES:
         assert decode_journal(journal[:length]) is None
     else:
-        is_cut = length > JOURNAL_HEADER_NBYTES
-        assert decode_journal(journal[:length]) == Journal(header, None, is_cut)
+        assert decode_journal(journal[:length]) == Journal(header, None)
 
 
 @given(headers, changes, st.data())
@@ -116,7 +106,7 @@ def test_a_flipped_bit_is_recognised(
     position = data.draw(st.integers(0, len(journal) - 1))
     journal[position] ^= 1 << data.draw(st.integers(0, 7))
     found = decode_journal(bytes(journal))
-    assert found == (None if position < JOURNAL_HEADER_NBYTES else Journal(header, None, True))
+    assert found == (None if position < JOURNAL_HEADER_NBYTES else Journal(header, None))
 
 
 @given(headers, changes, headers, changes, st.data())
@@ -132,16 +122,16 @@ def test_half_a_journal_over_another(
     head, record = encode(header, change)
     n = data.draw(st.integers(0, len(head)))
     torn = decode_journal(head[:n] + old_head[n:] + old_record)
-    allowed = [None, Journal(old_header, old_change), Journal(header, None, True)]
+    allowed = [None, Journal(old_header, old_change), Journal(header, None)]
     if head == old_head:
         allowed.append(Journal(header, old_change))
     assert torn in allowed
 
-    older = encode_change(head, old_change)
+    older = encode_record(head, old_change)
     n = data.draw(st.integers(0, len(record)))
     torn = decode_journal(head + record[:n] + older[n:])
     assert torn is not None
-    assert torn.change in (None, old_change, change)
+    assert torn.record in (None, old_change, change)
 
 
 @given(headers, changes, headers)
@@ -150,7 +140,7 @@ def test_a_change_behind_another_header_means_nothing(
 ) -> None:
     """It was about another file."""
     found = decode_journal(other.encode() + encode(header, change)[1])
-    assert found == (Journal(other, change) if other == header else Journal(other, None, True))
+    assert found == (Journal(other, change) if other == header else Journal(other, None))
 
 
 @pytest.mark.parametrize("data", [b"", b"zsj", b"\0" * 200, b"zsj\x02" + b"\0" * 32])
@@ -163,25 +153,33 @@ def test_no_journal(data: bytes) -> None:
 
 
 @given(headers, changes, u64)
-def test_data_end(header: JournalHeader, change: Change, index_start: int) -> None:
-    """That of the last change; that of the header only as long as there was none. Of an index
-    in another place nothing is known, and nothing if a change is cut: there may have been others
-    since the header was written."""
-    head, record = encode(header, change)
+def test_data_end(header: JournalHeader, record: Change | Move, index_start: int) -> None:
+    """What the header says, or beyond: bytes of a change that was cut off may have been seen, and
+    an index that moved stays where it was. Of an index in another place nothing is known."""
+    ends: dict[int, int] = {header.index_start: header.data_end}
+    if isinstance(record, Move):
+        ends[record.index_start] = header.index_end
+    else:
+        ends[header.index_start] = record.data_end
+    for place, data_end in ends.items():
+        assert Journal(header, record).data_end_at(place) == data_end
+    assert Journal(header, None).data_end_at(header.index_start) == header.data_end
+    if index_start not in ends:
+        assert Journal(header, record).data_end_at(index_start) is None
 
-    def data_end(journal: bytes, index_start: int) -> int | None:
-        found = decode_journal(journal)
-        assert found is not None
-        return found.data_end_at(index_start)
 
-    assert data_end(head, header.index_start) == header.data_end
-    assert data_end(head + record, change.new_index_start) == change.data_end
-    if index_start != header.index_start:
-        assert data_end(head, index_start) is None
-    if index_start != change.new_index_start:
-        assert data_end(head + record, index_start) is None
-    for cut in (record[:1], record[:-1]):
-        assert data_end(head + cut, header.index_start) is None
+@given(headers, changes, u64, u32)
+def test_a_record_means_nothing_in_the_next_state(
+    header: JournalHeader, record: Change | Move, data_end: int, number: int
+) -> None:
+    """When a change is complete the state is rewritten, and the record is no part of it."""
+    head, tail = encode(header, record)
+    after = replace(header, data_end=data_end, number=number)
+    expected = Journal(after, record if after == header else None)
+    assert (
+        decode_journal(head[:JOURNAL_STATE_OFFSET] + after.encode()[JOURNAL_STATE_OFFSET:] + tail)
+        == expected
+    )
 
 
 # --------------------------------------------------------------------------- repairs
@@ -222,9 +220,10 @@ def cases(draw: st.DrawFn, location: Any = None) -> Case:
     values = draw(st.binary(max_size=20))
     index_start = 0 if location == "start" else len(values)
     data_end = draw(st.integers(0, len(values)))
-    header = JournalHeader(has_checksum, n, draw(u64), index_start, data_end)
-    old_entries = [(i, old[i * ENTRY : (i + 1) * ENTRY]) for i in changed]
-    change = Change(crc32c.crc32c(old), crc32c.crc32c(new), data_end, index_start, old_entries)
+    header = JournalHeader(has_checksum, n, draw(u64), index_start, data_end, 0)
+    places = [(i, slice(i * ENTRY, (i + 1) * ENTRY)) for i in changed]
+    entries = [(i, old[place], bytes(new[place])) for i, place in places]
+    change = Change(crc32c.crc32c(old), crc32c.crc32c(new), data_end, entries)
     found = decode_journal(b"".join(encode(header, change)))
     assert found is not None
 
@@ -247,6 +246,11 @@ def repaired(shard: bytes, repair: Repair | None) -> bytes:
         assert offset + len(new) <= len(data)
         data[offset : offset + len(new)] = new
     return bytes(data) if repair.size is None else bytes(data[: repair.size])
+
+
+def masks(case: Case) -> st.SearchStrategy[list[bool]]:
+    n = len(case.index_of(case.before))
+    return st.lists(st.booleans(), min_size=n, max_size=n)
 
 
 def mixed(case: Case, mask: list[bool]) -> bytes:
@@ -305,7 +309,7 @@ def test_another_state_is_left_alone(case: Case, data: st.DataObject) -> None:
     done. Nor without a change, nor without a journal."""
     torn = case.after
     assert repair_of(None, torn) is None
-    assert repair_of(replace(case.journal, change=None), torn) is None
+    assert repair_of(replace(case.journal, record=None), torn) is None
     others = sorted(set(range(case.journal.header.n_entries)) - set(case.changed))
     if others:
         entry_id = data.draw(st.sampled_from(others))
@@ -320,91 +324,67 @@ def test_another_state_is_left_alone(case: Case, data: st.DataObject) -> None:
         assert repair_of(case.journal, case.after + b"\0") is None
 
 
-# ---------------------------------------------------------------------------- growth
+@given(cases(), st.data())
+def test_foreign_bytes_are_left_alone(case: Case, data: st.DataObject) -> None:
+    """Where the change would put an entry there are bytes which are neither the old ones nor the
+    new ones, or the checksum of the index is right: another program has been there."""
+    shard = bytearray(mixed(case, data.draw(masks(case))))
+    entry_id = data.draw(st.sampled_from(case.changed))
+    position = case.index_start + entry_id * ENTRY + data.draw(st.integers(0, ENTRY - 1))
+    foreign = data.draw(st.integers(0, 255))
+    if foreign not in (case.before[position], case.after[position]):
+        shard[position] = foreign
+        assert repair_of(case.journal, bytes(shard)) is None
+    header = case.journal.header
+    if header.has_checksum:
+        end = header.index_start + header.index_nbytes
+        shard[end : header.index_end] = stored(bytes(shard[header.index_start : end]), True)[-4:]
+        assert repair_of(case.journal, bytes(shard)) is None
+
+
+# ------------------------------------------------------------------------------ move
 
 
 @st.composite
-def growths(draw: st.DrawFn) -> tuple[Journal, bytes, bytes]:
+def moves(draw: st.DrawFn) -> tuple[Journal, bytes, bytes]:
     """A journal of an index that moves, the shard before and after."""
     case = draw(cases("end"))
-    header = case.journal.header
-    assert case.journal.change is not None
-    appended = draw(st.binary(min_size=1, max_size=20))
-    gap = b"\0" * draw(st.integers(0, 20))
-    new_index = case.index_of(case.after)
-    after = case.before + appended + gap + new_index
-    change = replace(
-        case.journal.change,
-        new_index_start=len(after) - len(new_index),
-        data_end=len(case.before + appended),
-        old_entries=[],
-    )
-    return Journal(header, change), case.before, after
+    index = case.index_of(case.before)
+    after = case.before + b"\0" * draw(st.integers(0, 20)) + index
+    crc = crc32c.crc32c(index[: case.journal.header.index_nbytes])
+    journal = Journal(case.journal.header, Move(crc, len(after) - len(index)))
+    return journal, case.before, after
 
 
-@given(growths(), st.data())
-def test_growth_is_taken_back_or_finished(
-    growth: tuple[Journal, bytes, bytes], data: st.DataObject
+@given(moves(), st.data())
+def test_a_move_is_undone_or_finished(
+    move: tuple[Journal, bytes, bytes], data: st.DataObject
 ) -> None:
-    """The file has its new size at once; then any of the new bytes are there. Without all of
-    the new index the file is cut to what it was."""
-    journal, before, after = growth
-    header, change = journal.header, journal.change
-    assert change is not None
+    """Law: whatever part of the moved index is there, the repair leaves the index before or after
+    the move; both say the same. Also if the power failed, and any bytes are zeros."""
+    journal, before, after = move
     assert repair_of(journal, before) is None
-    grown = bytearray(before + b"\0" * (len(after) - len(before)))
-    stop = data.draw(st.sampled_from([len(before), change.new_index_start, len(after)]))
-    grown[len(before) : stop] = after[len(before) : stop]  # in order, up to here
-    for position in data.draw(st.lists(st.integers(stop, len(after)))):
-        grown[position : position + 1] = after[position : position + 1]
-    shard = bytes(grown)
-    whole = repaired(shard, repair_of(journal, shard))
-    body = slice(change.new_index_start, change.new_index_start + header.index_nbytes)
-    if shard[body] == after[body]:
-        assert whole[change.new_index_start :] == after[change.new_index_start :]
-        assert len(whole) == len(after)
-    else:
-        assert whole == before
-    assert repair_of(journal, whole) is None
+    assert repair_of(journal, after) is None
+    cut = after[: data.draw(st.integers(len(before) + 1, len(after)))]
+    for position in data.draw(st.lists(st.integers(len(before), len(cut) - 1))):
+        cut = cut[:position] + b"\0" + cut[position + 1 :]
+    assert repaired(cut, repair_of(journal, cut)) in (before, after)
 
 
-@given(growths(), st.data())
-def test_growth_of_another_state_is_left_alone(
-    growth: tuple[Journal, bytes, bytes], data: st.DataObject
+@given(moves(), st.data())
+def test_a_move_of_another_state_is_left_alone(
+    move: tuple[Journal, bytes, bytes], data: st.DataObject
 ) -> None:
-    """A file of another size, or without the old index where it was."""
-    journal, before, after = growth
+    """A file of another size, without the old index where it was, or with another whole index."""
+    journal, before, after = move
     assert repair_of(journal, after + b"\0") is None
     assert repair_of(journal, before[:-1]) is None
-    shard = bytearray(before + b"\0" * (len(after) - len(before)))
-    start, nbytes = journal.header.index_start, journal.header.index_nbytes
-    shard[start + data.draw(st.integers(0, nbytes - 1))] ^= 0x10
-    change = journal.change
-    assert change is not None
-    if crc32c.crc32c(shard[change.new_index_start :][:nbytes]) != change.new_crc:
-        assert repair_of(journal, bytes(shard)) is None
-
-
-_SOME_HEADER = JournalHeader(True, 4, 7, index_start=1000, data_end=100).encode()
-
-
-def _change_to(data_end: int) -> bytes:
-    old = [(0, bytes(range(16))), (3, bytes(range(16)))]
-    return encode_change(_SOME_HEADER, Change(1, 2, data_end, 1000, old))
-
-
-def test_bytes_of_a_change_that_is_not_known_any_more_are_not_used_again() -> None:
-    """A change that is half written hides the one before, whose bytes a reader may still read;
-    the header says where the data ended before both."""
-    first, second = _change_to(200), _change_to(300)
-    journal = decode_journal(_SOME_HEADER + first)
-    assert journal is not None
-    assert journal.data_end_at(1000) == 200
-    for n in range(1, len(second)):
-        journal = decode_journal(_SOME_HEADER + second[:n] + first[n:])
-        assert journal is not None
-        known = 200 if second[:n] + first[n:] == first else None
-        assert journal.data_end_at(1000) == known, n
-    journal = decode_journal(_SOME_HEADER + second)
-    assert journal is not None
-    assert journal.data_end_at(1000) == 300
+    torn = bytearray(before + b"\0" * (len(after) - len(before)))
+    start, nbytes = journal.header.index_start, journal.header.stored_nbytes
+    position = start + data.draw(st.integers(0, nbytes - 1))
+    other = bytes(torn[:position]) + bytes([torn[position] ^ 0x10]) + bytes(torn[position + 1 :])
+    assert repair_of(journal, other) is None
+    if journal.header.has_checksum:
+        n = journal.header.index_nbytes
+        other = bytes(torn[:-nbytes]) + stored(data.draw(st.binary(min_size=n, max_size=n)), True)
+        assert repair_of(journal, other) is None

@@ -88,13 +88,13 @@ async def test_a_small_update_takes_no_hop(tmp_path: Path, threads: list[int]) -
 
 @pytest.mark.parametrize(
     "options",
-    [{"durability": "power"}, {"strategy": "in_place"}, {"strategy": "rewrite"}],
+    [{"durability": "power"}, {"strategy": "rewrite"}],
     ids=lambda options: next(iter(options.values())),
 )
 async def test_what_may_wait_takes_a_hop(
     options: dict[str, Any], tmp_path: Path, threads: list[int]
 ) -> None:
-    """For the disk, for readers; or it rewrites the shard."""
+    """For the disk; or it rewrites the shard."""
     store = opened(tmp_path, **options)
     for value in (b"newer", b"newest", b"new"):
         threads.clear()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,9 +17,9 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore
 
 from tests.store.bases import forget_open_shards, fsspec_local
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.io import file_calls, file_states, locks
+from zarr_shardstore.io import file_calls
 from zarr_shardstore.io.settled import OpenFile
-from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX, ShardFile, repair
+from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX, repair
 from zarr_shardstore.plan.ranges import Range
 
 N_WRITES = 200
@@ -33,9 +34,12 @@ class _Stopped:
         self.go_on = threading.Event()
         self._thread = threading.Thread(target=write)
 
-    def truncate(self, fd: int, nbytes: int, truncate: Any = file_calls.truncate) -> None:
-        truncate(fd, nbytes)
-        if nbytes:
+    def write_at(
+        self, fd: int, pieces: Any, offset: int, write_at: Any = file_calls.write_at
+    ) -> None:
+        size = os.fstat(fd).st_size
+        write_at(fd, pieces, offset)
+        if offset > size > 0:  # not the journal, which begins with nothing
             self.is_longer.set()
             assert self.go_on.wait(60)
 
@@ -73,7 +77,7 @@ def test_a_writer_comes_while_nobody_holds_the_lock(is_over: bool, tmp_path: Pat
         return read(file, *args)
 
     with (
-        mock.patch.object(file_calls, "truncate", writer.truncate),
+        mock.patch.object(file_calls, "write_at", writer.write_at),
         mock.patch.object(OpenFile, "read", read_late),
     ):
         values = m.get_partial_values([(key, (0, None)) for key in KEYS])
@@ -140,7 +144,7 @@ def test_another_store_of_this_process_reads_what_is_being_changed(
     other = ShardingMapping(OTHER_STORES[kind](tmp_path), chunks_per_shard=4)
     assert other[KEYS[0]] == b"old"
     writer = _Stopped(lambda: m.__setitem__(KEYS[2], bytes(100_000)))
-    with mock.patch.object(file_calls, "truncate", writer.truncate):
+    with mock.patch.object(file_calls, "write_at", writer.write_at):
         writer.start()
         assert other[KEYS[0]] == b"old"
         writer.end()
@@ -151,14 +155,14 @@ def test_who_replaces_a_shard_repairs_it_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other threads of the process read what a killed writer left as it will be then."""
-    m = ShardingMapping(tmp_path, chunks_per_shard=4, strategy="in_place")
+    m = ShardingMapping(tmp_path, chunks_per_shard=4)
     m.update(dict.fromkeys(KEYS[:2], b"---"))
-    m[KEYS[0]] = b"old"  # now there is a journal
+    m[KEYS[0]] = b"old"
     write_at = file_calls.write_at
 
     def write_half(fd: int, pieces: Any, offset: int) -> None:
-        if list(pieces) == [b"new"]:
-            write_at(fd, [b"ne"], offset)
+        if [len(piece) for piece in pieces] == [16]:  # the entry of the index
+            write_at(fd, [pieces[0][:8]], offset)
             raise OSError("killed")
         write_at(fd, pieces, offset)
 
@@ -167,7 +171,7 @@ def test_who_replaces_a_shard_repairs_it_first(
         mock.patch("zarr_shardstore.io.shard_files.repair", side_effect=OSError),
         pytest.raises(OSError, match="killed"),
     ):
-        m[KEYS[0]] = b"new"
+        m[KEYS[0]] = b"new" * 100
     forget_open_shards(tmp_path)  # as if that process were killed
     is_begun, go_on = threading.Event(), threading.Event()
 
@@ -252,99 +256,3 @@ def test_stores_of_different_kinds_write_one_shard(kind: str, name: str, tmp_pat
         for done in [threads.submit(write, *pair) for pair in zip(stores, KEYS, strict=False)]:
             done.result()
     assert dict(stores[0]) == dict.fromkeys(KEYS[:2], value_of_write(N_WRITES - 1))
-
-
-class _Waiting:
-    """A writer in a thread of its own, which waits until nobody reads the file."""
-
-    def __init__(self, write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._thread = threading.Thread(target=write)
-        self._waits = threading.Event()
-        exclude = ShardFile._excluding_readers
-
-        def exclude_readers(file: ShardFile) -> Any:
-            if threading.current_thread() is self._thread:
-                self._waits.set()
-            return exclude(file)
-
-        monkeypatch.setattr(ShardFile, "_excluding_readers", exclude_readers)
-
-    def start(self) -> None:
-        self._thread.start()
-        assert self._waits.wait(60)
-
-    def end(self) -> None:
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-
-
-@pytest.mark.parametrize("was_there", [False, True])
-def test_a_reader_and_a_writer_in_place_do_not_wait_for_each_other(
-    was_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reader finds no file that is overwritten. When it reads, there is one, and it locks it;
-    and by then a writer has the lock of the shard, and waits for the readers of the file."""
-    monkeypatch.setattr(locks, "MAX_WAIT_S", 5.0)
-    m = ShardingMapping(tmp_path, chunks_per_shard=4, strategy="in_place")
-    if was_there:
-        ShardingMapping(tmp_path, chunks_per_shard=4, strategy="rewrite")[KEYS[0]] = b"before"
-    writer = _Waiting(lambda: m.__setitem__(KEYS[0], b"newest"), monkeypatch)
-    state_of, read = file_states.state_of, OpenFile.read
-    steps = iter(["make the file", "let the writer come"])
-
-    def state_before(path: str) -> Any:
-        state = state_of(path)
-        if next(steps, None) == "make the file":
-            m[KEYS[0]] = b"in its place"
-            m.flush()
-        return state
-
-    def read_and_begin_to_write(file: OpenFile, *args: Any) -> memoryview:
-        value = read(file, *args)
-        if file.is_fixed and next(steps, None) == "let the writer come":
-            writer.start()
-        return value
-
-    monkeypatch.setattr("zarr_shardstore.io.settled.state_of", state_before)
-    monkeypatch.setattr(OpenFile, "read", read_and_begin_to_write)
-    value = m[KEYS[0]]
-    assert next(steps, None) is None
-    writer.end()
-    assert value in (b"in its place", b"newest")
-    assert m[KEYS[0]] == b"newest"
-
-
-def test_readers_give_way_to_a_writer_that_waits_for_readers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise readers that come all the time would keep it waiting for ever."""
-    monkeypatch.setattr(locks, "_MAX_WAY_S", 60.0)
-    m = ShardingMapping(tmp_path, chunks_per_shard=4, strategy="in_place")
-    m[KEYS[0]] = b"old"
-    writer = _Waiting(lambda: m.__setitem__(KEYS[0], b"new"), monkeypatch)
-    comes = threading.Event()
-
-    def give_way(path: str, is_done: Any) -> None:
-        comes.set()
-        locks.give_way(path, is_done)
-
-    with ThreadPoolExecutor() as readers, closing(OpenFile(str(tmp_path / "data/root/a/c0"))):
-        writer.start()
-        monkeypatch.setattr("zarr_shardstore.io.settled.give_way", give_way)
-        late = readers.submit(m.__getitem__, KEYS[0])
-        assert comes.wait(60)
-    assert late.result(60) == b"new"
-    writer.end()
-
-
-def test_readers_do_not_give_way_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer may wait for a reader that waits for us."""
-    monkeypatch.setattr(locks, "_MAX_WAY_S", 0.05)
-    m = ShardingMapping(tmp_path, chunks_per_shard=4, strategy="in_place")
-    m[KEYS[0]] = b"old"
-    writer = _Waiting(lambda: m.__setitem__(KEYS[0], b"new"), monkeypatch)
-    with closing(OpenFile(str(tmp_path / "data/root/a/c0"))):
-        writer.start()
-        assert m[KEYS[0]] == b"old"
-    writer.end()
-    assert m[KEYS[0]] == b"new"

@@ -190,7 +190,7 @@ def cut(value: bytes | None, kind: str, a: int, b: int) -> bytes | None:
 
 
 STRATEGIES: dict[str, list[Strategy]] = {
-    name: ["auto", "append", "in_place", "rewrite"] if name == "local" else ["auto", "rewrite"]
+    name: ["auto", "append", "rewrite"] if name == "local" else ["auto", "rewrite"]
     for name in BASES
 }
 

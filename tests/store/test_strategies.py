@@ -1,4 +1,4 @@
-"""Strategies that change shard files in their place: what is written, and what is left behind."""
+"""The strategy that changes shard files: what is written, and what is left behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import zarr
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, ShardingCodec
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
@@ -30,13 +30,12 @@ from tests.faults.any_size import INDEX_CODECS, Location, declare
 from tests.faults.stops import files_in
 from tests.store.bases import forget_open_shards, temporary_directory
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore, SpecError, reshard
-from zarr_shardstore.io import file_calls, locks
+from zarr_shardstore.io import file_calls
 from zarr_shardstore.io import open_shards as open_shards_module
-from zarr_shardstore.io.shard_files import FIXED
 from zarr_shardstore.plan.strategies import WriteStrategy
 
 ROOT = "data/root/a/c"
-STRATEGIES_IN_PLACE: list[WriteStrategy] = ["in_place", "in_place", "append", "rewrite"]
+STRATEGIES: list[WriteStrategy] = ["append", "append", "rewrite"]
 INDEX_NBYTES = 8 * 16
 
 
@@ -236,8 +235,9 @@ def test_shards_that_are_never_full_are_sealed_in_time(
     assert len(files_in(tmp_path)) == n
 
 
-def test_a_damaged_chunk_blocks_no_other(tmp_path: Path) -> None:
-    """What is written beside it is stored; compaction leaves the shard as it is."""
+def test_a_shard_with_a_damaged_chunk_is_left_as_it_is(tmp_path: Path) -> None:
+    """Its other chunks are read. Nothing is written beside it, because bytes that come later could
+    take the place that its entry points to, until it is overwritten or erased."""
     m = mapping(tmp_path, "rewrite")
     m.update(chunks({0: b"0", 1: b"1"}))
     shard = shard_of(tmp_path)
@@ -245,18 +245,18 @@ def test_a_damaged_chunk_blocks_no_other(tmp_path: Path) -> None:
     data[-INDEX_NBYTES : -INDEX_NBYTES + 8] = (2**40).to_bytes(8, "little")
     shard.write_bytes(data)
     m = mapping(tmp_path)
-    for i in range(2, 6):
-        m[f"{ROOT}{i}"] = bytes([i]) * 500
+    changes = [lambda: m.set(f"{ROOT}2", bytes(500)), lambda: m.erase(f"{ROOT}1"), m.compact]
+    for change in changes:
+        with pytest.raises(CorruptShardError, match="erase or overwrite this chunk"):
+            change()
     m.flush()
-    assert [m[f"{ROOT}{i}"] for i in range(1, 6)] == [
-        b"1",
-        *(bytes([i]) * 500 for i in range(2, 6)),
-    ]
+    assert shard.read_bytes() == data
+    assert m[f"{ROOT}1"] == b"1"
     with pytest.raises(CorruptShardError):
         m[f"{ROOT}0"]
-    m[f"{ROOT}0"] = b"again"
+    m.update(chunks({0: b"again", 2: bytes(500)}))
     m.compact()
-    assert m[f"{ROOT}0"] == b"again"
+    assert dict(m) == chunks({0: b"again", 1: b"1", 2: bytes(500)})
 
 
 def test_conversions_of_shards_that_are_open(tmp_path: Path) -> None:
@@ -344,43 +344,6 @@ def test_flush_leaves_an_array_alone_that_others_made_anew(tmp_path: Path) -> No
         np.testing.assert_array_equal(zarr.open_array(tmp_path, mode="r")[:], data)
 
 
-# ---------------------------------------------------------------- in place
-
-
-def test_entries_of_one_size_have_slots(tmp_path: Path) -> None:
-    """Where a chunk will be is known before it is written, and writing it moves nothing."""
-    m = mapping(tmp_path, "in_place")
-    for i in (6, 1):
-        m[f"{ROOT}{i}"] = bytes([i]) * 1000
-    shard = shard_of(tmp_path)
-    size = shard.stat().st_size
-    assert size == 8 * 1000 + INDEX_NBYTES
-    assert shard.read_bytes()[6000:7000] == bytes([6]) * 1000
-    inode = shard.stat().st_ino
-    for value in (b"x" * 1000, b"y" * 400, b"z" * 1000):
-        m[f"{ROOT}1"] = value
-        assert shard.read_bytes()[1000 : 1000 + len(value)] == value
-    m.erase(f"{ROOT}6")
-    m[f"{ROOT}7"] = b"7" * 1000
-    m.flush()
-    assert (shard.stat().st_size, shard.stat().st_ino) == (size, inode)
-    assert dict(m) == chunks({1: b"z" * 1000, 7: b"7" * 1000})
-    assert list(files_in(tmp_path)) == ["data/root/a/c0"]
-
-
-def test_larger_entries_are_appended_and_dead_bytes_bounded(tmp_path: Path) -> None:
-    """Entries of any size may be written, too."""
-    m = mapping(tmp_path, "in_place")
-    model = {}
-    rng = random.Random(3)
-    for _ in range(300):
-        i = rng.randrange(8)
-        model[i] = rng.randbytes(rng.choice([0, 10, 1000, 3000]))
-        m[f"{ROOT}{i}"] = model[i]
-        assert shard_of(tmp_path).stat().st_blocks * 512 < 100_000
-    assert dict(m) == chunks(model)
-
-
 @settings(deadline=None, max_examples=300)
 @given(
     location=st.sampled_from(["end", "start"]),
@@ -389,33 +352,21 @@ def test_larger_entries_are_appended_and_dead_bytes_bounded(tmp_path: Path) -> N
         st.tuples(
             st.integers(0, 4),
             st.integers(0, 12) | st.sampled_from([200, 5000, None, "flush", "compact"]),
-            st.sampled_from(STRATEGIES_IN_PLACE),
+            st.sampled_from(STRATEGIES),
             st.booleans(),
         ),
         max_size=12,
     ),
 )
-@example(
-    "end",
-    "no checksum",
-    [(0, 0, "in_place", False), (1, 1, "in_place", False), (0, 5000, "in_place", False)],
-)
-@example(
-    "end",
-    "no checksum",
-    [(0, 0, "in_place", False), (1, 0, "in_place", False), (2, 0, "append", False)],
-)
-@example("start", "crc32c", [(0, 7, "in_place", False), (1, 0, "in_place", False)])
 def test_entries_of_any_size_survive_each_other(
     location: Location,
     checksum: str,
     changes: list[tuple[int, int | str | None, WriteStrategy, bool]],
 ) -> None:
-    """Where an entry finds its place depends on the sizes of all that were there before, and on
-    whether the shard has slots, or only looks as if it had."""
+    """Where an entry finds its place depends on the sizes of all that were there before."""
     path = temporary_directory()
     declare(path, "z", 5, 3, checksum=checksum, location=location)
-    stores = {name: ShardingMapping(path, strategy=name) for name in STRATEGIES_IN_PLACE}
+    stores = {name: ShardingMapping(path, strategy=name) for name in STRATEGIES}
     model: dict[str, bytes] = {}
     for number, (i, nbytes, strategy, is_elsewhere) in enumerate(changes, start=1):
         if is_elsewhere:
@@ -437,85 +388,6 @@ def test_entries_of_any_size_survive_each_other(
     forget_open_shards(path)
 
 
-@settings(deadline=None, max_examples=100)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("CF"), st.integers(0, 1), st.integers(0, 2), st.booleans()),
-        max_size=10,
-    )
-)
-@example([("C", 0, 1, True), ("C", 1, 1, True), ("F", 1, 0, True)])
-def test_slots_of_one_order_are_none_of_another(
-    changes: list[tuple[Any, int, int, bool]],
-) -> None:
-    """Stores that lay entries out in different orders take turns."""
-    path = temporary_directory()
-    model: dict[str, bytes] = {}
-    for number, (order, i, j, is_set) in enumerate(changes):
-        m = ShardingMapping(path, chunks_per_shard=(2, 3), strategy="in_place", order=order)
-        key = f"{ROOT}{i}/{j}"
-        if is_set:
-            m[key] = model[key] = bytes([number] * 4)
-        else:
-            m.erase(key)
-            model.pop(key, None)
-        assert dict(m) == model
-
-
-def test_a_shard_of_another_strategy_is_taken_over(tmp_path: Path) -> None:
-    """Its file is replaced once, so that nobody reads it without a lock."""
-    mapping(tmp_path, "append").update(chunks({1: b"1" * 10, 2: b"2" * 10}))
-    assert not shard_of(tmp_path).stat().st_mode & FIXED
-    m = mapping(tmp_path, "in_place")
-    m[f"{ROOT}3"] = b"3" * 10
-    assert shard_of(tmp_path).stat().st_mode & FIXED
-    assert dict(m) == chunks({i: str(i).encode() * 10 for i in (1, 2, 3)})
-
-
-def erase_part_of_a_name(m: ShardingMapping) -> None:
-    m.erase_prefix(f"{ROOT}1")
-
-
-def publish_what_was_read(m: ShardingMapping) -> None:
-    with m.batch(max_nbytes=1):
-        m.set_partial_values([(f"{ROOT}1", 1, b"!")])
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (erase_part_of_a_name, {2: b"22"}),
-        (publish_what_was_read, {1: b"1!", 2: b"22", 11: b"11"}),
-    ],
-)
-def test_who_reads_and_then_writes_does_not_wait_for_itself(
-    change: Any, expected: dict[int, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One call reads entries that may be overwritten, and then changes the shard."""
-    monkeypatch.setattr(locks, "MAX_WAIT_S", 5.0)
-    m = mapping(tmp_path, "in_place", n=16)
-    m.update(chunks({1: b"11", 2: b"22", 11: b"11"}))
-    m.flush()
-    change(m)
-    assert dict(m) == chunks(expected)
-
-
-def test_uncompressed_arrays_have_a_known_layout(tmp_path: Path) -> None:
-    """Slices of an array, written one after the other, lie in the file as in memory, and native
-    zarr reads them at any time."""
-    store = ShardingStore(tmp_path, chunks_per_shard=(6, 1, 1), strategy="in_place", order="C")
-    z = zarr.create_array(
-        store, shape=(6, 4, 5), chunks=(1, 4, 5), dtype="u2", compressors=None, filters=None
-    )
-    data = np.arange(1, 121, dtype="u2").reshape(6, 4, 5)
-    for i in (0, 1, 5, 2, 3, 4):
-        z[i] = data[i]
-        native: Any = zarr.open_array(LocalStore(tmp_path), mode="r")[i]
-        np.testing.assert_array_equal(native, data[i])
-    stored = np.memmap(tmp_path / "c/0/0/0", dtype="<u2", mode="r", shape=data.shape)
-    np.testing.assert_array_equal(stored, data)
-
-
 # ----------------------------------------------------------------- options
 
 
@@ -523,12 +395,11 @@ def fsspec_local(path: Path) -> Any:
     return FsspecStore.from_url(f"file://{path}", storage_options={"auto_mkdir": True})
 
 
-@pytest.mark.parametrize("strategy", ["append", "in_place"])
 @pytest.mark.parametrize("base", [lambda _: {}, lambda _: MemoryStore(), fsspec_local])
-def test_base_stores_that_cannot(base: Any, strategy: Any, tmp_path: Path) -> None:
+def test_base_stores_that_cannot(base: Any, tmp_path: Path) -> None:
     """An error that says what can."""
     with pytest.raises(SpecError, match="rewrite"):
-        ShardingStore(base(tmp_path), strategy=strategy)
+        ShardingStore(base(tmp_path), strategy="append")
 
 
 @pytest.mark.parametrize("locking", ["none", "lockfile"])
@@ -542,7 +413,8 @@ def test_without_locks_of_the_system_shards_are_rewritten(locking: Any, tmp_path
     assert shard_of(tmp_path).stat().st_size == 2 + INDEX_NBYTES
 
 
-def test_no_such_strategy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["in_place", "fast"])
+def test_no_such_strategy(strategy: Any, tmp_path: Path) -> None:
     """The error names those that there are."""
-    with pytest.raises(SpecError, match="in_place"):
-        ShardingStore(tmp_path, strategy="inplace")  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="'append'"):
+        ShardingStore(tmp_path, strategy=strategy)

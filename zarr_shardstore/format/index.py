@@ -189,8 +189,8 @@ class ShardIndex:
                 byte_range=(offset, offset + nbytes),
             )
 
-    def check_entries(self, shard_nbytes: int, form: IndexFormat) -> None:
-        """`check_entry` for all entries at once, without a Python step per entry."""
+    def damaged_ids(self, shard_nbytes: int, form: IndexFormat) -> npt.NDArray[np.intp]:
+        """Ascending ids of the entries that leave the shard or run into the index."""
         start, stop = self._data_range(shard_nbytes, form)
         ids = self.present_ids()
         offsets, nbytes = self.fields[ids].T
@@ -199,8 +199,13 @@ class ShardIndex:
         bad = (offsets < np.uint64(start)) | (offsets > top)
         bad |= nbytes > top - np.minimum(offsets, top)
         bad |= stop < 0  # the shard is shorter than its index
-        if bad.any():
-            self.check_entry(int(ids[np.argmax(bad)]), shard_nbytes, form)
+        damaged: npt.NDArray[np.intp] = ids[bad]
+        return damaged
+
+    def check_entries(self, shard_nbytes: int, form: IndexFormat) -> None:
+        """`check_entry` for all entries at once, without a Python step per entry."""
+        for entry_id in self.damaged_ids(shard_nbytes, form)[:1].tolist():
+            self.check_entry(entry_id, shard_nbytes, form)
 
     def _data_range(self, shard_nbytes: int, form: IndexFormat) -> tuple[int, int]:
         """Half-open byte range that entries may use."""

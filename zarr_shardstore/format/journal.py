@@ -1,16 +1,26 @@
-"""The journal of a shard that is changed in its place: what its index was before the last change.
+"""The journal of a shard file that is being appended to: how to undo a change that was cut off.
 
 ::
 
-    ┌ header ────────────────────────────────────────────────────┬ last change ─────────────┐
-    │ magic, flags, n_entries │ owner │ index start │ data end │crc│ … │ old entries │ crc  │
-    └────────────────────────────────────────────────────────────┴──────────────────────────┘
+    ┌ header ──────────────────────────────────────────────────────────────┬ record ──┐
+    │ magic, flags, n_entries │ owner │ index start │ data end │ number │crc│ … │ crc │
+    └──────────────────────────────────────────────── state ───────────────┴──────────┘
 
-It is a file beside the shard, there from the first change in place until the shard is sealed.
-Whoever changes the shard first writes here what its index was. A change that was cut off is
-found by the checksums of the index before and after, which stand here, too, so that a journal
-that belongs to another state of the shard does nothing. Nothing of it is ever removed for a
-change that succeeded: it costs one write.
+    change    │ 0, n │ old crc │ new crc │ data end │ n × (entry id, old entry, new entry) │
+    move      │ 1, 0 │     crc │     crc │ data end │ new index start                      │
+
+It is a file beside the shard, there from the first change in the file until the shard is sealed.
+Four rules carry it:
+
+1. The record is written before the shard is touched, and its checksum covers the header. When the
+   shard is whole again the state is rewritten with the next number, and the record means nothing
+   any more. So there is a record only while a change is under way, or if its writer was killed.
+2. An index whose own checksum is right is whole, whatever a record says: nothing is undone.
+3. A change is undone only if each byte of the entries that it changes is the old one or the new
+   one, and the old ones give the checksum that the old index had. Bytes that the change did not
+   write are not its remains.
+4. A move writes the same index to another place. It is undone by cutting the file behind the old
+   place, where the same index still is; so it can lose nothing.
 
 A part that is half written has a wrong checksum and counts as not there; the shard was not
 touched yet when it was written.
@@ -21,8 +31,9 @@ Source: SQLite, "Atomic Commit In SQLite", section 3 (the rollback journal). The
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import crc32c
 
@@ -30,30 +41,34 @@ from zarr_shardstore.format.index import CHECKSUM_NBYTES, ENTRY_NBYTES
 
 __all__ = [
     "JOURNAL_HEADER_NBYTES",
+    "JOURNAL_STATE_OFFSET",
     "Change",
+    "ChangedEntry",
     "Journal",
     "JournalHeader",
-    "Overwritten",
+    "Move",
     "Repair",
     "decode_journal",
-    "encode_change",
+    "encode_record",
     "find_repair",
 ]
 
 _MAGIC = b"zsj"
-_VERSION = 1
-_HEADER = struct.Struct("<3sBIQQQ")
+_VERSION = 2
+_FILE = struct.Struct("<3sBIQQ")
+_STATE = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
-_CHANGE = struct.Struct("<IIIQ")
-_MOVES, _OVERWRITES = 1 << 30, 1 << 31
-"""Besides the number of old entries: what else there is. A record of neither is written most."""
+_RECORD = struct.Struct("<IIIQ")
+_IS_MOVE = 1 << 31
+"""Besides the number of changed entries."""
 
 _INDEX_START = struct.Struct("<Q")
-_OLD_ENTRY = struct.Struct(f"<I{ENTRY_NBYTES}s")
-_OVERWRITTEN = struct.Struct("<QIQI")
-_OLD_DATA = struct.Struct("<QI")
+_CHANGED_ENTRY = struct.Struct(f"<I{ENTRY_NBYTES}s{ENTRY_NBYTES}s")
 
-JOURNAL_HEADER_NBYTES = _HEADER.size + _CRC.size
+JOURNAL_STATE_OFFSET = _FILE.size
+"""Where the state and its checksum begin."""
+
+JOURNAL_HEADER_NBYTES = _FILE.size + _STATE.size + _CRC.size
 
 ReadAt = Callable[[int, int], bytes]
 """Bytes of the shard from an offset on, that many; fewer where it ends."""
@@ -61,7 +76,7 @@ ReadAt = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class JournalHeader:
-    """Which shard file a journal is about, and who changed it last.
+    """Which shard a journal is about, and who changed it last.
 
     Parameters
     ----------
@@ -75,6 +90,8 @@ class JournalHeader:
         Offset of the index in the shard, in bytes.
     data_end
         No byte from here on, up to the index, was ever used by an entry.
+    number
+        Of the state of the shard; each change makes the next one, modulo 2³².
     """
 
     has_checksum: bool
@@ -82,6 +99,7 @@ class JournalHeader:
     owner: int
     index_start: int
     data_end: int
+    number: int
 
     @property
     def index_nbytes(self) -> int:
@@ -89,91 +107,79 @@ class JournalHeader:
         return self.n_entries * ENTRY_NBYTES
 
     @property
+    def stored_nbytes(self) -> int:
+        """Bytes of the index and its checksum."""
+        return self.index_nbytes + CHECKSUM_NBYTES * self.has_checksum
+
+    @property
     def index_end(self) -> int:
         """Where the index and its checksum end."""
-        return self.index_start + self.index_nbytes + CHECKSUM_NBYTES * self.has_checksum
+        return self.index_start + self.stored_nbytes
 
     def encode(self) -> bytes:
         """Its bytes, `JOURNAL_HEADER_NBYTES` of them."""
         version = _VERSION | self.has_checksum << 7
-        fields = self.n_entries, self.owner, self.index_start, self.data_end
-        data = _HEADER.pack(_MAGIC, version, *fields)
+        data = _FILE.pack(_MAGIC, version, self.n_entries, self.owner, self.index_start)
+        data += _STATE.pack(self.data_end, self.number)
         return data + _CRC.pack(crc32c.crc32c(data))
 
 
-@dataclass(frozen=True, slots=True)
-class Overwritten:
-    """Bytes of entries that a change overwrites.
-
-    Parameters
-    ----------
-    inode
-        Of the file. The checksum of an index does not tell two files apart that differ in
-        their entries only.
-    new_crc
-        crc32c of all these places, one after the other, after the change.
-    old_data
-        Offset and bytes of each place before it.
-    """
-
-    inode: int
-    new_crc: int
-    old_data: Sequence[tuple[int, bytes]]
+ChangedEntry: TypeAlias = tuple[int, bytes, bytes]
+"""Entry id, and the bytes of the entry in the index before and after."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the index was before a change, and how to recognise it afterwards.
+    """What a change of the index replaces, and how to recognise what it left.
 
     Parameters
     ----------
     old_crc, new_crc
-        crc32c of all bytes of the index, before and after.
+        crc32c of all entries of the index, before and after.
     data_end
         As in the header, after the change.
-    new_index_start
-        Where the index is after the change: elsewhere, if the file grew.
-    old_entries
-        Number and index bytes of each entry that changes; none if the index moves, because
-        the old one stays where it is.
-    overwritten
-        What is overwritten besides, if anything is.
+    entries
+        Those that change.
     """
 
     old_crc: int
     new_crc: int
     data_end: int
-    new_index_start: int
-    old_entries: Sequence[tuple[int, bytes]]
-    overwritten: Overwritten | None = None
+    entries: Sequence[ChangedEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The index is written to another place, behind a larger gap.
+
+    Parameters
+    ----------
+    crc
+        crc32c of all entries of the index.
+    index_start
+        Where it will be, in bytes.
+    """
+
+    crc: int
+    index_start: int
 
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """A header, and the last change if there was one since.
-
-    Parameters
-    ----------
-    is_cut
-        Whether something is behind the header that is no change of it: half of one, perhaps.
-    """
+    """A header, and the record of the change that is under way, or was cut off."""
 
     header: JournalHeader
-    change: Change | None
-    is_cut: bool = False
+    record: Change | Move | None
 
     def data_end_at(self, index_start: int) -> int | None:
-        """`data_end` of a shard that is whole, and whose index is there; ``None``: not known.
-
-        What the header says is that of the first change. After half of a change, or growth that
-        was taken back, nobody knows how many changes there were before.
-        """
-        if self.is_cut:
+        """`data_end` of a shard whose index is there; ``None``: not known."""
+        header, record = self.header, self.record
+        if isinstance(record, Move) and index_start == record.index_start:
+            return header.index_end
+        if index_start != header.index_start:
             return None
-        if self.change is not None:
-            is_there = index_start == self.change.new_index_start
-            return self.change.data_end if is_there else None
-        return self.header.data_end if index_start == self.header.index_start else None
+        # The bytes of a change that was cut off may have been seen, if there is no checksum.
+        return record.data_end if isinstance(record, Change) else header.data_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,39 +198,21 @@ class Repair:
     size: int | None = None
 
 
-def encode_change(header: bytes, change: Change) -> bytes:
+def encode_record(header: bytes, record: Change | Move) -> bytes:
     """Bytes that follow the header in the journal; they mean nothing behind another one."""
-    moves = change.new_index_start != _index_start_of(header)
-    flags = _MOVES * moves | _OVERWRITES * (change.overwritten is not None)
-    fixed = change.old_crc, change.new_crc, change.data_end
-    data = b"".join(
-        [
-            _CHANGE.pack(len(change.old_entries) | flags, *fixed),
-            _INDEX_START.pack(change.new_index_start) if moves else b"",
-            *(_OLD_ENTRY.pack(*old) for old in change.old_entries),
-            *([] if change.overwritten is None else _encode_overwritten(change.overwritten)),
-        ]
-    )
-    return data + _CRC.pack(_checksum_of_change(header, data))
+    if isinstance(record, Move):
+        data = _RECORD.pack(_IS_MOVE, record.crc, record.crc, 0)
+        data += _INDEX_START.pack(record.index_start)
+    else:
+        n, fixed = len(record.entries), (record.old_crc, record.new_crc, record.data_end)
+        data = _RECORD.pack(n, *fixed)
+        data += b"".join([_CHANGED_ENTRY.pack(*entry) for entry in record.entries])
+    return data + _CRC.pack(_checksum_of_record(header, data))
 
 
-def _checksum_of_change(header: bytes, data: bytes | memoryview) -> int:
+def _checksum_of_record(header: bytes, data: bytes | memoryview) -> int:
     # From the fields on: the checksum of bytes that end in their own is always the same number.
-    return crc32c.crc32c(data, crc32c.crc32c(header[: _HEADER.size]))
-
-
-def _index_start_of(header: bytes) -> int:
-    start: int = _HEADER.unpack(header[: _HEADER.size])[4]
-    return start
-
-
-def _encode_overwritten(overwritten: Overwritten) -> Iterator[bytes]:
-    nbytes = sum(_OLD_DATA.size + len(old) for _, old in overwritten.old_data)
-    n_places = len(overwritten.old_data)
-    yield _OVERWRITTEN.pack(overwritten.inode, overwritten.new_crc, nbytes, n_places)
-    for offset, old in overwritten.old_data:
-        yield _OLD_DATA.pack(offset, len(old))
-        yield old
+    return crc32c.crc32c(data, crc32c.crc32c(header[: -_CRC.size]))
 
 
 def decode_journal(data: bytes) -> Journal | None:
@@ -232,130 +220,103 @@ def decode_journal(data: bytes) -> Journal | None:
     head = data[:JOURNAL_HEADER_NBYTES]
     if len(head) < JOURNAL_HEADER_NBYTES:
         return None
-    fields, (crc,) = head[: _HEADER.size], _CRC.unpack(head[_HEADER.size :])
-    magic, version, n_entries, owner, index_start, data_end = _HEADER.unpack(fields)
-    if magic != _MAGIC or version & 0x7F != _VERSION or crc != crc32c.crc32c(fields):
+    magic, version, n_entries, owner, index_start = _FILE.unpack_from(head)
+    data_end, number = _STATE.unpack_from(head, JOURNAL_STATE_OFFSET)
+    (crc,) = _CRC.unpack(head[-_CRC.size :])
+    is_ours = magic == _MAGIC and version & 0x7F == _VERSION
+    if not is_ours or crc != crc32c.crc32c(head[: -_CRC.size]):
         return None
-    header = JournalHeader(bool(version >> 7), n_entries, owner, index_start, data_end)
-    change = _decode_change(head, memoryview(data)[JOURNAL_HEADER_NBYTES:])
-    return Journal(header, change, change is None and len(data) > JOURNAL_HEADER_NBYTES)
+    header = JournalHeader(bool(version >> 7), n_entries, owner, index_start, data_end, number)
+    return Journal(header, _decode_record(head, memoryview(data)[JOURNAL_HEADER_NBYTES:]))
 
 
-def _decode_change(header: bytes, data: memoryview) -> Change | None:
-    if len(data) < _CHANGE.size:
+def _decode_record(header: bytes, data: memoryview) -> Change | Move | None:
+    if len(data) < _RECORD.size:
         return None
-    n_old, old_crc, new_crc, data_end = _CHANGE.unpack(data[: _CHANGE.size])
-    start = _CHANGE.size
-    new_index_start = _index_start_of(header)
-    if n_old & _MOVES:
-        if len(data) < start + _INDEX_START.size:
-            return None
-        (new_index_start,) = _INDEX_START.unpack(data[start : start + _INDEX_START.size])
-        start += _INDEX_START.size
-    end = entries_end = start + (n_old & ~(_MOVES | _OVERWRITES)) * _OLD_ENTRY.size
-    if n_old & _OVERWRITES:
-        end += _OVERWRITTEN.size
-        if len(data) < end:
-            return None
-        inode, overwritten_crc, nbytes, n_places = _OVERWRITTEN.unpack(data[entries_end:end])
-        end += nbytes
+    n_entries, old_crc, new_crc, data_end = _RECORD.unpack_from(data)
+    is_move = n_entries == _IS_MOVE
+    end = _RECORD.size + (_INDEX_START.size if is_move else n_entries * _CHANGED_ENTRY.size)
     if len(data) < end + _CRC.size:
         return None
-    (crc,) = _CRC.unpack(data[end : end + _CRC.size])
-    if crc != _checksum_of_change(header, data[:end]):
+    (crc,) = _CRC.unpack_from(data, end)
+    if crc != _checksum_of_record(header, data[:end]):
         return None
-    old_entries = list(_OLD_ENTRY.iter_unpack(data[start:entries_end]))
-    overwritten = None
-    if n_old & _OVERWRITES:
-        places = data[entries_end + _OVERWRITTEN.size : end]
-        overwritten = Overwritten(inode, overwritten_crc, list(_decode_old_data(places, n_places)))
-    return Change(old_crc, new_crc, data_end, new_index_start, old_entries, overwritten)
+    if is_move:
+        return Move(old_crc, *_INDEX_START.unpack_from(data, _RECORD.size))
+    entries = list(_CHANGED_ENTRY.iter_unpack(data[_RECORD.size : end]))
+    return Change(old_crc, new_crc, data_end, entries)
 
 
-def _decode_old_data(data: memoryview, n_places: int) -> Iterator[tuple[int, bytes]]:
-    for _ in range(n_places):
-        offset, nbytes = _OLD_DATA.unpack(data[: _OLD_DATA.size])
-        data = data[_OLD_DATA.size :]
-        yield offset, bytes(data[:nbytes])
-        data = data[nbytes:]
-
-
-def find_repair(journal: Journal | None, size: int, read: ReadAt, inode: int = 0) -> Repair | None:
+def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | None:
     """What is to be done with a shard whose last change may have been cut off.
 
-    A change whose index is stored as a whole is finished, any other taken back.
+    A change whose entries are all stored is finished, any other undone.
 
     Parameters
     ----------
     size
         Size of the shard in bytes.
-    inode
-        Of its file.
 
     Returns
     -------
     Repair or None
-        ``None`` if the shard is whole, as far as the journal knows.
+        ``None`` if the shard is whole, or is no remainder of this change.
     """
-    if journal is None or journal.change is None:
+    if journal is None or journal.record is None:
         return None
-    header, change = journal.header, journal.change
-    if change.new_index_start != header.index_start:
-        return _repair_of_growth(header, change, size, read)
+    header, record = journal.header, journal.record
+    if isinstance(record, Move):
+        return _repair_of_move(header, record, size, read)
     if size < header.index_end or (header.index_start > 0 and size != header.index_end):
-        return None  # another state of the shard
-    body = bytearray(read(header.index_start, header.index_nbytes))
+        return None
+    stored = read(header.index_start, header.stored_nbytes)
+    body = bytearray(stored[: header.index_nbytes])
     crc = crc32c.crc32c(body)
+    if header.has_checksum and stored[len(body) :] == _checksum(crc):
+        return None
     writes: list[tuple[int, bytes]] = []
-    expected: tuple[int, ...] = (change.old_crc, change.new_crc)
-    if change.overwritten is not None:
-        if change.overwritten.inode != inode:
-            return None
-        if not (crc == change.new_crc and _is_overwritten(change.overwritten, read)):
-            writes += change.overwritten.old_data
-            expected = (change.old_crc,)
-    if crc not in expected:
-        for entry_id, old in change.old_entries:
+    if crc not in (record.old_crc, record.new_crc):
+        for entry_id, old, new in record.entries:
             offset = entry_id * ENTRY_NBYTES
+            if not _is_mixed(body[offset : offset + ENTRY_NBYTES], old, new):
+                return None
             body[offset : offset + ENTRY_NBYTES] = old
             writes.append((header.index_start + offset, old))
-        crc = change.old_crc
-        if crc32c.crc32c(body) != crc:
-            return None  # of another state
-    writes += _checksum_write(header, header.index_start, crc, read)
+        crc = crc32c.crc32c(body)
+        if crc != record.old_crc:
+            return None
+    if header.has_checksum and stored[len(body) :] != _checksum(crc):
+        writes.append((header.index_start + len(body), _checksum(crc)))
     return Repair(writes) if writes else None
 
 
-def _is_overwritten(overwritten: Overwritten, read: ReadAt) -> bool:
-    """Whether all new bytes are there."""
-    crc = 0
-    for offset, old in overwritten.old_data:
-        crc = crc32c.crc32c(read(offset, len(old)), crc)
-    return crc == overwritten.new_crc
+def _is_mixed(found: bytes | bytearray, old: bytes, new: bytes) -> bool:
+    """Whether each byte is the old one or the new one."""
+    return len(found) == len(old) and all(
+        f in (o, n) for f, o, n in zip(found, old, new, strict=True)
+    )
 
 
-def _repair_of_growth(
-    header: JournalHeader, change: Change, size: int, read: ReadAt
-) -> Repair | None:
-    """The old index was not touched: what is behind it is taken away, or the new one valid."""
-    grown_size = change.new_index_start + header.index_end - header.index_start
-    if not header.index_end < size <= grown_size:
+def _repair_of_move(header: JournalHeader, move: Move, size: int, read: ReadAt) -> Repair | None:
+    """Cut the file behind the old place of the index, unless the new one is whole."""
+    moved_end = move.index_start + header.stored_nbytes
+    if not header.index_end < size <= moved_end:
         return None
-    if size == grown_size:
-        body = read(change.new_index_start, header.index_nbytes)
-        if crc32c.crc32c(body) == change.new_crc:
-            writes = _checksum_write(header, change.new_index_start, change.new_crc, read)
-            return Repair(writes) if writes else None
-    if crc32c.crc32c(read(header.index_start, header.index_nbytes)) != change.old_crc:
+    index = read(header.index_start, header.stored_nbytes)
+    expected = _checksum(move.crc) if header.has_checksum else b""
+    if crc32c.crc32c(index[: header.index_nbytes]) != move.crc:
         return None
+    if index[header.index_nbytes :] != expected:
+        return None
+    if size == moved_end and read(move.index_start, header.stored_nbytes) == index:
+        return None
+    if header.has_checksum:  # then another index that is whole tells that others wrote it
+        last = read(size - header.stored_nbytes, header.stored_nbytes)
+        body = last[: header.index_nbytes]
+        if last[len(body) :] == _checksum(crc32c.crc32c(body)):
+            return None
     return Repair(size=header.index_end)
 
 
-def _checksum_write(
-    header: JournalHeader, index_start: int, crc: int, read: ReadAt
-) -> list[tuple[int, bytes]]:
-    """The write of the checksum behind the index, if it is to be written."""
-    if not header.has_checksum:
-        return []
-    offset, checksum = index_start + header.index_nbytes, crc.to_bytes(CHECKSUM_NBYTES, "little")
-    return [] if read(offset, CHECKSUM_NBYTES) == checksum else [(offset, checksum)]
+def _checksum(crc: int) -> bytes:
+    return crc.to_bytes(CHECKSUM_NBYTES, "little")

@@ -36,7 +36,6 @@ from zarr_shardstore.io.settled import (
     hold_to_replace,
     when_settled,
 )
-from zarr_shardstore.io.shard_files import FIXED
 from zarr_shardstore.io.uploads import LocalUpload, sync_directories, sync_file
 from zarr_shardstore.io.warm_files import (
     WarmFile,
@@ -238,8 +237,7 @@ class LocalBackend:
         if len(files) >= _MAX_OPEN_FILES:
             self._forget(next(iter(files)), files)
         try:
-            is_held = open_shards.is_used_here(self.real_root + key)
-            file = files[key] = OpenFile(self._root + key, is_held=is_held)
+            file = files[key] = OpenFile(self._root + key)
         except NO_FILE:
             return None
         return file
@@ -252,8 +250,7 @@ class LocalBackend:
         get = get_of_index(request)
         found = found_index(request, self.perform_one(get, files))
         file = files.get(key)
-        can_be_kept = request.keep and file is not None and not file.is_fixed
-        if file is not None and found.decoded is not None and can_be_kept:
+        if file is not None and found.decoded is not None and request.keep:
             warm = WarmFile(found.decoded, shard.layout.spec, file.handle, file.status)
             remember(self._root + key, warm, file.opened_ns)
         return found
@@ -323,8 +320,6 @@ class LocalBackend:
             for offset, pieces in request.parts:
                 upload.skip_to(offset)
                 upload.write(pieces)
-            if request.is_fixed:
-                upload.set_mode_bits(FIXED)
             self._end_journal(request.key)
             forget(self._root + request.key)
             upload.finish()

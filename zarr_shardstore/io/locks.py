@@ -16,7 +16,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal, TypeAlias
 
@@ -31,11 +31,8 @@ __all__ = [
     "LOCK_SUFFIX",
     "KeptLock",
     "Locking",
-    "give_way",
     "held",
     "lock_file",
-    "lock_shared",
-    "locked_exclusive",
     "shared",
 ]
 
@@ -45,10 +42,6 @@ LOCK_SUFFIX = ".__lock"
 
 MAX_WAIT_S = 120.0
 """A commit takes milliseconds: who waits so long waits for a process that hangs."""
-
-_MAX_WAY_S = 1.0
-"""How long a reader gives way. It may have other files locked whose writers wait for it, and is
-never one of those who wait for each other: it goes on."""
 
 _FIRST_PAUSE_S = 0.00005
 _MAX_PAUSE_S = 0.002
@@ -160,49 +153,6 @@ def _pauses() -> Iterator[float]:
     while True:
         yield pause
         pause = min(2 * pause, _MAX_PAUSE_S)
-
-
-def give_way(path: str, is_done: Callable[[], bool]) -> None:
-    """Let who holds the lock of a file go first: a writer may wait until nobody reads the file.
-
-    Parameters
-    ----------
-    is_done
-        Whether a writer has been there since: the next one waits for us.
-    """
-    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-        fd = os.open(path + LOCK_SUFFIX, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            deadline = time.monotonic() + _MAX_WAY_S
-            for pause in _pauses():
-                if _try_lock(fd, fcntl.LOCK_SH) or is_done() or time.monotonic() > deadline:
-                    return
-                time.sleep(pause)
-        finally:
-            os.close(fd)
-
-
-def lock_shared(fd: int, name: str) -> None:
-    """Lock an open file for reading, until it is closed.
-
-    Raises
-    ------
-    ShardConflictError
-        If another process holds it for two minutes.
-    """
-    deadline = time.monotonic() + MAX_WAIT_S
-    _lock_by(fd, fcntl.LOCK_SH, deadline, name)
-
-
-@contextmanager
-def locked_exclusive(fd: int, name: str) -> Iterator[None]:
-    """Lock an open file for writing; raises as `lock_shared`."""
-    deadline = time.monotonic() + MAX_WAIT_S
-    _lock_by(fd, fcntl.LOCK_EX, deadline, name)
-    try:
-        yield
-    finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 @contextmanager

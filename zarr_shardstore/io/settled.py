@@ -13,10 +13,9 @@ from typing import Self
 from zarr_shardstore.format.index_collection import is_collection
 from zarr_shardstore.format.journal import Repair
 from zarr_shardstore.io.file_states import state_of
-from zarr_shardstore.io.locks import LOCK_SUFFIX, Locking, give_way, held, lock_shared, shared
+from zarr_shardstore.io.locks import LOCK_SUFFIX, Locking, held, shared
 from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.shard_files import (
-    FIXED,
     JOURNAL_SUFFIX,
     end_journal,
     find_repair_of,
@@ -99,10 +98,7 @@ def hold_to_replace(
 def when_settled(
     path: str, open_anew: Callable[[], OpenFile | None], byte_range: ByteRange | None
 ) -> Found:
-    """Read a shard file while writers are kept from changing it in its place.
-
-    Who has a file open whose entries may be overwritten never waits for the lock of the shard:
-    the writer who holds that lock waits until the file is closed.
+    """Read a shard file while writers are kept from changing its index.
 
     Parameters
     ----------
@@ -110,8 +106,7 @@ def when_settled(
         Opens the file, and closes the one that it opened before.
     """
     is_held = open_shards.is_used_here(path)
-    file = open_anew()
-    while file is None or not file.is_fixed:
+    while True:
         before = state_of(path)
         with nullcontext(True) if is_held else shared(path) as is_locked:
             file = open_anew()
@@ -123,56 +118,40 @@ def when_settled(
         # it has replaced the file, or made it longer: a shard without a journal has no gap.
         if is_locked or (not os.path.exists(path + LOCK_SUFFIX) and state_of(path) == before):
             return found
-    return Found(file.read(byte_range), file.version, file.size)
 
 
 class OpenFile:
-    """A file open for reading. Entries that an index read from it points to are the same for as
-    long as it is open, whatever is renamed over its name or appended to it; and where entries
-    are overwritten, its writers wait until it is closed. fsspec's writers do not: of those in
-    this process `version_now` tells.
+    """A file open for reading.
 
-    Parameters
-    ----------
-    is_held
-        The caller is the writer.
+    Entries that an index read from it points to are the same for as long as it is open, whatever
+    another writer renames over its name or appends to it. Only fsspec overwrites files; of its
+    writers in this process `version_now` tells.
     """
 
-    __slots__ = (
-        *("_n_overwrites", "_repair", "handle", "is_fixed", "known"),
-        *("opened_ns", "size", "status", "version"),
-    )
+    __slots__ = ("_n_overwrites", "handle", "known", "opened_ns", "size", "status", "version")
 
-    def __init__(self, path: str, *, is_held: bool = False) -> None:
+    def __init__(self, path: str) -> None:
         self.opened_ns = time.time_ns()
         self._n_overwrites = open_shards.n_overwrites
         self.handle = open_to_read(path)
-        fd = self.handle.fd
-        self._repair: Repair | None = None
         self.known: WarmFile | None = None
         self.version = object()  # not the file itself: it shall not stay open with a reply
         try:
-            self.status = status = os.fstat(fd)
+            self.status = status = os.fstat(self.handle.fd)
             if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(path)
-            self.is_fixed = bool(status.st_mode & FIXED)
-            if self.is_fixed and not is_held:  # its entries may be overwritten
-                give_way(path, lambda: os.fstat(fd).st_mtime_ns != status.st_mtime_ns)
-                lock_shared(fd, path)
-                self.status = os.fstat(fd)
-                self._repair = find_repair_of(path, fd)
-            self.size = self.status.st_size
+            self.size = status.st_size
         except BaseException:
             self.handle.close()
             raise
 
     @classmethod
     def of(cls, handle: FileHandle, status: os.stat_result) -> Self:
-        """A file that is open already; none whose entries may be overwritten."""
+        """A file that is open already."""
         file = cls.__new__(cls)
         file.opened_ns = 0
         file.handle, file.status, file.size = handle, status, status.st_size
-        file._repair, file.is_fixed, file.version = None, False, object()
+        file.version = object()
         file._n_overwrites = open_shards.n_overwrites
         file.known = None
         return file
@@ -187,14 +166,13 @@ class OpenFile:
         return self.version
 
     def close(self) -> None:
-        """Close it, and end its lock, unless it is kept open for others, too."""
+        """Close it, unless it is kept open for others, too."""
         if not self.handle.is_shared:
             self.handle.close()
 
     def read(self, byte_range: ByteRange | None, repair: Repair | None = None) -> memoryview:
         """Bytes of the file, as they will be when it is repaired."""
         fd = self.handle.fd
-        repair = repair or self._repair
         if not isinstance(byte_range, Range):  # where it ends: writers may have changed that
             self.size = os.fstat(fd).st_size
         if repair is not None and repair.size is not None:

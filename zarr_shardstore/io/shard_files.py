@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Literal
 
 from zarr_shardstore.format.journal import Repair, decode_journal, find_repair
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io import file_calls, locks
 from zarr_shardstore.io.file_states import FileState, state_of, state_of_open
-from zarr_shardstore.io.locks import LOCK_SUFFIX, KeptLock, locked_exclusive
+from zarr_shardstore.io.locks import LOCK_SUFFIX, KeptLock
 from zarr_shardstore.io.uploads import sync_directories, sync_file
 from zarr_shardstore.plan.opened_shard import (
     Barrier,
@@ -36,7 +35,6 @@ from zarr_shardstore.plan.opened_shard import (
 )
 
 __all__ = [
-    "FIXED",
     "JOURNAL_SUFFIX",
     "ShardFile",
     "end_journal",
@@ -45,10 +43,6 @@ __all__ = [
 ]
 
 JOURNAL_SUFFIX = ".__journal"
-
-FIXED = stat.S_ISVTX
-"""Mode bit of a file whose entries may be overwritten: who reads it locks it. No system gives
-it a meaning for files; whoever opens a file learns it without another call."""
 
 _OWNER_OFFSET, _OWNER_NBYTES = 8, 8
 """Where the journal says who changed the shard last."""
@@ -96,7 +90,7 @@ class ShardFile:
         """Take the lock of a shard that is open, and whose readers nobody has to wait for; unless
         somebody else has it, or has changed the shard."""
         opened = self._opened
-        if opened is None or opened.is_fixed or not self._lock.acquire_at_once():
+        if opened is None or not self._lock.acquire_at_once():
             return False
         is_ours = False
         try:
@@ -182,15 +176,9 @@ class ShardFile:
             self.end_journal()
             return None
         opened = self._opened
-        if (
-            opened is not None
-            and opened.is_valid
-            and self._fd is not None
-            and status.st_size == opened.size
-            and os.path.samestat(status, os.fstat(self._fd))
-            and opened.shard == shard
-        ):
+        if opened is not None and self._is_as_left(opened, status) and opened.belongs_to(shard):
             return opened
+        self._opened = None
         self.close()
         self._fd = file_calls.open_to_change(self.path)
         status = os.fstat(self._fd)
@@ -204,12 +192,23 @@ class ShardFile:
             data_end = None if journal is None else journal.data_end_at(start)
         self._opened = OpenedShard(shard, index, size, data_end, self._token)
         self.shard = shard
-        self._opened.inode = status.st_ino
-        self._opened.is_fixed = bool(status.st_mode & FIXED)
         return self._opened
 
+    def _is_as_left(self, opened: OpenedShard, status: os.stat_result) -> bool:
+        """Whether the file of that status is the one that is known, with the index that is known.
+
+        Other programs may have renamed another one to its name, or written into it. Where they
+        left the index as it was they changed no entry, and what is appended goes where no entry is.
+        """
+        if not opened.is_valid or self._fd is None or status.st_size != opened.size:
+            return False
+        if not os.path.samestat(status, os.fstat(self._fd)):
+            return False
+        offset, expected = opened.last_bytes
+        return os.pread(self._fd, len(expected), offset) == expected
+
     def take(self, steps: Sequence[FileStep], *, durable_below: str | None) -> None:
-        """Take steps with the files, see `FileStep`.
+        """Take all steps of a change with the files; then what is known of the shard is valid.
 
         Parameters
         ----------
@@ -217,16 +216,6 @@ class ShardFile:
             A directory above the shard. Barriers are some then, and what they protect needs no
             directory that may be lost.
         """
-        is_fixed = self._opened is not None and self._opened.is_fixed
-        with self._excluding_readers() if is_fixed else nullcontext():
-            self._take(steps, durable_below)
-
-    def _excluding_readers(self) -> AbstractContextManager[None]:
-        """Wait until nobody reads the opened shard, and let nobody do so."""
-        assert self._fd is not None, "only of an opened shard"
-        return locked_exclusive(self._fd, self.path)
-
-    def _take(self, steps: Sequence[FileStep], durable_below: str | None) -> None:
         is_durable = durable_below is not None
         if durable_below is not None and not self._is_synced:
             # Whoever wrote before may have been killed, or promised less: the journal, which is
@@ -252,6 +241,8 @@ class ShardFile:
                     for fd in changed:
                         file_calls.sync(fd)
                     changed.clear()
+        if self._opened is not None:
+            self._opened.is_valid = True
 
     def _fd_of(self, name: Literal["shard", "journal"], is_durable: bool) -> int:
         if name == "shard":
@@ -285,15 +276,13 @@ def repair(path: str) -> bool:
     except _NO_FILE:
         return True
     try:
-        is_fixed = os.fstat(fd).st_mode & FIXED
-        with locked_exclusive(fd, path) if is_fixed else nullcontext():
-            found = find_repair_of(path, fd)
-            if found is not None:
-                for offset, data in found.writes:
-                    file_calls.write_at(fd, [data], offset)
-                if found.size is not None:
-                    file_calls.truncate(fd, found.size)
-                file_calls.sync(fd)
+        found = find_repair_of(path, fd)
+        if found is not None:
+            for offset, data in found.writes:
+                file_calls.write_at(fd, [data], offset)
+            if found.size is not None:
+                file_calls.truncate(fd, found.size)
+            file_calls.sync(fd)
     finally:
         os.close(fd)
     return True
@@ -309,7 +298,7 @@ def find_repair_of(path: str, fd: int) -> Repair | None:
     def read(offset: int, nbytes: int) -> bytes:
         return os.pread(fd, nbytes, offset)
 
-    return find_repair(journal, status.st_size, read, status.st_ino)
+    return find_repair(journal, status.st_size, read)
 
 
 def end_journal(path: str, is_durable: bool) -> None:

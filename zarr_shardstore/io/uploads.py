@@ -80,10 +80,6 @@ class LocalUpload:
         """What is written next comes at `offset`, behind bytes that take no room."""
         self._nbytes = offset
 
-    def set_mode_bits(self, bits: int) -> None:
-        """Set bits of the file's mode."""
-        os.fchmod(self._fd, os.fstat(self._fd).st_mode | bits)
-
     def finish(self) -> None:
         """Rename the file."""
         if self._durable_below is not None:

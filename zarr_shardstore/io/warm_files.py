@@ -10,8 +10,6 @@ and was the value of the chunk at that moment. Names that lead to another file, 
 appended to, cut or overwritten all show: by inode (the kept handle keeps its number from being
 used again), size, or time of the last change. A time that is younger than the clock of the file
 system is fine proves nothing: such a file is not remembered.
-
-Not for files whose entries may be overwritten (strategy ``in_place``): these are locked.
 """
 
 from __future__ import annotations

@@ -11,15 +11,15 @@ Source: sharding storage transformer draft, "API implementation", set_partial_va
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 from zarr_shardstore.errors import CorruptShardError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.plan.entries import EntryUpdate
-from zarr_shardstore.plan.opened_shard import Bytes, OpenedShard, gap_nbytes
+from zarr_shardstore.plan.opened_shard import Bytes, OpenedShard, gap_nbytes, page_aligned
 from zarr_shardstore.plan.opening import (
     change_shard,
+    check_kept,
     live_entries,
     new_values,
     open_shard,
@@ -36,6 +36,9 @@ __all__ = ["MAX_DEAD_SHARE", "append_to_shard", "seal_shard"]
 
 MAX_DEAD_SHARE = 0.5
 """Of the data of a shard: with more dead bytes it is compacted when it is sealed or must grow."""
+
+_N_DEAD_INDEXES = 4
+"""As large as so many indexes dead bytes may be in any case."""
 
 
 def append_to_shard(
@@ -92,42 +95,49 @@ def _create(shard: ShardRef, values: dict[int, Bytes], order: EntryOrder) -> Flo
     """Store a new shard, with a gap for the entries that are missing."""
     nbytes = sum(map(len, values.values()))
     n_left = shard.n_grid_entries - len(values)
-    gap = gap_nbytes(shard, n_left, nbytes / len(values), nbytes) if n_left > 0 else 0
+    gap = 0
+    if n_left > 0:
+        index_nbytes = shard.layout.spec.index_nbytes
+        gap = gap_nbytes(shard, n_left, nbytes / len(values), nbytes)
+        gap = page_aligned(nbytes + gap, index_nbytes) - nbytes if gap else 0
     yield from store_with_gap(shard, values, order, gap)
 
 
 def _store(opened: OpenedShard, new: dict[int, Bytes | None], order: EntryOrder) -> Flow[None]:
     """Give entries of a shard new values, or none."""
-    shard = opened.shard
+    shard, spec = opened.shard, opened.shard.layout.spec
+    check_kept(opened, replaced=new)
     n_present = opened.n_present_with(new)
     if n_present == 0:
         yield [Delete(shard.key)]
         return
     nbytes = sum(len(value) for value in new.values() if value is not None)
     if not opened.fits(nbytes) and _is_mostly_dead(opened, MAX_DEAD_SHARE):
-        with suppress(CorruptShardError):  # then all stay where they are
-            live = yield from live_entries(opened, without=new)
-            live.update((i, v) for i, v in new.items() if v is not None)
-            yield from _create(shard, live, order)
-            return
-    n_full = shard.n_grid_entries
+        live = yield from live_entries(opened, without=new)
+        live.update((i, v) for i, v in new.items() if v is not None)
+        yield from _create(shard, live, order)
+        return
+    n_full = opened.n_full
     was_full = opened.n_present >= n_full
     yield from change_shard(opened, opened.change(new))
     # One that was sealed before is being written to again, perhaps because its array grows
-    # slice by slice: it waits for flush or close.
-    if n_present >= n_full and not was_full and not opened.was_sealed:
+    # slice by slice: then it is complete when nothing more can come.
+    is_complete = not opened.was_sealed or opened.is_growing or n_present == spec.n_entries
+    if n_present >= n_full and not was_full and is_complete:
         yield from _seal(opened, order, MAX_DEAD_SHARE)
 
 
 def _seal(opened: OpenedShard, order: EntryOrder, max_dead_share: float) -> Flow[None]:
     shard = opened.shard
-    # Where entries are overwritten the place of a missing one is no dead byte.
-    may_compact = not opened.is_fixed or max_dead_share == 0
-    if may_compact and _is_mostly_dead(opened, max_dead_share):
-        with suppress(CorruptShardError):
-            live = yield from live_entries(opened)
-            yield from store_with_gap(shard, live, order, 0)
-            return
+    try:
+        check_kept(opened)
+    except CorruptShardError:
+        yield [CloseShard(shard.key)]  # as it is
+        raise
+    if _is_mostly_dead(opened, max_dead_share):
+        live = yield from live_entries(opened)
+        yield from store_with_gap(shard, live, order, 0)
+        return
     yield from change_shard(opened, opened.trimmed())
     yield [CloseShard(shard.key)]
 
@@ -136,4 +146,9 @@ def _is_mostly_dead(opened: OpenedShard, max_share: float) -> bool:
     # A gap that is smaller than the index cannot be trimmed, so it counts as dead.
     n_index = opened.shard.layout.spec.index_nbytes
     n_left = opened.gap_nbytes if opened.gap_nbytes < n_index else 0
-    return opened.dead_nbytes + n_left > max_share * (opened.data_nbytes + n_left)
+    dead_nbytes = opened.dead_nbytes + n_left
+    # What a few older indexes take is not worth another file: its entries would lie elsewhere,
+    # beside other programs that have read an index of this one.
+    if max_share and dead_nbytes <= _N_DEAD_INDEXES * n_index:
+        return False
+    return dead_nbytes > max_share * (opened.data_nbytes + n_left)

@@ -5,40 +5,55 @@
     index at the end     ├── entries, dead bytes ──┤ gap ┤ index ┤
     index at the start   ├ index ┤── entries, dead bytes ──┤
 
-Bytes of entries are never overwritten while the file lives, and neither is what entries once
-used: whoever read an index finds what it points to, however long ago that was. New entries go
-into the gap, which nobody ever used. Where it is full the index moves behind a larger one.
+Four rules carry it:
+
+1. Bytes that an entry ever used are not written again while the file lives. So a reader finds what
+   its index points to, however old that index is. New entries go into the gap, which nothing ever
+   used. If the gap is too small the index first moves, as it is, behind a larger one.
+2. A shard with a damaged entry is not changed, unless that entry is replaced: otherwise bytes that
+   are written later could take the place that the entry points to.
+3. What is known of the file is invalid from before it changes in memory until the last step was
+   taken. So whatever ends a change at whatever line, the next one reads the index again.
+4. An index of up to one page lies within a page, and is written with its checksum at one go.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import crc32c
 import numpy as np
 
+from zarr_shardstore.format.grid import n_in_grid_box
 from zarr_shardstore.format.index import (
     CHECKSUM_NBYTES,
     ENTRY_NBYTES,
     MISSING,
-    IndexDamageError,
     ShardIndex,
 )
 from zarr_shardstore.format.journal import (
     JOURNAL_HEADER_NBYTES,
+    JOURNAL_STATE_OFFSET,
     Change,
+    ChangedEntry,
     JournalHeader,
-    Overwritten,
-    encode_change,
+    Move,
+    encode_record,
 )
 from zarr_shardstore.format.layout import ShardRef
-from zarr_shardstore.format.orders import EntryOrder
 
-__all__ = ["Barrier", "FileStep", "OpenedShard", "Truncate", "WriteAt", "gap_nbytes"]
+__all__ = [
+    "Barrier",
+    "FileStep",
+    "OpenedShard",
+    "Truncate",
+    "WriteAt",
+    "gap_nbytes",
+    "page_aligned",
+]
 
 Bytes: TypeAlias = bytes | memoryview
 _File: TypeAlias = Literal["shard", "journal"]
@@ -55,6 +70,9 @@ _GAP_PER_EXPECTED = 1.25
 
 _MAX_HOLE_NBYTES = 512
 """Unchanged bytes of the index that are written along, instead of one more write."""
+
+_PAGE_NBYTES = 4096
+"""Systems copy a page at one go: a program that reads meanwhile sees all of it or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,22 +125,20 @@ class OpenedShard:
     """
 
     __slots__ = (
+        "_damaged",
         "_entry",
+        "_growing",
         "_header",
         "body",
         "crc",
         "data_end",
-        "has_journal",
         "index_start",
-        "inode",
-        "is_fixed",
         "is_valid",
         "live_nbytes",
         "n_present",
         "owner",
         "shard",
         "size",
-        "slots",
         "was_sealed",
     )
 
@@ -138,6 +154,7 @@ class OpenedShard:
         self.crc = crc32c.crc32c(self.body)
         self.index_start = 0 if self._is_at_start else size - spec.index_nbytes
         self._entry = struct.Struct("<QQ" if spec.index.endian == "little" else ">QQ")
+        self._damaged = set(decoded.damaged_ids(size, spec.index).tolist())
         present = decoded.fields[decoded.present_ids()]
         self.n_present = len(present)
         # A damaged entry may have any size: not more than that of the file counts.
@@ -145,22 +162,14 @@ class OpenedShard:
         self.live_nbytes = int(nbytes.sum())
         self.data_end = self._known_data_end(decoded, data_end)
         self.was_sealed = self.gap_nbytes == 0
-        self.has_journal = False
         self.is_valid = True
-        self.inode = 0
-        self.is_fixed = False
-        self.slots: tuple[EntryOrder, int] | None = None
-        """In which order the entries have slots, and their size; 0: they have none."""
-        self._header = b""
+        self._growing: frozenset[int] = frozenset()
+        self._header: JournalHeader | None = None
 
     def _known_data_end(self, index: ShardIndex, data_end: int | None) -> int:
         if self._is_at_start:
             return self.size
-        if data_end is None or data_end > self.index_start:
-            return self.index_start
-        try:
-            index.check_entries(self.size, self.shard.layout.spec.index)
-        except IndexDamageError:
+        if data_end is None or data_end > self.index_start or self._damaged:
             return self.index_start
         return max(data_end, int(index.fields[index.present_ids()].sum(axis=1).max(initial=0)))
 
@@ -194,6 +203,52 @@ class OpenedShard:
         fields = np.frombuffer(bytes(self.body), spec.index.dtype).reshape(spec.n_entries, 2)
         return ShardIndex(fields.astype(np.uint64, copy=False))
 
+    def check_kept(self, replaced: Container[int]) -> None:
+        """Refuse a change that keeps an entry which leaves the data.
+
+        Raises
+        ------
+        IndexDamageError
+            With the first such entry that is not `replaced`.
+        """
+        for entry_id in sorted(self._damaged):
+            if entry_id not in replaced:
+                self.index().check_entry(entry_id, self.size, self.shard.layout.spec.index)
+
+    def belongs_to(self, shard: ShardRef) -> bool:
+        """Whether this is that shard. Its array may have another shape by now."""
+        mine, other = self.shard.layout, shard.layout
+        if (self.shard.key, mine.prefix, mine.encoding, mine.spec) != (
+            shard.key,
+            other.prefix,
+            other.encoding,
+            other.spec,
+        ):
+            return False
+        if mine.grid_shape != other.grid_shape and mine.grid_shape and other.grid_shape:
+            shapes = enumerate(zip(mine.grid_shape, other.grid_shape, strict=True))
+            self._growing |= {dim for dim, (before, now) in shapes if now > before}
+        self.shard = shard
+        return True
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether the array grew since the shard was opened."""
+        return bool(self._growing)
+
+    @property
+    def n_full(self) -> int:
+        """Number of entries that the array has in this shard when it is complete: in dimensions in
+        which the array grew since the shard was opened, as many as the shard can hold."""
+        layout = self.shard.layout
+        grid, cps = layout.grid_shape, layout.spec.chunks_per_shard
+        if grid is not None:
+            stops = [(c + 1) * n for c, n in zip(self.shard.coords, cps, strict=True)]
+            grid = tuple(
+                max(n, stops[dim]) if dim in self._growing else n for dim, n in enumerate(grid)
+            )
+        return n_in_grid_box(self.shard.coords, cps, grid)
+
     def fits(self, nbytes: int) -> bool:
         """Whether new entries of so many bytes find room."""
         return self._is_at_start or nbytes <= self.gap_nbytes
@@ -208,170 +263,160 @@ class OpenedShard:
     def change(self, values: Mapping[int, Bytes | None]) -> list[FileStep]:
         """Steps that give entries new values, or none; the file grows if it must.
 
-        Without the steps this is not the state of the file any more: if one of them fails,
-        set `is_valid` to false.
+        This is not the state of the file until all steps are taken: until then `is_valid` is
+        false. `check_kept` comes before.
         """
+        self.is_valid = False
         pieces = [value for value in values.values() if value]
         nbytes = sum(map(len, pieces))
-        if self.fits(nbytes):
-            start, new_index_start = self.data_end, self.index_start
-        else:
-            start = self.size
-            n_left = self.shard.n_grid_entries - self.n_present
-            mean = nbytes / len(pieces)
-            gap = gap_nbytes(self.shard, n_left, mean, self.live_nbytes)
-            new_index_start = start + nbytes + gap
+        steps = [] if self.fits(nbytes) else self._moved(nbytes, nbytes / len(pieces))
+        steps += self.journal_begun(self.data_end)
+        start = self.data_end
         places: dict[int, tuple[int, int] | None] = {}
-        offset = start
         for entry_id, value in values.items():
-            places[entry_id] = None if value is None else (offset, len(value))
-            offset += 0 if value is None else len(value)
-        self.data_end = offset
-        if new_index_start == self.index_start:
-            return self.change_at(places, [(start, pieces)] if pieces else [])
+            places[entry_id] = None if value is None else (self.data_end, len(value))
+            self.data_end += 0 if value is None else len(value)
+        if self._is_at_start:
+            self.size = self.data_end
         old_crc = self.crc
-        self._set_entries(places)
-        return self._steps_of_growth(old_crc, start, pieces, new_index_start)
-
-    def change_at(
-        self,
-        places: Mapping[int, tuple[int, int] | None],
-        data: Sequence[tuple[int, Sequence[Bytes]]],
-        old_data: Sequence[tuple[int, bytes]] = (),
-    ) -> list[FileStep]:
-        """Steps that put entries at offsets, of so many bytes; ``None``: they will be missing.
-
-        Parameters
-        ----------
-        data
-            Offset and pieces of what is written before the index.
-        old_data
-            What of it overwrites entries: offset and bytes that are there.
-        """
-        data_end = self.data_end
-        old_crc = self.crc
-        old = self._set_entries(places)
-        overwritten = None
-        if old_data:
-            new = {offset: b"".join(pieces) for offset, pieces in data}
-            crc = crc32c.crc32c(b"".join(new[at][: len(was)] for at, was in old_data))
-            overwritten = Overwritten(self.inode, crc, old_data)
-        steps = self.journal_begun(data_end)
-        change = Change(old_crc, self.crc, data_end, self.index_start, old, overwritten)
-        record = encode_change(self._header, change)
+        changed = self._set_entries(places)
+        self._damaged.difference_update(values)
+        record = encode_record(
+            self._journal.encode(), Change(old_crc, self.crc, self.data_end, changed)
+        )
         steps.append(WriteAt("journal", JOURNAL_HEADER_NBYTES, [record]))
-        if old_data:
-            steps.append(Barrier())
-        for offset, pieces in data:
-            steps.append(WriteAt("shard", offset, pieces))
-            if self._is_at_start:
-                self.size = max(self.size, offset + sum(map(len, pieces)))
-        steps += [Barrier(), *self._index_writes(sorted(places)), Barrier()]
-        if old_data:  # otherwise it would be taken back if another file got this inode
-            nothing = Change(self.crc, self.crc, data_end, self.index_start, [])
-            record = encode_change(self._header, nothing)
-            steps.append(WriteAt("journal", JOURNAL_HEADER_NBYTES, [record]))
+        if pieces:
+            steps.append(WriteAt("shard", start, pieces))
+        steps += [Barrier(), *self._index_writes(sorted(places)), Barrier(), self._state_written()]
         return steps
 
-    def _set_entries(self, places: Mapping[int, tuple[int, int] | None]) -> list[tuple[int, bytes]]:
-        """Put places into the index; return what was there."""
-        old = []
+    def _set_entries(self, places: Mapping[int, tuple[int, int] | None]) -> list[ChangedEntry]:
+        """Put places into the index; return what was there, and what is now."""
+        changed = []
         body, pack = self.body, self._entry.pack_into
         for entry_id, place in places.items():
             at = entry_id * ENTRY_NBYTES
-            before = self.entry(entry_id)
-            old.append((entry_id, bytes(body[at : at + ENTRY_NBYTES])))
+            before, old = self.entry(entry_id), bytes(body[at : at + ENTRY_NBYTES])
             if before is not None:
-                self.live_nbytes -= before[1]
+                self.live_nbytes -= min(before[1], self.size)
                 self.n_present -= 1
             if place is None:
                 pack(body, at, MISSING, MISSING)
-                continue
-            pack(body, at, *place)
-            self.live_nbytes += place[1]
-            self.n_present += 1
+            else:
+                pack(body, at, *place)
+                self.live_nbytes += place[1]
+                self.n_present += 1
+            changed.append((entry_id, old, bytes(body[at : at + ENTRY_NBYTES])))
         self.crc = crc32c.crc32c(body)
-        return old
+        return changed
 
     def _index_writes(self, entry_ids: Sequence[int]) -> list[FileStep]:
-        """Writes of changed entries, then of the checksum."""
-        runs = [[entry_ids[0], entry_ids[0] + 1]]
-        for before, entry_id in pairwise(entry_ids):
-            if (entry_id - before) * ENTRY_NBYTES <= _MAX_HOLE_NBYTES:
-                runs[-1][1] = entry_id + 1
-            else:
-                runs.append([entry_id, entry_id + 1])
-        steps: list[FileStep] = []
-        for first, stop in runs:
-            data = bytes(self.body[first * ENTRY_NBYTES : stop * ENTRY_NBYTES])
-            steps.append(WriteAt("shard", self.index_start + first * ENTRY_NBYTES, [data]))
+        """Writes of changed entries and the checksum: what lies in one page is one write."""
+        start, n_body = self.index_start, len(self.body)
+        places = [(i * ENTRY_NBYTES, (i + 1) * ENTRY_NBYTES) for i in entry_ids]
         if self._checksum:
-            steps.append(WriteAt("shard", self.index_start + len(self.body), [self._checksum]))
-        return steps
+            places.append((n_body, n_body + CHECKSUM_NBYTES))
+        runs = [list(places[0])]
+        for first, stop in places[1:]:
+            page, last_page = ((start + at) // _PAGE_NBYTES for at in (runs[-1][0], stop - 1))
+            if page == last_page or first - runs[-1][1] <= _MAX_HOLE_NBYTES:
+                runs[-1][1] = stop
+            else:
+                runs.append([first, stop])
+        return [
+            WriteAt(
+                "shard",
+                start + first,
+                [bytes(self.body[first:stop]) + (self._checksum if stop > n_body else b"")],
+            )
+            for first, stop in runs
+        ]
 
-    def _steps_of_growth(
-        self, old_crc: int, start: int, pieces: list[Bytes], new_index_start: int
-    ) -> list[FileStep]:
-        """The old index is not touched, so that the change can be taken back.
+    def _moved(self, nbytes: int, mean_nbytes: float) -> list[FileStep]:
+        """Write the index, as it is, behind a gap for `nbytes` and the entries to come.
 
-        The file gets its new size first: it ends in zeros then, and never in a value, which
-        might itself end in an index, before it ends in the new one.
+        The old one stays where it is, so that the move can be undone by cutting the file.
         """
-        steps = self.journal_begun(self.index_start)
-        record = encode_change(
-            self._header, Change(old_crc, self.crc, self.data_end, new_index_start, [])
-        )
-        self.index_start = new_index_start
-        self.size = new_index_start + len(self.body) + len(self._checksum)
+        start, index = self.size, bytes(self.body) + self._checksum
+        gap = gap_nbytes(self.shard, self.n_full - self.n_present, mean_nbytes, self.live_nbytes)
+        index_start = page_aligned(start + nbytes + gap, len(index))
+        steps = self.journal_begun(self.data_end)
+        record = encode_record(self._journal.encode(), Move(self.crc, index_start))
+        self.data_end, self.index_start, self.size = start, index_start, index_start + len(index)
+        self._header = None
         steps += [
             WriteAt("journal", JOURNAL_HEADER_NBYTES, [record]),
             Barrier(),
-            Truncate("shard", self.size),
-            WriteAt("shard", start, pieces),
-            Barrier(),
-            WriteAt("shard", new_index_start, [bytes(self.body), self._checksum]),
+            WriteAt("shard", index_start, [index]),
             Barrier(),
         ]
-        self.has_journal = False  # the next change begins another, for the new place
         return steps
+
+    @property
+    def _journal(self) -> JournalHeader:
+        assert self._header is not None, "the journal is begun first"
+        return self._header
 
     def journal_begun(self, data_end: int) -> list[FileStep]:
         """Make the journal ours, and about the file as it is."""
-        if self.has_journal:
+        if self._header is not None:
             return []
+        self.is_valid = False
         spec = self.shard.layout.spec
         self._header = JournalHeader(
-            spec.index.checksum, spec.n_entries, self.owner, self.index_start, data_end
-        ).encode()
-        self.has_journal = True
-        return [WriteAt("journal", 0, [self._header]), Barrier()]
+            spec.index.checksum, spec.n_entries, self.owner, self.index_start, data_end, 0
+        )
+        return [WriteAt("journal", 0, [self._header.encode()]), Barrier()]
+
+    def _state_written(self) -> FileStep:
+        """The shard is whole: the record means nothing any more."""
+        number = (self._journal.number + 1) % 2**32
+        self._header = replace(self._journal, data_end=self.data_end, number=number)
+        state = self._header.encode()[JOURNAL_STATE_OFFSET:]
+        return WriteAt("journal", JOURNAL_STATE_OFFSET, [state])
 
     @property
     def _checksum(self) -> bytes:
         form = self.shard.layout.spec.index
         return self.crc.to_bytes(CHECKSUM_NBYTES, "little") if form.checksum else b""
 
+    @property
+    def last_bytes(self) -> tuple[int, bytes]:
+        """Offset and bytes of the file which show that it is the one that is known: the checksum of
+        the index, or all of the index if it has none."""
+        checksum = self._checksum
+        if checksum:
+            return self.index_start + len(self.body), checksum
+        return self.index_start, bytes(self.body)
+
     def trimmed(self) -> list[FileStep]:
         """Steps that end the journal and take away the gap, if it is not smaller than the index.
 
         A copy of the index is written behind the data, where it is dead bytes; then the file
-        is cut there, at once, and ends in that copy.
+        is cut there, in one step, and ends in that copy.
         """
+        self.is_valid = False
         # First: a journal that speaks of another place of the index might take it back.
         steps: list[FileStep] = [Truncate("journal", 0), Barrier()]
-        self.has_journal = False
+        self._header = None
         nbytes = self.shard.layout.spec.index_nbytes
         if self.gap_nbytes >= nbytes:
-            index = [bytes(self.body), self._checksum]
+            index = bytes(self.body) + self._checksum
             self.index_start = self.data_end
             self.size = self.data_end + nbytes
             steps += [
-                WriteAt("shard", self.index_start, index),
+                WriteAt("shard", self.index_start, [index]),
                 Barrier(),
                 Truncate("shard", self.size),
                 Barrier(),
             ]
         return steps
+
+
+def page_aligned(index_start: int, index_nbytes: int) -> int:
+    """The next place where an index lies in as few pages as it can."""
+    fits_in_page = index_nbytes <= _PAGE_NBYTES - index_start % _PAGE_NBYTES
+    return index_start if fits_in_page else -(-index_start // _PAGE_NBYTES) * _PAGE_NBYTES
 
 
 def gap_nbytes(shard: ShardRef, n_left: int, mean_nbytes: float, live_nbytes: int) -> int:

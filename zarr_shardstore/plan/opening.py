@@ -1,8 +1,8 @@
-"""Steps that the strategies share which change shard files in their place."""
+"""Steps of flows that change shard files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from zarr_shardstore.format.index import MISSING, IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ShardRef
@@ -17,6 +17,7 @@ from zarr_shardstore.plan.write import KEEP_HINT, apply_updates
 
 __all__ = [
     "change_shard",
+    "check_kept",
     "live_entries",
     "new_values",
     "open_shard",
@@ -45,13 +46,11 @@ def store_with_gap(
     values: Mapping[int, Bytes],
     order: EntryOrder,
     gap: int,
-    *,
-    is_fixed: bool = False,
 ) -> Flow[None]:
     """Store a shard anew, and a journal that says where its gap of so many bytes begins."""
     spec = shard.layout.spec
     parts = lay_out(values, spec.chunks_per_shard, spec.index, order, gap)
-    yield [SetWithGaps(shard.key, parts.with_offsets(), is_fixed)]
+    yield [SetWithGaps(shard.key, parts.with_offsets())]
     if gap:
         data_end = parts.tail_offset - gap
         opened = yield from open_shard(shard, data_end)
@@ -148,13 +147,23 @@ def read_ranges(shard: ShardRef, ranges: Sequence[Range]) -> Flow[list[memoryvie
     return values
 
 
+def check_kept(opened: OpenedShard, replaced: Container[int] = ()) -> None:
+    """Refuse a change of a shard that keeps a damaged entry.
+
+    Raises
+    ------
+    CorruptShardError
+        With the first such entry.
+    """
+    try:
+        opened.check_kept(replaced)
+    except IndexDamageError as damage:
+        raise corrupt(opened.shard, damage, KEEP_HINT) from damage
+
+
 def change_shard(opened: OpenedShard, steps: list[FileStep]) -> Flow[None]:
     """Take steps that are planned with an opened shard."""
-    try:
-        yield [ChangeShard(opened.shard.key, steps)]
-    except BaseException:
-        opened.is_valid = False  # nobody knows which of the steps were taken
-        raise
+    yield [ChangeShard(opened.shard.key, steps)]
 
 
 def live_entries(opened: OpenedShard, without: Iterable[int] = ()) -> Flow[dict[int, Bytes]]:

@@ -199,13 +199,10 @@ class SetWithGaps:
     parts
         Ascending offsets, and the pieces that are written from each on. What lies between
         takes no room.
-    is_fixed
-        Entries of the shard may be overwritten: readers lock the file.
     """
 
     key: str
     parts: Sequence[tuple[int, Sequence[Bytes]]]
-    is_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +220,7 @@ class OpenShard:
 
 @dataclass(frozen=True, slots=True)
 class ChangeShard:
-    """Take steps with the files of an opened shard, one after the other. Nobody reads a shard
-    meanwhile whose entries may be overwritten. Reply: ``None``."""
+    """Take steps with the files of an opened shard, one after the other. Reply: ``None``."""
 
     key: str
     steps: Sequence[FileStep] = field(repr=False)

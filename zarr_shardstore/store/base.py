@@ -88,7 +88,7 @@ class Sharding:
             max_requests_at_once=backend.max_requests_at_once,
         )
         strategy = _strategy_for(options.strategy, backend)
-        self.updates_in_place = strategy != "rewrite"
+        self.appends = strategy == "append"
         self.operations = Operations(new_arrays, replace(options, reading=reading), strategy)
         self.runner = Runner(backend, self.operations.update_shard)
         pending = self.operations.batches.pending

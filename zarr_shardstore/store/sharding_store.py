@@ -63,12 +63,10 @@ class ShardingStore(ZarrInterface):
         inner chunks appear as chunks, or they pass through as they are.
     order : {"morton", "C", "F"}
         In which order the entries of a shard are written.
-    strategy : {"auto", "append", "in_place", "rewrite"}
+    strategy : {"auto", "append", "rewrite"}
         How a shard is changed: by writing the chunk into a gap of the file, and its place into
-        the index (``"append"``); by overwriting the chunk, if it is not larger than before, for
-        arrays without compression (``"in_place"``; other programs that read meanwhile may see
-        half of it); or by storing the whole shard anew. The first two are for local files with
-        ``locking="os"``. ``"auto"`` appends where that is possible.
+        the index (``"append"``, for local files with ``locking="os"``); or by storing the whole
+        shard again. ``"auto"`` appends where that is possible.
     locking : {"os", "lockfile", "none"}
         What keeps two processes from updating a shard on local files at a time: a lock of the
         operating system on ``KEY.__lock``; that file alone, for network file systems without

@@ -95,7 +95,7 @@ class ZarrInterface(Store):
     def _supports_sync_io(self) -> bool:
         # zarr's fused pipeline asks this. It hands over one chunk a thread at a time: cheap where
         # a chunk is appended to its shard, a rewrite of the shard elsewhere.
-        return self._sharding.updates_in_place
+        return self._sharding.appends
 
     async def _run(self, flow: Flow[T], *, only_reads: bool = False) -> T:
         await self._ensure_open()
