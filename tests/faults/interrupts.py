@@ -6,7 +6,7 @@ Each case has processes of its own, so that a hang or a lock that stays held sho
    the package an exception is raised (Ctrl-C, no memory), or the task is cancelled.
 2. The same store then writes other chunks, and reads all.
 3. A *second process* reads all, writes one more chunk, and ends as if it was killed.
-4. The writer reads all again and flushes. A strict reader, which is not ours, reads the files.
+4. The writer reads all again, flushes, and compacts. A strict reader, which is not ours, reads the files.
 
 Nothing that was acknowledged may be lost, a change is whole in each shard or not there, no call
 hangs or fails for good, and all readers agree.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dis
 import faulthandler
 import importlib
 import itertools
@@ -36,10 +37,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -357,12 +359,11 @@ class Outcome:
 class Tracer:
     """Counts the lines that are executed inside the package, in all threads."""
 
-    def __init__(self, case: Case, client: Client) -> None:
-        self._case, self._client = case, client
+    def __init__(self, case: Case, client: Client, parent: Connection) -> None:
+        self._case, self.client, self._parent = case, client, parent
         self._is_on = False
         self._numbers = itertools.count(1)
         self._main = threading.get_ident()
-        self.where = ""
         self.positions: list[str] = []
 
     def install(self) -> None:
@@ -384,23 +385,40 @@ class Tracer:
         return None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event != "line" or not self._is_on:
+        if event != "line" or not self._is_on or frame.f_lasti in _ends_of_with(frame.f_code):
             return self._line
         number = next(self._numbers)
         if not self._case.line:
             self.positions.append(_place(frame))
         elif number == self._case.line:
-            self.where = _place(frame)
+            _say(self._parent, "raised", _place(frame))
             match self._case.raised:
                 case "KeyboardInterrupt":
                     raise KeyboardInterrupt
                 case "MemoryError":
                     raise MemoryError
                 case "cancel":
-                    task, loop = self._client.task, self._client.loop
+                    task, loop = self.client.task, self.client.loop
                     if task is not None and loop is not None and not loop.is_closed():
                         loop.call_soon_threadsafe(task.cancel)
         return self._line
+
+
+@cache
+def _ends_of_with(code: CodeType) -> frozenset[int]:
+    """Where ``with`` calls ``__exit__`` after its block. There no signal is handled, and nothing is
+    allocated: an exception is raised before, or within ``__exit__`` if that is Python."""
+    steps = [i for i in dis.get_instructions(code) if i.opname not in ("PRECALL", "CACHE")]
+    ends = set()
+    for n in range(1, len(steps) - 3):
+        loads = steps[n : n + 3]
+        if steps[n + 3].opname == "CALL" and all(
+            step.opname == "LOAD_CONST" and step.argval is None for step in loads
+        ):
+            ends.add(steps[n].offset)
+            if steps[n - 1].opname == "SWAP":  # below the value that is returned
+                ends.add(steps[n - 1].offset)
+    return frozenset(ends)
 
 
 def _place(frame: FrameType) -> str:
@@ -417,7 +435,7 @@ def _writer(case: Case, root: Path, parent: Connection) -> None:
     form = FORMS[case.form]
     create(root, form)
     client = Client(root, form, case.mode, case.strategy)
-    tracer = Tracer(case, client)
+    tracer = Tracer(case, client, parent)
     tracer.install()
     client.put_many(BEFORE | {1: value_of(1, 0)})
     client.put(1, BEFORE[1])
@@ -425,7 +443,7 @@ def _writer(case: Case, root: Path, parent: Connection) -> None:
         client.do("flush")
         _make_old(root)
         client.store.close()
-        client = tracer._client = Client(root, form, case.mode, case.strategy)
+        client = tracer.client = Client(root, form, case.mode, case.strategy)
     _say(parent, "operation")
     result = "returned"
     tracer.start()
@@ -440,7 +458,7 @@ def _writer(case: Case, root: Path, parent: Connection) -> None:
     tracer.stop()
     sys.settrace(None)
     threading.settrace(None)  # type: ignore[arg-type]
-    _say(parent, "done", tracer.where, tuple(tracer.positions), result)
+    _say(parent, "done", tuple(tracer.positions), result)
     for chunk, value in FREE.items():
         if chunk // GRID[1] >= shape_of(root, form)[0] // CHUNK_SHAPE[0]:
             continue
@@ -459,12 +477,13 @@ def _writer(case: Case, root: Path, parent: Connection) -> None:
     parent.recv()
     _say(parent, "read again")
     _say(parent, "found again", "the same store", _read(client, n))
-    _say(parent, "flush")
-    try:
-        client.do("flush")
-    except Exception as error:
-        _say(parent, "failed", f"flush: {error!r}")
-    _say(parent, "found again", "the same store, after flush", _read(client, n))
+    for name, *arguments in (("flush",), ("compact", "")):
+        _say(parent, name)
+        try:
+            client.do(name, *arguments)
+        except Exception as error:
+            _say(parent, "failed", f"{name}: {error!r}")
+        _say(parent, "found again", f"the same store, after {name}", _read(client, n))
     _say(parent, "end")
 
 
@@ -556,11 +575,12 @@ class _Child:
                 what, details = self._connection.recv()
             except EOFError:
                 return
-            if details or what in ("pause", "end"):
+            if details:
                 yield what, details
+            else:
+                self.stage = what
             if what == "pause":
                 return
-            self.stage = what
 
     def go_on(self) -> None:
         self._connection.send(None)
@@ -636,8 +656,10 @@ def run_case(case: Case, timeout: float = 30) -> Outcome:
         def hear(child: _Child) -> None:
             for what, details in child.replies():
                 match what:
+                    case "raised":
+                        (outcome.where,) = details
                     case "done":
-                        outcome.where, outcome.positions, outcome.result = details
+                        outcome.positions, outcome.result = details
                         check.done(outcome.result)
                     case "stored":
                         check.later[details[0]] = details[1]
@@ -663,13 +685,9 @@ def run_case(case: Case, timeout: float = 30) -> Outcome:
             check.failures.append("the writer has ended")
         else:
             check.found("a strict reader", read_files(root, form))
-            left = [
-                path.name
-                for path in root.rglob("*")
-                if path.name.endswith((".__lock", ".__journal"))
-            ]
+            left = [str(path.relative_to(root)) for path in root.rglob("*.__*")]
             if left:
-                check.failures.append(f"left after flush: {sorted(left)}")
+                check.failures.append(f"left after compact: {sorted(left)}")
         finally:
             for child_ in (writer, second):
                 if child_ is not None:
