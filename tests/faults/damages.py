@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import random
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ from tests.faults.small_shards import (
     chunks_of,
     create,
     described,
+    in_memory,
     index_of,
     open_mapping,
     places_in,
@@ -127,9 +128,7 @@ DAMAGES: dict[str, Change] = {
     "four bytes lost in the middle": lambda d, f: d[: len(d) // 2] + d[len(d) // 2 + 4 :],
     "bytes inserted at the begin": lambda d, f: bytes(16) + d,
     "entry beyond the end": _place(1, _offset, lambda o, n, size, start: size + 100),
-    "entry one byte too far": _place(
-        1, lambda o, n, size, start: (start or size) + 1 - n, _nbytes
-    ),
+    "entry one byte too far": _place(1, lambda o, n, size, start: (start or size) + 1 - n, _nbytes),
     "entry in the index": _place(1, lambda o, n, size, start: start + 8, _nbytes),
     "entry is the index": _place(1, lambda o, n, size, start: start, lambda *_: 16 * N_ENTRIES),
     "overlapping entries": _places(_overlap),
@@ -137,14 +136,14 @@ DAMAGES: dict[str, Change] = {
     "entries exchanged": _places(_swap),
     "offset huge": _place(1, lambda *_: 2**63 + 5, _nbytes),
     "offset wraps": _place(1, lambda o, n, size, start: 2**64 - n, _nbytes),
-    "offset wraps into data": _place(
-        1, lambda o, n, size, start: 2**64 - 40, lambda *_: 60
-    ),
+    "offset wraps into data": _place(1, lambda o, n, size, start: 2**64 - 40, lambda *_: 60),
     "nbytes huge": _place(1, _offset, lambda *_: 2**64 - 2),
     "nbytes at the sign bit": _place(1, _offset, lambda *_: 2**63),
     "offset missing": _place(1, lambda *_: MISSING, _nbytes),
     "nbytes missing": _place(1, _offset, lambda *_: MISSING),
-    "wrong checksum": lambda d, f: _flip(lambda d, f: _index_start(d, f) + f.index_nbytes - 2)(d, f),
+    "wrong checksum": lambda d, f: _flip(lambda d, f: _index_start(d, f) + f.index_nbytes - 2)(
+        d, f
+    ),
     "bit of the index": _flip(lambda d, f: _index_start(d, f) + 16),
     "bit of data": _flip(lambda d, f: places_in(d, f)[0][0] + 3),
     "index of another shard": _index_of_other_shard,
@@ -206,7 +205,7 @@ def _put(*chunks: int, nbytes: int | None = None) -> Callable[[], Operation]:
 
 
 def _patch(*chunks: int) -> Callable[[], Operation]:
-    pieces = {i: b"new" for i in chunks}
+    pieces = dict.fromkeys(chunks, b"new")
 
     def run(m: ShardingMapping, form: Form) -> None:
         m.set_partial_values([(form.key(i), 0, piece) for i, piece in pieces.items()])
@@ -232,9 +231,7 @@ def _batch() -> Operation:
 
 
 def _erase_row() -> Operation:
-    return Operation(
-        lambda m, f: m.erase_prefix(f.row(0)), dict.fromkeys(range(GRID[1]))
-    )
+    return Operation(lambda m, f: m.erase_prefix(f.row(0)), dict.fromkeys(range(GRID[1])))
 
 
 OPERATIONS: dict[str, Callable[[], Operation]] = {
@@ -250,7 +247,9 @@ OPERATIONS: dict[str, Callable[[], Operation]] = {
     "erase all": _erase(*chunks_of(0)),
     "erase_prefix": _erase_row,
     "batch": _batch,
-    "get": lambda: Operation(lambda m, f: m.get_partial_values([(f.key(i), (1, 4)) for i in (0, 3)])),
+    "get": lambda: Operation(
+        lambda m, f: m.get_partial_values([(f.key(i), (1, 4)) for i in (0, 3)])
+    ),
     "list": lambda: Operation(lambda m, f: m.list_prefix(f.directory)),
     "compact": lambda: Operation(lambda m, f: m.compact()),
     "flush": lambda: Operation(lambda m, f: m.flush()),
@@ -428,17 +427,21 @@ def all_cases(seed: int) -> list[Case]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--case", help="run one: a JSON list of what `Case` has")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--n", type=int, default=10**9, help="only so many cases")
     options = parser.parse_args()
+    if options.case:
+        with in_memory() as directory:
+            Case(*json.loads(options.case)).run(directory / "root")
+        return
     cases = all_cases(options.seed)
     random.Random(options.seed).shuffle(cases)
     n_failed = 0
-    parent = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with tempfile.TemporaryDirectory(dir=parent) as directory:
+    with in_memory() as directory:
         for number, case in enumerate(cases[: options.n]):
             try:
-                case.run(Path(directory) / str(number))
+                case.run(directory / str(number))
             except AssertionError as error:
                 n_failed += 1
                 print(f"{case}\n{error}\n", flush=True)

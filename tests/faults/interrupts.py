@@ -26,10 +26,8 @@ import json
 import os
 import pkgutil
 import random
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -51,7 +49,6 @@ from zarr.core.buffer import default_buffer_prototype
 
 import zarr_shardstore
 from tests.faults.small_shards import (
-    CHUNK_NBYTES,
     CHUNK_SHAPE,
     FORMS,
     GRID,
@@ -61,6 +58,7 @@ from tests.faults.small_shards import (
     Model,
     create,
     described,
+    in_memory,
     open_mapping,
     open_store,
     read_all,
@@ -277,7 +275,9 @@ OPERATIONS: dict[str, Operation] = {
     "erase_prefix": erasing(lambda c: c.do("erase_prefix", c.form.row(0)), lambda i: i < 5),
     "erase array": erasing(
         # Of v2 the metadata is in the same directory.
-        lambda c: c.do("erase_prefix", c.form.directory if c.form.hierarchy != "v2" else c.form.row(1)),
+        lambda c: c.do(
+            "erase_prefix", c.form.directory if c.form.hierarchy != "v2" else c.form.row(1)
+        ),
         lambda i: True,
     ),
     "get": Operation(lambda c: c.do("get", c.form.key(1))),
@@ -425,7 +425,9 @@ def _place(frame: FrameType) -> str:
     code = frame.f_code
     path = code.co_filename.removeprefix(PACKAGE)
     thread = "" if threading.current_thread() is threading.main_thread() else " (thread)"
-    return f"{path}:{frame.f_lineno} {code.co_qualname if sys.version_info >= (3, 11) else ''}{thread}"
+    return (
+        f"{path}:{frame.f_lineno} {code.co_qualname if sys.version_info >= (3, 11) else ''}{thread}"
+    )
 
 
 # ----------------------------------------------------------------------------- processes
@@ -472,7 +474,12 @@ def _writer(case: Case, root: Path, parent: Connection) -> None:
     _say(parent, "read")
     n = shape_of(root, form)[0] // CHUNK_SHAPE[0] * GRID[1]
     _say(parent, "found", "the same store", _read(client, n))
-    _say(parent, "found", "another store of the process", read_all(open_mapping(root, form), form, range(n)))
+    _say(
+        parent,
+        "found",
+        "another store of the process",
+        read_all(open_mapping(root, form), form, range(n)),
+    )
     _say(parent, "pause")
     parent.recv()
     _say(parent, "read again")
@@ -647,9 +654,8 @@ def run_case(case: Case, timeout: float = 30) -> Outcome:
     outcome = Outcome()
     check = _Check(case)
     form = FORMS[case.form]
-    parent = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with tempfile.TemporaryDirectory(dir=parent, prefix="interrupts-") as directory:
-        root = Path(directory) / "root"
+    with in_memory() as directory:
+        root = directory / "root"
         root.mkdir()
         writer = second = None
 
@@ -751,7 +757,9 @@ def main() -> None:
     only = json.loads(options.only)
     if options.case:
         outcome = run_case(Case(**json.loads(options.case)), options.timeout)
-        print("\n".join([f"at {outcome.where}: {outcome.result}", *outcome.failures, outcome.stack]))
+        print(
+            "\n".join([f"at {outcome.where}: {outcome.result}", *outcome.failures, outcome.stack])
+        )
         sys.exit(bool(outcome.failures))
     found = (
         every_line(only, options.every, options.timeout)
@@ -767,11 +775,20 @@ def main() -> None:
                 "case": asdict(case), "where": outcome.where, "result": outcome.result,
                 "failures": outcome.failures, "stack": outcome.stack,
             }  # fmt: skip
-            print(json.dumps(record) if options.json else f"{case}\n  at {outcome.where}: {outcome.result}\n    "
-                  + "\n    ".join(outcome.failures), flush=True)
+            print(
+                json.dumps(record)
+                if options.json
+                else f"{case}\n  at {outcome.where}: {outcome.result}\n    "
+                + "\n    ".join(outcome.failures),
+                flush=True,
+            )
             if n_failed >= options.max_failures:
                 break
-    print(json.dumps({"n": n, "n_failed": n_failed}) if options.json else f"{n_failed} of {n} cases failed")
+    print(
+        json.dumps({"n": n, "n_failed": n_failed})
+        if options.json
+        else f"{n_failed} of {n} cases failed"
+    )
     sys.exit(bool(n_failed))
 
 

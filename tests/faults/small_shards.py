@@ -16,7 +16,9 @@ import json
 import os
 import random
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -85,9 +87,9 @@ class Form:
 
     def row(self, row: int) -> str:
         """Prefix of the keys of the chunks of a row, and of no others."""
-        return self.directory + {"v3": f"{row}/", "v2": f"{row}.", "draft": f"c{row}/"}[
-            self.hierarchy
-        ]
+        return (
+            self.directory + {"v3": f"{row}/", "v2": f"{row}.", "draft": f"c{row}/"}[self.hierarchy]
+        )
 
     def key(self, chunk: int) -> str:
         return f"{self.row(chunk // GRID[1])}{chunk % GRID[1]}"
@@ -156,6 +158,14 @@ def create(root: Path, form: Form) -> None:
 def a_seed() -> int:
     """The seed of this run; a failing test must say it."""
     return int(os.environ.get(SEED) or random.randrange(2**32))
+
+
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    """A directory in memory, if there is such a file system: thousands of files come and go."""
+    parent = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(dir=parent) as directory:
+        yield Path(directory)
 
 
 # --------------------------------------------------------------------------- chunks
@@ -291,7 +301,9 @@ def read_one(m: ShardingMapping, form: Form, chunk: int) -> Found:
         return Damaged(str(error))
 
 
-def read_all(m: ShardingMapping, form: Form, chunks: Sequence[int] = range(N_CHUNKS)) -> list[Found]:
+def read_all(
+    m: ShardingMapping, form: Form, chunks: Sequence[int] = range(N_CHUNKS)
+) -> list[Found]:
     """Chunks one by one: one that is damaged stops no other."""
     return [read_one(m, form, chunk) for chunk in chunks]
 
