@@ -13,21 +13,16 @@ into the very file while we do, nobody can tell what the bytes are.)
 from __future__ import annotations
 
 import argparse
-import builtins
-import fcntl
 import itertools
 import json
 import os
 import random
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
-from unittest import mock
 
 from tests.faults.small_shards import (
     FORMS,
@@ -47,63 +42,11 @@ from tests.faults.small_shards import (
     read_files,
     value_of,
 )
+from tests.faults.system_calls import between_calls
 from zarr_shardstore import CorruptShardError, ShardingMapping, UnpublishedError
 
 State: TypeAlias = Literal["sealed", "open"]
 """Whether the writer has the shard open, or sees it for the first time."""
-
-# ------------------------------------------------------------------------- system calls
-
-_NAMES = (
-    *("open", "stat", "lstat", "fstat", "replace", "rename", "unlink", "remove", "mkdir", "rmdir"),
-    *("pread", "preadv", "read", "readv", "pwrite", "pwritev", "write", "writev"),
-    *("ftruncate", "truncate", "fsync", "utime", "link", "listdir", "scandir", "access"),
-)
-
-
-@contextmanager
-def between_calls(root: Path, call: Callable[[str], None]) -> Iterator[None]:
-    """Call a function before each system call of this process about files below a directory.
-
-    Whatever the function does itself is not counted.
-    """
-    is_inside = threading.local()
-
-    def concerns(file: Any) -> bool:
-        if isinstance(file, int):
-            try:
-                file = os.readlink(f"/proc/self/fd/{file}")
-            except OSError:
-                return False
-        return isinstance(file, str | os.PathLike) and str(file).startswith(str(root))
-
-    def wrapped(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **options: Any) -> Any:
-            if args and not getattr(is_inside, "yes", False):
-                is_inside.yes = True
-                try:
-                    if concerns(args[0]):
-                        call(name)
-                finally:
-                    is_inside.yes = False
-            return real(*args, **options)
-
-        return run
-
-    with ExitStack() as patches:
-        calls = {name: wrapped(name, getattr(os, name)) for name in _NAMES}
-        patches.enter_context(mock.patch.multiple(os, **calls))
-        for module, name in (
-            (builtins, "open"),
-            (fcntl, "flock"),
-            (fcntl, "lockf"),
-            (fcntl, "fcntl"),
-        ):
-            patches.enter_context(
-                mock.patch.object(module, name, wrapped(name, getattr(module, name)))
-            )
-        yield
-
 
 # ------------------------------------------------------------------------ other programs
 

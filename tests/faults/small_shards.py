@@ -205,28 +205,44 @@ def described(value: object) -> str:
 # ------------------------------------------------------------------------ strict reader
 
 
-def read_strictly(data: bytes | None, form: Form) -> list[Found]:
+@dataclass(frozen=True)
+class Entry:
+    """What a strict reader finds of an entry, and where."""
+
+    value: Found
+    offset: int = 0
+
+
+def strict_entries(
+    data: bytes | None, n_entries: int, *, checksum: bool, location: Location
+) -> list[Entry]:
     """The entries of a shard. Whatever is not as the documents say is damaged."""
+    n = 16 * n_entries + 4 * checksum
     if data is None:
-        return [None] * N_ENTRIES
-    n = form.index_nbytes
+        return [Entry(None)] * n_entries
     if len(data) < n:
-        return [Damaged("shorter than its index")] * N_ENTRIES
-    start = 0 if form.location == "start" else len(data) - n
+        return [Entry(Damaged("shorter than its index"))] * n_entries
+    start = 0 if location == "start" else len(data) - n
     index = data[start : start + n]
-    body = index[: 16 * N_ENTRIES]
-    if form.checksum and index[-4:] != _CRC.pack(crc32c.crc32c(body)):
-        return [Damaged("checksum of the index")] * N_ENTRIES
-    first, last = (n, len(data)) if form.location == "start" else (0, start)
-    found: list[Found] = []
+    body = index[: 16 * n_entries]
+    if checksum and index[-4:] != _CRC.pack(crc32c.crc32c(body)):
+        return [Entry(Damaged("checksum of the index"))] * n_entries
+    first, last = (n, len(data)) if location == "start" else (0, start)
+    found: list[Entry] = []
     for offset, nbytes in struct.iter_unpack("<QQ", body):
         if offset == nbytes == MISSING:
-            found.append(None)
+            found.append(Entry(None))
         elif MISSING not in (offset, nbytes) and first <= offset <= offset + nbytes <= last:
-            found.append(data[offset : offset + nbytes])
+            found.append(Entry(data[offset : offset + nbytes], offset))
         else:
-            found.append(Damaged(f"bytes {offset} to {offset + nbytes}, of {first} to {last}"))
+            found.append(Entry(Damaged(f"bytes {offset} to {offset + nbytes}, of {first} to {last}")))
     return found
+
+
+def read_strictly(data: bytes | None, form: Form) -> list[Found]:
+    """Values of the entries of a shard of the small array."""
+    entries = strict_entries(data, N_ENTRIES, checksum=form.checksum, location=form.location)
+    return [entry.value for entry in entries]
 
 
 def places_in(data: bytes, form: Form) -> list[tuple[int, int]]:
