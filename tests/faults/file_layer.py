@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
-from zarr_shardstore.io import commits, file_calls
+from zarr_shardstore.io import commits, file_calls, locks
 from zarr_shardstore.io.locks import LOCK_SUFFIX
 from zarr_shardstore.io.open_shards import open_shards
 
@@ -302,12 +302,9 @@ def path_of(file: int | str) -> str:
 
 def restart() -> None:
     """Forget what a killed process would have forgotten."""
+    locks.reset_after_fork()
     open_shards.reset_after_fork()
     commits._queues.clear()
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if path_of(int(name)).removesuffix(" (deleted)").endswith(LOCK_SUFFIX):
-                os.close(int(name))
 
 
 def state_of(root: Path) -> dict[str, bytes]:

@@ -176,14 +176,14 @@ def test_a_lock_file_outlives_its_process(holder: Any, tmp_path: Path) -> None:
     holder.join(60)
     m = ShardingMapping(tmp_path, chunks_per_shard=4, locking="lockfile")
     lock = tmp_path / f"data/root/a/c0{LOCK_SUFFIX}"
-    with mock.patch.object(locks, "MAX_WAIT_S", 0.1):
-        try:
-            m["data/root/a/c1"] = b"1"
-        except ShardConflictError as error:
-            assert str(lock) in str(error)  # noqa: PT017
-            assert "remove" in str(error)  # noqa: PT017
-            lock.unlink()
-            m["data/root/a/c1"] = b"1"
+    with (
+        mock.patch.object(locks, "MAX_WAIT_S", 0.1),
+        pytest.raises(ShardConflictError, match="remove") as caught,
+    ):
+        m["data/root/a/c1"] = b"1"
+    assert str(lock) in str(caught.value)
+    lock.unlink()
+    m["data/root/a/c1"] = b"1"
     assert dict(m) == {"data/root/a/c1": b"1"}
 
 

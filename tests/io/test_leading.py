@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import threading
 import time
@@ -128,8 +127,8 @@ async def test_much_work_takes_a_hop_before_it_begins(tmp_path: Path) -> None:
     hops = {}
     for name, calls in cases.items():
         await until_nobody_leads()
-        in_thread = mock.Mock(side_effect=leading.in_worker_thread)
-        with mock.patch.object(leading, "in_worker_thread", in_thread):
+        in_thread = mock.Mock(side_effect=leading.lead_in_thread)
+        with mock.patch.object(leading, "lead_in_thread", in_thread):
             await asyncio.gather(*calls)
         hops[name] = in_thread.called
     assert hops == {name: name != "little" for name in cases}
@@ -219,15 +218,12 @@ async def test_a_batch_is_published_by_a_thread(tmp_path: Path, threads: list[in
 
 async def test_the_loop_does_not_wait_for_a_lock(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    fd = os.open(tmp_path / (SHARD + LOCK_SUFFIX), os.O_RDWR)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with closing(KeptLock(str(tmp_path / (SHARD + LOCK_SUFFIX)))) as other:
+        other.acquire(0)
         task = asyncio.create_task(store.set(key(1), buffer(b"new")))
         for _ in range(20):  # the loop runs
             await asyncio.sleep(0.001)
         assert not task.done()
-    finally:
-        os.close(fd)
     await asyncio.wait_for(task, 60)
     assert contents(tmp_path) == {key(0): b"old", key(1): b"new"}
 

@@ -108,7 +108,7 @@ def forget_open_shards(directory: Path | str = "/") -> None:
     directories shards may be sealed meanwhile, in threads."""
     root = os.path.join(os.path.realpath(directory), "")
     while True:
-        with open_shards._lock:
+        with open_shards._lock.held():
             paths = [path for path in open_shards._files if path.startswith(root)]
             if open_shards._in_use.keys().isdisjoint(paths):
                 files = [open_shards._files.pop(path) for path in paths]

@@ -245,7 +245,11 @@ def test_a_shard_with_a_damaged_chunk_is_left_as_it_is(tmp_path: Path) -> None:
     data[-INDEX_NBYTES : -INDEX_NBYTES + 8] = (2**40).to_bytes(8, "little")
     shard.write_bytes(data)
     m = mapping(tmp_path)
-    changes = [lambda: m.set(f"{ROOT}2", bytes(500)), lambda: m.erase(f"{ROOT}1"), m.compact]
+    changes: list[Any] = [
+        lambda: m.set(f"{ROOT}2", bytes(500)),
+        lambda: m.erase(f"{ROOT}1"),
+        m.compact,
+    ]
     for change in changes:
         with pytest.raises(CorruptShardError, match="erase or overwrite this chunk"):
             change()

@@ -1,32 +1,36 @@
 """One writer at a time for each shard of the process, and group commit.
 
-Whoever updates a shard joins its queue. The first one in leads: it takes all updates that
-wait, commits them in one write, and so on until none wait; when its own is committed, a worker
-thread goes on for it. The others wait for a future. So n concurrent updates of one shard cost a
-few writes, not n, and none is lost.
+An update joins the queue of its shard. The first one in leads: it takes all updates that wait,
+commits them in one write, and so on until none wait; when its own is committed, a worker thread
+leads on. The others wait for a future. So n concurrent updates of one shard cost a few writes,
+not n, and none is lost.
 
 The queue excludes: several stores may share it, each update is committed by its own store.
 
-A queue exists only while its shard is being written, so there is nothing to clean up.
+A queue exists only while its shard is being written. Each leader has a token of its own, which the
+queue knows. Whatever exception ends a leader, it then calls `abandon` with its token: the waiting
+callers get an error, and the shard is free. A leader that has passed the lead on has no say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from zarr_shardstore.errors import ShardConflictError
+from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.plan.requests import UpdateShard
 
 __all__ = [
     "Pending",
     "abandon",
+    "claim",
     "hand_over",
+    "has_waiting",
     "join",
     "leave_loop",
     "take",
@@ -35,16 +39,16 @@ __all__ = [
 ]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Pending:
     """An update that waits for its commit by `owner`, the runner of the store it came from."""
 
     owner: Any
     request: UpdateShard
-    done: Future[None] | None
-    """Resolves when it is committed; ``None`` if whoever queued it commits it."""
     loop: asyncio.AbstractEventLoop | None = None
     """In which event loop its caller waits; ``None`` for one that blocks."""
+    done: Future[None] | None = None
+    """Resolves when it is committed; ``None`` if whoever queued it commits it."""
     error: BaseException | None = None
 
     def settle(self, error: BaseException | None) -> None:
@@ -60,34 +64,33 @@ class Pending:
 
 @dataclass(slots=True)
 class _Queue:
+    leader: object
     loop: asyncio.AbstractEventLoop | None
     waiting: list[Pending] = field(default_factory=list)
+    taken: list[Pending] = field(default_factory=list)
+    """By its leader, for the commit under way."""
 
 
-_lock = threading.Lock()
+_lock = SafeLock()
 _queues: dict[Hashable, _Queue] = {}
 _pool: ThreadPoolExecutor | None = None
 
 
 def join(
     scope: Hashable,
-    owner: Any,
-    request: UpdateShard,
-    loop: asyncio.AbstractEventLoop | None,
+    pending: Pending,
     blocked: asyncio.AbstractEventLoop | None = None,
     *,
     leads_itself: bool = False,
-) -> tuple[Pending, bool]:
+) -> bool:
     """Put an update into the queue of its shard.
 
     Parameters
     ----------
     scope
         Identity of the shard in this process.
-    owner
-        Who commits the update, whoever leads.
-    loop
-        The event loop in which the caller would lead, if not by blocking.
+    pending
+        The update; it is the token of its caller, too, if that leads.
     blocked
         An event loop that waits for the caller, so that no task of it can commit anything.
     leads_itself
@@ -100,41 +103,61 @@ def join(
 
     Returns
     -------
-    pending : Pending
-        The update.
-    leads : bool
-        The caller must now `take` and commit until `take` returns nothing.
+    bool
+        The caller leads: it must now `take` and commit until `take` returns nothing.
     """
-    with _lock:
+    with _lock.held():
         queue = _queues.get(scope)
         if queue is not None and queue.loop is not None and queue.loop.is_closed():
             # Its event loop ended before it was done: nobody else will commit what waits.
-            for pending in queue.waiting:
-                pending.settle(_interrupted())
+            for waiting in queue.waiting:
+                waiting.settle(_interrupted())
             queue = None
         if queue is not None and blocked is not None and queue.loop is blocked:
             raise _would_never_end()
         leads = queue is None
-        if queue is None:
-            queue = _queues[scope] = _Queue(loop)
-        done: Future[None] | None = None
         if not (leads and leads_itself):
-            done = Future()
             # Running: a waiter that is cancelled does not cancel the commit under way.
-            done.set_running_or_notify_cancel()
-        pending = Pending(owner, request, done, loop)
-        queue.waiting.append(pending)
-    return pending, leads
+            pending.done = Future()
+            pending.done.set_running_or_notify_cancel()
+        if queue is None:
+            _queues[scope] = _Queue(pending, pending.loop, [pending])
+        else:
+            queue.waiting.append(pending)
+    return leads
 
 
-def take(scope: Hashable) -> list[Pending]:
+def take(scope: Hashable, leader: object) -> list[Pending]:
     """All updates that wait for a shard; if there are none, its queue is closed."""
-    with _lock:
-        queue = _queues[scope]
-        waiting, queue.waiting = queue.waiting, []
-        if not waiting:
+    with _lock.held():
+        queue = _queues.get(scope)
+        if queue is None or queue.leader is not leader:
+            return []
+        queue.taken, queue.waiting = queue.waiting, []
+        if not queue.taken:
             del _queues[scope]
-        return waiting
+        return queue.taken
+
+
+def has_waiting(scope: Hashable, leader: object) -> bool:
+    """Whether updates wait for a shard; if there are none, its queue is closed."""
+    with _lock.held():
+        queue = _queues.get(scope)
+        if queue is None or queue.leader is not leader:
+            return False
+        if not queue.waiting:
+            del _queues[scope]
+        return bool(queue.waiting)
+
+
+def claim(scope: Hashable, leader: object, heir: object) -> bool:
+    """Lead a queue in the place of the leader that passed it on, if that did not fail since."""
+    with _lock.held():
+        queue = _queues.get(scope)
+        if queue is None or queue.leader is not leader:
+            return False
+        queue.leader = heir
+        return True
 
 
 def hand_over(
@@ -152,8 +175,10 @@ def hand_over(
     event loop or None
         ``None`` if `loop` may go on: one of its callers waits, or nobody does.
     """
-    with _lock:
-        queue = _queues[scope]
+    with _lock.held():
+        queue = _queues.get(scope)
+        if queue is None:
+            return None
         loops = [pending.loop for pending in queue.waiting]
         if not loops or loop is endless or loop in loops:
             return None
@@ -164,15 +189,20 @@ def hand_over(
 
 def leave_loop(scope: Hashable) -> None:
     """The leader goes on elsewhere: whoever blocks the event loop may wait for it."""
-    with _lock:
-        _queues[scope].loop = None
+    with _lock.held():
+        queue = _queues.get(scope)
+        if queue is not None:
+            queue.loop = None
 
 
-def abandon(scope: Hashable, taken: list[Pending]) -> None:
-    """The leader was interrupted: whoever waits gets an error, the shard is free again."""
-    with _lock:
-        queue = _queues.pop(scope, None)
-    for pending in taken + (queue.waiting if queue else []):
+def abandon(scope: Hashable, leader: object) -> None:
+    """The leader was interrupted: the waiting callers get an error, the shard is free again."""
+    with _lock.held():
+        queue = _queues.get(scope)
+        if queue is None or queue.leader is not leader:
+            return
+        del _queues[scope]
+    for pending in queue.taken + queue.waiting:
         pending.settle(_interrupted())
 
 
@@ -203,7 +233,7 @@ def wait_blocking(scope: Hashable, done: Future[None]) -> None:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
             running = None
-        with _lock:
+        with _lock.held():
             queue = _queues.get(scope)
         if running is not None and queue is not None and queue.loop is running:
             raise _would_never_end()
@@ -217,7 +247,7 @@ def worker_pool() -> ThreadPoolExecutor:
     commit, and whoever holds a lock that they wait for does not wait for a thread.
     """
     global _pool
-    with _lock:
+    with _lock.held():
         if _pool is None:
             n_threads = min(32, (os.cpu_count() or 1) + 4)
             _pool = ThreadPoolExecutor(n_threads, thread_name_prefix="zarr-shardstore")
@@ -227,7 +257,7 @@ def worker_pool() -> ThreadPoolExecutor:
 def _reset_after_fork() -> None:
     """The child has neither the parent's leaders nor its threads."""
     global _lock, _pool
-    _lock = threading.Lock()
+    _lock = SafeLock()
     _queues.clear()
     _pool = None
 

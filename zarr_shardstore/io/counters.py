@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.plan.requests import Found, FoundIndex, GetIndex, Request
 
 __all__ = ["Counters", "Stats"]
@@ -50,7 +50,7 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = SafeLock()
         self._requests = self._nbytes_read = self._rounds = 0
         self._index_requests = self._index_hits = 0
         self._warm_reads = count()
@@ -77,7 +77,7 @@ class Counters:
                 else:
                     n_hits += 1
         n_requests = len(requests) - n_hits + n_collections
-        with self._lock:
+        with self._lock.held():
             self._requests += n_requests
             self._nbytes_read += nbytes
             self._rounds += n_requests > 0
@@ -86,7 +86,7 @@ class Counters:
 
     def stats(self) -> Stats:
         """The counts now."""
-        with self._lock:
+        with self._lock.held():
             # A look at such a counter counts, too.
             n_warm_reads = next(self._warm_reads) - self._n_looks
             self._n_looks += 1

@@ -7,9 +7,20 @@ that stops at each of these calls has seen them all.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 
-__all__ = ["open_new", "open_to_change", "replace", "sync", "truncate", "unlink", "write_at"]
+__all__ = [
+    "open_new",
+    "open_to_change",
+    "renew_time",
+    "replace",
+    "sync",
+    "truncate",
+    "unlink",
+    "write_at",
+]
 
 _MAX_BUFFERS = 1024
 """Pieces that one system call writes (IOV_MAX of Linux)."""
@@ -46,6 +57,23 @@ def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None
 def truncate(fd: int, nbytes: int) -> None:
     """Give a file another size."""
     os.ftruncate(fd, nbytes)
+
+
+def renew_time(fd: int, last_ns: int) -> None:
+    """Give a file that was changed a time that no file of its name ever had.
+
+    tensorstore overwrites the version that it has read, and tells versions by inode and time of
+    the last write. Before Linux 6.13, and on some file systems since, that time comes from a clock
+    that ticks every 1 to 10 ms; and ext4 gives a new file the inode of one that was just removed.
+
+    Parameters
+    ----------
+    last_ns
+        Time of the last write before this change.
+    """
+    new_ns = max(time.time_ns(), last_ns + 1)
+    with suppress(PermissionError):  # another user's file: only its owner may set the time
+        os.utime(fd, ns=(new_ns, new_ns))
 
 
 def sync(fd: int) -> None:

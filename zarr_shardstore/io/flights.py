@@ -31,14 +31,14 @@ class Flights(Generic[T]):
         loop = asyncio.get_running_loop()
         flights = self._of_loops.setdefault(loop, {})
         flight = flights.get(scope)
-        is_ours = flight is None
-        if flight is None:
+        is_ours = flight is None or flight.done()
+        if flight is None or is_ours:
 
             async def fly() -> T:
                 try:
                     return await ask()
                 finally:
-                    del flights[scope]
+                    flights.pop(scope, None)
 
             # A task of its own: whoever asked first may be cancelled without harm to the others.
             flight = flights[scope] = loop.create_task(fly())

@@ -44,16 +44,15 @@ class Gatherer(Generic[Q, A]):
         loop = asyncio.get_running_loop()
         turn = self._turns.get(loop)
         if turn is None:
-            turn = self._turns[loop] = []
             loop.call_soon(self._begin, loop)
+            turn = self._turns[loop] = []
         future: asyncio.Future[A] = loop.create_future()
         turn.append((question, future))
         return await future
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        turn = [
-            (question, future) for question, future in self._turns.pop(loop) if not future.done()
-        ]
+        asked = self._turns.pop(loop, [])
+        turn = [(question, future) for question, future in asked if not future.done()]
         if turn:
             task = loop.create_task(self._answer_all(turn))
             self._running.add(task)  # an event loop holds its tasks only weakly

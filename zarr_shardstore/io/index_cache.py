@@ -7,13 +7,13 @@ it was read from, and whoever uses it sees that the object is still the same.
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Protocol
 
 from zarr_shardstore.format.index import ENTRY_NBYTES, ShardIndex
 from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.io.safe_lock import SafeLock
 
 __all__ = ["IndexCache", "RememberedIndex", "index_cache", "set_index_cache_nbytes"]
 
@@ -83,7 +83,7 @@ class IndexCache:
     def __init__(self, max_nbytes: int) -> None:
         self.max_nbytes = max_nbytes
         self.nbytes = 0
-        self._lock = threading.Lock()
+        self._lock = SafeLock()
         self._items: OrderedDict[Hashable, _Item] = OrderedDict()
         self.find = self._items.get
         """The item of an object; whoever uses it says so by `was_used`."""
@@ -101,7 +101,7 @@ class IndexCache:
 
     def put(self, scope: Hashable, item: _Item) -> None:
         """Remember an index."""
-        with self._lock:
+        with self._lock.held():
             self._drop(scope)
             if item.nbytes > self.max_nbytes:
                 return
@@ -112,7 +112,7 @@ class IndexCache:
     def forget(self, scope: Hashable) -> None:
         """Forget the index of an object."""
         if scope in self._items:
-            with self._lock:
+            with self._lock.held():
                 self._drop(scope)
 
     def scopes(self) -> list[Hashable]:
@@ -121,13 +121,13 @@ class IndexCache:
 
     def resize(self, max_nbytes: int) -> None:
         """Take another bound, in bytes."""
-        with self._lock:
+        with self._lock.held():
             self.max_nbytes = max_nbytes
             self._shrink()
 
     def clear(self) -> None:
         """Forget all."""
-        with self._lock:
+        with self._lock.held():
             self._items.clear()
             self.nbytes = 0
 
@@ -137,17 +137,19 @@ class IndexCache:
             self.nbytes -= item.nbytes
 
     def _shrink(self) -> None:
-        while self.nbytes > self.max_nbytes:
+        while self.nbytes > self.max_nbytes and self._items:
             scope, item = self._items.popitem(last=False)
             if item.was_used:  # a second chance, so that a use needs no lock
                 item.was_used = False
                 self._items[scope] = item
             else:
                 self.nbytes -= item.nbytes
+        if not self._items:  # an exception may have come between two counts
+            self.nbytes = 0
 
     def reset_after_fork(self) -> None:
         """Another thread of the parent may have held the lock."""
-        self._lock = threading.Lock()
+        self._lock = SafeLock()
 
 
 index_cache = IndexCache(_DEFAULT_MAX_NBYTES)

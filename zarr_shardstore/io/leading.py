@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Hashable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
@@ -23,10 +24,10 @@ from zarr_shardstore.plan.entries import nbytes_of
 __all__ = [
     "commit_blocking",
     "held_by_thread",
-    "in_worker_thread",
     "lead_async",
     "lead_at_once",
     "lead_blocking",
+    "lead_in_thread",
 ]
 
 _Outcome: TypeAlias = "Sequence[Exception | None] | Exception"
@@ -45,54 +46,78 @@ _PAUSE_PER_S = 100
 for so many times as long, and the loop waits 1 % of the time."""
 
 
-def lead_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
+def lead_blocking(scope: Hashable, leader: object) -> None:
     """Commit what waits for a shard, group by group, until nothing does."""
-    while taken:
-        commit_blocking(scope, taken)
-        taken = commits.take(scope)
+    while taken := commits.take(scope, leader):
+        commit_blocking(taken)
 
 
-def commit_blocking(scope: Hashable, taken: list[commits.Pending]) -> None:
+def commit_blocking(taken: list[commits.Pending]) -> None:
     """Commit updates that were taken, in this thread."""
-    _exhaust(_commit(scope, taken, at_once=False))
+    _exhaust(_commit(taken, at_once=False))
 
 
-def in_worker_thread(lead: Callable[..., None], *args: Any) -> None:
-    """Let another thread lead; others may wait for what it commits."""
+def lead_in_thread(
+    scope: Hashable,
+    leader: object,
+    steps: Iterable[_Pause] = (),
+    *,
+    is_held: bool = False,
+) -> None:
+    """Pass the lead on to another thread.
+
+    Parameters
+    ----------
+    steps
+        The rest of a commit, which comes first.
+    is_held
+        The commit holds the shard. Then the thread is a new one: all worker threads may be waiting
+        for this shard.
+    """
+    heir = object()
+
+    def go_on() -> None:
+        try:
+            if commits.claim(scope, leader, heir):
+                _exhaust(steps)
+                lead_blocking(scope, heir)
+        except BaseException:
+            commits.abandon(scope, heir)
+            raise
+
+    def see_failure(done: Future[None]) -> None:
+        if done.exception() is not None:
+            commits.abandon(scope, leader)
+
     try:
-        commits.worker_pool().submit(lead, *args)
-    except RuntimeError:  # there is none any more, as the interpreter ends
-        lead(*args)
+        if is_held:
+            threading.Thread(target=go_on).start()
+        else:
+            commits.worker_pool().submit(go_on).add_done_callback(see_failure)
+    except RuntimeError:  # there is no thread any more, as the interpreter ends
+        go_on()
 
 
-def lead_at_once(scope: Hashable, taken: list[commits.Pending]) -> None:
+def lead_at_once(scope: Hashable, leader: object) -> None:
     """As `lead_blocking`, for an event loop that must not wait: what may take long, and what
     comes after it, is done by another thread.
-
-    Where the shard is held that is a new one: all worker threads may be waiting for this shard.
     """
+    taken = commits.take(scope, leader)
     runner = taken[0].owner
     begun = time.monotonic()
     if begun < runner.at_once_from or not _are_small(taken):
-        in_worker_thread(lead_blocking, scope, taken)
+        lead_in_thread(scope, leader, _commit(taken, at_once=False))
         return
-    steps = _commit(scope, taken, at_once=True)
+    steps = _commit(taken, at_once=True)
     pause = next(steps, None)
     took = time.monotonic() - begun
     if took > _MAX_AT_ONCE_S:
         runner.at_once_from = begun + took * _PAUSE_PER_S
     if pause is None:
-        rest = commits.take(scope)
-        if rest:
-            in_worker_thread(lead_blocking, scope, rest)
-        return
-    if pause == "free":
-        in_worker_thread(_go_on, scope, steps)
-        return
-    try:
-        threading.Thread(target=_go_on, args=(scope, steps)).start()
-    except RuntimeError:  # as above
-        _go_on(scope, steps)
+        if commits.has_waiting(scope, leader):
+            lead_in_thread(scope, leader)
+    else:
+        lead_in_thread(scope, leader, steps, is_held=pause == "held")
 
 
 def _are_small(taken: list[commits.Pending]) -> bool:
@@ -107,19 +132,12 @@ def _are_small(taken: list[commits.Pending]) -> bool:
     )
 
 
-def _go_on(scope: Hashable, steps: Iterator[_Pause]) -> None:
-    _exhaust(steps)
-    lead_blocking(scope, commits.take(scope))
-
-
-def _exhaust(steps: Iterator[_Pause]) -> None:
+def _exhaust(steps: Iterable[_Pause]) -> None:
     for _ in steps:
         pass
 
 
-def _commit(
-    scope: Hashable, taken: list[commits.Pending], *, at_once: bool
-) -> Generator[_Pause, None, None]:
+def _commit(taken: list[commits.Pending], *, at_once: bool) -> Generator[_Pause, None, None]:
     """Commit updates that were taken.
 
     Parameters
@@ -127,16 +145,12 @@ def _commit(
     at_once
         Pause before what may take long. Any thread may go on.
     """
-    try:
-        for runner, members in _groups(taken):
-            try:
-                outcome: _Outcome = yield from _commit_group(runner, members, at_once=at_once)
-            except Exception as error:
-                outcome = error
-            _settle(members, outcome)
-    except BaseException:
-        commits.abandon(scope, taken)
-        raise
+    for runner, members in _groups(taken):
+        try:
+            outcome: _Outcome = yield from _commit_group(runner, members, at_once=at_once)
+        except Exception as error:
+            outcome = error
+        _settle(members, outcome)
 
 
 def _commit_group(
@@ -164,32 +178,35 @@ def _commit_group(
             held.take_up()
 
 
-async def lead_async(scope: Hashable, begun: asyncio.Event | None = None) -> None:
-    """As `lead_blocking`, in an event loop in which somebody waits for it.
+async def lead_async(scope: Hashable, former: object, begun: asyncio.Event | None = None) -> None:
+    """As `lead_blocking` in the place of a former leader, in an event loop where a caller waits.
 
-    Such a loop may end as soon as nobody does: whoever still waits then goes on in theirs.
+    Such a loop may end as soon as none does: callers that still wait then lead on in theirs.
     """
-    if begun is not None:
-        begun.set()
-    loop = asyncio.get_running_loop()
-    while True:
-        elsewhere = commits.hand_over(scope, loop, _get_loop())
-        if elsewhere is not None:
-            asyncio.run_coroutine_threadsafe(lead_async(scope), elsewhere)
+    leader = object()
+    try:
+        if begun is not None:
+            begun.set()
+        if not commits.claim(scope, former, leader):
             return
-        taken = commits.take(scope)
-        if not taken:
-            return
-        try:
+        loop = asyncio.get_running_loop()
+        while True:
+            elsewhere = commits.hand_over(scope, loop, _get_loop())
+            if elsewhere is not None:
+                asyncio.run_coroutine_threadsafe(lead_async(scope, leader), elsewhere)
+                return
+            taken = commits.take(scope, leader)
+            if not taken:
+                return
             for runner, members in _groups(taken):
                 try:
                     outcome: _Outcome = await runner.update_async(members)
                 except Exception as error:
                     outcome = error
                 _settle(members, outcome)
-        except BaseException:
-            commits.abandon(scope, taken)
-            raise
+    except BaseException:
+        commits.abandon(scope, leader)
+        raise
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 
 from zarr_shardstore.io.backend import MAX_LIGHT_NBYTES, Held
+from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.io.shard_files import ShardFile
 from zarr_shardstore.plan.opened_shard import WriteAt
 from zarr_shardstore.plan.requests import ChangeShard, OpenShard, Request
@@ -33,10 +34,11 @@ class _OpenShards:
     """The shard files of this process that are being changed, or have a journal of it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = SafeLock()
         self._files: dict[str, ShardFile] = {}
         self._recent: OrderedDict[str, None] = OrderedDict()
-        self._in_use: dict[str, int] = {}
+        self._in_use: dict[str, tuple[object, int]] = {}
+        """By path: the token of whoever uses a shard, and its thread."""
         self._being_replaced: dict[str, int | None] = {}
         self._being_sealed: set[str] = set()
         self.n_overwrites = 0
@@ -54,7 +56,7 @@ class _OpenShards:
 
     def forget(self, file: ShardFile) -> None:
         """Drop the record of a shard that is not there any more."""
-        with self._lock:
+        with self._lock.held():
             if file.path not in self._in_use and self._files.get(file.path) is file:
                 del self._files[file.path]
                 self._recent.pop(file.path, None)
@@ -63,7 +65,7 @@ class _OpenShards:
 
     def below(self, directory: str) -> list[ShardFile]:
         """Records of shards below a directory, a path that ends with a slash."""
-        with self._lock:
+        with self._lock.held():
             return [file for path, file in self._files.items() if path.startswith(directory)]
 
     def holding(self, path: str) -> AbstractContextManager[None]:
@@ -84,31 +86,32 @@ class _OpenShards:
     ) -> Iterator[None]:
         """Say that this process holds a shard by other means, and does not change it in its
         place; whether only this thread reads it for that, and whether the file stays the same."""
-        with self._lock:
+        with self._lock.held():
             self._being_replaced[path] = threading.get_ident() if by_this_thread else None
             self.n_overwrites += overwrites
         try:
             yield
         finally:
-            with self._lock:
+            with self._lock.held():
                 del self._being_replaced[path]
                 self.n_overwrites += overwrites
 
     def is_used_here(self, path: str) -> bool:
         """Whether this thread holds a shard."""
-        return threading.get_ident() in (self._in_use.get(path), self._being_replaced.get(path))
+        _, user = self._in_use.get(path, (None, None))
+        return threading.get_ident() in (user, self._being_replaced.get(path))
 
     def is_replaced(self, path: str) -> bool:
         """Whether this process holds a shard, and does not change it in its place."""
         return path in self._being_replaced
 
-    def begin_use(self, path: str) -> ShardFile:
+    def begin_use(self, path: str, token: object) -> ShardFile:
         """Make a record of a shard, or take the one there is, for this thread."""
-        with self._lock:
+        with self._lock.held():
             file = self._files.get(path)
             if file is None:
                 file = self._files[path] = ShardFile(path)
-            self._in_use[path] = threading.get_ident()
+            self._in_use[path] = token, threading.get_ident()
             self._recent[path] = None
             self._recent.move_to_end(path)
             while len(self._recent) > _MAX_OPEN:
@@ -120,19 +123,25 @@ class _OpenShards:
                     self._files[oldest].close_all()
         return file
 
-    def put_down(self, path: str) -> None:
+    def put_down(self, path: str, token: object) -> None:
         """A shard stays in use, for now by no thread."""
-        with self._lock:
-            self._in_use[path] = _NO_THREAD
+        with self._lock.held():
+            self._in_use[path] = token, _NO_THREAD
 
-    def end_use(self, file: ShardFile) -> None:
+    def is_used_by(self, path: str, token: object) -> bool:
+        """Whether a shard is in use by the holder of a token: nobody has taken it over since."""
+        user, _ = self._in_use.get(path, (None, None))
+        return user is token
+
+    def end_use(self, path: str) -> None:
         """Keep the record as long as the shard has a journal."""
-        with self._lock:
-            del self._in_use[file.path]
-            if not file.has_journal:
-                del self._files[file.path]
-                self._recent.pop(file.path, None)
-                self._being_sealed.discard(file.path)
+        with self._lock.held():
+            self._in_use.pop(path, None)
+            file = self._files.get(path)
+            if file is None or not file.has_journal:
+                self._files.pop(path, None)
+                self._recent.pop(path, None)
+                self._being_sealed.discard(path)
             idle = self._idlest() if len(self._files) > _MAX_UNSEALED else None
         if idle is not None and self.seal_later is not None:
             self.seal_later(idle)
@@ -147,7 +156,7 @@ class _OpenShards:
 
     def reset_after_fork(self) -> None:
         """The files are the parent's, and its locks would count as ours."""
-        self._lock = threading.Lock()
+        self._lock = SafeLock()
         for file in self._files.values():
             file.close_all()
         self._files.clear()
@@ -158,46 +167,60 @@ class _OpenShards:
 
 
 class _Holding(Held):
-    """As a generator it would take 3 µs more, for each write."""
+    """A shard that is held. As a generator it would take 3 µs more, for each write.
 
-    __slots__ = ("_file", "_is_entered", "_path", "_shards")
+    It is let go at the latest when nothing refers to it any more: an exception may come at any
+    line of `__exit__`, or just before it.
+    """
+
+    __slots__ = ("_file", "_path", "_shards", "_token")
 
     def __init__(self, shards: _OpenShards, path: str) -> None:
         self._shards = shards
         self._path = path
-        self._is_entered = False
+        self._token = object()
 
     def __enter__(self) -> None:
-        if not self._is_entered:
+        if not self._is_in_use:
             self._enter(ShardFile.acquire)
 
     def enter_at_once(self) -> bool:
         """Enter, if the shard is open and free."""
-        self._enter(ShardFile.acquire_at_once)
-        return self._is_entered
+        return self._enter(ShardFile.acquire_at_once)
 
-    def _enter(self, acquire: Callable[[ShardFile], bool]) -> None:
-        self._file = self._shards.begin_use(self._path)
+    def _enter(self, acquire: Callable[[ShardFile], bool]) -> bool:
+        is_entered = False
         try:
-            self._is_entered = acquire(self._file)
+            self._file = self._shards.begin_use(self._path, self._token)
+            is_entered = acquire(self._file)
         finally:
-            if not self._is_entered:
-                self._shards.end_use(self._file)
+            if not is_entered and self._is_in_use:
+                self._shards.end_use(self._path)
+        return is_entered
+
+    @property
+    def _is_in_use(self) -> bool:
+        return self._shards.is_used_by(self._path, self._token)
 
     def is_light(self, batch: list[Request]) -> bool:
         return all(_is_light(request) for request in batch)
 
     def put_down(self) -> None:
-        self._shards.put_down(self._path)
+        self._shards.put_down(self._path, self._token)
 
     def take_up(self) -> None:
-        self._shards.begin_use(self._path)
+        self._shards.begin_use(self._path, self._token)
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._file.release()
-        finally:
-            self._shards.end_use(self._file)
+        self._file.release()
+        self._shards.end_use(self._path)
+
+    def __del__(self) -> None:
+        if self._is_in_use:
+            try:
+                self._file.release()
+            finally:
+                self._shards.end_use(self._path)
 
 
 def _is_light(request: Request) -> bool:

@@ -17,10 +17,10 @@ from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.leading import (
     commit_blocking,
     held_by_thread,
-    in_worker_thread,
     lead_async,
     lead_at_once,
     lead_blocking,
+    lead_in_thread,
 )
 from zarr_shardstore.io.optimistic import until_not_replaced
 from zarr_shardstore.io.versions import UNSTABLE, publishing, version_of
@@ -149,12 +149,15 @@ class Runner:
 
     def _commit(self, request: UpdateShard) -> None:
         scope = self.backend.scope(request.shard.key)
-        pending, leads = commits.join(scope, self, request, None, leads_itself=True)
-        if leads:
-            commit_blocking(scope, commits.take(scope))
-            rest = commits.take(scope)
-            if rest:  # others came meanwhile: they shall not wait for us, nor we for them
-                in_worker_thread(lead_blocking, scope, rest)
+        pending = commits.Pending(self, request)
+        try:
+            if commits.join(scope, pending, leads_itself=True):
+                commit_blocking(commits.take(scope, pending))
+                if commits.has_waiting(scope, pending):  # they do not wait for us, nor we for them
+                    lead_in_thread(scope, pending)
+        except BaseException:
+            commits.abandon(scope, pending)
+            raise
         if pending.done is not None:
             commits.wait_blocking(scope, pending.done)
         elif pending.error is not None:
@@ -212,16 +215,22 @@ class Runner:
     async def _commit_async(self, request: UpdateShard) -> None:
         loop = asyncio.get_running_loop()
         scope = self.backend.scope(request.shard.key)
-        pending, leads = commits.join(scope, self, request, loop, _blocked.get())
-        if leads:
-            try:
-                # One turn of the loop: siblings that are ready to write join this commit.
-                await asyncio.sleep(0)
-            except BaseException:
-                # This loop may be about to end, and others wait: zarr's loop does not.
-                self._start_leading(scope, _get_loop(), at_once=False)
-                raise
-            self._start_leading(scope, loop)
+        pending = commits.Pending(self, request, loop)
+        try:
+            if commits.join(scope, pending, _blocked.get()):
+                try:
+                    # One turn of the loop: siblings that are ready to write join this commit.
+                    await asyncio.sleep(0)
+                except (asyncio.CancelledError, GeneratorExit):
+                    # This loop may be about to end, and others wait: zarr's loop does not.
+                    self._start_leading(scope, pending, _get_loop(), at_once=False)
+                    raise
+                self._start_leading(scope, pending, loop)
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException:
+            commits.abandon(scope, pending)
+            raise
         assert pending.done is not None, "who waits in an event loop has a future"
         if pending.done.done():
             pending.done.result()
@@ -229,7 +238,12 @@ class Runner:
             await asyncio.wrap_future(pending.done)
 
     def _start_leading(
-        self, scope: Hashable, loop: asyncio.AbstractEventLoop, *, at_once: bool = True
+        self,
+        scope: Hashable,
+        leader: object,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        at_once: bool = True,
     ) -> None:
         """Lead apart from the caller, who may be cancelled without harm to the others.
 
@@ -237,26 +251,26 @@ class Runner:
         """
         match self.backend.mode:
             case "inline":
-                lead_blocking(scope, commits.take(scope))
+                lead_blocking(scope, leader)
             case "thread":
                 commits.leave_loop(scope)
                 if at_once:
-                    lead_at_once(scope, commits.take(scope))
+                    lead_at_once(scope, leader)
                 else:
-                    in_worker_thread(lead_blocking, scope, commits.take(scope))
+                    lead_in_thread(scope, leader)
             case "async":
                 if loop is not asyncio.get_running_loop():
                     commits.leave_loop(scope)
-                    asyncio.run_coroutine_threadsafe(lead_async(scope), loop)
+                    asyncio.run_coroutine_threadsafe(lead_async(scope, leader), loop)
                     return
                 begun = asyncio.Event()
-                task = loop.create_task(lead_async(scope, begun))
+                task = loop.create_task(lead_async(scope, leader, begun))
 
                 def done(task: asyncio.Task[None]) -> None:
                     _leading.discard(task)
                     if task.cancelled() and not begun.is_set():  # the loop ended before that
                         commits.leave_loop(scope)
-                        asyncio.run_coroutine_threadsafe(lead_async(scope), _get_loop())
+                        asyncio.run_coroutine_threadsafe(lead_async(scope, leader), _get_loop())
 
                 _leading.add(task)
                 task.add_done_callback(done)

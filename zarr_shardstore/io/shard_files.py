@@ -224,6 +224,7 @@ class ShardFile:
             file_calls.sync(self._fd)
             sync_directories(self.path, durable_below)
             self._is_synced = True
+        last_ns = 0 if self._fd is None else os.fstat(self._fd).st_mtime_ns
         changed: dict[int, None] = {}
         for step in steps:
             match step:
@@ -241,6 +242,8 @@ class ShardFile:
                     for fd in changed:
                         file_calls.sync(fd)
                     changed.clear()
+        if self._fd is not None:
+            file_calls.renew_time(self._fd, last_ns)
         if self._opened is not None:
             self._opened.is_valid = True
 

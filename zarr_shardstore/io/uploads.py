@@ -82,6 +82,7 @@ class LocalUpload:
 
     def finish(self) -> None:
         """Rename the file."""
+        file_calls.renew_time(self._fd, _time_of(self._path))
         if self._durable_below is not None:
             file_calls.sync(self._fd)  # first: otherwise the name may survive, and the bytes not
         self._close()
@@ -101,6 +102,13 @@ class LocalUpload:
         if self._is_open:
             self._is_open = False
             os.close(self._fd)
+
+
+def _time_of(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def sync_file(path: str) -> None:

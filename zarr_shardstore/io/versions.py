@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+
+from zarr_shardstore.io.safe_lock import SafeLock
 
 __all__ = ["UNSTABLE", "publishing", "version_of"]
 
@@ -31,10 +32,10 @@ class _Unstable:
 
 UNSTABLE = _Unstable()
 
-_lock = threading.Lock()
+_lock = SafeLock()
 _n_finished = [0] * _N_BUCKETS
-_under_way: dict[int, list[asyncio.AbstractEventLoop | None]] = {}
-"""By bucket: the event loop of each write that goes on; ``None`` for one that blocks."""
+_under_way: dict[int, dict[object, asyncio.AbstractEventLoop | None]] = {}
+"""By bucket: each write that goes on, and its event loop; ``None`` for one that blocks."""
 
 
 def version_of(scope: Hashable) -> object:
@@ -46,19 +47,19 @@ def version_of(scope: Hashable) -> object:
 
 def _is_under_way(bucket: int) -> bool:
     """Whether a write goes on. One whose event loop was closed never says that it ended."""
-    with _lock:
-        for loop in list(_under_way.get(bucket, ())):
+    with _lock.held():
+        for write, loop in list(_under_way.get(bucket, {}).items()):
             if loop is not None and loop.is_closed():
-                _end(bucket, loop)
+                _end(bucket, write)
         return bucket in _under_way
 
 
-def _end(bucket: int, loop: asyncio.AbstractEventLoop | None) -> None:
+def _end(bucket: int, write: object) -> None:
     """Count a write as finished, unless that was done for it; the lock is held."""
-    writes = _under_way.get(bucket, [])
-    if loop in writes:
+    writes = _under_way.get(bucket, {})
+    if write in writes:
         _n_finished[bucket] += 1
-        writes.remove(loop)
+        del writes[write]
         if not writes:
             del _under_way[bucket]
 
@@ -76,22 +77,23 @@ def publishing(
 
     Thread safety: any number of writers, of any objects, may be under way.
     """
+    write = object()
     buckets = [hash(scope) % _N_BUCKETS for scope in scopes]
-    with _lock:
-        for bucket in buckets:
-            _under_way.setdefault(bucket, []).append(loop)
     try:
+        with _lock.held():
+            for bucket in buckets:
+                _under_way.setdefault(bucket, {})[write] = loop
         yield
     finally:
-        with _lock:
+        with _lock.held():
             for bucket in buckets:
-                _end(bucket, loop)
+                _end(bucket, write)
 
 
 def _reset_after_fork() -> None:
     """The child has none of the parent's writers."""
     global _lock
-    _lock = threading.Lock()
+    _lock = SafeLock()
     _under_way.clear()
 
 

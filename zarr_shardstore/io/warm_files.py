@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from enum import Enum
@@ -26,6 +25,7 @@ from zarr_shardstore.format.index import MISSING, ShardIndex
 from zarr_shardstore.format.spec import ShardingSpec
 from zarr_shardstore.io.file_states import MIN_AGE_NS
 from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
+from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.plan.ranges import ByteRange, resolve_range
 from zarr_shardstore.plan.spans import plan_spans
 
@@ -250,7 +250,7 @@ class WarmFile(RememberedIndex):
 
 _can_read_at_once = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
 
-_lock = threading.Lock()
+_lock = SafeLock()
 _open: OrderedDict[str, None] = OrderedDict()
 """Paths of those whose handle is kept; the oldest first."""
 
@@ -263,7 +263,7 @@ def open_to_read(path: str) -> FileHandle:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE) or not _open:
             raise
-    with _lock:
+    with _lock.held():
         for other in _open:
             file = warm_file(other)
             if file is not None:
@@ -312,7 +312,7 @@ def forget_below(directory: str) -> None:
 
 
 def _keep_open(path: str) -> None:
-    with _lock:
+    with _lock.held():
         _open[path] = None
         _open.move_to_end(path)
         while len(_open) > _MAX_HANDLES:
@@ -330,7 +330,7 @@ def _keep_open(path: str) -> None:
 def _reset_after_fork() -> None:
     """Another thread of the parent may have held the lock."""
     global _lock
-    _lock = threading.Lock()
+    _lock = SafeLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -12,7 +12,7 @@ one commit of a shard runs at a time: so older values never come after newer one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Literal
 
@@ -32,12 +32,12 @@ class PendingShards:
     Parameters
     ----------
     lock
-        Excludes other threads, and may be entered again by the one that is inside.
+        Makes a context that excludes other threads; a thread inside may enter another one.
 
     Thread safety: all methods may be called from any thread; none waits for anything.
     """
 
-    def __init__(self, lock: AbstractContextManager[object]) -> None:
+    def __init__(self, lock: Callable[[], AbstractContextManager[object]]) -> None:
         self.lock = lock
         self.max_nbytes: int | None = None
         """How much may be held; ``None``: there is no batch, and nothing more is held."""
@@ -65,30 +65,30 @@ class PendingShards:
         """What an entry will be; ``None``: what it is in the base store."""
         if not self._shards:
             return None
-        with self.lock:
+        with self.lock():
             known = self._of(shard)
             return None if known is None else known.find(entry_id)
 
     def entries(self, shard: ShardRef) -> dict[int, Final]:
         """What entries of a shard will be, by their ids."""
-        with self.lock:
+        with self.lock():
             known = self._of(shard)
             return {} if known is None else known.entries
 
     def pending(self, directory: str = "") -> list[Pending]:
         """All that waits in shards whose keys start with `directory`."""
-        with self.lock:
+        with self.lock():
             return [p.pending() for key, p in self._shards.items() if key.startswith(directory)]
 
     def get(self, shard_key: str) -> Pending | None:
         """All that waits in one shard."""
-        with self.lock:
+        with self.lock():
             p = self._shards.get(shard_key)
             return None if p is None else p.pending()
 
     def keys_of_array(self, prefix: str) -> list[str]:
         """Keys of the shards of the array whose chunk keys have this prefix."""
-        with self.lock:
+        with self.lock():
             return [key for key, p in self._shards.items() if p.shard.layout.prefix == prefix]
 
     # -------------------------------------------------------------- holding
@@ -97,12 +97,12 @@ class PendingShards:
     def watching(self, shard_key: str) -> Iterator[Watch]:
         """Note which entries of a shard are held while the block runs."""
         watch = Watch(shard_key)
-        with self.lock:
+        with self.lock():
             self._watches.append(watch)
         try:
             yield watch
         finally:
-            with self.lock:
+            with self.lock():
                 self._watches.remove(watch)
 
     def to_read(self, shard: ShardRef, updates: Sequence[EntryUpdate]) -> list[int]:
@@ -142,7 +142,7 @@ class PendingShards:
         ShardConflictError
             If values of another layout are held under the key of this shard.
         """
-        with self.lock:
+        with self.lock():
             if not self.is_open:
                 return "closed"
             known = self._shards.get(shard.key)
@@ -172,7 +172,7 @@ class PendingShards:
 
         Each is named to one caller, who publishes it, or else must `release` it.
         """
-        with self.lock:
+        with self.lock():
             if self.max_nbytes is None:
                 return []
             due = [self._shards[key] for key in self._full]
@@ -190,7 +190,7 @@ class PendingShards:
 
     def release(self, shard_keys: Sequence[str]) -> None:
         """Count what is still held of these shards, because nobody publishes it now."""
-        with self.lock:
+        with self.lock():
             for key in shard_keys:
                 p = self._shards.get(key)
                 if p is not None and p.is_due:
@@ -202,7 +202,7 @@ class PendingShards:
 
         The caller must hold the shard, and say in the end `committed` or `put_back`.
         """
-        with self.lock:
+        with self.lock():
             p = self._of(shard)
             if p is None:
                 return None
@@ -215,13 +215,13 @@ class PendingShards:
 
     def committed(self, taken: Taken) -> None:
         """What was taken is in the base store."""
-        with self.lock:
+        with self.lock():
             taken.error = None
             self._forget_taken(taken)
 
     def put_back(self, taken: Taken, error: BaseException) -> None:
         """What was taken may not be in the base store: it is held again."""
-        with self.lock:
+        with self.lock():
             taken.error = error if isinstance(error, Exception) else None
             if self._is_listed(taken) and not taken.is_taken_discarded:
                 self._uncount(taken)
@@ -232,14 +232,14 @@ class PendingShards:
 
     def forget_errors(self, shard_keys: Sequence[str]) -> None:
         """Before another attempt to publish these shards."""
-        with self.lock:
+        with self.lock():
             for key in shard_keys:
                 if key in self._shards:
                     self._shards[key].error = None
 
     def error_of(self, shard_key: str) -> Exception | None:
         """Why the last attempt to publish a shard failed, if it did."""
-        with self.lock:
+        with self.lock():
             p = self._shards.get(shard_key)
             return None if p is None else p.error
 
@@ -247,21 +247,21 @@ class PendingShards:
 
     def promise(self) -> list[str]:
         """Exempt what waits now from `discard`; return the keys of all shards."""
-        with self.lock:
+        with self.lock():
             for p in self._shards.values():
                 p.is_held_promised, p.is_taken_promised = bool(p.held), bool(p.taken)
             return list(self._shards)
 
     def unpromise(self, shard_keys: Sequence[str]) -> None:
         """Whoever promised these was told that they are not published."""
-        with self.lock:
+        with self.lock():
             for key in shard_keys:
                 if key in self._shards:
                     self._shards[key].is_held_promised = False
 
     def discard(self) -> None:
         """Drop what was not promised; what is in a commit already stays seen until it ends."""
-        with self.lock:
+        with self.lock():
             for key, p in list(self._shards.items()):
                 p.is_taken_discarded = not p.is_taken_promised
                 if not p.is_held_promised:
@@ -272,7 +272,7 @@ class PendingShards:
 
     def drop(self, shard_keys: Sequence[str]) -> None:
         """Drop all that is held of these shards."""
-        with self.lock:
+        with self.lock():
             for key in shard_keys:
                 p = self._shards.pop(key, None)
                 if p is not None:
@@ -280,12 +280,12 @@ class PendingShards:
 
     def drop_below(self, directory: str) -> None:
         """Drop all that is held of shards whose keys start with `directory`."""
-        with self.lock:
+        with self.lock():
             self.drop([key for key in self._shards if key.startswith(directory)])
 
     def clear(self) -> None:
         """Drop everything, and hold nothing more."""
-        with self.lock:
+        with self.lock():
             self.max_nbytes = None
             self.drop(list(self._shards))
 

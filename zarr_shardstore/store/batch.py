@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
@@ -11,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnpublishedError
+from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.plan.pending import PendingShards
 from zarr_shardstore.plan.requests import Flow
 from zarr_shardstore.store.publishing import Publisher
@@ -34,14 +34,14 @@ class BatchState:
     """
 
     def __init__(self) -> None:
-        self.pending = PendingShards(threading.RLock())
+        self.pending = PendingShards(SafeLock().held)
         self._open: list[Batch] = []
         self._leaving: list[Batch] = []
         _tables.add(self)
 
     def enter(self, block: Batch) -> None:
         """Hold values from now on."""
-        with self.pending.lock:
+        with self.pending.lock():
             self._open.append(block)
             self._set_limit()
 
@@ -53,7 +53,7 @@ class BatchState:
         list, optional
             Keys of the shards that it must publish, and then `finish`; ``None`` if it need not.
         """
-        with self.pending.lock:
+        with self.pending.lock():
             if block not in self._open:
                 return None  # a child process: the parent has the block
             self._open.remove(block)
@@ -69,7 +69,7 @@ class BatchState:
 
     def finish(self, block: Batch) -> None:
         """All is published that was held when `block` ended, or its caller is told what is not."""
-        with self.pending.lock:
+        with self.pending.lock():
             if block not in self._leaving:
                 return
             self._leaving.remove(block)
@@ -87,7 +87,7 @@ class BatchState:
 
     def reset(self) -> None:
         """In a child process: what the parent holds, the parent publishes."""
-        self.pending.lock = threading.RLock()
+        self.pending.lock = SafeLock().held
         self._open.clear()
         self._leaving.clear()
         self.pending.clear()

@@ -6,11 +6,12 @@ Whoever keeps what documents say compares the count, and reads them again when i
 from __future__ import annotations
 
 import os
-import threading
+
+from zarr_shardstore.io.safe_lock import SafeLock
 
 __all__ = ["count_change", "n_changes"]
 
-_lock = threading.Lock()
+_lock = SafeLock()
 _n = 0
 
 
@@ -22,7 +23,7 @@ def n_changes() -> int:
 def count_change(seen: int) -> tuple[int, bool]:
     """Count a change; return the new count, and whether its maker had seen all others."""
     global _n
-    with _lock:
+    with _lock.held():
         is_alone = seen == _n
         _n += 1
         return _n, is_alone
@@ -31,7 +32,7 @@ def count_change(seen: int) -> tuple[int, bool]:
 def _reset_after_fork() -> None:
     """Another thread of the parent may have held it."""
     global _lock
-    _lock = threading.Lock()
+    _lock = SafeLock()
 
 
 if hasattr(os, "register_at_fork"):

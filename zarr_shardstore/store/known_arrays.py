@@ -6,12 +6,12 @@ other processes change needs `KnownArrays.refresh`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.documents import Node, document_key, parse_json
+from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.plan.documents import read_documents
 from zarr_shardstore.plan.requests import Exists, Flow
 from zarr_shardstore.store import changes
@@ -74,7 +74,7 @@ class KnownArrays:
     def __init__(self, policy: ShardingPolicy, reader: ArrayReader) -> None:
         self.reader = reader
         self._policy = policy
-        self._lock = threading.Lock()
+        self._lock = SafeLock()
         self._knowledge = Knowledge(changes.n_changes())
         self._erased: dict[Node, StoredArray] = {}
 
@@ -83,7 +83,7 @@ class KnownArrays:
         knowledge = self._knowledge
         if knowledge.n_changes == changes.n_changes():
             return knowledge
-        with self._lock:
+        with self._lock.held():
             n_changes = changes.n_changes()
             if self._knowledge.n_changes != n_changes:
                 self._knowledge = Knowledge(n_changes)
@@ -127,7 +127,7 @@ class KnownArrays:
         for gone in list(self._erased):
             if gone == node or (node is None and document_key(gone).startswith(below)):
                 self._erased.pop(gone, None)
-        with self._lock:
+        with self._lock.held():
             before = self._knowledge
             n_changes, is_alone = changes.count_change(before.n_changes)
             kept: dict[Node, StoredArray] = {}

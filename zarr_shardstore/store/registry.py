@@ -9,13 +9,13 @@ array (an `ArrayContext`) and returns a `StorageTransformer`::
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.transformer_specs import SHARDING, TransformerSpec
+from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.plan.checksum import crc32c
 from zarr_shardstore.plan.sharding import sharding
 from zarr_shardstore.plan.stack import ArrayContext, StorageTransformer
@@ -26,7 +26,7 @@ TransformerFactory: TypeAlias = Callable[[Mapping[str, Any], ArrayContext], Stor
 
 ENTRY_POINTS = "zarr_shardstore.storage_transformers"
 
-_lock = threading.Lock()
+_lock = SafeLock()
 _factories: dict[str, TransformerFactory] = {SHARDING: sharding, "crc32c": crc32c}
 
 
@@ -45,7 +45,7 @@ def register_storage_transformer(name: str, factory: TransformerFactory) -> None
     SpecError
         If the name is taken by another one.
     """
-    with _lock:
+    with _lock.held():
         if _factories.setdefault(name, factory) is not factory:
             raise SpecError(f"there is a storage transformer {name!r} already")
 
@@ -79,5 +79,5 @@ def _factory(name: str) -> TransformerFactory:
             f"{', '.join(map(repr, sorted(known)))}"
         )
     loaded: TransformerFactory = found[0].load()
-    with _lock:
+    with _lock.held():
         return _factories.setdefault(name, loaded)

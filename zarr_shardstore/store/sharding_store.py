@@ -70,7 +70,8 @@ class ShardingStore(ZarrInterface):
     locking : {"os", "lockfile", "none"}
         What keeps two processes from updating a shard on local files at a time: a lock of the
         operating system on ``KEY.__lock``; that file alone, for network file systems without
-        locks (a killed writer leaves it behind); or nothing.
+        locks (a killed writer leaves it behind); or nothing. tensorstore has the same two modes;
+        all writers of a store must take the same one.
     durability : {"process", "power"}
         What a finished write on local files survives: the end of its process, or a loss of power,
         too (the file and its directories are synced; some milliseconds a write). Object stores
