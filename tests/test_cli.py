@@ -187,8 +187,8 @@ def test_what_is_handed_over_is_what_the_tools_take(module: str, tools: StandIn)
 
 
 def test_native_commands_hand_over_what_their_options_say(tools: StandIn) -> None:
-    """They change metadata alone, so they do not ask."""
-    assert run("to-native", "volume.zarr", "--ome", "--path", "raw").exit_code == 0
+    """And nothing else."""
+    assert run("to-native", "volume.zarr", "--ome", "--path", "raw", "--yes").exit_code == 0
     assert run("from-native", "packed.zarr", "--zarr-format", "2", "--dry-run").exit_code == 0
     assert tools.calls == [
         (
@@ -279,8 +279,14 @@ def test_an_error_ends_the_workers() -> None:
 # ------------------------------------------------------------- in place
 
 
-@pytest.mark.parametrize("command", CONVERSIONS)
-@pytest.mark.parametrize("destination", [[], ["./volume.zarr"]])
+@pytest.mark.parametrize(
+    ("command", "destination"),
+    [
+        *((command, where) for command in CONVERSIONS for where in ([], ["./volume.zarr"])),
+        ("to-native", []),
+        ("from-native", []),
+    ],
+)
 def test_without_a_terminal_objects_are_replaced_only_if_yes_is_said(
     command: str, destination: list[str], tools: StandIn
 ) -> None:
@@ -300,14 +306,24 @@ def test_without_a_terminal_objects_are_replaced_only_if_yes_is_said(
     assert len(tools.calls) == 2
 
 
-def test_on_a_terminal_it_asks(tools: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("command", "asks"),
+    [
+        ("shard", "are replaced, after they were verified. Go on?"),
+        ("to-native", "The metadata documents of 'volume.zarr' are replaced. Go on?"),
+        ("from-native", "The metadata documents of 'volume.zarr' are replaced. Go on?"),
+    ],
+)
+def test_on_a_terminal_it_asks(
+    command: str, asks: str, tools: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No is an answer."""
     monkeypatch.setattr(options, "_can_ask", lambda: True)
-    result = run("shard", "volume.zarr", input="n\n")
+    result = run(command, "volume.zarr", input="n\n")
     assert result.exit_code == 1
-    assert "are replaced, after they were verified. Go on?" in result.stderr
+    assert asks in result.stderr
     assert not tools.calls
-    assert run("shard", "volume.zarr", input="y\n").exit_code == 0
+    assert run(command, "volume.zarr", input="y\n").exit_code == 0
     assert len(tools.calls) == 1
 
 
@@ -330,8 +346,8 @@ def test_a_store_without_arrays_is_said(tools: StandIn, here: Path) -> None:
     """Exit code 1: most often it is a path that was mistyped."""
     (here / "empty").mkdir()
     tools.report, tools.native_report = ConversionReport(()), NativeReport(())
-    for command in ("info", "to-native", "from-native"):
-        one_sentence(run(command, "empty"), says="no array in 'empty'")
+    for args in (["info"], ["to-native", "--yes"], ["from-native", "--yes"]):
+        one_sentence(run(*args, "empty"), says="no array in 'empty'")
     result = run("shard", "empty", "new.zarr")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == "error: there is no array in 'empty'"
@@ -388,9 +404,9 @@ def test_conversions_print_what_became_of_each_array(tools: StandIn) -> None:
 def test_native_commands_print_what_became_of_each_node(tools: StandIn) -> None:
     """As a table, and as JSON."""
     for command in ("to-native", "from-native"):
-        lines = run(command, "volume.zarr").stdout.splitlines()
+        lines = run(command, "volume.zarr", "--yes").stdout.splitlines()
         assert lines == ["raw  translated  as is", "translated 1 of 1 nodes"]
-        found = json.loads(run(command, "volume.zarr", "--json").stdout)
+        found = json.loads(run(command, "volume.zarr", "--json", "--yes").stdout)
         assert found == tools.native_report.as_dict()
 
 
@@ -428,14 +444,41 @@ def test_compact_removes_dead_bytes(here: Path) -> None:
     shard = here / "dead/c/0"
     nbytes = 4 + 4 * 16 + 4
     assert shard.stat().st_size > nbytes
+    removed = shard.stat().st_size - nbytes
+    dry = json.loads(run("compact", "dead", "--dry-run", "--json").output)
+    expected = {"n_shards": 1, "n_compacted": 1, "removed_nbytes": removed, "errors": []}
+    assert dry == {**expected, "dry_run": True}
+    said = f"1 of 1 shard in dead compacted, {removed:,} bytes removed"
+    assert run("compact", "dead").output.strip() == said
     assert "no shard" in run("compact", "dead").output
+    assert "no shard" in run("compact", "dead", "--dry-run").output
     assert shard.read_bytes()[:4] == b"\2\0\2\0"
     assert shard.stat().st_size == nbytes
     assert [path.name for path in shard.parent.iterdir()] == ["0"]
 
 
+def test_compact_names_damage(here: Path) -> None:
+    """It fails, and the other shards are compacted; a dry run says so before."""
+    store = ShardingStore(here / "dead", chunks_per_shard=4)
+    z = zarr.create_array(store, shape=(16,), chunks=(2,), dtype="u2", compressors=None)
+    for value in (1, 2):
+        z[:2], z[8:10] = value, value
+    store.close()
+    (here / "dead/c/0").write_bytes(b"damaged")
+    for more in (["--dry-run"], []):
+        result = run("compact", "dead", *more)
+        assert result.exit_code == 1
+        assert "1 of 2 shards" in result.stdout
+        assert "! shard 'c/0'" in result.stderr
+
+
 def test_consolidate_collects_indexes(here: Path) -> None:
     """Of one array or of all; once more is no error, no array is."""
+    would_be = run("consolidate", "packed.zarr", "raw", "--dry-run", "--json").output
+    assert json.loads(would_be) == {"paths": ["raw"], "dry_run": True}
+    assert "would be consolidated" in run("consolidate", "packed.zarr", "--dry-run").output
+    one_sentence(run("consolidate", "packed.zarr", "x", "--dry-run"), says="no array has the path")
+    assert not (here / "packed.zarr/raw/__shards.index").exists()
     assert "1 array in packed.zarr" in run("consolidate", "packed.zarr", "raw").output
     assert (here / "packed.zarr/raw/__shards.index").is_file()
     assert "1 array" in run("consolidate", "packed.zarr").output
@@ -456,7 +499,7 @@ def test_info_shows_errors_and_notes_of_arrays(here: Path) -> None:
     (here / "packed.zarr/bad").mkdir()
     (here / "packed.zarr/bad/.zarray").write_text("{")
     result = run("info", "packed.zarr")
-    assert result.exit_code == 0
+    assert result.exit_code == run("info", "packed.zarr", "--json").exit_code == 1
     assert "! shard 'raw/c/0/0': the index of 8 entries" in result.stdout
     assert "! 'bad/.zarray' holds no JSON object" in result.stdout
     assert "2 errors" in result.stdout
@@ -484,7 +527,32 @@ def test_map_draws_into_the_terminal_and_into_files(here: Path) -> None:
     result = run("map", "packed.zarr", "raw")
     assert result.stdout.splitlines()[2] == "!██"
     assert "raw/c/0/0" in result.stderr
-    one_sentence(run("map", "packed.zarr", "x"), says="no array at 'x'")
+    assert result.exit_code == 1
+    one_sentence(run("map", "packed.zarr", "x"), says="no array at 'x'.* arrays in it: 'raw'")
+    one_sentence(run("map", "packed.zarr"), says="no array at ''.* arrays in it: 'raw'")
+
+
+def test_map_as_json(here: Path) -> None:
+    """How full each shard is; null where that is not known, and then status 1."""
+    zarr.create_array(str(here / "packed.zarr"), name="g/deep/er", shape=(4,), dtype="u1")
+    one_sentence(run("map", "packed.zarr", "g"), says="no array at 'g'.* below 'g': 'g/deep/er'$")
+    (here / "packed.zarr/raw/c/0/1").write_bytes(b"damaged")
+    result = run("map", "packed.zarr", "raw", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["fill"] == [[1, None, 1], [1, 1, 1], *[[0, 0, 0]] * 3]
+    assert found["counts"] == {"full": 5, "partial": 0, "missing": 9, "unreadable": 1}
+    assert (found["path"], found["chunks_per_shard"]) == ("raw", [2, 4])
+
+
+def test_a_rule_for_an_array_that_is_not_there(here: Path) -> None:
+    """It was meant for another one: an error, and nothing is done."""
+    before = sorted(here.rglob("*"))
+    rule = ["--chunks-per-shard", "S0=8", "--chunks-per-shard", "raw=2"]
+    for more in (["--yes"], ["--dry-run"], ["new.zarr"]):
+        result = run("shard", "volume.zarr", *rule, *more)
+        one_sentence(result, says="a rule for 'S0', and no array has such a path; there are 'raw'")
+    assert before == sorted(here.rglob("*"))
 
 
 def test_progress_lines_are_one_a_second_and_the_last() -> None:

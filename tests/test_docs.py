@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,19 @@ def test_the_code_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     namespace: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)
+
+
+def test_what_the_readme_defines_passes_mypy_strict(tmp_path: Path) -> None:
+    """Classes and functions that a reader copies into a program of his own."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    programs = [block for block in blocks if re.search(r"^(class|def) ", block, re.M)]
+    assert programs
+    for i, block in enumerate(programs):
+        program = tmp_path / f"readme_{i}.py"
+        program.write_text(f"from zarr_shardstore import ShardingStore\n{block}", encoding="utf-8")
+        command = [sys.executable, "-m", "mypy", "--strict", str(program)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_readme_names_each_command_and_the_makefile_has_it() -> None:

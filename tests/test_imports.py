@@ -27,6 +27,12 @@ def test_the_pure_floors_need_no_zarr(package: str) -> None:
     assert not {m for m in modules if m.split(".")[0] in ("zarr", "fsspec", "asyncio")}
 
 
+def test_transformers_can_be_written_without_zarr() -> None:
+    """The module with the names for it is as light as the pure floors."""
+    modules = modules_after("import zarr_shardstore.transformers as t; assert t.__all__")
+    assert not {m for m in modules if m.split(".")[0] in ("zarr", "fsspec", "asyncio")}
+
+
 def test_public_names() -> None:
     """All that is announced is there, and nothing else is guessed."""
     for name in zarr_shardstore.__all__:

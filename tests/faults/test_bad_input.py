@@ -454,19 +454,25 @@ def sharding_codec(inner: list[Any], chunk: int, index_codecs: list[Any] | None 
 
 @pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
 @pytest.mark.parametrize(
-    "codecs",
+    ("codecs", "native"),
     [
-        [sharding_codec([sharding_codec([{"name": "bytes"}], 2)], 4)],
-        [
-            {"name": "transpose", "configuration": {"order": [0]}},
-            sharding_codec([{"name": "bytes"}], 2),
-        ],
+        ([sharding_codec([sharding_codec([{"name": "bytes"}], 2)], 4)], "flat"),
+        (
+            [
+                {"name": "transpose", "configuration": {"order": [0]}},
+                sharding_codec([{"name": "bytes"}], 2),
+            ],
+            "passthrough",
+        ),
     ],
     ids=["nested", "behind a transpose"],
 )
-def test_a_sharding_codec_that_the_reader_was_shown_may_be_written_back(codecs: Any) -> None:
+def test_a_sharding_codec_that_the_reader_was_shown_may_be_written_back(
+    codecs: Any, native: Any
+) -> None:
     """zarr spells out defaults; attributes and shape are updated all the same."""
-    store = ShardingStore({"a/zarr.json": json.dumps(native_document(codecs)).encode()})
+    base = {"a/zarr.json": json.dumps(native_document(codecs)).encode()}
+    store = ShardingStore(base, native=native)
     z = zarr.open_array(store, path="a")
     z.attrs["x"] = 1
     z.resize((16,))
@@ -477,11 +483,14 @@ def test_a_sharding_codec_that_the_reader_was_shown_may_be_written_back(codecs: 
 
 
 @pytest.mark.parametrize("index_codecs", [["bytes"], [{"name": "bytes"}], [{"name": "zstd"}]])
-def test_index_codecs_that_cannot_be_expressed_pass_through(index_codecs: Any) -> None:
-    """The document is shown as it is; whoever reads it natively decides."""
+def test_index_codecs_that_cannot_be_expressed(index_codecs: Any) -> None:
+    """Refused, or left to zarr on request."""
     doc = native_document([sharding_codec([{"name": "bytes"}], 2, index_codecs)])
-    data = json.dumps(doc).encode()
-    assert ShardingMapping({"a/zarr.json": data})["a/zarr.json"] == data
+    base = {"a/zarr.json": json.dumps(doc).encode()}
+    with pytest.raises(UnsupportedError, match="index of the shards"):
+        ShardingMapping(base)["a/zarr.json"]
+    left = ShardingMapping(base, native="passthrough")
+    assert left["a/zarr.json"] == base["a/zarr.json"]
 
 
 def test_a_damaged_member_does_not_close_the_group() -> None:

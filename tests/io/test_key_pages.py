@@ -45,13 +45,15 @@ def test_the_keys_are_those_of_a_walk(paths: list[str], prefix: str, n_at_once: 
 
 
 def test_links_are_what_they_are_to_a_walk(tmp_path: Path) -> None:
-    """To a file, or to nothing: a key. To a directory: none, also where it leads to itself."""
+    """To a file: a key. To a directory: none, also where it leads to itself. To nothing: it cannot
+    be read, and is none."""
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "file").touch()
     for name, target in (("f", "d/file"), ("other", "d"), ("loop", "."), ("gone", "missing")):
         (tmp_path / name).symlink_to(tmp_path / target)
     keys = list(keys_below(f"{tmp_path}/", ""))
-    assert sorted(keys) == sorted(walked(tmp_path, "")) == ["d/file", "f", "gone"]
+    assert sorted(keys) == ["d/file", "f"]
+    assert set(walked(tmp_path, "")) - set(keys) == {"gone"}
 
 
 def test_a_disk_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from zarr_vectors.types.points import read_points, write_points
 from zarr_vectors.types.polylines import read_polylines, write_polylines
 from zarr_vectors.validate import validate
 
+import zarr_shardstore
 from tests.store.bases import BASES, objects_of
 from zarr_shardstore import ShardingStore, UnsupportedError
 
@@ -293,3 +294,44 @@ class TestItsOwnSharding:
         store = ShardingStore(base, chunks_per_shard=CHUNKS_PER_SHARD)
         with pytest.raises(UnsupportedError, match="chunks_per_shard"):
             write_points(store, POSITIONS, chunk_shape=CHUNK_SHAPE, shard_shape=4)
+
+
+STEPS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, int, int] | None]] = [
+    ("reshard", (4,), {}, (4, 4, 4)),  # of a flat store
+    ("shard_store", (), {"shard_shape": 8}, (8, 8, 8)),
+    ("shard_store", (), {"shard_shape": (4, 4, 2)}, (4, 4, 2)),
+    ("reshard", (), {"shard_shape": 3}, (3, 3, 3)),
+    ("reshard", (None,), {}, None),
+    ("shard_store", (), {"shard_shape": 2}, (2, 2, 2)),
+    ("reshard", (), {"shard_shape": None}, None),
+]
+
+
+class TestConversionsByTheNamesOfItsGuide:
+    def test_give_what_its_own_give(self, tmp_path: Path) -> None:
+        """Shards as asked, none larger than the grid; its `get_shard_info` and ours say the same of
+        them; it reads the same points. Once more is no work."""
+        path = str(tmp_path / "points.zarrvectors")
+        write_all_points(path)
+        arrays = {
+            name: member.shape
+            for name, member in zarr.open_group(path, mode="r").members(max_depth=None)
+            if isinstance(member, zarr.Array) and member.ndim == 3  # a chunk has one element
+        }
+        expected = read_all_points(path)
+        for name, args, options, asked in STEPS:
+            for n_done in (len(arrays), 0):
+                function = getattr(zarr_shardstore, name)
+                report = function(path, *args, paths=list(arrays), **options)
+                assert len(report.arrays) - report.n_skipped == n_done
+            found, told = zarr_shardstore.get_shard_info(path), get_shard_info(path)
+            assert set(found) == set(told)
+            assert all(found[key] == told[key] for key in ("sharded", "shard_count"))
+            ours, its = ({a["name"]: a for a in info["arrays"]} for info in (found, told))
+            assert ours == its
+            shards = {name: tuple(array["shard_shape"]) for name, array in ours.items()}
+            clipped = {} if asked is None else {
+                name: tuple(map(min, asked, grid)) for name, grid in arrays.items()
+            }  # fmt: skip
+            assert shards == clipped
+            assert_same(read_all_points(path), expected)

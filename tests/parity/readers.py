@@ -19,7 +19,7 @@ import pytest
 import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec
 
-from zarr_shardstore import DraftHierarchyStore, ShardingStore
+from zarr_shardstore import DraftHierarchyStore, ShardingStore, from_native
 
 HERE = Path(__file__).parent
 OLD_PYTHON = os.environ.get("ZARR_SHARDSTORE_ZARR218")
@@ -72,6 +72,13 @@ def v3_options(order: str, is_compressed: bool) -> dict[str, Any]:
 def write_v3(base: Path, order: str, is_compressed: bool, **store_options: Any) -> Any:
     store = ShardingStore(base, **store_options)
     return create(store, CHUNKS, **v3_options(order, is_compressed))
+
+
+def write_from_native(base: Path, order: str, is_compressed: bool) -> Any:
+    """Declared by the codec first."""
+    write_v3(base, order, is_compressed, chunks_per_shard=2)
+    from_native(base)
+    return ShardingStore(base)
 
 
 def write_with_shards(base: Path, order: str, is_compressed: bool) -> Any:
@@ -127,6 +134,7 @@ WRITERS: dict[str, Callable[[Path, str, bool], Any]] = {
     "codec, left to zarr": write_with_shards,
     "transformers": partial(write_v3, chunks_per_shard=2, declaration="storage_transformers"),
     "transformers, stack": partial(write_v3, chunks_per_shard=2, storage_transformers=STACK),
+    "transformers, from_native": write_from_native,
     "marker": partial(write_v2, separator=".", chunks_per_shard=2),
     "marker, nested": partial(write_v2, separator="/", chunks_per_shard=2),
     "marker, stack": partial(
@@ -136,7 +144,7 @@ WRITERS: dict[str, Callable[[Path, str, bool], Any]] = {
 }
 PLAIN = ["plain v3", "plain v2"]
 CODEC = [name for name in WRITERS if name.startswith("codec")]
-TRANSFORMERS = ["transformers", "transformers, stack"]
+TRANSFORMERS = [name for name in WRITERS if name.startswith("transformers")]
 MARKER = ["marker", "marker, nested", "marker, stack"]
 
 

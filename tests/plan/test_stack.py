@@ -101,10 +101,15 @@ def test_an_update_of_a_shard_takes_along_what_lies_below(stack: Any, below: Any
     assert [r.below for r in batch if isinstance(r, UpdateShard)] == [below, below]
 
 
-def test_a_key_that_the_sharding_cannot_read() -> None:
-    """Of a transformer above that changes keys: refused, not stored somewhere."""
-    with pytest.raises(SpecError, match="'a/rot13' is no chunk key"):
-        run({}, perform((SHARDING,), [Get("a/rot13")]))
+@pytest.mark.parametrize("key", ["content/0f", "a/rot13", "b/c0/1"])
+def test_keys_that_are_not_of_the_sharding_are_passed_on(key: str) -> None:
+    """Of a transformer above that changes keys, alone and beside chunks."""
+    objects: dict[str, bytes] = {}
+    run(objects, perform((SHARDING,), [Set(key, b"other")]))
+    assert objects == {key: b"other"}
+    founds = run(objects, perform((SHARDING,), [Get("a/c0/1"), Get(key), Exists(key)]))
+    assert [founds[0].value, bytes(founds[1].value), founds[2]] == [None, b"other", True]
+    assert run(objects, keys_above((SHARDING,), [key])) == [(key, None)]
 
 
 @given(st.binary(max_size=50), st.data())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,22 @@ from zarr_shardstore import (
     SpecError,
     UnsupportedError,
     register_storage_transformer,
+)
+from zarr_shardstore.transformers import (
+    ArrayContext,
+    Delete,
+    Exists,
+    Flow,
+    Found,
+    Get,
+    GetSize,
+    Modify,
+    Request,
+    Set,
+    SetIfNotExists,
+    SetPartial,
+    apply_pieces,
+    resolve_range,
 )
 
 DATA = np.arange(7 * 5, dtype="int32").reshape(7, 5)
@@ -250,8 +269,6 @@ class Reversed:
         assert array.document["storage_transformers"] == []
 
     def perform(self, requests: Any) -> Any:
-        from zarr_shardstore.plan.requests import Get, Set
-
         below = [
             Set(r.key, bytes(r.value)[::-1]) if isinstance(r, Set) else Get(r.key) for r in requests
         ]
@@ -282,8 +299,99 @@ def test_a_registered_transformer() -> None:
     assert stored["z/c/0/0"]
 
 
+class ContentAddressed:
+    """The hash of a value at its key, and the value itself at ``content/HASH``, once."""
+
+    def __init__(self, configuration: Any, array: ArrayContext) -> None:
+        assert not configuration
+
+    def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
+        replies: list[Any] = []
+        for request in requests:
+            replies.append((yield from self._one(request)))  # noqa: PERF401
+        return replies
+
+    def _one(self, request: Request) -> Flow[Any]:
+        match request:
+            case Get(key) | GetSize(key):
+                value = yield from self._value(key)
+                if isinstance(request, GetSize):
+                    return None if value is None else len(value)
+                if value is None:
+                    return Found(None, None)
+                start, stop = resolve_range(request.byte_range, len(value))
+                return Found(memoryview(value)[start:stop], None, len(value))
+            case Set(key, value) | SetIfNotExists(key, value):
+                digest = hashlib.sha256(value).hexdigest().encode()
+                yield [Set(f"content/{digest.decode()}", bytes(value))]
+                (reply,) = yield [type(request)(key, digest)]
+                return reply
+            case Modify(key, change):
+                return (yield from self._one(Set(key, change((yield from self._value(key))))))
+            case SetPartial(key, pieces):
+                old = yield from self._value(key)
+                return (yield from self._one(Set(key, apply_pieces(key, old, pieces))))
+            case Exists() | Delete():
+                (reply,) = yield [request]
+                return reply
+        raise AssertionError(request)
+
+    def _value(self, key: str) -> Flow[bytes | None]:
+        (digest,) = yield [Get(key)]
+        if digest.value is None:
+            return None
+        (found,) = yield [Get(f"content/{bytes(digest.value).decode()}")]
+        return bytes(found.value)
+
+    def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
+        return [(key, None) for key in keys]
+        yield
+
+
+CAS = "tests.example/content-addressed"
+register_storage_transformer(CAS, ContentAddressed)
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+@pytest.mark.parametrize(
+    "stack",
+    [
+        [CAS, "sharding"],
+        ["sharding", CAS],
+        ["crc32c", CAS, "sharding"],
+        [CAS, "sharding", "crc32c"],
+    ],
+    ids=str,
+)
+def test_content_addressing(base: Any, stack: list[str], is_batch: bool) -> None:
+    """Above sharding and below it. The public names are enough to write such a transformer."""
+    store = ShardingStore(base, chunks_per_shard=4, storage_transformers=stack)
+    with store.batch() if is_batch else contextlib.nullcontext():
+        z = zarr.create_array(
+            store, name="z", shape=(16, 16), chunks=(2, 2), dtype="u1", compressors=None
+        )
+        z[:] = 1
+        z[:4] = 2
+        z[0, 0] = 3
+    m = ShardingMapping(base)
+    again = zarr.open_array(ShardingStore(base), path="z")
+    expected = np.where(np.arange(16)[:, None] < 4, 2, 1) * np.ones((1, 16), int)
+    expected[0, 0] = 3
+    np.testing.assert_array_equal(again[:], expected)
+    keys = [f"z/c/{i}/{j}" for i in range(8) for j in range(8)]
+    assert sorted(key for key in m if key.startswith("z/c/")) == sorted(keys)
+    assert m.get_partial_values([(keys[-1], (1, 2)), (keys[0], (0, 1))]) == [b"\1\1", b"\3"]
+    objects = objects_of(base)
+    assert len([key for key in objects if key.startswith("z/c/")]) == 4
+    if stack[0] != "sharding":
+        contents = {key for key in objects if key.startswith("content/")}
+        assert len(contents) == 3, "of 64 chunks"
+    m.erase_values(keys[:-1])
+    assert [key for key in m if key.startswith("z/c/")] == keys[-1:]
+
+
 ENTRY_POINT_PACKAGE = """
-from zarr_shardstore.plan.stack import ValueTransformer
+from zarr_shardstore.transformers import ValueTransformer
 
 class Xor(ValueTransformer):
     def __init__(self, number):

@@ -37,6 +37,7 @@ from zarr_shardstore import (
     ShardingStore,
     SpecError,
     UnsupportedError,
+    get_shard_info,
 )
 from zarr_shardstore.errors import ReadOnlyError, UnfinishedConversionError
 from zarr_shardstore.plan.requests import Get, GetMany, GetSize, ListDir, ListPrefix
@@ -119,7 +120,7 @@ def test_a_second_run_changes_nothing(name: str, again: Callable[[Any], Any]) ->
     assert (base.writes, report.n_skipped, report.n_chunks) == ([], 1, 0)
     unshard_store(base)
     base.writes.clear()
-    for report in (unshard_store(base), reshard(base, 2)):
+    for report in (unshard_store(base), reshard(base, None)):
         assert report.arrays[0].reason == "it has no shards"
     assert base.writes == []
 
@@ -220,6 +221,84 @@ def test_a_tuple_of_another_length() -> None:
         shard_store(base, chunks_per_shard=(2, 2))
     assert base.writes == []
     shard_store(base, chunks_per_shard=(2, 2), paths=["raw", "mask"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "expected"),
+    [
+        (8, None, (3, 2)),
+        ((2, 8), None, (2, 2)),
+        (8, (8, 8), (8, 8)),  # made by a store: it has them already
+        (8, (3, 2), (3, 2)),
+        (9, (8, 8), (3, 2)),
+        ((2, 1), (8, 8), (2, 1)),
+    ],
+)
+def test_no_shard_is_larger_than_the_grid(asked: Any, there: Any, expected: Any) -> None:
+    """Its index would be full of missing entries. A second run finds the same."""
+    base: dict[str, bytes] = {}
+    array = full()
+    store = ShardingMapping(base, chunks_per_shard=there)
+    for key, value in array.objects().items():
+        store[key] = value
+    for n_done in (expected != there, 0):
+        (report,) = shard_store(base, chunks_per_shard=asked).arrays
+        assert (report.action != "skipped") == n_done
+        assert report.chunks_per_shard == expected
+    assert meaning(view(base)) == meaning(array.objects())
+    assert get_shard_info(base).index_nbytes == get_shard_info(base).n_objects * (
+        16 * int(np.prod(expected)) + 4
+    )
+
+
+def test_an_empty_array_gets_the_shards_that_are_asked_for() -> None:
+    """It will grow; along the dimensions that it has, they are clipped."""
+    base = full(grid=(0, 2)).objects()
+    assert shard_store(base, chunks_per_shard=8).arrays[0].chunks_per_shard == (8, 2)
+
+
+def test_new_arrays_are_not_clipped() -> None:
+    """They are often made small, and grow."""
+    base: dict[str, bytes] = {}
+    z = zarr.create_array(
+        ShardingStore(base, chunks_per_shard=8), shape=(3,), chunks=(1,), dtype="u1"
+    )
+    z.resize((64,))
+    z[:] = 1
+    assert get_shard_info(base).n_objects == 8
+
+
+def test_reshard_makes_shards_of_plain_chunks() -> None:
+    """And plain chunks of shards, if it is told none; by both names of the option."""
+    base = three()
+    for given, expected in (
+        ({"chunks_per_shard": 2}, (2, 2)),
+        ({"shard_shape": None}, None),
+        ({"shard_shape": (3, 1)}, (3, 1)),
+    ):
+        report = reshard(base, **given)
+        assert [r.chunks_per_shard for r in report.arrays] == [expected] * 3
+        assert meaning(view(base)) == meaning(three())
+    assert shard_store(base, shard_shape=2).arrays[0].chunks_per_shard == (2, 2)
+    wrongs: list[Callable[[], Any]] = [
+        lambda: reshard(base),
+        lambda: reshard(base, 2, shard_shape=2),
+        lambda: shard_store(base, chunks_per_shard=2, shard_shape=2),
+    ]
+    for wrong in wrongs:
+        with pytest.raises(SpecError, match="chunks_per_shard"):
+            wrong()
+
+
+def test_a_rule_for_no_array() -> None:
+    """An error that names what there is; a rule for arrays that are not chosen is none."""
+    base = Counting(three())
+    for convert in (shard_store, reshard):
+        with pytest.raises(SpecError, match=r"rule for 'raw/x'.*'mask', 'raw/a', 'raw/b'"):
+            convert(base, chunks_per_shard={"raw/x": 2, "*": 2})
+    assert base.writes == []
+    report = shard_store(base, chunks_per_shard={"mask": 2, "raw/*": 3}, paths="raw")
+    assert report.arrays[0].action == "skipped"
 
 
 @pytest.mark.parametrize("path", ["", "c", "0", "c/0", "a b", "ü/\U0001f600", "[x]", "zarr", "1.2"])
@@ -828,7 +907,7 @@ def test_declarations_of_v3() -> None:
     assert [codec["name"] for codec in doc["codecs"]] == ["bytes"]
     reshard(base, 3)
     doc = stored_document(base, full())
-    assert doc["storage_transformers"][0]["configuration"]["chunks_per_shard"] == [3, 3]
+    assert doc["storage_transformers"][0]["configuration"]["chunks_per_shard"] == [3, 2]
     reshard(base, 2, declaration="codec")
     doc = stored_document(base, full())
     assert [codec["name"] for codec in doc["codecs"]] == ["sharding_indexed"]

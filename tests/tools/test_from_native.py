@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zarr
 
 from tests.tools.test_native import assert_read, data_of, documents_of, make_v2, make_v3, wrap
-from zarr_shardstore import ShardingStore, SpecError, UnsupportedError, from_native, to_native
+from zarr_shardstore import (
+    ShardingMapping,
+    ShardingStore,
+    SpecError,
+    UnsupportedError,
+    from_native,
+    to_native,
+)
 
 
 def native(make: Callable[[Any], Any]) -> Any:
@@ -114,7 +124,7 @@ def changed_twin() -> Any:
     [
         (other_keys, 2, "'plain' .*'default'.*conversion"),
         (other_codecs, 2, "'img/a' .*sharding codec"),
-        (other_codecs, 3, "'img/a' .*index of another form"),
+        (other_codecs, 3, "'img/a' .*beside .*other codecs"),
         (changed_twin, 2, "'plain' .*different"),
     ],
 )
@@ -144,3 +154,21 @@ def test_arrays_left_to_zarr_are_left_alone() -> None:
 def test_formats() -> None:
     with pytest.raises(SpecError, match="zarr_format"):
         from_native({}, zarr_format=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_an_array_with_consolidated_indexes(tmp_path: Path, zarr_format: Any) -> None:
+    """Whichever way it is translated, its document says that they are there."""
+    root = str(tmp_path)
+    with_shards = ShardingStore(root, chunks_per_shard=4)
+    z = zarr.create_array(
+        with_shards, name="a", shape=(64,), chunks=(4,), dtype="i4", zarr_format=2
+    )
+    z[:] = 1
+    with_shards.close()
+    ShardingMapping(root).consolidate_index("a")
+    for translate in (to_native, partial(from_native, zarr_format=zarr_format), to_native):
+        translate(root)
+        np.testing.assert_array_equal(zarr.open_array(ShardingStore(root), path="a")[:], 1)
+        (document,) = [p for p in (tmp_path / "a").iterdir() if p.name in (".zarray", "zarr.json")]
+        assert "zarr_shardstore_index" in json.loads(document.read_bytes())

@@ -98,7 +98,7 @@ DryRun: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")
 ]
 Yes: TypeAlias = Annotated[
-    bool, typer.Option("--yes", help="Replace the stored objects without asking.")
+    bool, typer.Option("--yes", help="Replace what is stored without asking.")
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 Debug: TypeAlias = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]

@@ -34,6 +34,7 @@ from zarr_shardstore.cli.options import (
     NotPossibleError,
     check_source,
     chunks_per_shard_of,
+    confirm,
     confirm_in_place,
     executor_of,
     storage_options_of,
@@ -169,6 +170,7 @@ def to_native(
     ] = False,
     source_option: SourceOptions = None,
     dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -178,8 +180,9 @@ def to_native(
     """
     with failures_as_sentences(debug=debug, resume=True):
         options = storage_options_of(source_option or ())
+        _confirm_metadata(check_source(store), is_confirmed=yes or dry_run)
         report = _tools("native").to_native(
-            check_source(store),
+            store,
             paths=path or None,
             ome=ome,
             storage_options=options,
@@ -196,6 +199,7 @@ def from_native(
     ] = 3,
     source_option: SourceOptions = None,
     dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -205,14 +209,20 @@ def from_native(
     """
     with failures_as_sentences(debug=debug, resume=True):
         options = storage_options_of(source_option or ())
+        _confirm_metadata(check_source(store), is_confirmed=yes or dry_run)
         report = _tools("native").from_native(
-            check_source(store),
+            store,
             paths=path or None,
             zarr_format=zarr_format,
             storage_options=options,
             dry_run=dry_run,
         )
         _print_report(report, report.entries, native_text, store, as_json=as_json)
+
+
+def _confirm_metadata(store: str, *, is_confirmed: bool) -> None:
+    warning = f"the metadata documents of {store!r} are replaced"
+    confirm(warning, "--dry-run to see which", is_confirmed=is_confirmed)
 
 
 def _convert(

@@ -2,7 +2,7 @@
 
 ====  ==================================================================
 0     done
-1     it failed; one sentence on stderr says why
+1     it failed, and one sentence on stderr says why; or what it looked at is damaged
 2     the call is wrong: nothing was done
 130   interrupted
 ====  ==================================================================

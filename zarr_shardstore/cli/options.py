@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ __all__ = [
     "NotPossibleError",
     "check_source",
     "chunks_per_shard_of",
+    "confirm",
     "confirm_in_place",
     "executor_of",
     "storage_options_of",
@@ -105,10 +107,10 @@ def check_source(store: str) -> str:
     Raises
     ------
     NotPossibleError
-        If it is no directory.
+        If it is no directory, and no zip.
     """
     path = _local_path(store)
-    if path is not None and not path.is_dir():
+    if path is not None and not path.is_dir() and not zipfile.is_zipfile(path):
         what = "is a file, not a directory" if path.exists() else "does not exist"
         raise NotPossibleError(f"the store {store!r} {what}")
     return store
@@ -126,17 +128,30 @@ def confirm_in_place(source: str, destination: str | None, *, is_confirmed: bool
 
     Raises
     ------
+    typer.BadParameter, typer.Abort
+        As `confirm`.
+    """
+    if destination is not None and not _is_same(source, destination):
+        return
+    warning = f"the stored objects of {source!r} are replaced, after they were verified"
+    confirm(warning, "name a destination", is_confirmed=is_confirmed)
+
+
+def confirm(warning: str, other_way: str, *, is_confirmed: bool) -> None:
+    """Ask whether to go on, if nothing else says so.
+
+    Raises
+    ------
     typer.BadParameter
         If nobody can be asked.
     typer.Abort
         If the answer is no.
     """
-    if is_confirmed or (destination is not None and not _is_same(source, destination)):
+    if is_confirmed:
         return
-    warning = f"the stored objects of {source!r} are replaced, after they were verified"
     if not _can_ask():
         raise typer.BadParameter(
-            f"{warning}: say --yes to do that, or name a destination", param_hint="'--yes'"
+            f"{warning}: say --yes to do that, or {other_way}", param_hint="'--yes'"
         )
     typer.confirm(f"{warning[0].upper()}{warning[1:]}. Go on?", abort=True, err=True)
 

@@ -9,10 +9,19 @@ from rich.filesize import decimal
 from rich.text import Text
 from rich.tree import Tree
 
+from zarr_shardstore.tools.compaction import CompactionReport
 from zarr_shardstore.tools.info import ArrayInfo, StoreInfo
 from zarr_shardstore.tools.report import ArrayReport, ConversionReport
 
-__all__ = ["conversion_text", "info_tree", "name_of", "native_text", "printable", "totals_text"]
+__all__ = [
+    "compaction_text",
+    "conversion_text",
+    "info_tree",
+    "name_of",
+    "native_text",
+    "printable",
+    "totals_text",
+]
 
 
 def printable(text: str) -> str:
@@ -153,6 +162,17 @@ def _done_row(array: ArrayReport) -> list[str]:
         return [name, array.hierarchy, array.action, cps, "", "", "", reason]
     counts = [f"{array.n_chunks:,}", f"{array.n_objects:,}", decimal(array.n_bytes)]
     return [name, array.hierarchy, array.action, cps, *counts, reason]
+
+
+def compaction_text(report: CompactionReport, store: str) -> str:
+    """What a compaction removed, or would remove."""
+    if not report.n_compacted:
+        return f"no shard in {printable(store)} has dead bytes"
+    would_be = "would be " if report.dry_run else ""
+    return (
+        f"{report.n_compacted:,} of {_count(report.n_shards, 'shard')} in {printable(store)} "
+        f"{would_be}compacted, {_count(report.removed_nbytes, 'byte')} {would_be}removed"
+    )
 
 
 def native_text(report: Any) -> str:

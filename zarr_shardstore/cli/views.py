@@ -44,7 +44,10 @@ def info(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show arrays, and what their shards hold."""
+    """Show arrays, and what their shards hold.
+
+    If something is damaged, it says so and ends with status 1.
+    """
     with failures_as_sentences(debug=debug):
         found = get_shard_info(
             check_source(store),
@@ -55,12 +58,14 @@ def info(
             raise NotPossibleError(f"there is no array in {store!r}")
         if as_json:
             typer.echo(json.dumps(found.as_dict(), indent=2))
-            return
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=_ENDLESS)
-        console.print(info_tree(found), highlight=False)
-        console.print(totals_text(found), highlight=False, markup=False)
+        else:
+            console = Console()
+            if not console.is_terminal:
+                console = Console(width=_ENDLESS)
+            console.print(info_tree(found), highlight=False)
+            console.print(totals_text(found), highlight=False, markup=False)
+        if any(array.n_errors for array in found.arrays):
+            raise typer.Exit(1)
 
 
 def draw_map(
@@ -73,9 +78,13 @@ def draw_map(
         Path | None, typer.Option("--html", help="Draw into this page, which loads nothing.")
     ] = None,
     source_option: SourceOptions = None,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Draw which shards there are, and how full."""
+    """Draw which shards there are, and how full.
+
+    If some are damaged, it names them and ends with status 1.
+    """
     with failures_as_sentences(debug=debug):
         options = storage_options_of(source_option or ())
         shards = shard_map(check_source(store), path, storage_options=options)
@@ -85,8 +94,10 @@ def draw_map(
             html.write_text(render_html(shards), encoding="utf-8")
         for file in (png, html):
             if file is not None:
-                typer.echo(f"drawn: {file}")
-        if png is None and html is None:
+                typer.echo(f"drawn: {file}", err=as_json)
+        if as_json:
+            typer.echo(json.dumps(shards.as_dict()))
+        elif png is None and html is None:
             size = Console().size if sys.stdout.isatty() else None
             typer.echo(
                 render_text(
@@ -101,6 +112,8 @@ def draw_map(
             typer.echo(f"! {error}", err=True)
         if len(shards.errors) > _MAX_ERRORS:
             typer.echo(f"! and {len(shards.errors) - _MAX_ERRORS:,} more", err=True)
+        if shards.errors:
+            raise typer.Exit(1)
 
 
 def _can_show_blocks() -> bool:

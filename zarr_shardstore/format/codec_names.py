@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.transformer_specs import name_of
 
 __all__ = [
     "codec_of_compressor",
@@ -157,15 +158,17 @@ def draft_compressor(config: Mapping[str, Any]) -> Config:
 def name_and_options(codec: Any) -> tuple[str, Config]:
     """Name and configuration of a v3 codec, which may be spelled as a bare name.
 
+    ``endian`` is another name of ``bytes``.
+
     Raises
     ------
     SpecError
         If it is no codec.
     """
-    if isinstance(codec, str):
-        return codec, {}
-    if isinstance(codec, Mapping) and isinstance(codec.get("name"), str):
-        return codec["name"], dict(codec.get("configuration") or {})
+    name = name_of(codec)
+    configuration = codec.get("configuration") if isinstance(codec, Mapping) else None
+    if isinstance(name, str) and isinstance(configuration, Mapping | None):
+        return name, dict(configuration or {})
     raise SpecError(f"{codec!r} is no codec")
 
 

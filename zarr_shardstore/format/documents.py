@@ -20,16 +20,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.data_types import parse_draft, parse_numpy, parse_v3
 from zarr_shardstore.format.declarations import (
     Declaration,
     Native,
+    chunk_key_encoding,
     chunks_per_shard,
     find_declaration,
+    format_of,
 )
 from zarr_shardstore.format.grid import chunk_grid_shape
 from zarr_shardstore.format.index_collection import is_collected
-from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, Coords
+from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, Coords, is_separator
 from zarr_shardstore.format.transformer_specs import TransformerSpec
 from zarr_shardstore.format.unfinished import check_finished
 
@@ -45,6 +48,7 @@ __all__ = [
     "is_array_document",
     "node_of_document",
     "parse_array",
+    "parse_document",
     "parse_json",
     "plain_geometry",
 ]
@@ -53,6 +57,14 @@ Hierarchy = Literal["draft", "v3", "v2"]
 
 _DRAFT_META = "meta/root"
 _DRAFT_SUFFIX = ".array.json"
+_MAX_DEPTH = 200
+"""Levels of a JSON value. Documents have about ten; more would need too deep a recursion."""
+
+_WORDS = (b"sharding", b"shardstore", b"storage_transformers")
+"""Words of all declarations."""
+
+_DRAFT_GRID = {"type", "chunk_shape", "separator"}
+_EXTENSION_MEMBERS = {"name", "configuration", "must_understand"}
 _NAMES = {"v3": "zarr.json", "v2": ".zarray"}
 
 
@@ -157,12 +169,47 @@ class ArrayDocument:
 
 
 def parse_json(data: bytes | memoryview) -> dict[str, Any] | None:
-    """The JSON object that a document holds; ``None`` if it holds none."""
+    """The JSON object that a document holds; ``None`` if it holds none, or is nested too deeply."""
+    text = bytes(data)
     try:
-        doc = json.loads(bytes(data))
-    except (ValueError, RecursionError):  # the latter: nested by the thousand, to do harm
+        doc = json.loads(text)
+    except (ValueError, RecursionError):
         return None
-    return doc if isinstance(doc, dict) else None
+    return doc if isinstance(doc, dict) and not _is_too_deep(doc, text) else None
+
+
+def parse_document(node: Node, data: bytes | memoryview) -> dict[str, Any] | None:
+    """As `parse_json`, for the document of an array.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be parsed and names sharding: damaged, or nested to do harm.
+    """
+    doc = parse_json(data)
+    if doc is None and any(word in bytes(data) for word in _WORDS):
+        raise SpecError(
+            f"the document {document_key(node)!r} of {node.path!r} is no JSON object that can be "
+            "read, and it names sharding: restore the document"
+        )
+    return doc
+
+
+def _is_too_deep(doc: dict[str, Any], text: bytes) -> bool:
+    if text.count(b"{") + text.count(b"[") <= _MAX_DEPTH:
+        return False
+    level: list[Any] = [doc]
+    for _ in range(_MAX_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += value.values()
+            elif isinstance(value, list):
+                below += value
+        if not below:
+            return False
+        level = below
+    return True
 
 
 def dump_document(doc: Mapping[str, Any]) -> bytes:
@@ -183,19 +230,22 @@ def parse_array(
     Raises
     ------
     SpecError, UnsupportedError
-        As `find_declaration`.
+        As `find_declaration`; also if it is sharded and the keys of its chunks are not known.
     UnfinishedConversionError
         If the objects of the array are being replaced.
     """
     if not is_array_document(node, doc):
         return None
     check_finished(node.path, doc)
-    geometry = plain_geometry(node.hierarchy, doc)
-    if geometry is None:
-        return ArrayDocument(node, None)
     found = find_declaration(doc, native)
+    geometry = plain_geometry(node.hierarchy, doc) if format_of(doc) == node.hierarchy else None
     if found is None:
         return ArrayDocument(node, geometry)
+    if geometry is None:
+        raise UnsupportedError(
+            "it is sharded, and its shape, its chunk grid or the keys of its chunks have a form "
+            "that is not known here"
+        )
     cps = chunks_per_shard(found, len(geometry.shape))
     chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
     geometry = Geometry(geometry.shape, chunk_shape, geometry.encoding)
@@ -210,26 +260,28 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
         match hierarchy:
             case "draft":
                 grid = doc["chunk_grid"]
-                is_regular = grid["type"] == "regular"
+                is_regular = grid["type"] == "regular" and grid.keys() <= _DRAFT_GRID
                 chunk_shape = grid["chunk_shape"]
                 encoding = _encoding("draft", grid.get("separator", "/"))
             case "v3":
                 grid = doc["chunk_grid"]
-                is_regular = grid["name"] == "regular"
+                is_regular = grid["name"] == "regular" and len(grid["configuration"]) == 1
                 chunk_shape = grid["configuration"]["chunk_shape"]
-                encoding = _v3_encoding(doc["chunk_key_encoding"])
+                encoding = _v3_encoding(chunk_key_encoding(doc))
             case "v2":
                 chunk_shape = doc["chunks"]
                 encoding = _encoding("v2", doc.get("dimension_separator") or ".")
         shape = doc["shape"]
+        are_lists = isinstance(shape, list | tuple) and isinstance(chunk_shape, list | tuple)
         numbers = [*shape, *chunk_shape]
     except (KeyError, TypeError, AttributeError):
         return None
     is_sound = (
         is_regular
+        and are_lists
         and encoding is not None
         and len(shape) == len(chunk_shape)
-        and all(isinstance(n, int) and n >= 0 for n in numbers)
+        and all(type(n) is int and n >= 0 for n in numbers)
         and all(n > 0 for n in chunk_shape)
     )
     if not is_sound or encoding is None:
@@ -268,13 +320,12 @@ def has_empty_chunks(doc: Mapping[str, Any]) -> bool:
 def _v3_encoding(encoding: Any) -> ChunkKeyEncoding | None:
     if isinstance(encoding, str):
         encoding = {"name": encoding}
-    name = encoding["name"]
-    if name not in ("default", "v2"):
+    name, options = encoding["name"], encoding.get("configuration") or {}
+    is_known = encoding.keys() <= _EXTENSION_MEMBERS and options.keys() <= {"separator"}
+    if not is_known or name not in ("default", "v2"):
         return None
-    default = "/" if name == "default" else "."
-    separator = (encoding.get("configuration") or {}).get("separator", default)
-    return _encoding(name, separator)
+    return _encoding(name, options.get("separator", "/" if name == "default" else "."))
 
 
 def _encoding(style: Literal["draft", "default", "v2"], separator: Any) -> ChunkKeyEncoding | None:
-    return ChunkKeyEncoding(style, separator) if separator in ("/", ".") else None
+    return ChunkKeyEncoding(style, separator) if is_separator(style, separator) else None

@@ -4,7 +4,8 @@
 draft                     v3
 ========================  =================================================================
 data_type                 data_type, and the endian of the ``bytes`` codec
-chunk_grid.separator      chunk_key_encoding ``default`` with this separator
+chunk_grid.separator      chunk_key_encoding ``default`` with this separator; with ``.`` for
+                          one that v3 does not know
 chunk_memory_layout ``F`` a ``transpose`` codec that reverses the dimensions
 compressor                the last codec
 fill_value ``null``       the zero of the data type
@@ -44,7 +45,9 @@ from zarr_shardstore.format.data_types import (
     parse_draft,
     parse_v3,
 )
+from zarr_shardstore.format.draft_keys import v3_separator
 from zarr_shardstore.format.fill_values import fill_value_of_v2, fill_value_of_v3
+from zarr_shardstore.format.keys import is_separator
 
 __all__ = [
     "ENTRY_POINT",
@@ -174,7 +177,7 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
         config = None if compressor is None else config_of_draft(compressor)
     except (KeyError, TypeError, AttributeError) as error:
         raise SpecError(f"the array document is not complete: {error!r}") from error
-    if not is_regular or separator not in ("/", "."):
+    if not is_regular or not is_separator("draft", separator):
         raise UnsupportedError(f"the chunk grid {grid!r} is not known")
     chain = Chain(data_type, doc.get("chunk_memory_layout", "C"), compressor=config)
     translated = {
@@ -183,7 +186,10 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
         "shape": shape,
         "data_type": data_type.v3,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": separator}},
+        "chunk_key_encoding": {
+            "name": "default",
+            "configuration": {"separator": v3_separator(separator)},
+        },
         "fill_value": fill_value_of_v2(doc.get("fill_value"), data_type),
         "codecs": codecs_of_chain(chain, len(shape)),
         "attributes": attributes,

@@ -6,7 +6,8 @@ v3                          draft
 ``foo/zarr.json``           ``meta/root/foo.array.json`` or ``.group.json``
 ``zarr.json``               ``meta/root.array.json`` or ``.group.json``
 ``foo/c/0/1``               ``data/root/foo/c0/1``, if ``foo`` is such an array
-``foo/c.0.1``               ``data/root/foo/c0.1``, if ``foo`` is such an array
+``foo/c.0.1``               ``data/root/foo/c0.1``, if ``foo`` is such an array, or
+                            ``c0-1``, if it has this separator, which v3 has not
 ``foo/c``                   ``data/root/foo/c0``, or ``c``, if ``foo`` has 0 dims
 ``foo/.zarray`` and such    nothing
 every other key             behind ``data/root/``
@@ -41,6 +42,7 @@ __all__ = [
     "v3_candidate",
     "v3_grid_candidate",
     "v3_key",
+    "v3_separator",
 ]
 
 DRAFT_META_ROOT = "meta/root/"
@@ -55,6 +57,7 @@ _GROUP = ".group.json"
 
 _IS_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _IS_DOTTED = re.compile(r"c(?:\.(?:0|[1-9][0-9]{0,18}))+")
+_IS_ODD = re.compile(r"c[0-9].*[0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,41 +74,48 @@ class ChunkSpelling:
     """
 
     ndim: int
-    separator: Literal["/", "."]
+    separator: str
+
+    @property
+    def _draft(self) -> ChunkKeyEncoding:
+        return ChunkKeyEncoding("draft", self.separator)
+
+    @property
+    def _v3(self) -> ChunkKeyEncoding:
+        return ChunkKeyEncoding("default", v3_separator(self.separator))
 
     def to_draft(self, suffix: str) -> tuple[str, ...]:
         """The draft's suffixes of a chunk, that which is written first; none if it is none.
 
         The chunk of a 0-d array is ``c`` in the draft and ``c0`` in zarr-python 2.18.
         """
-        coords = ChunkKeyEncoding("default", self.separator).decode(suffix, self.ndim)
+        coords = self._v3.decode(suffix, self.ndim)
         if coords is None:
             return ()
         if not coords:
             return "c0", "c"
-        return (ChunkKeyEncoding("draft", self.separator).encode(coords),)
+        return (self._draft.encode(coords),)
 
     def to_v3(self, suffix: str) -> str | None:
         """v3's suffix of a chunk; ``None`` if it is none."""
-        coords = ChunkKeyEncoding("draft", self.separator).decode(suffix, self.ndim)
+        coords = self._draft.decode(suffix, self.ndim)
         if coords is None:
             return None
-        return ChunkKeyEncoding("default", self.separator).encode(coords)
+        return self._v3.encode(coords)
 
     def leading_to_v3(self, suffix: str) -> str | None:
         """As `to_v3`, also for the leading components of a suffix: ``c3`` is ``c/3``."""
-        encoding = ChunkKeyEncoding("draft", self.separator)
-        coords = encoding.decode_leading(suffix.split("/"), self.ndim)
+        coords = self._draft.decode_leading(suffix.split("/"), self.ndim)
         if coords is None:
             return None
-        return ChunkKeyEncoding("default", self.separator).encode(coords)
+        return self._v3.encode(coords)
 
     def directory_to_draft(self, components: list[str]) -> str | None:
         """Where in the array's directory the chunks of a v3 directory are; ``""`` is itself.
 
         ``None`` if the directory, such as ``["c", "3"]``, can hold no chunks.
         """
-        if self.separator == "." or not 0 < len(components) <= self.ndim:
+        if self.separator != "/" or not 0 < len(components) <= self.ndim:
             return None
         return f"c{'/'.join(components[1:])}/" if len(components) > 1 else ""
 
@@ -215,5 +225,12 @@ def _marker_of(segments: list[str]) -> int | None:
 
 
 def draft_candidate_of(key: str) -> tuple[str, str] | None:
-    """As `draft_candidate`, for a key without its ``data/root/``."""
-    return draft_candidate(DRAFT_DATA_ROOT + key)
+    """As `draft_candidate`, for a key without its ``data/root/``, and for any separator."""
+    usual = draft_candidate(DRAFT_DATA_ROOT + key)
+    path, _, name = key.rpartition("/")
+    return (path, name) if usual is None and _IS_ODD.fullmatch(name) else usual
+
+
+def v3_separator(separator: str) -> str:
+    """The separator in v3's keys of an array that has `separator` in the draft's."""
+    return separator if separator in ("/", ".") else "."

@@ -8,6 +8,8 @@ A chunk key is the directory of its array followed by a *suffix*, and a suffix i
     default   c/96/18   c|96|18       c.96.18  c.96.18   c
     v2        96/18     96|18         96.18    96.18     0
 
+An array of the draft may have any other separator without digits and slashes: ``c96-18``.
+
 Whether a key *is* a chunk key only the metadata of its array says; this module says only
 what it could be.
 
@@ -31,6 +33,8 @@ __all__ = [
     "check_key",
     "check_prefix",
     "draft_candidate",
+    "is_separator",
+    "odd_candidates",
     "v3_candidates",
 ]
 
@@ -49,6 +53,8 @@ _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _IS_NUMBER = re.compile(_NUMBER)
 _IS_DOTTED = re.compile(rf"(?:c|{_NUMBER})(?:\.{_NUMBER})+")
 _IS_DRAFT = re.compile(rf"c{_NUMBER}(?:\.{_NUMBER})*")
+_HAS_DIGIT = re.compile("[0-9]")
+_IS_SEPARATOR = re.compile(r"/|[^0-9/\\\x00]+")
 
 
 def check_key(key: str) -> None:
@@ -96,25 +102,25 @@ class ChunkKeyEncoding:
     """
 
     style: Style
-    separator: Literal["/", "."]
+    separator: str
 
     def dims_of_components(self, ndim: int) -> list[tuple[int, ...]]:
         """Which dimensions each component of a suffix spells, outermost first."""
-        if self.separator == "." or ndim == 0:
+        if self.separator != "/" or ndim == 0:
             return [tuple(range(ndim))]
         each: list[tuple[int, ...]] = [(dim,) for dim in range(ndim)]
         return [(), *each] if self.style == "default" else each
 
     def encode_component(self, index: int, coords: Coords) -> str:
         """Spell the coordinates of component number `index`."""
-        numbers = ".".join(map(str, coords))
+        numbers = self.separator.join(map(str, coords))
         if index > 0:
             return numbers
         match self.style:
             case "draft":
                 return f"c{numbers}"
             case "default":
-                return f"c.{numbers}" if numbers else "c"
+                return f"c{self.separator}{numbers}" if numbers else "c"
             case "v2":
                 return numbers or "0"
 
@@ -127,11 +133,11 @@ class ChunkKeyEncoding:
             )
             return () if is_spelled else None
         if index == 0 and self.style != "v2":
-            marker = "c" if self.style == "draft" else "c."
+            marker = "c" if self.style == "draft" else f"c{self.separator}"
             if not text.startswith(marker):
                 return None
             text = text[len(marker) :]
-        return _numbers(text, ".", n_dims)
+        return _numbers(text, self.separator, n_dims)
 
     def encode(self, coords: Coords) -> str:
         """Suffix for `coords`."""
@@ -181,6 +187,32 @@ def _numbers(text: str, separator: str, n: int) -> Coords | None:
     if len(numbers) != n or not all(map(_IS_NUMBER.fullmatch, numbers)):
         return None
     return tuple(map(int, numbers))
+
+
+def is_separator(style: Style, separator: object) -> bool:
+    """Whether chunk keys of this style can be spelled with it. The draft allows any separator.
+
+    One with digits would be ambiguous. One with a slash would make directories that no
+    component of a suffix spells.
+    """
+    if style == "draft":
+        return isinstance(separator, str) and bool(_IS_SEPARATOR.fullmatch(separator))
+    return separator in ("/", ".")
+
+
+def odd_candidates(key: str) -> Iterator[tuple[str, str]]:
+    """Split a key as ``(directory, rest)`` in every way, if its last segment has a digit.
+
+    `draft_candidate` and `v3_candidates` know the usual spellings of chunk keys. This is for
+    keys of arrays that spell them otherwise, and gives directories of the hierarchy of the key.
+
+    >>> list(odd_candidates("data/root/foo/c96-18")), list(odd_candidates("foo/notes.txt"))
+    ([('', 'foo/c96-18'), ('foo', 'c96-18')], [])
+    """
+    segments = key.removeprefix(DRAFT_DATA_ROOT).split("/")
+    if _HAS_DIGIT.search(segments[-1]):
+        for i in range(len(segments)):
+            yield "/".join(segments[:i]), "/".join(segments[i:])
 
 
 def v3_candidates(key: str) -> Iterator[tuple[str, str]]:

@@ -37,18 +37,23 @@ from zarr_shardstore.format.declarations import (
     declare,
     find_declaration,
     has_sharding_codec,
-    is_native_by_choice,
     take_out,
 )
 from zarr_shardstore.format.documents import plain_geometry
 from zarr_shardstore.format.fill_values import fill_value_of_v2, fill_value_of_v3
 from zarr_shardstore.format.filters import SERIALIZERS
+from zarr_shardstore.format.index_collection import (
+    is_collected,
+    with_collection,
+    without_collection,
+)
 from zarr_shardstore.format.transformer_specs import SHARDING
 from zarr_shardstore.format.xarray_names import to_attributes, to_dimension_names
 
 __all__ = [
     "array_of_v2",
     "array_to_v2",
+    "attributes_of",
     "declared_by_codec",
     "declared_by_transformers",
     "group_of_v2",
@@ -110,17 +115,13 @@ def declared_by_transformers(doc: Mapping[str, Any]) -> Document:
 
     Raises
     ------
-    UnsupportedError
+    SpecError, UnsupportedError
         If the sharding codec has a form that the transformer has not.
     """
     declared = find_declaration(doc)
-    if declared is None and has_sharding_codec(doc) and not is_native_by_choice(doc):
-        raise UnsupportedError(
-            "its sharding codec stands beside other codecs, or has an index of another form, "
-            "which a storage transformer has not: leave the array as it is"
-        )
     if declared is None or declared.how != "codec":
         return dict(doc)
+    _check_known(doc)
     return _declare_again(take_out(doc, "codec"), declared, "storage_transformers")
 
 
@@ -134,6 +135,7 @@ def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Docume
     UnsupportedError
         If v3 cannot express the array.
     """
+    has_collection, doc = is_collected(doc), without_collection(doc)
     _check_members(doc, _V2_MEMBERS)
     _check_known(doc)
     declared = find_declaration(doc)
@@ -165,7 +167,9 @@ def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Docume
     }
     if names is not None:
         translated["dimension_names"] = names
-    return translated if declared is None else _declare_again(translated, declared, "codec")
+    if declared is not None:
+        translated = _declare_again(translated, declared, "codec")
+    return with_collection(translated) if has_collection else translated
 
 
 def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
@@ -178,6 +182,7 @@ def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     UnsupportedError
         If v2 cannot express the array.
     """
+    has_collection, doc = is_collected(doc), without_collection(doc)
     _check_known(doc)
     declared = find_declaration(doc)
     plain = dict(doc) if declared is None else take_out(doc, declared.how)
@@ -201,7 +206,7 @@ def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     if data_type is not None:
         fill_value = fill_value_of_v3(fill_value, data_type)
     attributes, fill_value = to_attributes(
-        plain.get("attributes") or {}, plain.get("dimension_names"), fill_value, data_type
+        attributes_of(plain), plain.get("dimension_names"), fill_value, data_type
     )
     translated = {
         "zarr_format": 2,
@@ -216,7 +221,7 @@ def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     }
     if declared is not None:
         translated = declare(translated, replace(declared, how="filters"))
-    return translated, attributes
+    return with_collection(translated) if has_collection else translated, attributes
 
 
 def group_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
@@ -228,7 +233,21 @@ def group_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Docume
 def group_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     """The v2 document of a v3 group, and its attributes."""
     _check_members(doc, _V3_GROUP_MEMBERS)
-    return {"zarr_format": 2}, dict(doc.get("attributes") or {})
+    return {"zarr_format": 2}, attributes_of(doc)
+
+
+def attributes_of(doc: Mapping[str, Any]) -> Document:
+    """The attributes in a v3 document.
+
+    Raises
+    ------
+    SpecError
+        If they are no object.
+    """
+    attributes = doc.get("attributes") or {}
+    if not isinstance(attributes, Mapping):
+        raise SpecError(f"attributes are an object, got {attributes!r}")
+    return dict(attributes)
 
 
 def _declare_again(plain: Document, declared: Declared, how: Declaration) -> Document:

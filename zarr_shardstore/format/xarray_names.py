@@ -53,7 +53,7 @@ def to_attributes(
         If some dimensions have names and others have not, or the attribute has others, or
         another value is masked than the fill value.
     """
-    if names is None or all(name is None for name in names):
+    if names is None or (isinstance(names, list) and all(name is None for name in names)):
         return dict(attributes), fill_value
     if not _are_names(names) or attributes.get(_NAMES, names) != names:
         raise UnsupportedError(f"the dimension names {names!r} cannot be an attribute of v2")

@@ -51,8 +51,9 @@ class Backend(Protocol):
         """Whether it changes shards in their place: `OpenShard` and those that go with it."""
 
     @property
-    def max_shards_at_once(self) -> int | None:
-        """Shards that one read may touch in two rounds; more are read one part after another."""
+    def max_shards_at_once(self) -> Callable[[], int] | None:
+        """Says how many shards a read may touch in two rounds now; more are read one part after
+        another. ``None``: any number."""
 
     @property
     def max_requests_at_once(self) -> int | None:
@@ -78,6 +79,12 @@ class Backend(Protocol):
     def optimistic(self) -> Backend | None:
         """A view for one update, whose writes fail with `ReplacedMeanwhileError` if another
         writer has replaced what the update read; ``None`` if the base store has no such writes."""
+
+    def refuse_links(self, key: str) -> None:
+        """Raise `SpecError` if the directory of a key, or of a prefix, is reached by a link."""
+
+    def linked_directory(self, prefix: str) -> str | None:
+        """A link to a directory on the way to a directory, or below it; ``None``: no such link."""
 
     def session(self) -> Session:
         """Performs the requests of one flow, blocking."""

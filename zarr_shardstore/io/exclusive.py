@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.io.backend import Backend
 from zarr_shardstore.io.local_backend import LocalBackend
 from zarr_shardstore.io.local_files import holds_a_file
@@ -33,11 +34,15 @@ def exclusive(backend: Backend, directory: str, what: str) -> Iterator[None]:
     ------
     ShardConflictError
         If another process, or another caller of this one, holds it.
+    SpecError
+        If the directory is a link.
     """
     if not isinstance(backend, LocalBackend):
         yield
         return
     path = backend.path_of(directory)
+    if os.path.islink(path.rstrip("/")):
+        raise SpecError(f"{path!r} is a link, which nothing of ours is: remove it")
     message = f"{what} goes on already: wait until it has ended"
     try:
         with lock_file(os.path.join(path, "lock"), "os", 0, message):

@@ -1,4 +1,4 @@
-"""Every system call that changes a shard file, one function each.
+"""Every system call that changes a shard file, and those that open one, one function each.
 
 What a killed process leaves is one of the states between them, or half of a write: a test
 that stops at each of these calls has seen them all.
@@ -6,14 +6,20 @@ that stops at each of these calls has seen them all.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TypeVar
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.io.open_files import opening
 
 __all__ = [
     "open_new",
     "open_to_change",
+    "open_to_read",
     "renew_time",
     "replace",
     "sync",
@@ -22,20 +28,49 @@ __all__ = [
     "write_at",
 ]
 
+T = TypeVar("T")
+
 _MAX_BUFFERS = 1024
 """Pieces that one system call writes (IOV_MAX of Linux)."""
 
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 def open_new(path: str) -> int:
     """Make a file that must not be there yet."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC
+    return opening(lambda: os.open(path, flags, 0o666))
+
+
+def open_to_read(path: str) -> int:
+    """Open a file, or a directory, or what a link leads to; never wait for a pipe."""
+    return opening(lambda: os.open(path, os.O_RDONLY | _NONBLOCK | _CLOEXEC))
 
 
 def open_to_change(path: str, *, create: bool = False) -> int:
-    """Open a file for reading and writing."""
-    return os.open(path, os.O_RDWR | (os.O_CREAT if create else 0) | _CLOEXEC, 0o666)
+    """Open a file for reading and writing; never the one that a link leads to.
+
+    Raises
+    ------
+    SpecError
+        If it is a link.
+    """
+    flags = os.O_RDWR | (os.O_CREAT if create else 0) | NOFOLLOW | _CLOEXEC
+    return opening_itself(path, lambda: os.open(path, flags, 0o666))
+
+
+def opening_itself(path: str, open_one: Callable[[], T]) -> T:
+    """Open a file with `NOFOLLOW`, see `open_to_change`."""
+    try:
+        return opening(open_one)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise SpecError(
+                f"{path!r} is a link, and what it leads to is not to be changed: remove the link"
+            ) from error
+        raise
 
 
 def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from itertools import islice
 from typing import TypeAlias
 
-from zarr_shardstore.io.local_files import raise_if_broken
+from zarr_shardstore.io.local_files import is_directory_entry, is_file_entry, raise_if_broken
+from zarr_shardstore.io.open_files import opening
 from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.io.settled import is_hidden
 from zarr_shardstore.plan.key_pages import VersionedKeys
@@ -73,8 +74,8 @@ def keys_below(root: str, prefix: str) -> Iterator[str]:
     """Keys of the files in a directory, recursively; `root` ends with a separator.
 
     As ``os.walk`` does, links to directories are not followed and are no keys, and what cannot
-    be listed is left out, unless the disk fails. It differs in what it holds: never all names
-    of a large directory.
+    be listed is left out, unless the disk fails. What is no file, as a link that leads nowhere,
+    is no key, either. It differs in what it holds: never all names of a large directory.
     """
     todo: list[str | Iterator[_Part]] = [prefix]
     while todo:
@@ -91,7 +92,7 @@ def keys_below(root: str, prefix: str) -> Iterator[str]:
 def _parts_of(root: str, prefix: str) -> Iterator[_Part]:
     """What is directly in a directory: keys of files, prefixes of directories."""
     try:
-        entries = os.scandir(root + prefix)
+        entries = opening(lambda: os.scandir(root + prefix))
     except OSError as error:
         raise_if_broken(error)
         return
@@ -105,18 +106,11 @@ def _parts_of(root: str, prefix: str) -> Iterator[_Part]:
             files: list[str] = []
             directories: list[str] = []
             for entry in part:
-                if not _is_directory(entry):
-                    if not is_hidden(entry.name):
+                if not is_directory_entry(entry):
+                    if not is_hidden(entry.name) and is_file_entry(entry):
                         files.append(prefix + entry.name)
                 elif not entry.is_symlink():
                     directories.append(f"{prefix}{entry.name}/")
             yield files, directories
             if len(part) < _NAMES_AT_ONCE:
                 return
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False

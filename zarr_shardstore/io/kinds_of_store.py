@@ -7,14 +7,16 @@ from collections.abc import Hashable
 
 from fsspec import AbstractFileSystem
 from zarr.abc.store import Store
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
 
 __all__ = [
     "deletes_only_by_key",
+    "has_no_such_key",
     "innermost",
     "is_in_memory",
     "is_local_fsspec",
     "is_shared_without_locks",
+    "location_of",
     "path_of_file",
     "scope_of_store",
 ]
@@ -34,6 +36,27 @@ def scope_of_store(store: Store, key: str) -> Hashable:
     if isinstance(store, ObjectStore):
         return ("obstore", repr(store.store), key)
     return ("store", id(store), key)
+
+
+def location_of(store: Store) -> tuple[Hashable, str]:
+    """What a store is in, and the path of its root there, which ends with a slash: a store whose
+    root begins with that of another one lies inside it."""
+    store = innermost(store)
+    root = path_of_file(store, "")
+    if root is None and isinstance(store, ZipStore):
+        root = os.path.join(os.path.realpath(str(store.path)), "")
+    if root is not None:
+        return "file", root
+    if isinstance(store, FsspecStore):
+        fs = getattr(store.fs, "sync_fs", store.fs)
+        return ("fsspec", _identity_of(fs)), f"{store.path.strip('/')}/".lstrip("/")
+    if isinstance(store, ObjectStore):
+        client = store.store
+        if type(client).__name__ != "MemoryStore" and hasattr(client, "config"):
+            options = frozenset((name, repr(value)) for name, value in client.config.items())
+            prefix = str(getattr(client, "prefix", None) or "").strip("/")
+            return ("obstore", type(client), options), f"{prefix}/".lstrip("/")
+    return scope_of_store(store, ""), ""
 
 
 def _identity_of(fs: AbstractFileSystem) -> Hashable:
@@ -84,6 +107,24 @@ def innermost(store: Store) -> Store:
     while isinstance(store, WrapperStore):
         store = store._store
     return store
+
+
+_NO_SUCH_KEY = (
+    "invalid zarr key format",
+    "bad key prefix",
+    "node not found at",
+    "key not found at",
+)
+
+
+def has_no_such_key(error: Exception) -> bool:
+    """Whether a store said that it can hold nothing under a key: icechunk has documents of Zarr v3
+    and chunks, and raises for all else. Its classes are not enough to tell: until 2.0 it has one
+    for all errors."""
+    is_of_icechunk = "IcechunkError" in [kind.__name__ for kind in type(error).__mro__]
+    return (is_of_icechunk or isinstance(error, KeyError)) and any(
+        text in str(error) for text in _NO_SUCH_KEY
+    )
 
 
 def deletes_only_by_key(store: Store) -> bool:

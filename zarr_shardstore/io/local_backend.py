@@ -7,8 +7,7 @@ file, whatever other threads and processes rename over its name meanwhile.
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -22,12 +21,16 @@ from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.file_options import DEFAULT_FILE_OPTIONS, FileOptions
 from zarr_shardstore.io.key_pages import KeyPages, keys_below
 from zarr_shardstore.io.local_files import (
-    is_directory,
+    link_below,
+    link_on_way,
     names_in,
     read_files,
+    refuse_links,
+    remove_directory,
     size_of_file,
     tidy,
 )
+from zarr_shardstore.io.open_files import max_files_of_a_read, max_shards_of_a_read, opening
 from zarr_shardstore.io.open_shards import open_shards
 from zarr_shardstore.io.recording import record_index
 from zarr_shardstore.io.settled import (
@@ -75,13 +78,7 @@ from zarr_shardstore.plan.requests import (
     Tidy,
 )
 
-__all__ = ["MAX_SHARDS_AT_ONCE", "LocalBackend"]
-
-MAX_SHARDS_AT_ONCE = 128
-"""Shards whose files one read holds open; a process may have 1,024, which its threads share."""
-
-_MAX_OPEN_FILES = MAX_SHARDS_AT_ONCE + 32
-"""With those of other keys of the same read; the oldest is closed first."""
+__all__ = ["LocalBackend"]
 
 
 class LocalBackend:
@@ -115,8 +112,8 @@ class LocalBackend:
         return True
 
     @property
-    def max_shards_at_once(self) -> int | None:
-        return MAX_SHARDS_AT_ONCE
+    def max_shards_at_once(self) -> Callable[[], int] | None:
+        return max_shards_of_a_read
 
     @property
     def replaces_at_once(self) -> bool:
@@ -150,6 +147,12 @@ class LocalBackend:
     def path_of(self, key: str) -> str:
         """Path of a file or a directory."""
         return self._root + key
+
+    def refuse_links(self, key: str) -> None:
+        refuse_links(self._root, key)
+
+    def linked_directory(self, prefix: str) -> str | None:
+        return link_on_way(self._root, prefix) or link_below(self._root + prefix)
 
     def session(self) -> Session:
         return _Session(self)
@@ -194,7 +197,8 @@ class LocalBackend:
                 self._set(key, value)
                 self._forget(key, files)
             case SetIfNotExists(key, value):
-                sync(self._files.set_if_not_exists(key, to_buffer(value)))
+                buffer = to_buffer(value)
+                opening(lambda: sync(self._files.set_if_not_exists(key, buffer)))
                 if self._is_durable:
                     sync_file(self._root + key)
                     sync_directories(self._root + key, self._root)
@@ -210,7 +214,8 @@ class LocalBackend:
                 for key in keys:
                     self._delete(key, files)
             case DeletePrefix(prefix):
-                self._delete_directory(prefix)
+                forget_below(self._root + prefix)
+                remove_directory(self._root, prefix)
             case Move(key, to):
                 self._move(key, to)
                 self._forget(key, files)
@@ -228,13 +233,13 @@ class LocalBackend:
                 if cursor.pages:
                     cursor.pages.close()
             case ListDir(prefix):
-                return names_in(self._root + prefix)
+                return names_in(self._root, prefix)
             case _:
                 raise TypeError(f"a backend does not perform {request!r}")
         return None
 
     def _open(self, key: str, files: dict[str, OpenFile]) -> OpenFile | None:
-        if len(files) >= _MAX_OPEN_FILES:
+        if len(files) > 1 and len(files) >= max_files_of_a_read():  # the oldest is closed first
             self._forget(next(iter(files)), files)
         try:
             file = files[key] = OpenFile(self._root + key)
@@ -350,19 +355,6 @@ class LocalBackend:
         if size_of_file(source) is not None:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.replace(source, target)
-
-    def _delete_directory(self, prefix: str) -> None:
-        path = self._root + prefix
-        forget_below(path)
-        if not prefix:
-            for name in os.listdir(path) if is_directory(path) else []:
-                child = os.path.join(path, name)
-                if os.path.isdir(child) and not os.path.islink(child):
-                    shutil.rmtree(child)
-                else:
-                    os.unlink(child)
-        elif is_directory(path):
-            shutil.rmtree(path)
 
 
 class _Session(Session):

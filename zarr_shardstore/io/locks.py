@@ -37,6 +37,7 @@ from typing import Literal, TypeAlias
 from weakref import WeakSet
 
 from zarr_shardstore.errors import ShardConflictError, UnsupportedError
+from zarr_shardstore.io.file_calls import NOFOLLOW, opening_itself
 
 if sys.platform != "win32":  # there, shards on local files cannot be written, others can
     import fcntl
@@ -65,9 +66,6 @@ _BUSY = (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN)
 _NO_FILE = (FileNotFoundError, NotADirectoryError)
 _NO_OFD = (errno.EINVAL, errno.ENOTSUP)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-
-# A symbolic link by the name of a lock would be another file than the one that is verified.
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 _Lock: TypeAlias = Literal["shared", "exclusive", "none"]
 
@@ -234,7 +232,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def _open_into(fds: list[int], name: str, flags: int) -> None:
-    fds.extend(map(os.open, [name], [flags | _NOFOLLOW], [0o666]))
+    # A symbolic link by the name of a lock would be another file than the one that is verified.
+    flags |= NOFOLLOW
+    opening_itself(name, lambda: fds.extend(map(os.open, [name], [flags], [0o666])))
 
 
 def _make_into(fds: list[int], name: str, flags: int) -> None:

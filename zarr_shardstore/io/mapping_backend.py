@@ -73,7 +73,7 @@ class MappingBackend:
         return True
 
     @property
-    def max_shards_at_once(self) -> int | None:
+    def max_shards_at_once(self) -> None:
         return None
 
     @property
@@ -90,6 +90,12 @@ class MappingBackend:
         return None
 
     def optimistic(self) -> None:
+        return None
+
+    def refuse_links(self, key: str) -> None:
+        """A mapping has none."""
+
+    def linked_directory(self, prefix: str) -> None:  # noqa: ARG002  the protocol's
         return None
 
     def session(self) -> Session:

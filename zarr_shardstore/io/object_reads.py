@@ -6,7 +6,8 @@ key at a time: then what was asked for is read in another way.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any
 
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
@@ -14,6 +15,7 @@ from zarr.storage import LocalStore, MemoryStore, ObjectStore
 
 from zarr_shardstore.io.buffers import as_view
 from zarr_shardstore.io.byte_requests import byte_request_of
+from zarr_shardstore.io.kinds_of_store import has_no_such_key
 from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.plan.requests import Found, Get
 
@@ -59,7 +61,9 @@ class ObjectReader:
                 if may_be_cut(self._store, found, byte_range):
                     found = cut(await self._read_once(key, None), byte_range)
                 return found
-            except Exception:
+            except Exception as error:
+                if has_no_such_key(error) and await self.size(key) is None:
+                    return Found(None, None)
                 if byte_range is None:
                     raise
                 # No suffix ranges here (Azure), or an error for a range behind the end (obstore).
@@ -81,8 +85,9 @@ class ObjectReader:
                 default_buffer_prototype(),
                 [(get.key, byte_request_of(get.byte_range)) for get in gets],
             )
-        except (FileNotFoundError, NotImplementedError, ValueError):
-            # Some stores raise for a missing key, some take no suffix: `get` says which.
+        except (FileNotFoundError, NotImplementedError, TypeError, ValueError):
+            # Some stores raise for a missing key (icechunk a TypeError), some take no suffix: `get`
+            # says which.
             self.has_get_many = False
             return None
         founds = list(map(found_of, values))
@@ -94,9 +99,44 @@ class ObjectReader:
     async def size(self, key: str) -> int | None:
         """Size of an object in bytes; ``None`` if there is none."""
         try:
-            return await self._store.getsize(key)
+            size = await self._store.getsize(key)
+            # icechunk tells 0 for a chunk that is not there.
+            return size if size or await self._store.exists(key) else None
         except FileNotFoundError:
             return None
+        except Exception as error:
+            if has_no_such_key(error):
+                return None
+            raise
+
+    async def exists(self, key: str) -> bool:
+        """Whether there is an object."""
+        try:
+            return await self._store.exists(key)
+        except Exception as error:
+            if has_no_such_key(error):
+                return False
+            raise
+
+    async def keys_below(self, prefix: str) -> AsyncGenerator[str, None]:
+        """Keys in a directory, recursively. Close it to close the listing of the store."""
+        directory: str | None = prefix
+        while directory is not None:
+            keys: Any = None
+            try:
+                keys = self._store.list_prefix(directory)
+                async for key in keys:
+                    if key.startswith(prefix):
+                        yield key
+                return
+            except Exception as error:
+                if not directory or not has_no_such_key(error):
+                    raise
+            finally:
+                if hasattr(keys, "aclose"):
+                    await keys.aclose()
+            # icechunk lists groups and arrays only: the next one above has these keys, too.
+            directory = "/".join(directory.rstrip("/").split("/")[:-1])
 
     async def _get_end(self, key: str, suffix: Suffix) -> Found:
         """Ask for the size, then for bytes that are there; and again, if another writer has

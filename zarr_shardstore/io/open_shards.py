@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 
 from zarr_shardstore.io.backend import MAX_LIGHT_NBYTES, Held
+from zarr_shardstore.io.open_files import close_when_short, max_shards_of_writers
 from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.io.shard_files import ShardFile
 from zarr_shardstore.plan.opened_shard import WriteAt
@@ -21,13 +22,13 @@ from zarr_shardstore.plan.requests import ChangeShard, OpenShard, Request
 
 __all__ = ["open_shards"]
 
-_MAX_OPEN = 64
-"""Shards whose files stay open: three files each, of the 1,024 that a process may have."""
-
 _NO_THREAD = 0
 
 _MAX_UNSEALED = 1024
 """Shards that have a journal and a lock beside them: two more files each on the disk."""
+
+_MAX_LOOKED_AT = 64
+"""Of them, when one is to be sealed."""
 
 
 class _OpenShards:
@@ -112,16 +113,26 @@ class _OpenShards:
             if file is None:
                 file = self._files[path] = ShardFile(path)
             self._in_use[path] = token, threading.get_ident()
+            is_more = path not in self._recent
             self._recent[path] = None
             self._recent.move_to_end(path)
-            while len(self._recent) > _MAX_OPEN:
-                oldest = next((p for p in self._recent if p not in self._in_use), None)
-                if oldest is None:
-                    break
-                del self._recent[oldest]
-                with suppress(OSError):  # of another shard than the caller's
-                    self._files[oldest].close_all()
+            if is_more:
+                self._close_idle(max_shards_of_writers())
         return file
+
+    def close_idle(self) -> None:
+        """Close the files of all shards that nobody uses."""
+        with self._lock.held():
+            self._close_idle(0)
+
+    def _close_idle(self, n_kept: int) -> None:
+        while len(self._recent) > n_kept:
+            oldest = next((p for p in self._recent if p not in self._in_use), None)
+            if oldest is None:
+                break
+            del self._recent[oldest]
+            with suppress(OSError):  # of another shard than the caller's
+                self._files[oldest].close_all()
 
     def put_down(self, path: str, token: object) -> None:
         """A shard stays in use, for now by no thread."""
@@ -148,7 +159,7 @@ class _OpenShards:
 
     def _idlest(self) -> ShardFile | None:
         """One of the shards that were opened first, and that nobody uses or seals."""
-        for path in islice(self._files, _MAX_OPEN):
+        for path in islice(self._files, _MAX_LOOKED_AT):
             if path not in self._in_use and path not in self._being_sealed:
                 self._being_sealed.add(path)
                 return self._files[path]
@@ -234,6 +245,7 @@ def _is_light(request: Request) -> bool:
 
 
 open_shards = _OpenShards()
+close_when_short(open_shards.close_idle)
 
 
 if hasattr(os, "register_at_fork"):

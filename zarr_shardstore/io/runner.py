@@ -22,6 +22,7 @@ from zarr_shardstore.io.leading import (
     lead_blocking,
     lead_in_thread,
 )
+from zarr_shardstore.io.open_files import max_shards_of_a_write
 from zarr_shardstore.io.optimistic import until_not_replaced
 from zarr_shardstore.io.versions import UNSTABLE, publishing, version_of
 from zarr_shardstore.plan.entries import EntryUpdate
@@ -59,9 +60,6 @@ _PAUSE_S = 0.001
 
 _MAX_WAIT_S = 10.0
 """Then the reply is taken as it is: its checks find what is torn."""
-
-_MAX_SHARDS_AT_ONCE = 16
-"""Shards of one call that are rewritten concurrently: each is in memory meanwhile."""
 
 
 class Runner:
@@ -423,7 +421,7 @@ async def _all_settled(
     commit: Callable[[UpdateShard], Awaitable[None]], updates: list[UpdateShard]
 ) -> None:
     """Commit all, a few at a time; then raise the first error, when nothing runs on."""
-    slots = asyncio.Semaphore(_MAX_SHARDS_AT_ONCE)
+    slots = asyncio.Semaphore(max_shards_of_a_write())
 
     async def one(update: UpdateShard) -> None:
         async with slots:

@@ -138,7 +138,7 @@ class OpenFile:
         self.version = object()  # not the file itself: it shall not stay open with a reply
         try:
             self.status = status = os.fstat(self.handle.fd)
-            if stat.S_ISDIR(status.st_mode):
+            if not stat.S_ISREG(status.st_mode):  # nor a pipe, or a device
                 raise IsADirectoryError(path)
             self.size = status.st_size
         except BaseException:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Literal
@@ -25,7 +26,12 @@ from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io import file_calls, locks
 from zarr_shardstore.io.file_states import FileState, state_of, state_of_open
 from zarr_shardstore.io.locks import LOCK_SUFFIX, KeptLock
-from zarr_shardstore.io.uploads import sync_directories, sync_file
+from zarr_shardstore.io.uploads import (
+    PART_NBYTES,
+    LocalUpload,
+    sync_directories,
+    sync_file,
+)
 from zarr_shardstore.plan.opened_shard import (
     Barrier,
     FileStep,
@@ -144,7 +150,11 @@ class ShardFile:
         """Whether nobody else has changed the shard since this process did."""
         if self._opened is None or not self._opened.is_valid or self._journal is None:
             return False
-        if not os.fstat(self._journal).st_nlink:  # whoever removed it knows nothing of us
+        try:  # whoever removed it, or gave its file another name, knows nothing of us
+            status = os.lstat(self.path + JOURNAL_SUFFIX)
+        except _NO_FILE:
+            return False
+        if _is_shared(status) or not os.path.samestat(status, os.fstat(self._journal)):
             return False
         token = os.pread(self._journal, _OWNER_NBYTES, _OWNER_OFFSET)
         return token == self._token.to_bytes(_OWNER_NBYTES, "little")
@@ -171,7 +181,10 @@ class ShardFile:
             If the index cannot be decoded.
         """
         try:
-            status = os.stat(self.path)
+            status = os.lstat(self.path)
+            if _is_shared(status):
+                self.close()
+                _separate(self.path)
         except _NO_FILE:
             self.end_journal()
             return None
@@ -270,25 +283,63 @@ class ShardFile:
 def repair(path: str) -> bool:
     """Take back, or finish, what a killed writer did; return whether there is a journal."""
     try:
+        if _is_shared(os.lstat(path + JOURNAL_SUFFIX)):
+            _separate(path + JOURNAL_SUFFIX)
         fd = file_calls.open_to_change(path + JOURNAL_SUFFIX)
     except _NO_FILE:
         return False
     os.close(fd)
     try:
+        if _is_shared(os.lstat(path)):
+            _separate(path, is_shard=True)
         fd = file_calls.open_to_change(path)
     except _NO_FILE:
         return True
     try:
         found = find_repair_of(path, fd)
         if found is not None:
-            for offset, data in found.writes:
-                file_calls.write_at(fd, [data], offset)
-            if found.size is not None:
-                file_calls.truncate(fd, found.size)
+            _write_repair(fd, found)
             file_calls.sync(fd)
     finally:
         os.close(fd)
     return True
+
+
+def _write_repair(fd: int, repair: Repair) -> None:
+    for offset, data in repair.writes:
+        file_calls.write_at(fd, [data], offset)
+    if repair.size is not None:
+        file_calls.truncate(fd, repair.size)
+
+
+def _is_shared(status: os.stat_result) -> bool:
+    """Whether a file has other names, so that what is written into it changes those, too."""
+    return stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
+
+
+def _separate(path: str, *, is_shard: bool = False) -> None:
+    """Give a name a file of its own, with the same bytes; of a shard, repaired.
+
+    The other names keep theirs: those of a backup by hard links, of a link to a shard elsewhere.
+    """
+    source = file_calls.open_to_read(path)
+    try:
+        upload = LocalUpload(path, os.path.dirname(path))
+        try:
+            upload.copy_mode(source)
+            offset = 0
+            while data := os.pread(source, PART_NBYTES, offset):
+                upload.write([data])
+                offset += len(data)
+            found = find_repair_of(path, source) if is_shard else None
+            if found is not None:
+                _write_repair(upload.fd, found)
+            upload.finish()
+        except BaseException:
+            upload.abort()
+            raise
+    finally:
+        os.close(source)
 
 
 def find_repair_of(path: str, fd: int) -> Repair | None:
@@ -306,17 +357,19 @@ def find_repair_of(path: str, fd: int) -> Repair | None:
 
 def end_journal(path: str, is_durable: bool) -> None:
     """Remove a journal, and tell whoever has it open."""
+    name = path + JOURNAL_SUFFIX
     with suppress(*_NO_FILE):
-        fd = file_calls.open_to_change(path + JOURNAL_SUFFIX)
-        try:
-            file_calls.truncate(fd, 0)
-            if is_durable:  # it must not come back, for a file that is not there any more
-                file_calls.sync(fd)
-        finally:
-            os.close(fd)
-        file_calls.unlink(path + JOURNAL_SUFFIX)
+        if not _is_shared(os.lstat(name)):  # whoever has it open sees that its name is gone
+            fd = file_calls.open_to_change(name)
+            try:
+                file_calls.truncate(fd, 0)
+                if is_durable:  # it must not come back, for a file that is not there any more
+                    file_calls.sync(fd)
+            finally:
+                os.close(fd)
+        file_calls.unlink(name)
 
 
 def _read_file(path: str) -> bytes:
-    with open(path, "rb") as file:
+    with open(file_calls.open_to_read(path), "rb") as file:
         return file.read()

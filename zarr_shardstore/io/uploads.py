@@ -7,6 +7,7 @@ Nothing is to be seen under the key before `Upload.finish`; where a base store c
 from __future__ import annotations
 
 import os
+import stat
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -80,6 +81,15 @@ class LocalUpload:
         """What is written next comes at `offset`, behind bytes that take no room."""
         self._nbytes = offset
 
+    @property
+    def fd(self) -> int:
+        """Descriptor of the temporary file."""
+        return self._fd
+
+    def copy_mode(self, fd: int) -> None:
+        """Take over the mode of an open file."""
+        os.fchmod(self._fd, stat.S_IMODE(os.fstat(fd).st_mode))
+
     def finish(self) -> None:
         """Rename the file."""
         file_calls.renew_time(self._fd, _time_of(self._path))
@@ -113,7 +123,7 @@ def _time_of(path: str) -> int:
 
 def sync_file(path: str) -> None:
     """Wait until a file survives a loss of power; its name may not."""
-    fd = os.open(path, os.O_RDONLY)
+    fd = file_calls.open_to_read(path)
     try:
         file_calls.sync(fd)
     finally:

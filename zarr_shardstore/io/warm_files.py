@@ -14,7 +14,6 @@ system is fine proves nothing: such a file is not remembered.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -23,8 +22,10 @@ from typing import Final, Literal, TypeAlias
 
 from zarr_shardstore.format.index import MISSING, ShardIndex
 from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.io import file_calls
 from zarr_shardstore.io.file_states import MIN_AGE_NS
 from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
+from zarr_shardstore.io.open_files import close_when_short, max_warm_files
 from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.plan.ranges import ByteRange, resolve_range
 from zarr_shardstore.plan.spans import plan_spans
@@ -41,9 +42,6 @@ __all__ = [
     "reopened",
     "warm_file",
 ]
-
-_MAX_HANDLES = 128
-"""Files that are kept open; a process may have 1,024."""
 
 MAX_INLINE_NBYTES = 256 * 1024
 """Of a chunk that is read without leaving the event loop: copying more takes as long as a hop
@@ -256,20 +254,18 @@ _open: OrderedDict[str, None] = OrderedDict()
 
 
 def open_to_read(path: str) -> FileHandle:
-    """Open a file; if the process has too many open, those that are kept are closed first."""
-    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
-    try:
-        return FileHandle(os.open(path, flags))
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE) or not _open:
-            raise
+    """Open a file."""
+    return FileHandle(file_calls.open_to_read(path))
+
+
+def _close_all() -> None:
+    """Close the files that are kept; those that are being read, when they have been read."""
     with _lock.held():
-        for other in _open:
-            file = warm_file(other)
+        for path in _open:
+            file = warm_file(path)
             if file is not None:
                 file.handle = None
         _open.clear()
-    return FileHandle(os.open(path, flags))
 
 
 def warm_file(path: str) -> WarmFile | None:
@@ -312,10 +308,11 @@ def forget_below(directory: str) -> None:
 
 
 def _keep_open(path: str) -> None:
+    most = max_warm_files()
     with _lock.held():
         _open[path] = None
         _open.move_to_end(path)
-        while len(_open) > _MAX_HANDLES:
+        while len(_open) > most:
             oldest, _ = _open.popitem(last=False)
             file = warm_file(oldest)
             if file is None:
@@ -325,6 +322,9 @@ def _keep_open(path: str) -> None:
                 _open[oldest] = None
             else:
                 file.handle = None
+
+
+close_when_short(_close_all)
 
 
 def _reset_after_fork() -> None:

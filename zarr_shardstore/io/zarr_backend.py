@@ -11,7 +11,7 @@ from typing import Any
 
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore
+from zarr.storage import FsspecStore, ObjectStore, ZipStore
 
 from zarr_shardstore.io.backend import Backend, Mode, Session
 from zarr_shardstore.io.buffers import to_buffer
@@ -30,6 +30,12 @@ from zarr_shardstore.io.kinds_of_store import (
     is_shared_without_locks,
     path_of_file,
     scope_of_store,
+)
+from zarr_shardstore.io.local_files import (
+    link_below,
+    link_on_way,
+    refuse_links,
+    remove_directory,
 )
 from zarr_shardstore.io.object_reads import ObjectReader, cut, found_of, may_be_cut
 from zarr_shardstore.io.open_shards import open_shards
@@ -112,7 +118,8 @@ class ZarrBackend:
             self._indexes = RemoteIndexes(self, lambda key: (identity, key), is_static=True)
         self._options = options
         self.can_block = has_sync_surface(store)
-        is_near = path_of_file(store, "") is not None or is_in_memory(store)
+        self._root = path_of_file(store, "")
+        is_near = self._root is not None or is_in_memory(store)
         self.max_requests_at_once = None if is_near else _MAX_CONCURRENCY
         self.replaces_at_once = not is_local_fsspec(innermost(store))  # it writes in place
         self.reads = ObjectReader(store)
@@ -134,7 +141,7 @@ class ZarrBackend:
         return "async"
 
     @property
-    def max_shards_at_once(self) -> int | None:
+    def max_shards_at_once(self) -> None:
         return None
 
     def scope(self, key: str) -> Hashable:
@@ -154,6 +161,15 @@ class ZarrBackend:
 
     def optimistic(self) -> Backend | None:
         return None
+
+    def refuse_links(self, key: str) -> None:
+        if self._root is not None:
+            refuse_links(self._root, key)
+
+    def linked_directory(self, prefix: str) -> str | None:
+        if self._root is None:
+            return None
+        return link_on_way(self._root, prefix) or link_below(self._root + prefix)
 
     def session(self) -> Session:
         return Session(self)
@@ -244,12 +260,22 @@ class ZarrBackend:
             return [await self._perform_one(batch[0])]
         return await concurrently([self._perform_one(request) for request in batch])
 
+    def _removes_through_links(self, prefix: str) -> bool:
+        """Whether the store itself would follow links, or stop at one. obstore's does what it
+        lists, and lists through links."""
+        assert self._root is not None, "asked only of local files"
+        is_obstore = isinstance(innermost(self.store), ObjectStore)
+        return is_obstore or link_on_way(self._root, prefix) is not None
+
     def _state_to_settle(self, key: str) -> tuple[str, FileState] | None:
         """Path and state of a file that another process may be changing in its place."""
         path = path_of_file(self.store, key)
         return None if path is None or open_shards.is_replaced(path) else (path, state_of(path))
 
     async def _perform_one(self, request: Request) -> Any:
+        inner = innermost(self.store)
+        if isinstance(inner, ZipStore) and not inner._is_open:
+            await inner._ensure_open()  # its listings do not see to it
         if self._indexes is None or not isinstance(request, Set | SetIfNotExists | Delete):
             return await self._perform_by_store(request)
         with self._indexes.changing(request.key):
@@ -286,7 +312,7 @@ class ZarrBackend:
                 # To fsspec's `exists` an object is missing whatever fails.
                 return await self.reads.size(key) is not None
             case Exists(key):
-                return await store.exists(key)
+                return await self.reads.exists(key)
             case GetSize(key):
                 return await self.reads.size(key)
             case Set(key, value):
@@ -301,9 +327,18 @@ class ZarrBackend:
                 await move(store, key, to)
             case Persist() | Tidy():
                 pass
-            case DeletePrefix(prefix) if deletes_only_by_key(store):
+            case DeletePrefix(prefix) if deletes_only_by_key(store) or await _has_object(
+                store, prefix
+            ):
+                # fsspec finds an object of the name of the directory, too.
                 for key in [key async for key in store.list_prefix(prefix)]:
-                    await store.delete(key)
+                    is_linked = self._root is not None and link_on_way(self._root, key) is not None
+                    if key.startswith(prefix) and not is_linked:
+                        await store.delete(key)
+            case DeletePrefix(prefix) if self._root is not None and self._removes_through_links(
+                prefix
+            ):
+                await asyncio.to_thread(remove_directory, self._root, prefix)
             case DeletePrefix(""):
                 await store.clear()
                 # FsspecStore.clear stops at the first directory that it has removed already.
@@ -312,10 +347,10 @@ class ZarrBackend:
             case DeletePrefix(prefix):
                 await store.delete_dir(prefix.removesuffix("/"))
             case ListPrefix(prefix):
-                return [key async for key in store.list_prefix(prefix) if not is_hidden(key)]
+                return [key async for key in self.reads.keys_below(prefix) if not is_hidden(key)]
             case ListPage(cursor, n_keys):
                 if cursor.pages is None:
-                    cursor.pages = aiter(store.list_prefix(cursor.prefix))
+                    cursor.pages = aiter(self.reads.keys_below(cursor.prefix))
                 return await next_page(cursor.pages, n_keys)
             case CloseListing(cursor):
                 if hasattr(cursor.pages, "aclose"):
@@ -323,7 +358,8 @@ class ZarrBackend:
             case ListDir(prefix):
                 try:
                     names = store.list_dir(prefix.removesuffix("/"))
-                    return [name async for name in names if not is_hidden(name)]
+                    # fsspec lists an object of that name, with a path.
+                    return [name async for name in names if not is_hidden(name) and "/" not in name]
                 except NotADirectoryError:  # fsspec, where a local file has this name
                     return []
             case _:
@@ -352,3 +388,15 @@ async def concurrently(coros: list[Coroutine[Any, Any, Any]]) -> list[Any]:
             coro.close()  # those that still waited for a slot
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def _has_object(store: Store, prefix: str) -> bool:
+    """Whether an fsspec store has an object of the name of a directory.
+
+    `FsspecStore.delete_dir` removes that object, too: a shard, whose name may be the path of a
+    chunk of another shard.
+    """
+    inner = innermost(store)
+    if not prefix or not isinstance(inner, FsspecStore):
+        return False
+    return bool(await inner.fs._isfile(f"{inner.path}/{prefix.removesuffix('/')}"))

@@ -35,7 +35,13 @@ from zarr_shardstore.plan.requests import (
     UpdateShard,
 )
 from zarr_shardstore.plan.sharding import ShardingTransformer, entry_update, perform_on_chunks
-from zarr_shardstore.plan.stack import Stack, ValueTransformer, through, together
+from zarr_shardstore.plan.stack import (
+    ReadOnlyTransformer,
+    Stack,
+    ValueTransformer,
+    through,
+    together,
+)
 from zarr_shardstore.plan.strategies import WRITE_FLOWS, WriteStrategy
 
 __all__ = [
@@ -170,12 +176,9 @@ class HoldingTransformer(ShardingTransformer):
     pending: PendingShards
     below: Stack
 
-    def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
+    def on_chunks(self, requests: Sequence[Request], chunks: Sequence[ChunkRef]) -> Flow[list[Any]]:
         """As `perform_or_hold`."""
-        chunks = [self.chunk_of(request) for request in requests]
-        return (
-            yield from perform_or_hold(requests, chunks, self.reading, self.pending, self.below)
-        )
+        return perform_or_hold(requests, chunks, self.reading, self.pending, self.below)
 
     def read_indexes(self, shards: Sequence[ShardRef]) -> Flow[list[ShardIndex | None]]:
         """Indexes as they would be if what is held were published."""
@@ -188,7 +191,9 @@ class HoldingTransformer(ShardingTransformer):
 
 
 def split_at_sharding(stack: Stack) -> tuple[ShardingTransformer, Stack] | None:
-    """The sharding of a stack, and what lies below it; ``None`` if there is none."""
+    """The sharding of a stack, and what lies below it; ``None`` if nothing can be sharded."""
+    if any(isinstance(transformer, ReadOnlyTransformer) for transformer in stack):
+        return None
     for i, transformer in enumerate(stack):
         if isinstance(transformer, ShardingTransformer):
             return transformer, stack[i + 1 :]

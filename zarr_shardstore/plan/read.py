@@ -11,7 +11,7 @@ Source: sharding storage transformer draft, "API implementation", get_partial_va
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ class ReadOptions:
     max_coalesced_bytes
         Largest span of more than one range, and shard that is read whole (before compression).
     max_shards_at_once
-        Shards that are read in the same two rounds; ``None``: all.
+        Says how many shards are read in the same two rounds; ``None``: all.
     max_requests_at_once
         Requests that are under way at a time, where a round of them takes long: some shards are
         read whole, and gaps of up to 16 `max_gap_bytes` are read along to spare a round, 4 MiB
@@ -64,7 +64,7 @@ class ReadOptions:
 
     max_gap_bytes: int = 4 * 1024
     max_coalesced_bytes: int = 16 * 1024 * 1024
-    max_shards_at_once: int | None = None
+    max_shards_at_once: Callable[[], int] | None = None
     max_requests_at_once: int | None = None
 
 
@@ -170,9 +170,11 @@ def read_shards(
 ) -> Flow[list[memoryview | None]]:
     """As `read_entries`, of reads whose shards are known; each shard is in one group."""
     values: list[memoryview | None] = [None] * n_values
-    n_at_once = options.max_shards_at_once or len(groups) or 1
-    for first in range(0, len(groups), n_at_once):
+    first, max_at_once = 0, options.max_shards_at_once
+    while first < len(groups):
+        n_at_once = len(groups) if max_at_once is None else max_at_once()
         yield from _read_groups(groups[first : first + n_at_once], values, options)
+        first += n_at_once
     return values
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.transformer_specs import sharding_spec
@@ -52,13 +51,31 @@ class ShardingTransformer:
     reading: ReadOptions
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
+        """As `perform_on_chunks`; requests for keys that are no chunk keys are passed on."""
+        chunks = {i: c for i, r in enumerate(requests) if (c := self.chunk_of(r)) is not None}
+        if len(chunks) == len(requests):
+            return (yield from self.on_chunks(requests, list(chunks.values())))
+        others = [i for i in range(len(requests)) if i not in chunks]
+        flows = [_pass_on([requests[i] for i in others])]
+        if chunks:
+            flows.append(self.on_chunks([requests[i] for i in chunks], list(chunks.values())))
+        replies: list[Any] = [None] * len(requests)
+        results = yield from together(flows)
+        for positions, result in zip((others, list(chunks)), results, strict=False):
+            for i, reply in zip(positions, result, strict=True):
+                replies[i] = reply
+        return replies
+
+    def on_chunks(self, requests: Sequence[Request], chunks: Sequence[ChunkRef]) -> Flow[list[Any]]:
         """As `perform_on_chunks`."""
-        chunks = [self.chunk_of(request) for request in requests]
-        return (yield from perform_on_chunks(requests, chunks, self.reading))
+        return perform_on_chunks(requests, chunks, self.reading)
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
         """Keys of the chunks that shards hold, and their sizes; other keys as they are."""
-        shards = [self.layout.shard_of_key(key) for key in keys]
+        layout = self.layout
+        shards = [
+            layout.shard_of_key(key) if key.startswith(layout.prefix) else None for key in keys
+        ]
         indexes = iter((yield from self.read_indexes([s for s in shards if s is not None])))
         above: list[tuple[str, int | None]] = []
         for key, shard in zip(keys, shards, strict=True):
@@ -74,13 +91,13 @@ class ShardingTransformer:
         """Indexes of shards; ``None`` where there is no shard."""
         return read_indexes(shards)
 
-    def chunk_of(self, request: Request) -> ChunkRef:
-        """The chunk that a request asks for."""
+    def chunk_of(self, request: Request) -> ChunkRef | None:
+        """The chunk that a request asks for; ``None``: its key is that of another transformer."""
         key = _key_of(request)
+        if not key.startswith(self.layout.prefix):
+            return None
         coords = self.layout.coords_of(key)
-        if coords is None:
-            raise SpecError(f"key {key!r} is no chunk key of the array {self.layout.path!r}")
-        return self.layout.chunk(coords, key)
+        return None if coords is None else self.layout.chunk(coords, key)
 
 
 def sharding(configuration: Mapping[str, Any], array: ArrayContext) -> ShardingTransformer:
@@ -177,6 +194,10 @@ def entry_update(request: Request, entry_id: int) -> EntryUpdate:
         case Delete():
             return Erase(entry_id)
     raise TypeError(f"a transformer does not perform {request!r}")
+
+
+def _pass_on(requests: list[Request]) -> Flow[list[Any]]:
+    return (yield requests)
 
 
 def _key_of(request: Request) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
+from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.plan.entries import apply_pieces
 from zarr_shardstore.plan.indexes import as_gets, with_indexes
@@ -43,6 +44,7 @@ from zarr_shardstore.plan.requests import (
 
 __all__ = [
     "ArrayContext",
+    "ReadOnlyTransformer",
     "Stack",
     "StorageTransformer",
     "ValueTransformer",
@@ -119,11 +121,11 @@ class ValueTransformer(ABC):
     """
 
     @abstractmethod
-    def encode(self, key: str, value: Bytes) -> Bytes:
+    def encode(self, key: str, value: Bytes, /) -> Bytes:
         """The value that is stored."""
 
     @abstractmethod
-    def decode(self, key: str, stored: Bytes) -> Bytes:
+    def decode(self, key: str, stored: Bytes, /) -> Bytes:
         """The value that was stored. Raises an error that names `key` if it cannot."""
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
@@ -172,6 +174,45 @@ class ValueTransformer(ABC):
             return found
         start, stop = resolve_range(request.byte_range, len(value))
         return Found(value[start:stop], found.version, len(value))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOnlyTransformer:
+    """A transformer that changes nothing and refuses writes.
+
+    Parameters
+    ----------
+    path : str
+        Path of the array.
+    passed_over : tuple of str
+        Transformers of the array that are not known: what is written without them may
+        contradict what they keep.
+    """
+
+    path: str
+    passed_over: tuple[str, ...]
+
+    def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
+        """Relay reads.
+
+        Raises
+        ------
+        UnsupportedError
+            If a request is no read.
+        """
+        for request in requests:
+            if not isinstance(request, Get | Exists | GetSize):
+                names = ", ".join(map(repr, self.passed_over))
+                raise UnsupportedError(
+                    f"the array {self.path!r} is read-only, because the storage transformers "
+                    f"{names} are not known: install the packages that provide them, to write"
+                )
+        return (yield [*requests])
+
+    def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
+        """The same keys; sizes are not known."""
+        return [(key, None) for key in keys]
+        yield  # a flow without requests
 
 
 def perform(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:

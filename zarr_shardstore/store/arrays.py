@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zarr_shardstore.errors import UnsupportedError
+from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.declarations import Native, take_out
 from zarr_shardstore.format.documents import ArrayDocument, Node, chunk_nbytes, parse_array
 from zarr_shardstore.format.grid import is_inside
@@ -16,7 +16,7 @@ from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.plan.read import ReadOptions
 from zarr_shardstore.plan.sharding import ShardingTransformer
 from zarr_shardstore.plan.stack import ArrayContext, Stack
-from zarr_shardstore.store.registry import make_transformer
+from zarr_shardstore.store.registry import make_stack
 
 __all__ = ["ArrayReader", "StoredArray"]
 
@@ -48,6 +48,12 @@ class StoredArray:
     def node(self) -> Node:
         """Its place."""
         return self.document.node
+
+    @property
+    def is_spelled_oddly(self) -> bool:
+        """Whether its chunk keys have a separator that the usual grammar does not know."""
+        geometry = self.document.geometry
+        return geometry is not None and geometry.encoding.separator not in ("/", ".")
 
     def coords_of(self, key: str) -> Coords | None:
         """Chunk coordinates that a key spells, also outside the grid; ``None`` if it is none."""
@@ -91,6 +97,12 @@ class ArrayReader:
         UnsupportedError
             If it declares a transformer that is not known.
         """
+        try:
+            return self._read(node, doc)
+        except (SpecError, UnsupportedError) as error:
+            raise type(error)(f"the document of the array {node.path!r}: {error}") from error
+
+    def _read(self, node: Node, doc: Mapping[str, Any]) -> StoredArray | None:
         document = parse_array(node, doc, self.native)
         if document is None:
             return None
@@ -107,10 +119,10 @@ class ArrayReader:
             index_key=node.chunk_prefix + COLLECTION_NAME if document.has_collection else None,
             chunk_nbytes=chunk_nbytes(doc, geometry.chunk_shape),
         )
-        stack = tuple(make_transformer(spec, context) for spec in document.transformers)
+        stack = make_stack(document.transformers, context)
         if sum(isinstance(transformer, ShardingTransformer) for transformer in stack) > 1:
             raise UnsupportedError(
-                f"the array {node.path!r} has more than one sharding in its storage transformers; "
-                "shards of shards cannot be updated safely"
+                "it has more than one sharding in its storage transformers; shards of shards "
+                "cannot be updated safely"
             )
         return StoredArray(document, stack)

@@ -89,7 +89,9 @@ class Sharding:
         )
         strategy = _strategy_for(options.strategy, backend)
         self.appends = strategy == "append"
-        self.operations = Operations(new_arrays, replace(options, reading=reading), strategy)
+        self.operations = Operations(
+            new_arrays, replace(options, reading=reading), strategy, backend.refuse_links
+        )
         self.runner = Runner(backend, self.operations.update_shard)
         pending = self.operations.batches.pending
         self.warm = WarmReads(self.runner, self.operations.catalog, pending)
@@ -174,7 +176,18 @@ class Sharding:
         await seal_all_async(self.runner.backend, self.options.order)
 
     def compacting(self, prefix: str) -> tuple[Runner, Flow[None]]:
-        """The flow that compacts the shards below a prefix, and its driver."""
+        """The flow that compacts the shards below a prefix, and its driver.
+
+        Raises
+        ------
+        UnsupportedError
+            If nothing can be replaced in the base store.
+        """
+        if isinstance(self.base, Store) and not self.base.supports_deletes:
+            raise UnsupportedError(
+                f"in {self.base} nothing can be removed or replaced, so no byte would become free: "
+                "convert it into another store"
+            )
         backend, operations = self.runner.backend, self.operations
         compaction = compaction_of(order=self.options.order, can_append=backend.can_append)
         flow = compact_below(operations.listing, operations.catalog, prefix)

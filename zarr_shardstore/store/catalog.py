@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from zarr_shardstore.errors import ShardStoreError, SpecError
-from zarr_shardstore.format.documents import Node
+from zarr_shardstore.format.documents import Node, node_of_document
 from zarr_shardstore.format.grid import is_inside
 from zarr_shardstore.format.index import DRAFT_INDEX
 from zarr_shardstore.format.keys import (
@@ -22,6 +22,7 @@ from zarr_shardstore.format.keys import (
     Coords,
     check_key,
     draft_candidate,
+    odd_candidates,
     v3_candidates,
 )
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
@@ -305,10 +306,44 @@ class Catalog:
                 return unknown
             if otherwise is not None:
                 return otherwise
+        is_usual = False
         for nodes, suffix in self._candidates(key):
+            is_usual = True
             node = nodes[0]
             if self._policy.needs_no_metadata(node.hierarchy, node.path):
                 return self._locate_by_rule(node, key, suffix)
+        return None if is_usual else self._locate_odd(key, in_grid, knowledge, just_learned)
+
+    def _locate_odd(
+        self, key: str, in_grid: bool, knowledge: Knowledge, just_learned: dict[Node, State]
+    ) -> _Answer | list[Node]:
+        """A key that the usual grammar of chunk keys does not give to an array.
+
+        It may be spelled by a separator of its own; or be a chunk key, spelled in a way that is
+        not known, of an array that declares what is not understood.
+        """
+        if node_of_document(key) is not None:
+            return None
+        makes = _draft_nodes if key.startswith(DRAFT_DATA_ROOT) else _flat_nodes
+        odd = [(makes(directory), suffix) for directory, suffix in odd_candidates(key)]
+        nodes = dict.fromkeys(node for found, _ in odd for node in found)
+        known = {node: just_learned.get(node) or knowledge.arrays.get(node) for node in nodes}
+        unknown = [
+            node
+            for node, array in known.items()
+            if array is None and node not in just_learned and node not in knowledge.absent
+        ]
+        if unknown:
+            return unknown
+        for found, suffix in odd:
+            for node in found:
+                array = known[node]
+                if isinstance(array, ShardStoreError):
+                    return array
+                if array is not None and array.is_spelled_oddly:
+                    answer = _locate_in(array, key, suffix, in_grid)
+                    if not isinstance(answer, Misfit) or answer.is_outside:
+                        return answer
         return None
 
     def _candidates(self, key: str) -> Iterator[tuple[list[Node], str]]:
@@ -347,6 +382,10 @@ def _layout_by_rule(node: Node, encoding: ChunkKeyEncoding, cps: Coords) -> Arra
 def _flat_nodes(path: str) -> list[Node]:
     """Places of an array whose keys are below its own path; v3 comes first, as in zarr."""
     return [Node("v3", path), Node("v2", path)]
+
+
+def _draft_nodes(path: str) -> list[Node]:
+    return [Node("draft", path)]
 
 
 def _layout_of(owner: StoredArray | ArrayLayout) -> ArrayLayout:

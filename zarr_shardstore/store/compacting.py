@@ -14,12 +14,12 @@ from zarr_shardstore.plan.compact import compact_shard
 from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.holding import split_at_sharding
 from zarr_shardstore.plan.requests import Flow, UpdateShard
-from zarr_shardstore.plan.stack import through
+from zarr_shardstore.plan.stack import Stack, through
 from zarr_shardstore.store.catalog import Catalog, StackedKey
 from zarr_shardstore.store.key_stream import raise_first
 from zarr_shardstore.store.listing import Listing
 
-__all__ = ["compact_below", "compaction_of"]
+__all__ = ["compact_below", "compaction_of", "shards_below"]
 
 
 def compaction_of(*, order: EntryOrder, can_append: bool) -> UpdateFlow:
@@ -45,6 +45,26 @@ def compaction_of(*, order: EntryOrder, can_append: bool) -> UpdateFlow:
     return flow
 
 
+def shards_below(
+    listing: Listing, catalog: Catalog, prefix: str
+) -> Flow[tuple[list[tuple[ShardRef, Stack]], list[ShardStoreError]]]:
+    """The shards that may hold keys starting with `prefix`, each with the transformers below it;
+    and why others cannot be known."""
+    prefix = check_prefix(prefix)
+    shards: list[tuple[ShardRef, Stack]] = []
+    errors: list[ShardStoreError] = []
+    base_keys = yield from listing.list_base(prefix)
+    for part in listing.listing_rounds(base_keys):
+        for found in (yield from catalog.shards_of(part)):
+            if isinstance(found, ShardRef):
+                shards.append((found, ()))
+            elif isinstance(found, StackedKey):
+                shards += _shard_of(found)
+            elif found is not None:
+                errors.append(found)
+    return shards, errors
+
+
 def compact_below(listing: Listing, catalog: Catalog, prefix: str) -> Flow[None]:
     """Ask for an update of each shard that may hold keys starting with `prefix`.
 
@@ -53,30 +73,19 @@ def compact_below(listing: Listing, catalog: Catalog, prefix: str) -> Flow[None]
     ShardStoreError
         The first error there was; the other shards are compacted.
     """
-    prefix = check_prefix(prefix)
-    errors: list[ShardStoreError] = []
-    base_keys = yield from listing.list_base(prefix)
-    for part in listing.listing_rounds(base_keys):
-        updates: list[UpdateShard] = []
-        for found in (yield from catalog.shards_of(part)):
-            if isinstance(found, ShardRef):
-                updates.append(UpdateShard(found, ()))
-            elif isinstance(found, StackedKey):
-                updates += _update_of(found)
-            elif found is not None:
-                errors.append(found)
-        for update in updates:  # one by one: a damaged shard stops no other
-            try:
-                yield [update]
-            except ShardStoreError as error:
-                errors.append(error)
+    shards, errors = yield from shards_below(listing, catalog, prefix)
+    for shard, below in shards:  # one by one: a damaged shard stops no other
+        try:
+            yield [UpdateShard(shard, (), below)]
+        except ShardStoreError as error:
+            errors.append(error)
     raise_first(errors)
 
 
-def _update_of(stacked: StackedKey) -> list[UpdateShard]:
+def _shard_of(stacked: StackedKey) -> list[tuple[ShardRef, Stack]]:
     found = split_at_sharding(stacked.array.stack)
     if found is None:
         return []
     sharding, below = found
     shard = sharding.layout.shard_of_key(stacked.key)
-    return [] if shard is None else [UpdateShard(shard, (), below)]
+    return [] if shard is None else [(shard, below)]

@@ -5,7 +5,7 @@ Source: sharding storage transformer draft, "API implementation", erase_values, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from zarr_shardstore.format.documents import node_of_document
 from zarr_shardstore.format.keys import check_key, check_prefix
@@ -45,6 +45,7 @@ class Eraser:
         listing: Listing,
         publisher: Publisher,
         pending: PendingShards,
+        refuse_links: Callable[[str], None],
     ) -> None:
         self._router = router
         self._catalog = catalog
@@ -52,6 +53,7 @@ class Eraser:
         self._listing = listing
         self._publisher = publisher
         self._pending = pending
+        self._refuse_links = refuse_links
 
     def erase_values(self, keys: Iterable[str]) -> Flow[None]:
         """Erase values; those of one shard together. A missing key is no error."""
@@ -76,11 +78,18 @@ class Eraser:
                 self._known.erased(node, array if isinstance(array, StoredArray) else None)
 
     def erase_prefix(self, prefix: str) -> Flow[None]:
-        """Erase all values whose key starts with `prefix`; whole directories are relayed."""
+        """Erase all values whose key starts with `prefix`; whole directories are relayed.
+
+        Raises
+        ------
+        SpecError
+            If the prefix is not valid, or leads through a link of a local base store.
+        """
         prefix = check_prefix(prefix)
         if prefix and not prefix.endswith("/"):
             yield from self._erase_listed(prefix)
             return
+        self._refuse_links(prefix.removesuffix("/"))
         directory = yield from self._catalog.directory_of(prefix)
         if isinstance(directory, GridDirectory) and directory.leading:
             yield from self._erase_grid_directory(directory, prefix)
@@ -129,11 +138,13 @@ class Eraser:
     # ------------------------------------------------------------- details
 
     def _erase_listed(self, prefix: str) -> Flow[None]:
+        self._refuse_links(prefix)
         keys = yield from self._listing.list_all(prefix)
         yield from self.erase_values(keys)
 
     def _erase_grid_directory(self, directory: GridDirectory, prefix: str) -> Flow[None]:
         """Erase the chunks under a prefix that reaches into the grid of an array."""
+        self._refuse_links(prefix)
         base_keys = yield from self._listing.list_base(prefix)
         shards = yield from self._catalog.shards_of(base_keys)
         batch: list[Request] = []

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.format.documents import Node, document_key, parse_json
+from zarr_shardstore.format.documents import Node, document_key, parse_document
 from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.plan.documents import read_documents
 from zarr_shardstore.plan.requests import Exists, Flow
@@ -143,7 +143,7 @@ class KnownArrays:
 
     def read(self, node: Node, data: bytes | memoryview | None) -> StoredArray | None:
         """What the stored document of `node` says; ``None``: there is none, or no array."""
-        doc = None if data is None else parse_json(data)
+        doc = None if data is None else parse_document(node, data)
         return None if doc is None else self.reader.read(node, doc)
 
     def know(self, nodes: Sequence[Node], knowledge: Knowledge) -> Flow[dict[Node, State]]:

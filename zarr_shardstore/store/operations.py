@@ -8,7 +8,7 @@ Source: sharding storage transformer draft, "API implementation".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -77,9 +77,17 @@ class Operations:
         Order of entries, coalescing, what becomes of native arrays.
     strategy : WriteStrategy
         How shards are changed.
+    refuse_links
+        Raises `SpecError` if a prefix leads through a link of the base store.
     """
 
-    def __init__(self, new_arrays: NewArrays, options: Options, strategy: WriteStrategy) -> None:
+    def __init__(
+        self,
+        new_arrays: NewArrays,
+        options: Options,
+        strategy: WriteStrategy,
+        refuse_links: Callable[[str], None],
+    ) -> None:
         self.options = options
         self._strategy = strategy
         reader = ArrayReader(options.native, options.reading)
@@ -93,7 +101,13 @@ class Operations:
             self.catalog, self.known, self.publisher, self._pending, options.reading
         )
         self._eraser = Eraser(
-            self._router, self.catalog, self.known, self.listing, self.publisher, self._pending
+            self._router,
+            self.catalog,
+            self.known,
+            self.listing,
+            self.publisher,
+            self._pending,
+            refuse_links,
         )
         self._view = View(new_arrays, reader)
 

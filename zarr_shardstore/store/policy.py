@@ -109,6 +109,15 @@ class ShardingPolicy:
         """Whether the option leaves the choice to us."""
         return self._rule(path) == "auto"
 
+    def names_without_array(self, paths: Sequence[str]) -> list[str]:
+        """Paths and patterns of the option that are those of none of these arrays."""
+        rules = self.chunks_per_shard if isinstance(self.chunks_per_shard, dict) else {}
+        return [
+            name
+            for name in rules
+            if not any(path == name or fnmatchcase(path, name) for path in paths)
+        ]
+
     def _rule(self, path: str) -> _Normal:
         rules = self.chunks_per_shard
         if not isinstance(rules, dict):

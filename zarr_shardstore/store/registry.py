@@ -9,7 +9,7 @@ array (an `ArrayContext`) and returns a `StorageTransformer`::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, TypeAlias
 
@@ -18,9 +18,14 @@ from zarr_shardstore.format.transformer_specs import SHARDING, TransformerSpec
 from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.plan.checksum import crc32c
 from zarr_shardstore.plan.sharding import sharding
-from zarr_shardstore.plan.stack import ArrayContext, StorageTransformer
+from zarr_shardstore.plan.stack import (
+    ArrayContext,
+    ReadOnlyTransformer,
+    Stack,
+    StorageTransformer,
+)
 
-__all__ = ["TransformerFactory", "check_known", "make_transformer", "register_storage_transformer"]
+__all__ = ["TransformerFactory", "check_known", "make_stack", "register_storage_transformer"]
 
 TransformerFactory: TypeAlias = Callable[[Mapping[str, Any], ArrayContext], StorageTransformer]
 
@@ -55,15 +60,31 @@ def check_known(name: str) -> None:
     _factory(name)
 
 
-def make_transformer(spec: TransformerSpec, array: ArrayContext) -> StorageTransformer:
-    """Make the transformer that metadata names.
+def make_stack(specs: Sequence[TransformerSpec], array: ArrayContext) -> Stack:
+    """Make the transformers that metadata names.
+
+    Those that are not known, and need not be understood, are passed over: values are read, and
+    none can be written.
 
     Raises
     ------
     UnsupportedError
-        If no transformer of that name is known.
+        If no transformer of a name is known that must be understood.
     """
-    return _factory(spec.name)(spec.configuration, array)
+    stack: list[StorageTransformer] = []
+    passed_over: list[str] = []
+    for spec in specs:
+        try:
+            factory = _factory(spec.name)
+        except UnsupportedError:
+            if spec.must_understand:
+                raise
+            passed_over.append(spec.name)
+        else:
+            stack.append(factory(spec.configuration, array))
+    if passed_over:
+        stack.insert(0, ReadOnlyTransformer(array.path, tuple(passed_over)))
+    return tuple(stack)
 
 
 def _factory(name: str) -> TransformerFactory:

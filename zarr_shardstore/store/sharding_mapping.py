@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.declarations import Native
+from zarr_shardstore.format.keys import check_key
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.buffers import as_view
 from zarr_shardstore.io.counters import Stats
@@ -252,6 +253,17 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def erase(self, key: str) -> None:
         """Erase a value; a missing one is no error."""
         self.erase_values([key])
+
+    def delete(self, key: str) -> None:
+        """Erase a value and all values in the directory of that name, as the early draft says.
+
+        A missing one is no error. A trailing slash means the directory alone.
+        """
+        directory = f"{key.removesuffix('/')}/"
+        check_key(directory[:-1])
+        self.erase_prefix(directory)
+        if not key.endswith("/"):
+            self.erase(key)
 
     def erase_values(self, keys: Iterable[str]) -> None:
         """Erase values; each shard is written once, an emptied one removed."""

@@ -34,6 +34,7 @@ from zarr_shardstore.format.documents import (
     has_empty_chunks,
     is_array_document,
     parse_array,
+    parse_document,
     parse_json,
     plain_geometry,
 )
@@ -93,7 +94,7 @@ class View:
         SpecError, UnsupportedError
             If the document declares what is not valid or not known.
         """
-        doc = parse_json(data)
+        doc = parse_document(node, data)
         if doc is None:
             return data, None
         if not is_array_document(node, doc):
@@ -179,7 +180,7 @@ class View:
         found = {
             name: (node, member)
             for name, (node, member) in members(path, doc).items()
-            if not has_sharding_codec(member) and not _is_declared(node, member)
+            if not has_sharding_codec(member) and not _is_declared(member)
         }
         if not found:
             return doc
@@ -202,7 +203,7 @@ class View:
     def _stored_array(self, node: Node, doc: Document, old: _Stored) -> Flow[Document]:
         if has_sharding_codec(doc):
             return self._stored_native(node, doc, old)
-        if _is_declared(node, doc):
+        if _is_declared(doc):
             self._reader.read(node, doc)  # the writer is taken at its word, if it is valid
             return doc
         kept = self._put_back(node, doc, old)
@@ -300,7 +301,7 @@ class View:
         ndim = len(geometry.shape)
         declared = self._new_arrays.declared(node, doc, geometry)
         by_rule = None
-        if self._new_arrays.sharded_by_rule(node):
+        if self._new_arrays.sharded_by_rule(node) and geometry.encoding.separator in ("/", "."):
             by_rule = self._new_arrays.declared_by_rule(node, ndim)
         if declared is None or declared == by_rule:
             return declared
@@ -367,10 +368,12 @@ def _dumped(new: Document, doc: Document, data: memoryview) -> Bytes:
     return data if new is doc else dump_document(new)
 
 
-def _is_declared(node: Node, doc: Document) -> bool:
-    """Whether the writer declares transformers itself."""
-    has_geometry = plain_geometry(node.hierarchy, doc) is not None
-    return has_geometry and find_declaration(doc, "passthrough") is not None
+def _is_declared(doc: Document) -> bool:
+    """Whether the writer declares transformers itself, in a way that is understood or not."""
+    try:
+        return find_declaration(doc, "passthrough") is not None
+    except ShardStoreError:
+        return True
 
 
 def _keys_of(node: Node, doc: Document) -> ArrayDocument | Document | None:

@@ -38,6 +38,7 @@ from zarr_shardstore.format.transformer_specs import (
     sharding_transformer,
 )
 from zarr_shardstore.store.new_arrays import NewArrays
+from zarr_shardstore.store.registry import check_known
 from zarr_shardstore.tools.hierarchy import FoundArray
 
 __all__ = ["ArrayState", "Form", "array_states"]
@@ -146,6 +147,8 @@ def _state_of(found: FoundArray) -> ArrayState:
         document = parse_array(node, doc)
         assert document is not None
         above, spec = _split(document.transformers, len(found.geometry.shape))
+        for transformer in above:
+            check_known(transformer.name)
     except ShardStoreError as error:
         return ArrayState(node, documents, found.geometry, obstacle=str(error))
     obstacle = ""

@@ -23,9 +23,10 @@ from zarr_shardstore.tools.in_place import keys_of_values, replace_values
 from zarr_shardstore.tools.manifest import Manifest, directory_of, read_manifests
 from zarr_shardstore.tools.open_base import OpenBase
 from zarr_shardstore.tools.other_keys import check_other_keys, copy_other_keys
-from zarr_shardstore.tools.places import Place, n_regions, regions
+from zarr_shardstore.tools.places import Place, n_regions
 from zarr_shardstore.tools.planning import ArrayPlan
 from zarr_shardstore.tools.report import ArrayReport, OnProgress, Progress
+from zarr_shardstore.tools.stored_regions import regions_to_visit
 from zarr_shardstore.tools.tasks import ArrayTask, TaskResult
 
 __all__ = ["Conversion"]
@@ -65,6 +66,8 @@ class Conversion:
         plans = [self._copied(plan) for plan in self.plans]
         for plan in plans:
             self._check_empty(plan)
+        for plan in plans:
+            self._check_same(plan)
         reports = tuple(map(self._convert_to_destination, plans))
         copy_other_keys(self.source, self.target, self.other_keys, documents)
         return reports, len(self.other_keys)
@@ -135,6 +138,20 @@ class Conversion:
                 "nothing was written: take an empty destination, or remove what is there"
             )
 
+    def _check_same(self, plan: ArrayPlan) -> None:
+        """Compare an array that is there already with the source, chunk by chunk.
+
+        Raises
+        ------
+        SpecError
+            If they differ. Nothing was written: who has changed which of them is not known.
+        """
+        if plan.state.geometry is None or not self._has(self._documents(plan)):
+            return
+        prefix = plan.state.node.chunk_prefix
+        task = plan.task(self.source, self.target, prefix, self.order, may_be_there=False)
+        self._run_tasks(replace(plan, action="skipped"), replace(task, only_compares=True))
+
     def _any_values(self, manifest: Manifest) -> bool:
         found = keys_of_values(self.target, manifest.prefix, manifest.encoding, manifest.ndim)
         return any(True for keys in found if keys)
@@ -164,7 +181,8 @@ class Conversion:
             self.target.perform([Tidy(manifest.prefix)])
         # Last: who sees the array sees all of it.
         self.target.perform([Set(key, dump_document(doc)) for key, doc in documents.items()])
-        manifest.remove(self.target)
+        if self.target.supports_deletes:
+            manifest.remove(self.target)
         return report
 
     def _has(self, documents: Documents) -> bool:
@@ -210,13 +228,20 @@ class Conversion:
 
     def _forget(self, plan: ArrayPlan) -> None:
         """Remove what an earlier run has left of an array for which there is nothing to do."""
+        if not self.target.supports_deletes:
+            return
         directory = directory_of(plan.state.node)
         for manifest in read_manifests(self.target):
             if manifest.directory == directory:
                 manifest.remove(self.target)
 
     def _begin(self, manifest: Manifest) -> bool:
-        """Store the manifest; whether an earlier run may have written values for it."""
+        """Store the manifest; whether an earlier run may have written values for it.
+
+        Where nothing can be removed there is none: no run goes on where another one stopped.
+        """
+        if not self.target.supports_deletes:
+            return False
         earlier = self._began_before(manifest)
         if earlier is not None and earlier.wants_the_same(manifest):
             return True
@@ -233,8 +258,11 @@ class Conversion:
         is_elsewhere = not isinstance(self.executor, ThreadPoolExecutor)
         if is_elsewhere:
             task = replace(task, document_key=document_key(plan.state.node))
-        grid_shape = task.source.grid_shape
-        n_tasks = n_regions(grid_shape, task.region_shape)
+        # Where an earlier run may have written, what it wrote is looked at, too.
+        is_compared = task.may_be_there or task.only_compares
+        places = [task.source, task.target] if is_compared else [task.source]
+        regions = regions_to_visit(places, task.region_shape)
+        n_tasks = len(regions)
         results = TaskResult(0, 0, 0)
         n_done = n_resumed = 0
 
@@ -251,14 +279,15 @@ class Conversion:
                 counts = (n_tasks, n_done, results.n_chunks, results.n_bytes)
                 self.progress(Progress(plan.state.path, plan.action, *counts))
 
-        run_tasks(self.executor, task, regions(grid_shape, task.region_shape), add)
-        if is_elsewhere:
+        run_tasks(self.executor, task, iter(regions), add)
+        if is_elsewhere and not task.only_compares:
             _check_objects(task.target, results.n_objects)
         return replace(
             _report_of(plan),
             n_chunks=results.n_chunks,
             n_objects=results.n_objects,
             n_bytes=results.n_bytes,
+            n_tasks=n_tasks,
             n_resumed=n_resumed,
             seconds=time.monotonic() - begun,
         )

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError
@@ -33,7 +34,15 @@ from zarr_shardstore.tools.hierarchy import STAGING, find_hierarchy
 from zarr_shardstore.tools.in_place import finish, keeps_out_readers, take_back
 from zarr_shardstore.tools.manifest import read_manifests, remove_leftovers
 from zarr_shardstore.tools.open_base import OpenBase, open_base
-from zarr_shardstore.tools.planning import Choose, matching, plan_array, to_plain, to_shards
+from zarr_shardstore.tools.planning import (
+    ArrayPlan,
+    Choose,
+    check_rules,
+    matching,
+    plan_array,
+    to_plain,
+    to_shards,
+)
 from zarr_shardstore.tools.report import ConversionReport, OnProgress
 
 __all__ = ["reshard", "shard_store", "unshard_store"]
@@ -42,11 +51,20 @@ StoreLike: TypeAlias = "BaseStoreLike | ShardingStore | ShardingMapping | DraftH
 Paths: TypeAlias = "Iterable[str] | str | None"
 
 
+class _NotGiven(Enum):
+    """An argument that was left out, where ``None`` says something."""
+
+    TOKEN = "left out"
+
+
+_NOT_GIVEN = _NotGiven.TOKEN
+
+
 def shard_store(
     source: StoreLike,
     destination: StoreLike | None = None,
     *,
-    chunks_per_shard: ChunksPerShard = "auto",
+    chunks_per_shard: ChunksPerShard | _NotGiven = _NOT_GIVEN,
     paths: Paths = None,
     declaration: V3Declaration | None = None,
     index_codecs: Sequence[str | Mapping[str, Any]] | None = None,
@@ -58,6 +76,7 @@ def shard_store(
     dry_run: bool = False,
     progress: OnProgress | None = None,
     consolidate_index: bool = False,
+    shard_shape: ChunksPerShard | _NotGiven = _NOT_GIVEN,
 ) -> ConversionReport:
     """Pack the chunks of the arrays of a store into shards, in place or in another store.
 
@@ -71,10 +90,12 @@ def shard_store(
     destination
         Another store, also of another kind. All keys of the source are copied to it, arrays in
         their new form; but not what is no chunk in a directory of chunks (``z/c/notes.txt``),
-        which nobody lists. ``None``: in place.
+        which nobody lists. An array that is there already is compared with the source, chunk by
+        chunk. Close a `ZipStore` afterwards: only then its file is whole. ``None``: in place.
     chunks_per_shard : "auto", int, tuple of int, mapping
-        As for `ShardingStore`; ``"auto"`` looks at the sizes of stored chunks, and the report
-        says why.
+        As for `ShardingStore`; ``"auto"``, the default, looks at the sizes of stored chunks, and
+        the report says why. A shard has no more chunks along a dimension than the array has now:
+        its index would be full of missing ones.
     paths
         Arrays, groups, or patterns (``"raw/*"``): only these are converted. ``None``: all.
     declaration, index_codecs, index_location, order
@@ -89,6 +110,8 @@ def shard_store(
         Called after each task, in this thread.
     consolidate_index
         At the end do what `ShardingStore.consolidate_index` does, for all sharded arrays.
+    shard_shape
+        Another name of `chunks_per_shard`, that of zarr-vectors; in chunks, too.
 
     Returns
     -------
@@ -97,7 +120,9 @@ def shard_store(
     Raises
     ------
     SpecError, UnsupportedError
-        If it is not possible as asked; nothing was written.
+        If it is not possible as asked; nothing was written. So also if the destination has an
+        array of the same path that differs, lies inside the source, or cannot take the result;
+        and in place, if the store cannot remove objects.
     CorruptShardError, CorruptValueError
         If a shard of the source is damaged, or if what was written reads back as something
         else. Nothing was removed.
@@ -128,9 +153,10 @@ def shard_store(
     >>> zarr.open_array(store, path="z").shards
     (3, 2)
     """
-    policy = ShardingPolicy(chunks_per_shard)
+    given = _given(chunks_per_shard, shard_shape)
+    policy = ShardingPolicy("auto" if given is _NOT_GIVEN else given)
     new_arrays = _new_arrays(policy, declaration, index_codecs, index_location)
-    choose = to_shards(new_arrays, only_sharded=False)
+    choose = to_shards(new_arrays)
     request = _Request(choose, new_arrays, declaration is None, order, paths, dry_run, progress)
     if not consolidate_index:
         return _convert(request, source, destination, executor, source_options, destination_options)
@@ -169,7 +195,7 @@ def unshard_store(
 
 def reshard(
     source: StoreLike,
-    chunks_per_shard: ChunksPerShard,
+    chunks_per_shard: ChunksPerShard | _NotGiven = _NOT_GIVEN,
     destination: StoreLike | None = None,
     *,
     paths: Paths = None,
@@ -182,21 +208,36 @@ def reshard(
     destination_options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: OnProgress | None = None,
+    shard_shape: ChunksPerShard | _NotGiven = _NOT_GIVEN,
 ) -> ConversionReport:
-    """Re-pack the sharded arrays of a store; arrays without shards are left as they are.
+    """Give the arrays of a store shards of this size, whether they have shards now or not.
 
     Parameters
     ----------
     chunks_per_shard
-        What the shards shall have; ``None``: no shards, as `unshard_store`.
+        What a shard has afterwards; ``None``: no shards, as `unshard_store`.
 
     The other parameters, errors and guarantees are those of `shard_store`.
     """
-    policy = ShardingPolicy(chunks_per_shard)
+    given = _given(chunks_per_shard, shard_shape)
+    if given is _NOT_GIVEN:
+        raise SpecError("reshard needs chunks_per_shard: what a shard has afterwards")
+    policy = ShardingPolicy(given)
     new_arrays = _new_arrays(policy, declaration, index_codecs, index_location)
-    choose = to_plain if chunks_per_shard is None else to_shards(new_arrays, only_sharded=True)
+    choose = to_plain if given is None else to_shards(new_arrays)
     request = _Request(choose, new_arrays, declaration is None, order, paths, dry_run, progress)
     return _convert(request, source, destination, executor, source_options, destination_options)
+
+
+def _given(
+    chunks_per_shard: ChunksPerShard | _NotGiven, shard_shape: ChunksPerShard | _NotGiven
+) -> ChunksPerShard | _NotGiven:
+    """What was given under one of two names."""
+    if shard_shape is _NOT_GIVEN:
+        return chunks_per_shard
+    if chunks_per_shard is not _NOT_GIVEN:
+        raise SpecError("chunks_per_shard and shard_shape are two names of one thing: give one")
+    return shard_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,25 +297,38 @@ def _convert_by(
     _check_executor(workers, base, target)
     if not in_place and target.is_same(base):
         raise SpecError("source and destination are the same: leave the destination away")
+    if not in_place and target.overlaps(base):
+        raise SpecError(
+            f"one of {base.describe()} and {target.describe()} lies inside the other, and would "
+            "be converted with it; nothing was written: take a destination elsewhere"
+        )
     if not base.perform([ListDir("")])[0]:
         raise SpecError(f"there is nothing in {base.describe()}")
+    if in_place:
+        target.check_replaceable()
+    target.check_takes_any_key()
     if not request.dry_run:
         target.check_writable()
+    notes: tuple[str, ...] = ()
     if request.dry_run:
         conversion, notes = _prepared(request, base, target, in_place, workers)
         arrays, others = conversion.planned()
         return ConversionReport(arrays, others, notes, time.monotonic() - begun, dry_run=True)
     base.seal()  # a shard that is sealed later would be one that was changed meanwhile
+    # Where nothing is finished first, what is refused leaves no trace, not even a lock.
+    prepared = None if in_place else _prepared(request, base, target, in_place, workers)
     with exclusive(target.runner.backend, STAGING, f"a conversion of {target.describe()}"):
         remove_leftovers(target)
-        notes = _finish_what_was_begun(base, in_place)
         try:
-            conversion, more_notes = _prepared(request, base, target, in_place, workers)
-            notes += more_notes
+            if prepared is None:
+                notes = _finish_what_was_begun(base)
+                prepared = _prepared(request, base, target, in_place, workers)
+            conversion, more_notes = prepared
             arrays, n_copied = conversion.run()
         finally:
             changes.count_change(changes.n_changes())
-    return ConversionReport(arrays, n_copied, notes, time.monotonic() - begun)
+    seconds = time.monotonic() - begun
+    return ConversionReport(arrays, n_copied, notes + more_notes, seconds)
 
 
 def _prepared(
@@ -294,10 +348,13 @@ def _prepared(
                     "nothing is lost"
                 )
     chosen = matching(states, request.paths)
+    check_rules(request.new_arrays.policy, states)
     plans = [
         plan_array(base, state, request.choose if state.node in chosen else None)
         for state in states
     ]
+    if in_place:
+        _refuse_links(base, plans)
     conversion = Conversion(
         base,
         target,
@@ -315,6 +372,26 @@ def _prepared(
     return conversion, tuple(map(_note_of_unlisted, hierarchy.unlisted))
 
 
+def _refuse_links(base: OpenBase, plans: Sequence[ArrayPlan]) -> None:
+    """Refuse arrays whose objects are elsewhere: listings do not follow links, and files cannot
+    be renamed to another disk.
+
+    Raises
+    ------
+    SpecError
+        Nothing was changed.
+    """
+    for plan in plans:
+        prefix = plan.state.node.chunk_prefix
+        link = None if plan.action == "skipped" else base.runner.backend.linked_directory(prefix)
+        if link is not None:
+            raise SpecError(
+                f"objects of the array {plan.state.path!r} lie behind the link {link!r}: in "
+                "place that cannot be converted; convert the directory that it leads to, or "
+                "convert to another store"
+            )
+
+
 def _note_of_unlisted(node: Node) -> str:
     return (
         f"the directory of the array {node.path!r} was not listed, it has too many chunks: if it "
@@ -322,10 +399,8 @@ def _note_of_unlisted(node: Node) -> str:
     )
 
 
-def _finish_what_was_begun(base: OpenBase, in_place: bool) -> tuple[str, ...]:
+def _finish_what_was_begun(base: OpenBase) -> tuple[str, ...]:
     """Finish conversions in place that keep readers out: there is no way back."""
-    if not in_place:
-        return ()
     notes = []
     for manifest in read_manifests(base):
         if not manifest.is_staged or manifest.state == "staging":
@@ -339,9 +414,13 @@ def _finish_what_was_begun(base: OpenBase, in_place: bool) -> tuple[str, ...]:
 
 
 def _check_executor(executor: Executor, base: OpenBase, target: OpenBase) -> None:
-    """Processes have no part in what is in the memory of this one."""
+    """Processes have no part in what is in the memory of this one, or in a file that it writes."""
     if isinstance(executor, ThreadPoolExecutor):
         return
+    if not target.supports_deletes:
+        raise SpecError(
+            f"only one process writes to {target.describe()}: take threads (executor=None)"
+        )
     for side in (base, target):
         if side.is_in_memory:
             raise SpecError(

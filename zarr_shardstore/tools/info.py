@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from zarr_shardstore.tools.hierarchy import FoundArray
 from zarr_shardstore.tools.occupancy import ObjectGrid, rounds_of_objects
 from zarr_shardstore.tools.open_base import OpenBase, open_base
 
-__all__ = ["ArrayInfo", "StoreInfo", "get_shard_info", "is_sharded"]
+__all__ = ["ArrayInfo", "StoreInfo", "get_shard_info", "is_sharded", "sharded_paths"]
 
 _MAX_ERRORS = 20
 """Texts of errors that are kept for one array; `ArrayInfo.n_errors` counts all."""
@@ -98,8 +98,12 @@ class ArrayInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreInfo:
+class StoreInfo(Mapping[str, Any]):
     """How the arrays of a store are stored.
+
+    As a mapping it is what `get_shard_info` of zarr-vectors gives: ``"sharded"``, whether any array
+    is; ``"shard_count"``, shards that these may have; ``"arrays"``, for each sharded array its
+    ``"name"``, ``"grid_shape"`` and ``"shard_shape"``, both in chunks, and ``"shard_count"``.
 
     Parameters
     ----------
@@ -129,12 +133,42 @@ class StoreInfo:
         for name in ("dead_nbytes", "n_errors"):
             object.__setattr__(self, name, sum(getattr(array, name) for array in counted))
 
+    def __getitem__(self, key: str) -> Any:
+        arrays = [_as_of_zarr_vectors(array) for array in self.arrays if _is_of_its_own(array)]
+        match key:
+            case "sharded":
+                return bool(arrays)
+            case "arrays":
+                return arrays
+            case "shard_count":
+                return sum(array["shard_count"] for array in arrays)
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("sharded", "arrays", "shard_count"))
+
+    def __len__(self) -> int:
+        return 3
+
     def as_dict(self) -> dict[str, Any]:
         """The same as objects that JSON knows, the totals under ``"totals"``."""
         totals = asdict(self)
         store = totals.pop("store")
         arrays: list[Any] = json.loads(json.dumps(totals.pop("arrays")))  # tuples become lists
         return {"store": store, "arrays": arrays, "totals": totals}
+
+
+def _is_of_its_own(array: ArrayInfo) -> bool:
+    return array.is_sharded and not array.shares_objects
+
+
+def _as_of_zarr_vectors(array: ArrayInfo) -> dict[str, Any]:
+    return {
+        "name": array.path,
+        "grid_shape": list(array.chunk_grid_shape or ()),
+        "shard_shape": list(array.chunks_per_shard or ()),
+        "shard_count": array.n_objects_of_grid,
+    }
 
 
 def is_sharded(
@@ -159,6 +193,25 @@ def is_sharded(
     if path is not None and not found:
         raise SpecError(f"there is no array at {path!r} in {base.describe()}")
     return any(_is_sharded(array) for array in found)
+
+
+def sharded_paths(store: BaseStoreLike, path: str = "") -> list[str]:
+    """Paths of the arrays at or below a path that have shards here.
+
+    Raises
+    ------
+    SpecError
+        As `find_arrays`.
+    """
+    found = find_arrays(open_base(store), path or None)
+    arrays = [read_array(array) for array in found]
+    return sorted(
+        {
+            array.node.path
+            for array in arrays
+            if array.document.geometry is not None and ObjectGrid(array).layout is not None
+        }
+    )
 
 
 def _is_sharded(found: FoundArray) -> bool:

@@ -67,7 +67,7 @@ class Manifest:
     state: State
     prefix: str
     style: Literal["draft", "default", "v2"]
-    separator: Literal["/", "."]
+    separator: str
     ndim: int
     documents: Mapping[str, Mapping[str, Any]]
     is_staged: bool

@@ -147,8 +147,9 @@ def from_native(
     """Declare natively sharded arrays by a storage transformer; the inverse of `to_native`.
 
     With ``zarr_format=3``, arrays of the ``sharding_indexed`` codec are declared by
-    ``storage_transformers``. With ``zarr_format=2``, groups and arrays of v3 get the documents
-    of v2, with our marker where they are sharded; their chunk keys must be v2's already.
+    ``storage_transformers``, and every other reader refuses them. With ``zarr_format=2``, groups
+    and arrays of v3 get the documents of v2, with our marker where they are sharded; their chunk
+    keys must be v2's already.
     OME-Zarr attributes stay what they are.
 
     Parameters, errors and notes are those of `to_native`.
@@ -207,6 +208,7 @@ def _apply(base: OpenBase, change: Change, dry_run: bool) -> NativeReport:
     writes, removals = change.writes, change.removals
     report = NativeReport(tuple(change.entries), len(writes), len(removals), dry_run)
     if not dry_run and (writes or removals):
+        base.check_replaceable()
         try:
             for _, keys in groupby(writes, key=_round_of):
                 base.perform([Set(key, dump_document(writes[key])) for key in keys])

@@ -20,6 +20,7 @@ from zarr_shardstore.format.declarations import find_declaration
 from zarr_shardstore.format.native_documents import (
     array_of_v2,
     array_to_v2,
+    attributes_of,
     declared_by_codec,
     declared_by_transformers,
     group_of_v2,
@@ -210,14 +211,14 @@ def _of_v2(doc: Document, attributes: Document) -> Document:
 def _native(doc: Mapping[str, Any], ome: bool) -> Document:
     if _is_array(doc):
         return declared_by_codec(doc)
-    return {**doc, "attributes": to_ome_05(doc.get("attributes") or {})} if ome else dict(doc)
+    return {**doc, "attributes": to_ome_05(attributes_of(doc))} if ome else dict(doc)
 
 
 def _name_dimensions(change: Change, path: str) -> None:
     group = change.v3(path)
     if group is None or _is_array(group):
         return
-    for level, names in dimension_names_of_levels(group.get("attributes") or {}).items():
+    for level, names in dimension_names_of_levels(attributes_of(group)).items():
         below = f"{path}/{level}".strip("/")
         array = change.v3(below)
         if array is None or below not in change.selected or not _is_array(array):
@@ -247,7 +248,7 @@ def _essence(doc: Document) -> Document:
 
 def _says(stored: Document, left_over: Document, ome: bool) -> bool:
     """Whether a v3 document has all attributes that stand in a `.zattrs` beside it."""
-    attributes = stored.get("attributes") or {}
+    attributes = attributes_of(stored)
     if not _is_array(stored):
         left_over = to_ome_05(left_over) if ome else left_over
     elif "_ARRAY_DIMENSIONS" in left_over and stored.get("dimension_names") is not None:

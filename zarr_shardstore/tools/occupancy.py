@@ -26,7 +26,7 @@ from zarr_shardstore.plan.stack import Stack, keys_above, through, together
 from zarr_shardstore.store.arrays import StoredArray
 from zarr_shardstore.tools.open_base import OpenBase
 
-__all__ = ["Cell", "ObjectGrid", "Round", "rounds_of_objects"]
+__all__ = ["Cell", "ObjectGrid", "Round", "read_shards", "rounds_of_objects"]
 
 _OBJECTS_AT_ONCE = 64
 """Objects in a round: as many as a backend asks for at once."""
@@ -182,7 +182,7 @@ def _read_objects(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
         results = yield from together(
             [
                 relay([GetSize(key) for key in keys] if attempt == 0 else []),
-                through(grid.below, _read_shards(shards)),
+                through(grid.below, read_shards(shards)),
             ]
         )
         if attempt == 0:
@@ -216,7 +216,7 @@ def _read_plain(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
     return Round(list(there.values()), cells)
 
 
-def _read_shards(shards: Sequence[ShardRef]) -> Flow[list[tuple[Cell | None, str | None]]]:
+def read_shards(shards: Sequence[ShardRef]) -> Flow[list[tuple[Cell | None, str | None]]]:
     """What each shard holds, and what is wrong with it; indexes and sizes in one round."""
     if not shards:
         return []

@@ -50,6 +50,7 @@ def check_other_keys(
     SpecError
         Nothing was written.
     """
+    _check_nodes(target, [*documents, *keys])
     for some in _parts(list(documents)):
         for key, found in zip(some, target.perform([Get(key) for key in some]), strict=True):
             if found.value is None:
@@ -67,6 +68,31 @@ def check_other_keys(
                 raise _another(key)
 
 
+_NODES = frozenset({"zarr.json", ".zarray", ".zgroup"})
+"""Names of the documents of which a directory has one, or one for each format."""
+
+
+def _check_nodes(target: OpenBase, keys: Sequence[str]) -> None:
+    """Refuse a target that has a document of another kind in the directory of one of these.
+
+    Readers would find both: each format another array, or an array and a group.
+    """
+    own = set(keys)
+    others: dict[str, str] = {}
+    for key in keys:
+        directory, slash, name = key.rpartition("/")
+        if name in _NODES:
+            others |= {f"{directory}{slash}{other}": key for other in _NODES}
+    for some in _parts([key for key in others if key not in own]):
+        for key, found in zip(some, target.perform([Get(key) for key in some]), strict=True):
+            if found.value is not None:
+                raise SpecError(
+                    f"the destination has {key!r}, and would have {others[key]!r} of the source, "
+                    "too: readers would find two arrays or groups in one place. Nothing was "
+                    "written: take an empty destination, or remove what is there"
+                )
+
+
 def copy_other_keys(
     source: OpenBase, target: OpenBase, keys: Sequence[str], documents: Documents
 ) -> None:
@@ -78,6 +104,8 @@ def copy_other_keys(
         If one reads back as another.
     """
     for key in sorted(keys, key=lambda key: (-key.count("/"), key)):
+        if not target.supports_deletes and target.perform([GetSize(key)])[0] is not None:
+            continue  # it was compared, and would be there twice
         written = 0
         if _is_document_of_group(key):
             value = _translated(key, b"".join(_pieces(source, key)), documents)

@@ -7,9 +7,7 @@ grid that one task converts: a shard, or a block of chunks where there are no sh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +25,7 @@ from zarr_shardstore.format.orders import EntryOrder, order_entries
 from zarr_shardstore.format.spec import ShardingSpec
 from zarr_shardstore.tools.open_base import OpenBase
 
-__all__ = ["Place", "Region", "block_shape", "keys_of_box", "n_regions", "regions"]
+__all__ = ["Place", "Region", "block_shape", "keys_of_box", "n_regions"]
 
 _BLOCK = 4096
 """Values in a region of an array that has shards on neither side."""
@@ -137,8 +135,3 @@ def block_shape(grid_shape: Coords) -> Coords:
 def n_regions(grid_shape: Coords, shape: Coords) -> int:
     """Number of regions that a grid is cut into."""
     return math.prod(chunk_grid_shape(grid_shape, shape))
-
-
-def regions(grid_shape: Coords, shape: Coords) -> Iterator[Coords]:
-    """Coordinates of all regions, one after another: there may be millions."""
-    return product(*map(range, chunk_grid_shape(grid_shape, shape)))

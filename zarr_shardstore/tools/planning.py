@@ -15,6 +15,7 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.format.spec import ShardingSpec
 from zarr_shardstore.store.new_arrays import NewArrays
+from zarr_shardstore.store.policy import ShardingPolicy
 from zarr_shardstore.tools.array_state import ArrayState, Form
 from zarr_shardstore.tools.open_base import OpenBase
 from zarr_shardstore.tools.places import Place, block_shape
@@ -22,7 +23,16 @@ from zarr_shardstore.tools.report import Action
 from zarr_shardstore.tools.sampling import chunks_per_shard_by_size
 from zarr_shardstore.tools.tasks import ArrayTask
 
-__all__ = ["ArrayPlan", "Choose", "matching", "plan_array", "to_plain", "to_shards"]
+__all__ = [
+    "ArrayPlan",
+    "Choose",
+    "check_rules",
+    "clip_to_grid",
+    "matching",
+    "plan_array",
+    "to_plain",
+    "to_shards",
+]
 
 Choose: TypeAlias = "Callable[[OpenBase, ArrayState], tuple[Form, str]]"
 """The form that an array shall have, and why."""
@@ -122,22 +132,14 @@ def plan_array(base: OpenBase, state: ArrayState, choose: Choose | None) -> Arra
     return ArrayPlan(state, form, action, reason)
 
 
-def to_shards(new_arrays: NewArrays, *, only_sharded: bool) -> Choose:
-    """Shards as the options of a store for new arrays say.
-
-    Parameters
-    ----------
-    only_sharded
-        Arrays without shards stay so.
-    """
+def to_shards(new_arrays: NewArrays) -> Choose:
+    """Shards as the options of a store for new arrays say, none larger than the grid."""
     policy = new_arrays.policy
 
     def choose(base: OpenBase, state: ArrayState) -> tuple[Form, str]:
         now = state.form
         grid = state.grid_shape
         ndim = len(grid)
-        if now.spec is None and only_sharded:
-            return now, "it has no shards"
         if ndim == 0:
             return now, "it has no dimensions, so one chunk"
         if policy.is_auto(state.path):
@@ -152,9 +154,26 @@ def to_shards(new_arrays: NewArrays, *, only_sharded: bool) -> Choose:
         asked = policy.for_array(state.path, ndim)
         if asked is None:
             return now, "chunks_per_shard does not name it"
-        return _declared(new_arrays, state, asked, "as chunks_per_shard says")
+        if _has(new_arrays, state, asked):
+            return now, _HAS_THEM
+        cps = clip_to_grid(asked, grid)
+        clipped = "" if cps == asked else ", no more than its grid has"
+        return _declared(new_arrays, state, cps, f"as chunks_per_shard says{clipped}")
 
     return choose
+
+
+def clip_to_grid(cps: Coords, grid_shape: Coords) -> Coords:
+    """No more entries in a shard than the array has chunks: the index would be full of missing
+    ones. Where there are no chunks at all, they are still to come.
+
+    >>> clip_to_grid((8, 8, 8), (20, 3, 0))
+    (8, 3, 8)
+    """
+    return tuple(min(c, n) if n else c for c, n in zip(cps, grid_shape, strict=True))
+
+
+_HAS_THEM = "it has these shards already"
 
 
 def to_plain(_base: OpenBase, state: ArrayState) -> tuple[Form, str]:
@@ -188,8 +207,7 @@ def matching(states: Sequence[ArrayState], paths: Iterable[str] | None) -> set[N
             or fnmatchcase(state.path, pattern)
         }
         if not found:
-            there = ", ".join(repr(state.path) for state in states[:10]) or "none"
-            raise SpecError(f"no array has the path {path!r}; there are {there}")
+            raise SpecError(f"no array has the path {path!r}; there are {_names(states)}")
         chosen |= found
     for state in states:
         if state.node in chosen and state.obstacle:
@@ -200,14 +218,38 @@ def matching(states: Sequence[ArrayState], paths: Iterable[str] | None) -> set[N
     return chosen
 
 
+def check_rules(policy: ShardingPolicy, states: Sequence[ArrayState]) -> None:
+    """Refuse a rule for arrays that are not there: its path was meant to be another one.
+
+    Raises
+    ------
+    SpecError
+        With the arrays that there are.
+    """
+    for name in policy.names_without_array([state.path for state in states]):
+        raise SpecError(
+            f"chunks_per_shard has a rule for {name!r}, and no array has such a path; there are "
+            f"{_names(states)}"
+        )
+
+
+def _names(states: Sequence[ArrayState]) -> str:
+    return ", ".join(repr(state.path) for state in states[:10]) or "none"
+
+
 def _declared(
     new_arrays: NewArrays, state: ArrayState, cps: Coords, reason: str
 ) -> tuple[Form, str]:
     """Shards of `cps` chunks; if it has such already, with the index that they have."""
-    now = state.form.spec
-    if now is not None and now.chunks_per_shard == cps and new_arrays.index in (None, now.index):
-        return state.form, "it has these shards already"
+    if _has(new_arrays, state, cps):
+        return state.form, _HAS_THEM
     return Form(ShardingSpec(cps, _index(new_arrays, state))), reason
+
+
+def _has(new_arrays: NewArrays, state: ArrayState, cps: Coords) -> bool:
+    """Whether an array has shards of `cps` chunks, with the index that is asked for."""
+    now = state.form.spec
+    return now is not None and now.chunks_per_shard == cps and new_arrays.index in (None, now.index)
 
 
 def _index(new_arrays: NewArrays, state: ArrayState) -> IndexFormat:

@@ -32,6 +32,8 @@ class ArrayReport:
         Values that were written and verified, and their bytes.
     n_objects : int
         Objects that hold them now.
+    n_tasks : int
+        Regions that were visited; of a plan, the most that may be.
     n_resumed : int
         Tasks whose work an earlier run had done; it was compared with the source.
     seconds : float

@@ -14,9 +14,9 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.grid import grid_box
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.io.resolve import BaseStoreLike
-from zarr_shardstore.tools.find_arrays import arrays_at, read_array
+from zarr_shardstore.tools.find_arrays import arrays_at, find_arrays, read_array
 from zarr_shardstore.tools.occupancy import ObjectGrid, rounds_of_objects
-from zarr_shardstore.tools.open_base import open_base
+from zarr_shardstore.tools.open_base import OpenBase, open_base
 
 __all__ = ["MAX_CELLS", "ShardMap", "shard_map"]
 
@@ -73,6 +73,21 @@ class ShardMap:
         fill = float(self.fill[coords])
         return None if math.isnan(fill) else round(fill * self.n_possible(coords))
 
+    def as_dict(self) -> dict[str, Any]:
+        """The map as JSON can hold it; the fill of a shard that could not be read is null."""
+        fill = self.fill.astype(object)
+        fill[np.isnan(self.fill)] = None
+        return {
+            "path": self.path,
+            "is_sharded": self.is_sharded,
+            "shape": list(self.shape),
+            "grid_shape": list(self.grid_shape),
+            "chunks_per_shard": list(self.chunks_per_shard),
+            "counts": self.counts(),
+            "fill": fill.tolist(),
+            "errors": list(self.errors),
+        }
+
     def counts(self) -> dict[str, int]:
         """Cells that are full, partial, missing (no chunk is stored) and unreadable."""
         full, missing = int((self.fill == 1).sum()), int((self.fill == 0).sum())
@@ -83,6 +98,22 @@ class ShardMap:
             "missing": missing,
             "unreadable": unreadable,
         }
+
+
+_MAX_NAMED = 10
+
+
+def _there(base: OpenBase, path: str) -> str:
+    """The arrays below a path, else all that there are, for a message."""
+    paths = [array.node.path for array in find_arrays(base)]
+    pattern = path.strip("/")
+    below = [p for p in paths if not pattern or p.startswith(f"{pattern}/")]
+    named = list(dict.fromkeys(below or paths))
+    if not named:
+        return ""
+    more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+    where = f"below {path!r}" if below and pattern else "in it"
+    return f"; the arrays {where}: {', '.join(map(repr, named[:_MAX_NAMED]))}{more}"
 
 
 def shard_map(
@@ -117,7 +148,7 @@ def shard_map(
     base = open_base(store, storage_options)
     found = arrays_at(base, path)
     if not found:
-        raise SpecError(f"there is no array at {path!r} in {base.describe()}")
+        raise SpecError(f"there is no array at {path!r} in {base.describe()}{_there(base, path)}")
     array = read_array(found[0])
     if array.document.geometry is None or array.grid_shape is None:
         raise UnsupportedError(f"the chunk grid or the chunk keys of {path!r} are not known here")

@@ -61,6 +61,8 @@ class ArrayTask:
     document_key : str, optional
         An object of the source that workers elsewhere must find: who does not reach the store
         would take all values for missing.
+    only_compares : bool
+        Nothing is written: the target has the array already, and a difference is an error.
     """
 
     source: Place
@@ -70,6 +72,7 @@ class ArrayTask:
     nominal_nbytes: int | None
     may_be_there: bool
     document_key: str | None = None
+    only_compares: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +133,32 @@ def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
             )
     region = Region.of(coords, task.region_shape, task.source.grid_shape, task.order)
     values = values_of(task.source, region, task.nominal_nbytes)
+    if task.only_compares:
+        return _compare(task, region, values)
     if task.target.spec is None:
         return _write_values(task, region, values)
     return _write_shard(task, task.target.layout.shard(coords), values)
+
+
+def _compare(task: ArrayTask, region: Region, values: Values) -> TaskResult:
+    expected, there = _Checksums(), _Checksums()
+    for batch in values.batches():
+        expected.add(batch)
+    damage: Exception | None = None
+    try:
+        for batch in values_of(task.target, region, task.nominal_nbytes).batches():
+            there.add(batch)
+    except (CorruptShardError, ShardConflictError) as error:
+        damage = error
+    if damage is None and there.by_id() == expected.by_id():
+        return TaskResult(0, 0, 0, was_there=True)
+    where = ", ".join(f"{start} to {stop - 1}" for start, stop in region.box)
+    raise SpecError(
+        f"the destination has an array at {task.target.prefix!r} already, of the same metadata, "
+        f"and not the chunks that the source has (of those of coordinates {where}): one of the "
+        "two was changed since. Nothing was written: remove the array from the destination and "
+        "run the same again, or take another destination"
+    ) from damage
 
 
 # ------------------------------------------------------------------ to shards

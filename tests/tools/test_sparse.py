@@ -1,0 +1,174 @@
+"""Conversions of sparse arrays: what is stored is walked, not the grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tools.hierarchies import KINDS, V3, ArrayOf, Coords, Counting, meaning, view
+from zarr_shardstore import SpecError, get_shard_info, reshard, shard_store, unshard_store
+from zarr_shardstore.format.documents import Node
+from zarr_shardstore.format.index import ZEP2_INDEX
+from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.io.mapping_backend import MappingBackend
+from zarr_shardstore.plan.requests import GetMany
+from zarr_shardstore.tools import stored_regions
+from zarr_shardstore.tools.open_base import open_base
+from zarr_shardstore.tools.places import Place
+from zarr_shardstore.tools.stored_regions import regions_to_visit
+
+HUGE = (10**6, 10**6, 10**6)
+
+
+def sparse(coords: list[Coords], grid: Coords, kind: Any = V3) -> ArrayOf:
+    chunks = {c: str(c).encode() for c in coords}
+    return ArrayOf(kind, "a", grid, (1,) * len(grid), (0,) * len(grid), chunks)
+
+
+CORNERS: list[Coords] = [(0, 0, 0), (1, 1, 1), (500_000, 7, 123_456), (999_999, 999_999, 999_999)]
+
+
+@pytest.mark.parametrize("has_destination", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_huge_grid_with_few_chunks(name: str, has_destination: bool) -> None:
+    """Each conversion visits the regions of stored chunks alone, and asks for few keys."""
+    array = sparse(CORNERS, HUGE, KINDS[name])
+    base = Counting(array.objects())
+    expected = meaning(dict(base.data))
+    conversions: list[Callable[..., Any]] = [
+        partial(shard_store, chunks_per_shard=8),
+        partial(reshard, chunks_per_shard=(2, 20, 3)),
+        unshard_store,
+    ]
+    for convert in conversions:
+        base.reads.clear()
+        target = Counting() if has_destination else base
+        (report,) = convert(base, destination=target if has_destination else None).arrays
+        assert report.n_chunks == 4
+        assert 3 <= report.n_tasks < 200  # a shard of the source may lie in many regions
+        assert len(base.reads) < 20_000
+        base = target
+        assert meaning(view(base)) == expected
+        assert get_shard_info(base).n_chunks == 4
+
+
+@pytest.mark.parametrize(("n_samples", "n_pages"), [(64, 0), (0, 5)])
+def test_dense_grids_are_walked(n_samples: int, n_pages: int) -> None:
+    """Some places tell it, or half of a listing: as soon as that has seen half of what the grid
+    may hold, it is given up."""
+    asked: list[str] = []
+    original = MappingBackend._perform_one
+
+    def count(self: MappingBackend, request: Any) -> Any:
+        asked.append(type(request).__name__)
+        return original(self, request)
+
+    coords: list[Coords] = [(i, j) for i in range(100) for j in range(100)]
+    base = sparse(coords, (100, 100)).objects()
+    with (
+        mock.patch.object(stored_regions, "_N_SAMPLES", n_samples),
+        mock.patch.object(MappingBackend, "_perform_one", count),
+    ):
+        report = shard_store(base, chunks_per_shard=10)
+    assert (asked.count("ListPage"), asked.count("CloseListing")) == (n_pages, n_pages > 0)
+    assert (report.n_chunks, report.arrays[0].n_tasks) == (10_000, 100)
+
+
+def test_what_an_earlier_run_wrote_is_visited_too() -> None:
+    """Chunks that are gone since are not in the shards that follow."""
+    base = Counting(sparse([*CORNERS, (3, 4, 5)], HUGE).objects())
+    with (
+        mock.patch(
+            "zarr_shardstore.tools.conversion.replace_values", side_effect=KeyboardInterrupt
+        ),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        shard_store(base, chunks_per_shard=2)
+    assert len([key for key in base.data if "/values/" in key]) == 4
+    del base.data["a/c/3/4/5"]
+    shard_store(base, chunks_per_shard=2)
+    assert meaning(view(base)) == meaning(sparse(CORNERS, HUGE).objects())
+
+
+def test_a_destination_with_more_than_the_source() -> None:
+    """A chunk in a place that the source says nothing about is a difference."""
+    source = sparse(CORNERS, HUGE).objects()
+    target: dict[str, bytes] = {}
+    shard_store(source, target, chunks_per_shard=2)
+    more: dict[str, bytes] = {}
+    shard_store(sparse([(9, 9, 9)], HUGE).objects(), more, chunks_per_shard=2)
+    target |= more
+    with pytest.raises(SpecError, match="coordinates 8 to 9, 8 to 9, 8 to 9"):
+        shard_store(source, target, chunks_per_shard=2)
+
+
+@st.composite
+def places(draw: st.DrawFn) -> tuple[Coords, Coords, Coords | None, list[Coords]]:
+    """A grid, the shape of regions, chunks per shard, and coordinates of chunks."""
+    ndim = draw(st.integers(1, 3))
+    lengths = st.integers(1, 12) | st.sampled_from([10**4, 2**40, 2**63 + 5])
+    grid = tuple(draw(lengths) for _ in range(ndim))
+    shape = st.tuples(*[st.integers(1, 5)] * ndim)
+    coords = st.tuples(*[st.integers(0, n - 1) for n in grid])
+    return grid, draw(shape), draw(st.none() | shape), draw(st.lists(coords, max_size=8))
+
+
+@given(places(), st.sampled_from(sorted(KINDS)))
+@settings(max_examples=150, deadline=None)
+def test_regions_are_those_of_the_stored_objects(case: Any, name: str) -> None:
+    """Each region that a stored object touches once, in C order, and no other; or all of them."""
+    grid, region_shape, cps, coords = case
+    kind = KINDS[name]
+    owner: Callable[[Coords], Coords] = lambda c: c  # noqa: E731
+    if cps is not None:
+        owner = lambda c: tuple(i // n for i, n in zip(c, cps, strict=True))  # noqa: E731
+    keys = {kind.key("a", owner(c)): b"" for c in coords}
+    array = sparse([], grid, kind)
+    base = dict.fromkeys([*keys, "a/c/note", "a/readme", "b/c/0"], b"")
+    place = place_of(array, base, cps)
+    with mock.patch.object(stored_regions, "_WALKED", 4):
+        found = regions_to_visit([place], region_shape)
+    n_regions = math.prod(-(-n // r) for n, r in zip(grid, region_shape, strict=True))
+    if found.numbers is None:
+        assert len(found) == n_regions
+        return
+    size = cps or (1,) * len(grid)
+    expected = set()
+    for c in map(owner, coords):
+        box = [range(i * n // r, (min((i + 1) * n, g) - 1) // r + 1)
+               for i, n, r, g in zip(c, size, region_shape, grid, strict=True)]  # fmt: skip
+        expected |= set(product(*box))
+    assert list(found) == sorted(expected)
+    assert len(found) == len(expected)
+
+
+def place_of(array: ArrayOf, base: Any, cps: Coords | None) -> Place:
+    encoding = ChunkKeyEncoding(array.kind.style, array.kind.separator)  # type: ignore[arg-type]
+    prefix = Node(array.kind.hierarchy, "a").chunk_prefix  # type: ignore[arg-type]
+    spec = None if cps is None else ShardingSpec(cps, ZEP2_INDEX)
+    return Place(open_base(base), prefix, encoding, array.grid, spec)
+
+
+def test_requests_of_a_sparse_conversion() -> None:
+    """Of a grid of a million places with two chunks: the places of two regions."""
+    asked = 0
+    original = MappingBackend._perform_one
+
+    def count(self: MappingBackend, request: Any) -> Any:
+        nonlocal asked
+        asked += len(request.keys) if isinstance(request, GetMany) else 1
+        return original(self, request)
+
+    base = sparse([(0, 0), (500, 500)], (1000, 1000)).objects()
+    with mock.patch.object(MappingBackend, "_perform_one", count):
+        shard_store(base, {}, chunks_per_shard=8)
+    assert asked < 64 + 2 * 64 + 100
