@@ -68,7 +68,7 @@ def _places(change: Callable[[list[tuple[int, int]], int, int], None]) -> Change
 
 
 def _place(entry: int, offset: Callable[..., int], nbytes: Callable[..., int]) -> Change:
-    """Another place of one entry; from its old one, the size of the file, and where its index is."""
+    """Another place of an entry: from its old one, the size of the file, where its index is."""
 
     def change(places: list[tuple[int, int]], size: int, start: int) -> None:
         old = places[entry]
@@ -426,7 +426,7 @@ def all_cases(seed: int) -> list[Case]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--case", help="run one: a JSON list of what `Case` has")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--n", type=int, default=10**9, help="only so many cases")

@@ -388,7 +388,7 @@ def run_some(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--case", help="run one: a JSON list of what `Case` has")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--n", type=int, default=10**9, help="only so many cases")

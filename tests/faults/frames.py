@@ -48,8 +48,9 @@ class Stream:
     n_frames: int = 100
 
     def __str__(self) -> str:
-        crc = "crc32c" if self.checksum else "plain"
-        return f"{self.how}-{2 * self.n**2}-{'zstd' if self.compressed else 'raw'}-{crc}-{self.location}"
+        codec = "zstd" if self.compressed else "raw"
+        index = f"{'crc32c' if self.checksum else 'plain'}-{self.location}"
+        return f"{self.how}-{2 * self.n**2}-{codec}-{index}"
 
     def frame(self, i: int) -> Frame:
         """No two are equal, nor two parts of them."""

@@ -6,7 +6,8 @@ Each case has processes of its own, so that a hang or a lock that stays held sho
    the package an exception is raised (Ctrl-C, no memory), or the task is cancelled.
 2. The same store then writes other chunks, and reads all.
 3. A *second process* reads all, writes one more chunk, and ends as if it was killed.
-4. The writer reads all again, flushes, and compacts. A strict reader, which is not ours, reads the files.
+4. The writer reads all again, flushes, and compacts. A strict reader, which is not ours, reads the
+   files.
 
 Nothing that was acknowledged may be lost, a change is whole in each shard or not there, no call
 hangs or fails for good, and all readers agree.
@@ -31,7 +32,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -123,7 +124,8 @@ class Client:
                     for chunk, value in values.items():
                         tasks.create_task(self.store.set(self.form.key(chunk), value))
 
-            return self.run(put_all())
+            self.run(put_all())
+            return
 
         errors: list[BaseException] = []
 
@@ -144,7 +146,6 @@ class Client:
                 thread.join()
         if errors:
             raise errors[0]
-        return None
 
     def read(self, chunks: Sequence[int]) -> Any:
         keys = [self.form.key(chunk) for chunk in chunks]
@@ -326,7 +327,7 @@ class Case:
 
 def configurations() -> list[Case]:
     """All of them, without lines."""
-    cases = []
+    cases: list[Case] = []
     for operation, mode, strategy, form, warm in itertools.product(
         OPERATIONS, ("blocking", "async"), ("append", "rewrite"), FORMS, (True, False)
     ):
@@ -337,8 +338,10 @@ def configurations() -> list[Case]:
         ):
             continue
         kinds: tuple[Raised, ...] = ("KeyboardInterrupt", "MemoryError")
-        for raised in (*kinds, "cancel") if mode == "async" else kinds:
-            cases.append(Case(operation, mode, strategy, form, warm, raised))  # type: ignore[arg-type]
+        cases += [
+            Case(operation, mode, strategy, form, warm, raised)  # type: ignore[arg-type]
+            for raised in ((*kinds, "cancel") if mode == "async" else kinds)
+        ]
     return cases
 
 
@@ -425,9 +428,7 @@ def _place(frame: FrameType) -> str:
     code = frame.f_code
     path = code.co_filename.removeprefix(PACKAGE)
     thread = "" if threading.current_thread() is threading.main_thread() else " (thread)"
-    return (
-        f"{path}:{frame.f_lineno} {code.co_qualname if sys.version_info >= (3, 11) else ''}{thread}"
-    )
+    return f"{path}:{frame.f_lineno} {code.co_qualname}{thread}"
 
 
 # ----------------------------------------------------------------------------- processes
@@ -459,7 +460,7 @@ def _writer(case: Case, root: Path, parent: Connection) -> None:
             result = f"failed: {error!r}"
     tracer.stop()
     sys.settrace(None)
-    threading.settrace(None)  # type: ignore[arg-type]
+    threading.settrace(None)
     _say(parent, "done", tuple(tracer.positions), result)
     for chunk, value in FREE.items():
         if chunk // GRID[1] >= shape_of(root, form)[0] // CHUNK_SHAPE[0]:
@@ -546,8 +547,8 @@ def _say(parent: Connection, what: str, *details: Any) -> None:
     parent.send((what, details))
 
 
-class _Hang(Exception):
-    pass
+class HangError(Exception):
+    """A process has not answered for long."""
 
 
 class _Child:
@@ -577,7 +578,7 @@ class _Child:
         end = time.monotonic() + self._timeout
         while True:
             if not self._connection.poll(max(0.0, end - time.monotonic())):
-                raise _Hang
+                raise HangError
             try:
                 what, details = self._connection.recv()
             except EOFError:
@@ -684,7 +685,7 @@ def run_case(case: Case, timeout: float = 30) -> Outcome:
             writer.go_on()
             child = writer
             hear(writer)
-        except _Hang:
+        except HangError:
             check.failures.append(f"hangs: {child.stage}")
             outcome.stack = child.stack()
         except BrokenPipeError:
@@ -741,13 +742,13 @@ def sample(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--case", help="run one, as a failure names it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--configurations", type=int, default=40)
     parser.add_argument("--lines", type=int, default=8, help="of each configuration")
     parser.add_argument("--all", action="store_true", help="each line of each configuration")
-    parser.add_argument("--every", action="store_true", help="each time that a line is executed")
+    parser.add_argument("--times", type=int, default=10**9, help="so often each line, with --all")
     parser.add_argument("--only", default="{}", help='JSON, e.g. {"strategy": "append"}')
     parser.add_argument("--timeout", type=float, default=30)
     parser.add_argument("--max-failures", type=int, default=10**9)
@@ -762,7 +763,7 @@ def main() -> None:
         )
         sys.exit(bool(outcome.failures))
     found = (
-        every_line(only, options.every, options.timeout)
+        every_line(only, options.times, options.timeout)
         if options.all
         else sample(options.seed, options.configurations, options.lines, options.timeout, **only)
     )
@@ -792,17 +793,28 @@ def main() -> None:
     sys.exit(bool(n_failed))
 
 
-def every_line(only: Any, every: bool, timeout: float) -> Iterator[tuple[Case, Outcome]]:
+def every_line(only: Any, times: int, timeout: float) -> Iterator[tuple[Case, Outcome]]:
+    """Where each operation executes a line first, and where it does so last.
+
+    Parameters
+    ----------
+    times
+        At most so often the same line in one mode and strategy.
+    """
+    n_done: Counter[tuple[str, ...]] = Counter()
     for case in configurations():
         if not all(getattr(case, name) == value for name, value in only.items()):
             continue
         lines, outcome = lines_of(case, timeout)
         yield case, outcome
         print(f"# {case}: {len(lines)} lines", file=sys.stderr, flush=True)
-        for numbers in lines.values():
-            for number in numbers if every else sorted({numbers[0], numbers[-1]}):
-                at = replace(case, line=number)
-                yield at, run_case(at, timeout)
+        for position, numbers in lines.items():
+            key = case.mode, case.strategy, case.raised, position
+            for number in sorted({numbers[0], numbers[-1]}):
+                if n_done[key] < times:
+                    n_done[key] += 1
+                    at = replace(case, line=number)
+                    yield at, run_case(at, timeout)
 
 
 if __name__ == "__main__":

@@ -235,7 +235,9 @@ def strict_entries(
         elif MISSING not in (offset, nbytes) and first <= offset <= offset + nbytes <= last:
             found.append(Entry(data[offset : offset + nbytes], offset))
         else:
-            found.append(Entry(Damaged(f"bytes {offset} to {offset + nbytes}, of {first} to {last}")))
+            found.append(
+                Entry(Damaged(f"bytes {offset} to {offset + nbytes}, of {first} to {last}"))
+            )
     return found
 
 

@@ -51,7 +51,7 @@ def between_calls(root: Path, call: Callable[[str], None]) -> Iterator[None]:
         return run
 
     with ExitStack() as patches:
-        calls = {name: wrapped(name, getattr(os, name)) for name in _NAMES}
+        calls: dict[str, Any] = {name: wrapped(name, getattr(os, name)) for name in _NAMES}
         patches.enter_context(mock.patch.multiple(os, **calls))
         for module, name in (
             (builtins, "open"),
@@ -63,5 +63,3 @@ def between_calls(root: Path, call: Callable[[str], None]) -> Iterator[None]:
                 mock.patch.object(module, name, wrapped(name, getattr(module, name)))
             )
         yield
-
-
