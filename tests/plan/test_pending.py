@@ -13,7 +13,6 @@ from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.format.shard import build_shard, index_of_shard, split_shard
 from zarr_shardstore.format.spec import ShardingSpec
-from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.plan.entries import EntryUpdate, Erase, Modification, Patch, Put
 from zarr_shardstore.plan.holding import (
     hold_updates,
@@ -37,7 +36,7 @@ def shard_of(
 
 
 def table(max_nbytes: int | None = 10**6) -> PendingShards:
-    pending = PendingShards(SafeLock().held)
+    pending = PendingShards()
     pending.max_nbytes = max_nbytes
     return pending
 

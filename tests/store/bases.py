@@ -21,8 +21,9 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from zarr_shardstore.io import commits
 from zarr_shardstore.io.locks import LOCK_SUFFIX
+from zarr_shardstore.io.open_shards import _synchronized as one_thread_at_a_time
 from zarr_shardstore.io.open_shards import open_shards
-from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX, ShardFile
 
 
 class OtherMapping(MutableMapping[str, bytes]):
@@ -107,18 +108,21 @@ def forget_open_shards(directory: Path | str = "/") -> None:
     """As if this process had ended: the shards below are closed as they are, and unknown. Of other
     directories shards may be sealed meanwhile, in threads."""
     root = os.path.join(os.path.realpath(directory), "")
-    while True:
-        with open_shards._lock.held():
-            paths = [path for path in open_shards._files if path.startswith(root)]
-            if open_shards._in_use.keys().isdisjoint(paths):
-                files = [open_shards._files.pop(path) for path in paths]
-                for path in paths:
-                    open_shards._recent.pop(path, None)
-                    open_shards._being_sealed.discard(path)
-                break
+    while (files := _forget_unless_in_use(root)) is None:
         time.sleep(0.001)
     for file in files:
         file.close_all()
+
+
+@one_thread_at_a_time
+def _forget_unless_in_use(root: str) -> list[ShardFile] | None:
+    paths = [path for path in open_shards._files if path.startswith(root)]
+    if not open_shards._in_use.keys().isdisjoint(paths):
+        return None
+    for path in paths:
+        open_shards._recent.pop(path, None)
+        open_shards._being_sealed.discard(path)
+    return [open_shards._files.pop(path) for path in paths]
 
 
 def wait_until_free() -> None:

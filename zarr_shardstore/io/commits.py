@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.io.safe_lock import SafeLock
+from zarr_shardstore.io.synchronized import synchronized
 from zarr_shardstore.plan.requests import UpdateShard
 
 __all__ = [
@@ -71,11 +71,12 @@ class _Queue:
     """By its leader, for the commit under way."""
 
 
-_lock = SafeLock()
+_synchronized = synchronized()
 _queues: dict[Hashable, _Queue] = {}
 _pool: ThreadPoolExecutor | None = None
 
 
+@_synchronized
 def join(
     scope: Hashable,
     pending: Pending,
@@ -106,60 +107,60 @@ def join(
     bool
         The caller leads: it must now `take` and commit until `take` returns nothing.
     """
-    with _lock.held():
-        queue = _queues.get(scope)
-        if queue is not None and queue.loop is not None and queue.loop.is_closed():
-            # Its event loop ended before it was done: nobody else will commit what waits.
-            for waiting in queue.waiting:
-                waiting.settle(_interrupted())
-            queue = None
-        if queue is not None and blocked is not None and queue.loop is blocked:
-            raise _would_never_end()
-        leads = queue is None
-        if not (leads and leads_itself):
-            # Running: a waiter that is cancelled does not cancel the commit under way.
-            pending.done = Future()
-            pending.done.set_running_or_notify_cancel()
-        if queue is None:
-            _queues[scope] = _Queue(pending, pending.loop, [pending])
-        else:
-            queue.waiting.append(pending)
+    queue = _queues.get(scope)
+    if queue is not None and queue.loop is not None and queue.loop.is_closed():
+        # Its event loop ended before it was done: nobody else will commit what waits.
+        for waiting in queue.waiting:
+            waiting.settle(_interrupted())
+        queue = None
+    if queue is not None and blocked is not None and queue.loop is blocked:
+        raise _would_never_end()
+    leads = queue is None
+    if not (leads and leads_itself):
+        # Running: a waiter that is cancelled does not cancel the commit under way.
+        pending.done = Future()
+        pending.done.set_running_or_notify_cancel()
+    if queue is None:
+        _queues[scope] = _Queue(pending, pending.loop, [pending])
+    else:
+        queue.waiting.append(pending)
     return leads
 
 
+@_synchronized
 def take(scope: Hashable, leader: object) -> list[Pending]:
     """All updates that wait for a shard; if there are none, its queue is closed."""
-    with _lock.held():
-        queue = _queues.get(scope)
-        if queue is None or queue.leader is not leader:
-            return []
-        queue.taken, queue.waiting = queue.waiting, []
-        if not queue.taken:
-            del _queues[scope]
-        return queue.taken
+    queue = _queues.get(scope)
+    if queue is None or queue.leader is not leader:
+        return []
+    queue.taken, queue.waiting = queue.waiting, []
+    if not queue.taken:
+        del _queues[scope]
+    return queue.taken
 
 
+@_synchronized
 def has_waiting(scope: Hashable, leader: object) -> bool:
     """Whether updates wait for a shard; if there are none, its queue is closed."""
-    with _lock.held():
-        queue = _queues.get(scope)
-        if queue is None or queue.leader is not leader:
-            return False
-        if not queue.waiting:
-            del _queues[scope]
-        return bool(queue.waiting)
+    queue = _queues.get(scope)
+    if queue is None or queue.leader is not leader:
+        return False
+    if not queue.waiting:
+        del _queues[scope]
+    return bool(queue.waiting)
 
 
+@_synchronized
 def claim(scope: Hashable, leader: object, heir: object) -> bool:
     """Lead a queue in the place of the leader that passed it on, if that did not fail since."""
-    with _lock.held():
-        queue = _queues.get(scope)
-        if queue is None or queue.leader is not leader:
-            return False
-        queue.leader = heir
-        return True
+    queue = _queues.get(scope)
+    if queue is None or queue.leader is not leader:
+        return False
+    queue.leader = heir
+    return True
 
 
+@_synchronized
 def hand_over(
     scope: Hashable, loop: asyncio.AbstractEventLoop, endless: asyncio.AbstractEventLoop
 ) -> asyncio.AbstractEventLoop | None:
@@ -175,35 +176,33 @@ def hand_over(
     event loop or None
         ``None`` if `loop` may go on: one of its callers waits, or nobody does.
     """
-    with _lock.held():
-        queue = _queues.get(scope)
-        if queue is None:
-            return None
-        loops = [pending.loop for pending in queue.waiting]
-        if not loops or loop is endless or loop in loops:
-            return None
-        alive = [other for other in loops if other is not None and not other.is_closed()]
-        queue.loop = alive[0] if alive else endless
-        return queue.loop
+    queue = _queues.get(scope)
+    if queue is None:
+        return None
+    loops = [pending.loop for pending in queue.waiting]
+    if not loops or loop is endless or loop in loops:
+        return None
+    alive = [other for other in loops if other is not None and not other.is_closed()]
+    queue.loop = alive[0] if alive else endless
+    return queue.loop
 
 
+@_synchronized
 def leave_loop(scope: Hashable) -> None:
     """The leader goes on elsewhere: whoever blocks the event loop may wait for it."""
-    with _lock.held():
-        queue = _queues.get(scope)
-        if queue is not None:
-            queue.loop = None
+    queue = _queues.get(scope)
+    if queue is not None:
+        queue.loop = None
 
 
+@_synchronized
 def abandon(scope: Hashable, leader: object) -> None:
     """The leader was interrupted: the waiting callers get an error, the shard is free again."""
-    with _lock.held():
-        queue = _queues.get(scope)
-        if queue is None or queue.leader is not leader:
-            return
+    queue = _queues.get(scope)
+    if queue is not None and queue.leader is leader:
+        for pending in queue.taken + queue.waiting:
+            pending.settle(_interrupted())
         del _queues[scope]
-    for pending in queue.taken + queue.waiting:
-        pending.settle(_interrupted())
 
 
 def _would_never_end() -> ShardConflictError:
@@ -233,13 +232,13 @@ def wait_blocking(scope: Hashable, done: Future[None]) -> None:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
             running = None
-        with _lock.held():
-            queue = _queues.get(scope)
+        queue = _queues.get(scope)
         if running is not None and queue is not None and queue.loop is running:
             raise _would_never_end()
     done.result()
 
 
+@_synchronized
 def worker_pool() -> ThreadPoolExecutor:
     """Threads for blocking work of async callers.
 
@@ -247,17 +246,15 @@ def worker_pool() -> ThreadPoolExecutor:
     commit, and whoever holds a lock that they wait for does not wait for a thread.
     """
     global _pool
-    with _lock.held():
-        if _pool is None:
-            n_threads = min(32, (os.cpu_count() or 1) + 4)
-            _pool = ThreadPoolExecutor(n_threads, thread_name_prefix="zarr-shardstore")
-        return _pool
+    if _pool is None:
+        n_threads = min(32, (os.cpu_count() or 1) + 4)
+        _pool = ThreadPoolExecutor(n_threads, thread_name_prefix="zarr-shardstore")
+    return _pool
 
 
 def _reset_after_fork() -> None:
     """The child has neither the parent's leaders nor its threads."""
-    global _lock, _pool
-    _lock = SafeLock()
+    global _pool
     _queues.clear()
     _pool = None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from zarr_shardstore.io.safe_lock import SafeLock
+from zarr_shardstore.io.synchronized import synchronized
 from zarr_shardstore.plan.requests import Found, FoundIndex, GetIndex, Request
 
 __all__ = ["Counters", "Stats"]
@@ -43,6 +43,9 @@ class Stats:
     warm_reads: int
 
 
+_synchronized = synchronized()
+
+
 class Counters:
     """Counts for one store.
 
@@ -50,7 +53,6 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self._lock = SafeLock()
         self._requests = self._nbytes_read = self._rounds = 0
         self._index_requests = self._index_hits = 0
         self._warm_reads = count()
@@ -77,24 +79,27 @@ class Counters:
                 else:
                     n_hits += 1
         n_requests = len(requests) - n_hits + n_collections
-        with self._lock.held():
-            self._requests += n_requests
-            self._nbytes_read += nbytes
-            self._rounds += n_requests > 0
-            self._index_requests += n_index_requests + n_collections
-            self._index_hits += n_hits
+        self._add(n_requests, nbytes, n_index_requests + n_collections, n_hits)
 
+    @_synchronized
+    def _add(self, n_requests: int, nbytes: int, n_index_requests: int, n_hits: int) -> None:
+        self._requests += n_requests
+        self._nbytes_read += nbytes
+        self._rounds += n_requests > 0
+        self._index_requests += n_index_requests
+        self._index_hits += n_hits
+
+    @_synchronized
     def stats(self) -> Stats:
         """The counts now."""
-        with self._lock.held():
-            # A look at such a counter counts, too.
-            n_warm_reads = next(self._warm_reads) - self._n_looks
-            self._n_looks += 1
-            return Stats(
-                requests=self._requests,
-                nbytes_read=self._nbytes_read,
-                rounds=self._rounds,
-                index_requests=self._index_requests,
-                index_hits=self._index_hits + n_warm_reads,
-                warm_reads=n_warm_reads,
-            )
+        # A look at such a counter counts, too.
+        n_warm_reads = next(self._warm_reads) - self._n_looks
+        self._n_looks += 1
+        return Stats(
+            requests=self._requests,
+            nbytes_read=self._nbytes_read,
+            rounds=self._rounds,
+            index_requests=self._index_requests,
+            index_hits=self._index_hits + n_warm_reads,
+            warm_reads=n_warm_reads,
+        )

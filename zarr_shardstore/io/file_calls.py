@@ -73,6 +73,17 @@ def opening_itself(path: str, open_one: Callable[[], T]) -> T:
         raise
 
 
+def read_at(fd: int, start: int, stop: int) -> memoryview:
+    """Bytes of a file, fewer where it ends."""
+    data = os.pread(fd, stop - start, start)
+    while len(data) < stop - start:  # a signal, a huge read, or a file cut short
+        more = os.pread(fd, stop - start - len(data), start + len(data))
+        if not more:
+            break
+        data += more
+    return memoryview(data)
+
+
 def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
     """Write all pieces, one behind the other."""
     if len(pieces) == 1 and os.pwrite(fd, pieces[0], offset) == len(pieces[0]):

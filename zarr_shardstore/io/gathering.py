@@ -51,12 +51,16 @@ class Gatherer(Generic[Q, A]):
         return await future
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        asked = self._turns.pop(loop, [])
-        turn = [(question, future) for question, future in asked if not future.done()]
-        if turn:
-            task = loop.create_task(self._answer_all(turn))
-            self._running.add(task)  # an event loop holds its tasks only weakly
-            task.add_done_callback(self._running.discard)
+        turn = self._turns.pop(loop, [])
+        try:
+            turn = [(question, future) for question, future in turn if not future.done()]
+            if turn:
+                task = loop.create_task(self._answer_all(turn))
+                self._running.add(task)  # an event loop holds its tasks only weakly
+                task.add_done_callback(self._running.discard)
+        except Exception as error:
+            for _, future in turn:
+                _fail(future, error)
 
     async def _answer_all(self, turn: _Turn[Q, A]) -> None:
         try:

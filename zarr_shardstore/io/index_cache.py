@@ -6,7 +6,6 @@ it was read from, and whoever uses it sees that the object is still the same.
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Protocol
@@ -14,7 +13,7 @@ from typing import Protocol
 from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.index import ENTRY_NBYTES, ShardIndex
 from zarr_shardstore.format.spec import ShardingSpec
-from zarr_shardstore.io.safe_lock import SafeLock
+from zarr_shardstore.io.synchronized import synchronized
 
 __all__ = ["IndexCache", "RememberedIndex", "index_cache", "set_index_cache_nbytes"]
 
@@ -75,6 +74,9 @@ class RememberedIndex:
         return len(self.index.fields) * ENTRY_NBYTES + _ITEM_NBYTES
 
 
+_synchronized = synchronized()
+
+
 class IndexCache:
     """Indexes by the identity of their object; those that were not used for long go first.
 
@@ -84,7 +86,6 @@ class IndexCache:
     def __init__(self, max_nbytes: int) -> None:
         self.max_nbytes = max_nbytes
         self.nbytes = 0
-        self._lock = SafeLock()
         self._items: OrderedDict[Hashable, _Item] = OrderedDict()
         self.find = self._items.get
         """The item of an object; whoever uses it says so by `was_used`."""
@@ -100,38 +101,38 @@ class IndexCache:
         item.was_used = True
         return item
 
+    @_synchronized
     def put(self, scope: Hashable, item: _Item) -> None:
         """Remember an index."""
-        with self._lock.held():
-            self._drop(scope)
-            if item.nbytes > self.max_nbytes:
-                return
-            self._items[scope] = item
-            self.nbytes += item.nbytes
-            self._shrink()
+        self._drop(scope)
+        if item.nbytes > self.max_nbytes:
+            return
+        self._items[scope] = item
+        self.nbytes += item.nbytes
+        self._shrink()
 
     def forget(self, scope: Hashable) -> None:
         """Forget the index of an object."""
         if scope in self._items:
-            with self._lock.held():
-                self._drop(scope)
+            self._drop(scope)
 
     def scopes(self) -> list[Hashable]:
         """Whose indexes are remembered."""
         return list(self._items)
 
+    @_synchronized
     def resize(self, max_nbytes: int) -> None:
         """Take another bound, in bytes."""
-        with self._lock.held():
-            self.max_nbytes = max_nbytes
-            self._shrink()
+        self.max_nbytes = max_nbytes
+        self._shrink()
 
+    @_synchronized
     def clear(self) -> None:
         """Forget all."""
-        with self._lock.held():
-            self._items.clear()
-            self.nbytes = 0
+        self._items.clear()
+        self.nbytes = 0
 
+    @_synchronized
     def _drop(self, scope: Hashable) -> None:
         item = self._items.pop(scope, None)
         if item is not None:
@@ -147,10 +148,6 @@ class IndexCache:
                 self.nbytes -= item.nbytes
         if not self._items:  # an exception may have come between two counts
             self.nbytes = 0
-
-    def reset_after_fork(self) -> None:
-        """Another thread of the parent may have held the lock."""
-        self._lock = SafeLock()
 
 
 index_cache = IndexCache(_DEFAULT_MAX_NBYTES)
@@ -171,7 +168,3 @@ def set_index_cache_nbytes(max_nbytes: int) -> None:
         If it is no whole number, or negative.
     """
     index_cache.resize(whole_number("max_nbytes", max_nbytes))
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=index_cache.reset_after_fork)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from itertools import islice
 from typing import TypeAlias
 
 from zarr_shardstore.io.local_files import is_directory_entry, is_file_entry, raise_if_broken
 from zarr_shardstore.io.open_files import opening
-from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.io.settled import is_hidden
 from zarr_shardstore.plan.key_pages import VersionedKeys
 
@@ -32,16 +32,16 @@ class KeyPages:
 
     def __init__(self, keys: Iterator[str]) -> None:
         self._keys = keys
-        self._lock = SafeLock()
+        self._lock = threading.Lock()
 
     def next_page(self, n_keys: int) -> list[str]:
         """At most so many of the next keys; none if there are no more."""
-        with self._lock.held():
+        with self._lock:
             return list(islice(self._keys, n_keys))
 
     def close(self) -> None:
         """Close what the iterator has open; there are no more keys."""
-        with self._lock.held():
+        with self._lock:
             if isinstance(self._keys, Generator):
                 self._keys.close()
 

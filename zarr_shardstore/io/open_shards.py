@@ -15,8 +15,8 @@ from itertools import islice
 
 from zarr_shardstore.io.backend import MAX_LIGHT_NBYTES, Held
 from zarr_shardstore.io.open_files import close_when_short, max_shards_of_writers
-from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.io.shard_files import ShardFile
+from zarr_shardstore.io.synchronized import synchronized
 from zarr_shardstore.plan.opened_shard import WriteAt
 from zarr_shardstore.plan.requests import ChangeShard, OpenShard, Request
 
@@ -31,11 +31,13 @@ _MAX_LOOKED_AT = 64
 """Of them, when one is to be sealed."""
 
 
+_synchronized = synchronized()
+
+
 class _OpenShards:
     """The shard files of this process that are being changed, or have a journal of it."""
 
     def __init__(self) -> None:
-        self._lock = SafeLock()
         self._files: dict[str, ShardFile] = {}
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._in_use: dict[str, tuple[object, int]] = {}
@@ -55,19 +57,19 @@ class _OpenShards:
         """The record of a shard, if this thread holds it."""
         return self._files.get(path) if self.is_used_here(path) else None
 
+    @_synchronized
     def forget(self, file: ShardFile) -> None:
         """Drop the record of a shard that is not there any more."""
-        with self._lock.held():
-            if file.path not in self._in_use and self._files.get(file.path) is file:
-                del self._files[file.path]
-                self._recent.pop(file.path, None)
-                self._being_sealed.discard(file.path)
-                file.close_all()
+        if file.path not in self._in_use and self._files.get(file.path) is file:
+            del self._files[file.path]
+            self._recent.pop(file.path, None)
+            self._being_sealed.discard(file.path)
+            file.close_all()
 
+    @_synchronized
     def below(self, directory: str) -> list[ShardFile]:
         """Records of shards below a directory, a path that ends with a slash."""
-        with self._lock.held():
-            return [file for path, file in self._files.items() if path.startswith(directory)]
+        return [file for path, file in self._files.items() if path.startswith(directory)]
 
     def holding(self, path: str) -> AbstractContextManager[None]:
         """Hold a shard to replace it, or to change it in its place."""
@@ -87,15 +89,17 @@ class _OpenShards:
     ) -> Iterator[None]:
         """Say that this process holds a shard by other means, and does not change it in its
         place; whether only this thread reads it for that, and whether the file stays the same."""
-        with self._lock.held():
-            self._being_replaced[path] = threading.get_ident() if by_this_thread else None
-            self.n_overwrites += overwrites
         try:
+            self._being_replaced[path] = threading.get_ident() if by_this_thread else None
+            self._count_overwrite(overwrites)
             yield
         finally:
-            with self._lock.held():
-                del self._being_replaced[path]
-                self.n_overwrites += overwrites
+            self._being_replaced.pop(path, None)
+            self._count_overwrite(overwrites)
+
+    @_synchronized
+    def _count_overwrite(self, n: int) -> None:
+        self.n_overwrites += n
 
     def is_used_here(self, path: str) -> bool:
         """Whether this thread holds a shard."""
@@ -106,24 +110,24 @@ class _OpenShards:
         """Whether this process holds a shard, and does not change it in its place."""
         return path in self._being_replaced
 
+    @_synchronized
     def begin_use(self, path: str, token: object) -> ShardFile:
         """Make a record of a shard, or take the one there is, for this thread."""
-        with self._lock.held():
-            file = self._files.get(path)
-            if file is None:
-                file = self._files[path] = ShardFile(path)
-            self._in_use[path] = token, threading.get_ident()
-            is_more = path not in self._recent
-            self._recent[path] = None
-            self._recent.move_to_end(path)
-            if is_more:
-                self._close_idle(max_shards_of_writers())
+        file = self._files.get(path)
+        if file is None:
+            file = self._files[path] = ShardFile(path)
+        self._in_use[path] = token, threading.get_ident()
+        is_more = path not in self._recent
+        self._recent[path] = None
+        self._recent.move_to_end(path)
+        if is_more:
+            self._close_idle(max_shards_of_writers())
         return file
 
+    @_synchronized
     def close_idle(self) -> None:
         """Close the files of all shards that nobody uses."""
-        with self._lock.held():
-            self._close_idle(0)
+        self._close_idle(0)
 
     def _close_idle(self, n_kept: int) -> None:
         while len(self._recent) > n_kept:
@@ -134,10 +138,10 @@ class _OpenShards:
             with suppress(OSError):  # of another shard than the caller's
                 self._files[oldest].close_all()
 
+    @_synchronized
     def put_down(self, path: str, token: object) -> None:
         """A shard stays in use, for now by no thread."""
-        with self._lock.held():
-            self._in_use[path] = token, _NO_THREAD
+        self._in_use[path] = token, _NO_THREAD
 
     def is_used_by(self, path: str, token: object) -> bool:
         """Whether a shard is in use by the holder of a token: nobody has taken it over since."""
@@ -146,16 +150,20 @@ class _OpenShards:
 
     def end_use(self, path: str) -> None:
         """Keep the record as long as the shard has a journal."""
-        with self._lock.held():
-            self._in_use.pop(path, None)
-            file = self._files.get(path)
-            if file is None or not file.has_journal:
-                self._files.pop(path, None)
-                self._recent.pop(path, None)
-                self._being_sealed.discard(path)
-            idle = self._idlest() if len(self._files) > _MAX_UNSEALED else None
+        idle = self._end_use(path)
         if idle is not None and self.seal_later is not None:
             self.seal_later(idle)
+
+    @_synchronized
+    def _end_use(self, path: str) -> ShardFile | None:
+        """End the use of a shard; return another one to seal, if too many are not."""
+        self._in_use.pop(path, None)
+        file = self._files.get(path)
+        if file is None or not file.has_journal:
+            self._files.pop(path, None)
+            self._recent.pop(path, None)
+            self._being_sealed.discard(path)
+        return self._idlest() if len(self._files) > _MAX_UNSEALED else None
 
     def _idlest(self) -> ShardFile | None:
         """One of the shards that were opened first, and that nobody uses or seals."""
@@ -167,7 +175,6 @@ class _OpenShards:
 
     def reset_after_fork(self) -> None:
         """The files are the parent's, and its locks would count as ours."""
-        self._lock = SafeLock()
         for file in self._files.values():
             file.close_all()
         self._files.clear()

@@ -12,6 +12,7 @@ from typing import Self
 
 from zarr_shardstore.format.index_collection import is_collection
 from zarr_shardstore.format.journal import Repair
+from zarr_shardstore.io.file_calls import read_at
 from zarr_shardstore.io.file_states import state_of
 from zarr_shardstore.io.locks import LOCK_SUFFIX, Locking, held, shared
 from zarr_shardstore.io.open_shards import open_shards
@@ -178,18 +179,13 @@ class OpenFile:
         if repair is not None and repair.size is not None:
             self.size = repair.size
         start, stop = resolve_range(byte_range, self.size)
-        data = os.pread(fd, stop - start, start)
-        while len(data) < stop - start:  # a signal, a huge read, or a file cut short
-            more = os.pread(fd, stop - start - len(data), start + len(data))
-            if not more:
-                break
-            data += more
+        data = read_at(fd, start, stop)
         if repair is not None and repair.writes:
-            data = _overlaid(data, start, repair)
-        return memoryview(data)
+            data = memoryview(_overlaid(data, start, repair))
+        return data
 
 
-def _overlaid(data: bytes, start: int, repair: Repair) -> bytes:
+def _overlaid(data: memoryview, start: int, repair: Repair) -> bytes:
     """Bytes of a file from `start` on, with the writes of a repair."""
     buffer = bytearray(data)
     for offset, new in repair.writes:

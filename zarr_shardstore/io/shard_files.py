@@ -24,6 +24,7 @@ from typing import Any, Literal
 from zarr_shardstore.format.journal import Repair, decode_journal, find_repair
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io import file_calls, locks
+from zarr_shardstore.io.file_calls import read_at
 from zarr_shardstore.io.file_states import FileState, state_of, state_of_open
 from zarr_shardstore.io.locks import LOCK_SUFFIX, KeptLock
 from zarr_shardstore.io.uploads import (
@@ -39,6 +40,7 @@ from zarr_shardstore.plan.opened_shard import (
     Truncate,
     WriteAt,
 )
+from zarr_shardstore.plan.ranges import ByteRange, resolve_range
 
 __all__ = [
     "JOURNAL_SUFFIX",
@@ -185,27 +187,32 @@ class ShardFile:
             if _is_shared(status):
                 self.close()
                 _separate(self.path)
+            opened = self._opened
+            if opened is not None and self._is_as_left(opened, status) and opened.belongs_to(shard):
+                return opened
+            self._opened = None
+            self.close()
+            self._fd = file_calls.open_to_change(self.path)
         except _NO_FILE:
+            self._opened = None
             self.end_journal()
             return None
-        opened = self._opened
-        if opened is not None and self._is_as_left(opened, status) and opened.belongs_to(shard):
-            return opened
-        self._opened = None
-        self.close()
-        self._fd = file_calls.open_to_change(self.path)
-        status = os.fstat(self._fd)
-        size = status.st_size
+        size = os.fstat(self._fd).st_size
         self._is_synced = data_end is not None  # as its upload was
         spec = shard.layout.spec
         start = 0 if spec.index.location == "start" else max(0, size - spec.index_nbytes)
         index = os.pread(self._fd, spec.index_nbytes, start)
         if data_end is None and self.has_journal:
-            journal = decode_journal(_read_file(self.path + JOURNAL_SUFFIX))
-            data_end = None if journal is None else journal.data_end_at(start)
+            data_end = _data_end_of(self.path, start)
         self._opened = OpenedShard(shard, index, size, data_end, self._token)
         self.shard = shard
         return self._opened
+
+    def read(self, byte_range: ByteRange | None) -> memoryview:
+        """Bytes of the opened shard: of the file that its index was read from, whatever another
+        program has renamed to its name since."""
+        assert self._fd is not None, "only of an opened shard"
+        return read_at(self._fd, *resolve_range(byte_range, os.fstat(self._fd).st_size))
 
     def _is_as_left(self, opened: OpenedShard, status: os.stat_result) -> bool:
         """Whether the file of that status is the one that is known, with the index that is known.
@@ -340,6 +347,15 @@ def _separate(path: str, *, is_shard: bool = False) -> None:
             raise
     finally:
         os.close(source)
+
+
+def _data_end_of(path: str, index_start: int) -> int | None:
+    """What the journal of a shard says of the end of its data."""
+    try:
+        journal = decode_journal(_read_file(path + JOURNAL_SUFFIX))
+    except _NO_FILE:
+        return None
+    return None if journal is None else journal.data_end_at(index_start)
 
 
 def find_repair_of(path: str, fd: int) -> Repair | None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
-from zarr_shardstore.io.safe_lock import SafeLock
+from zarr_shardstore.io.synchronized import synchronized
 
 __all__ = ["UNSTABLE", "publishing", "version_of"]
 
@@ -32,7 +32,7 @@ class _Unstable:
 
 UNSTABLE = _Unstable()
 
-_lock = SafeLock()
+_synchronized = synchronized()
 _n_finished = [0] * _N_BUCKETS
 _under_way: dict[int, dict[object, asyncio.AbstractEventLoop | None]] = {}
 """By bucket: each write that goes on, and its event loop; ``None`` for one that blocks."""
@@ -45,17 +45,23 @@ def version_of(scope: Hashable) -> object:
     return UNSTABLE if bucket in _under_way and _is_under_way(bucket) else _n_finished[bucket]
 
 
+@_synchronized
 def _is_under_way(bucket: int) -> bool:
     """Whether a write goes on. One whose event loop was closed never says that it ended."""
-    with _lock.held():
-        for write, loop in list(_under_way.get(bucket, {}).items()):
-            if loop is not None and loop.is_closed():
-                _end(bucket, write)
-        return bucket in _under_way
+    for write, loop in list(_under_way.get(bucket, {}).items()):
+        if loop is not None and loop.is_closed():
+            _end(bucket, write)
+    return bucket in _under_way
 
 
+@_synchronized
+def _begin(bucket: int, write: object, loop: asyncio.AbstractEventLoop | None) -> None:
+    _under_way.setdefault(bucket, {})[write] = loop
+
+
+@_synchronized
 def _end(bucket: int, write: object) -> None:
-    """Count a write as finished, unless that was done for it; the lock is held."""
+    """Count a write as finished, unless that was done for it."""
     writes = _under_way.get(bucket, {})
     if write in writes:
         _n_finished[bucket] += 1
@@ -80,20 +86,16 @@ def publishing(
     write = object()
     buckets = [hash(scope) % _N_BUCKETS for scope in scopes]
     try:
-        with _lock.held():
-            for bucket in buckets:
-                _under_way.setdefault(bucket, {})[write] = loop
+        for bucket in buckets:
+            _begin(bucket, write, loop)
         yield
     finally:
-        with _lock.held():
-            for bucket in buckets:
-                _end(bucket, write)
+        for bucket in buckets:
+            _end(bucket, write)
 
 
 def _reset_after_fork() -> None:
     """The child has none of the parent's writers."""
-    global _lock
-    _lock = SafeLock()
     _under_way.clear()
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
@@ -26,7 +26,7 @@ from zarr_shardstore.io import file_calls
 from zarr_shardstore.io.file_states import MIN_AGE_NS
 from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
 from zarr_shardstore.io.open_files import close_when_short, max_warm_files
-from zarr_shardstore.io.safe_lock import SafeLock
+from zarr_shardstore.io.synchronized import synchronized
 from zarr_shardstore.plan.ranges import ByteRange, resolve_range
 from zarr_shardstore.plan.spans import plan_spans
 
@@ -75,11 +75,11 @@ class FileHandle:
         self.fd = fd
         self.is_shared = False
 
-    def close(self) -> None:
+    def close(self, close: Callable[[int], None] = os.close) -> None:
         """Close it now; only one that is not shared."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            os.close(fd)
+            close(fd)  # `os` may be gone when the interpreter ends
 
     def __del__(self) -> None:
         self.close()
@@ -248,7 +248,7 @@ class WarmFile(RememberedIndex):
 
 _can_read_at_once = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
 
-_lock = SafeLock()
+_synchronized = synchronized()
 _open: OrderedDict[str, None] = OrderedDict()
 """Paths of those whose handle is kept; the oldest first."""
 
@@ -258,14 +258,14 @@ def open_to_read(path: str) -> FileHandle:
     return FileHandle(file_calls.open_to_read(path))
 
 
+@_synchronized
 def _close_all() -> None:
     """Close the files that are kept; those that are being read, when they have been read."""
-    with _lock.held():
-        for path in _open:
-            file = warm_file(path)
-            if file is not None:
-                file.handle = None
-        _open.clear()
+    for path in _open:
+        file = warm_file(path)
+        if file is not None:
+            file.handle = None
+    _open.clear()
 
 
 def warm_file(path: str) -> WarmFile | None:
@@ -307,31 +307,21 @@ def forget_below(directory: str) -> None:
             index_cache.forget(path)
 
 
+@_synchronized
 def _keep_open(path: str) -> None:
     most = max_warm_files()
-    with _lock.held():
-        _open[path] = None
-        _open.move_to_end(path)
-        while len(_open) > most:
-            oldest, _ = _open.popitem(last=False)
-            file = warm_file(oldest)
-            if file is None:
-                continue
-            if file.was_used:  # a second chance
-                file.was_used = False
-                _open[oldest] = None
-            else:
-                file.handle = None
+    _open[path] = None
+    _open.move_to_end(path)
+    while len(_open) > most:
+        oldest, _ = _open.popitem(last=False)
+        file = warm_file(oldest)
+        if file is None:
+            continue
+        if file.was_used:  # a second chance
+            file.was_used = False
+            _open[oldest] = None
+        else:
+            file.handle = None
 
 
 close_when_short(_close_all)
-
-
-def _reset_after_fork() -> None:
-    """Another thread of the parent may have held the lock."""
-    global _lock
-    _lock = SafeLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)

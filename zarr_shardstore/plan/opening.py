@@ -127,14 +127,14 @@ def _read_needed(
 
 
 def read_ranges(shard: ShardRef, ranges: Sequence[Range]) -> Flow[list[memoryview]]:
-    """Read ranges of a shard that its index says are there.
+    """Read ranges of an opened shard that its index says are there.
 
     Raises
     ------
     CorruptShardError
         If the shard ends before.
     """
-    founds: list[Found] = yield [Get(shard.key, byte_range) for byte_range in ranges]
+    founds: list[Found] = yield [Get(shard.key, wanted, opened=True) for wanted in ranges]
     values: list[memoryview] = []
     for wanted, found in zip(ranges, founds, strict=True):
         if found.value is None or len(found.value) != wanted.stop - wanted.start:

@@ -12,8 +12,8 @@ one commit of a shard runs at a time: so older values never come after newer one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 from zarr_shardstore.errors import ShardConflictError
@@ -29,16 +29,11 @@ __all__ = ["PendingShards"]
 class PendingShards:
     """The shards of which one store holds values back.
 
-    Parameters
-    ----------
-    lock
-        Makes a context that excludes other threads; a thread inside may enter another one.
-
-    Thread safety: all methods may be called from any thread; none waits for anything.
+    Thread safety: none here; `zarr_shardstore.store.batch.SharedShards` lets one thread at a time
+    call these methods, none of which waits for anything.
     """
 
-    def __init__(self, lock: Callable[[], AbstractContextManager[object]]) -> None:
-        self.lock = lock
+    def __init__(self) -> None:
         self.max_nbytes: int | None = None
         """How much may be held; ``None``: there is no batch, and nothing more is held."""
         self._shards: dict[str, Taken] = {}
@@ -65,31 +60,26 @@ class PendingShards:
         """What an entry will be; ``None``: what it is in the base store."""
         if not self._shards:
             return None
-        with self.lock():
-            known = self._of(shard)
-            return None if known is None else known.find(entry_id)
+        known = self._of(shard)
+        return None if known is None else known.find(entry_id)
 
     def entries(self, shard: ShardRef) -> dict[int, Final]:
         """What entries of a shard will be, by their ids."""
-        with self.lock():
-            known = self._of(shard)
-            return {} if known is None else known.entries
+        known = self._of(shard)
+        return {} if known is None else known.entries
 
     def pending(self, directory: str = "") -> list[Pending]:
         """All that waits in shards whose keys start with `directory`."""
-        with self.lock():
-            return [p.pending() for key, p in self._shards.items() if key.startswith(directory)]
+        return [p.pending() for key, p in self._shards.items() if key.startswith(directory)]
 
     def get(self, shard_key: str) -> Pending | None:
         """All that waits in one shard."""
-        with self.lock():
-            p = self._shards.get(shard_key)
-            return None if p is None else p.pending()
+        p = self._shards.get(shard_key)
+        return None if p is None else p.pending()
 
     def keys_of_array(self, prefix: str) -> list[str]:
         """Keys of the shards of the array whose chunk keys have this prefix."""
-        with self.lock():
-            return [key for key, p in self._shards.items() if p.shard.layout.prefix == prefix]
+        return [key for key, p in self._shards.items() if p.shard.layout.prefix == prefix]
 
     # -------------------------------------------------------------- holding
 
@@ -97,13 +87,11 @@ class PendingShards:
     def watching(self, shard_key: str) -> Iterator[Watch]:
         """Note which entries of a shard are held while the block runs."""
         watch = Watch(shard_key)
-        with self.lock():
-            self._watches.append(watch)
+        self._watches.append(watch)
         try:
             yield watch
         finally:
-            with self.lock():
-                self._watches.remove(watch)
+            self._watches.remove(watch)
 
     def to_read(self, shard: ShardRef, updates: Sequence[EntryUpdate]) -> list[int]:
         """Ids of the entries whose stored value decides what the updates make of them."""
@@ -142,28 +130,27 @@ class PendingShards:
         ShardConflictError
             If values of another layout are held under the key of this shard.
         """
-        with self.lock():
-            if not self.is_open:
-                return "closed"
-            known = self._shards.get(shard.key)
-            if known is not None and not has_same_entries(known.shard.layout, shard.layout):
-                raise ShardConflictError(
-                    f"shard {shard.key!r}: the array was declared anew by another store while a "
-                    "batch held values of it; end the batch, then write again"
-                )
-            known = known or Taken(shard, below)
-            new = resolve_updates(shard, updates, known.find, stored, watch.held_since)
-            if new is None:
-                return "again"
-            if not new:
-                return "held"
-            self._shards[shard.key] = known
-            known.shard, known.below = shard, below
-            self._add(known, new)
-            for other in self._watches:
-                if other.shard_key == shard.key:
-                    other.held_since |= new.keys()
+        if not self.is_open:
+            return "closed"
+        known = self._shards.get(shard.key)
+        if known is not None and not has_same_entries(known.shard.layout, shard.layout):
+            raise ShardConflictError(
+                f"shard {shard.key!r}: the array was declared anew by another store while a "
+                "batch held values of it; end the batch, then write again"
+            )
+        known = known or Taken(shard, below)
+        new = resolve_updates(shard, updates, known.find, stored, watch.held_since)
+        if new is None:
+            return "again"
+        if not new:
             return "held"
+        self._shards[shard.key] = known
+        known.shard, known.below = shard, below
+        self._add(known, new)
+        for other in self._watches:
+            if other.shard_key == shard.key:
+                other.held_since |= new.keys()
+        return "held"
 
     # ----------------------------------------------------------- publishing
 
@@ -172,122 +159,109 @@ class PendingShards:
 
         Each is named to one caller, who publishes it, or else must `release` it.
         """
-        with self.lock():
-            if self.max_nbytes is None:
-                return []
-            due = [self._shards[key] for key in self._full]
-            for p in due:
+        if self.max_nbytes is None:
+            return []
+        due = [self._shards[key] for key in self._full]
+        for p in due:
+            self._set_due(p)
+        if self._nbytes > self.max_nbytes:
+            others = [p for p in self._shards.values() if p.held and not p.is_due]
+            others.sort(key=_nbytes, reverse=True)
+            for p in others:
+                if self._nbytes <= self.max_nbytes:
+                    break
                 self._set_due(p)
-            if self._nbytes > self.max_nbytes:
-                others = [p for p in self._shards.values() if p.held and not p.is_due]
-                others.sort(key=_nbytes, reverse=True)
-                for p in others:
-                    if self._nbytes <= self.max_nbytes:
-                        break
-                    self._set_due(p)
-                    due.append(p)
-            return [p.shard.key for p in due]
+                due.append(p)
+        return [p.shard.key for p in due]
 
     def release(self, shard_keys: Sequence[str]) -> None:
         """Count what is still held of these shards, because nobody publishes it now."""
-        with self.lock():
-            for key in shard_keys:
-                p = self._shards.get(key)
-                if p is not None and p.is_due:
-                    p.is_due = False
-                    self._nbytes += p.nbytes
+        for key in shard_keys:
+            p = self._shards.get(key)
+            if p is not None and p.is_due:
+                p.is_due = False
+                self._nbytes += p.nbytes
 
     def take(self, shard: ShardRef) -> Taken | None:
         """Take all that is held of a shard, to commit it; ``None`` if nothing is.
 
         The caller must hold the shard, and say in the end `committed` or `put_back`.
         """
-        with self.lock():
-            p = self._of(shard)
-            if p is None:
-                return None
-            self._uncount(p)
-            # What is taken already belongs to a commit that was cut off: it is done again.
-            p.taken, p.held, p.nbytes = p.taken | p.held, {}, 0
-            p.is_taken_promised |= p.is_held_promised
-            p.is_held_promised = p.is_taken_discarded = False
-            return p
+        p = self._of(shard)
+        if p is None:
+            return None
+        self._uncount(p)
+        # What is taken already belongs to a commit that was cut off: it is done again.
+        p.taken, p.held, p.nbytes = p.taken | p.held, {}, 0
+        p.is_taken_promised |= p.is_held_promised
+        p.is_held_promised = p.is_taken_discarded = False
+        return p
 
     def committed(self, taken: Taken) -> None:
         """What was taken is in the base store."""
-        with self.lock():
-            taken.error = None
-            self._forget_taken(taken)
+        taken.error = None
+        self._forget_taken(taken)
 
     def put_back(self, taken: Taken, error: BaseException) -> None:
         """What was taken may not be in the base store: it is held again."""
-        with self.lock():
-            taken.error = error if isinstance(error, Exception) else None
-            if self._is_listed(taken) and not taken.is_taken_discarded:
-                self._uncount(taken)
-                new, taken.held, taken.nbytes = taken.taken | taken.held, {}, 0
-                self._add(taken, new)
-                taken.is_held_promised |= taken.is_taken_promised
-            self._forget_taken(taken)
+        taken.error = error if isinstance(error, Exception) else None
+        if self._is_listed(taken) and not taken.is_taken_discarded:
+            self._uncount(taken)
+            new, taken.held, taken.nbytes = taken.taken | taken.held, {}, 0
+            self._add(taken, new)
+            taken.is_held_promised |= taken.is_taken_promised
+        self._forget_taken(taken)
 
     def forget_errors(self, shard_keys: Sequence[str]) -> None:
         """Before another attempt to publish these shards."""
-        with self.lock():
-            for key in shard_keys:
-                if key in self._shards:
-                    self._shards[key].error = None
+        for key in shard_keys:
+            if key in self._shards:
+                self._shards[key].error = None
 
     def error_of(self, shard_key: str) -> Exception | None:
         """Why the last attempt to publish a shard failed, if it did."""
-        with self.lock():
-            p = self._shards.get(shard_key)
-            return None if p is None else p.error
+        p = self._shards.get(shard_key)
+        return None if p is None else p.error
 
     # --------------------------------------------------------------- ending
 
     def promise(self) -> list[str]:
         """Exempt what waits now from `discard`; return the keys of all shards."""
-        with self.lock():
-            for p in self._shards.values():
-                p.is_held_promised, p.is_taken_promised = bool(p.held), bool(p.taken)
-            return list(self._shards)
+        for p in self._shards.values():
+            p.is_held_promised, p.is_taken_promised = bool(p.held), bool(p.taken)
+        return list(self._shards)
 
     def unpromise(self, shard_keys: Sequence[str]) -> None:
         """Whoever promised these was told that they are not published."""
-        with self.lock():
-            for key in shard_keys:
-                if key in self._shards:
-                    self._shards[key].is_held_promised = False
+        for key in shard_keys:
+            if key in self._shards:
+                self._shards[key].is_held_promised = False
 
     def discard(self) -> None:
         """Drop what was not promised; what is in a commit already stays seen until it ends."""
-        with self.lock():
-            for key, p in list(self._shards.items()):
-                p.is_taken_discarded = not p.is_taken_promised
-                if not p.is_held_promised:
-                    self._uncount(p)
-                    p.held, p.nbytes = {}, 0
-                if not p.held and not p.taken:
-                    del self._shards[key]
+        for key, p in list(self._shards.items()):
+            p.is_taken_discarded = not p.is_taken_promised
+            if not p.is_held_promised:
+                self._uncount(p)
+                p.held, p.nbytes = {}, 0
+            if not p.held and not p.taken:
+                del self._shards[key]
 
     def drop(self, shard_keys: Sequence[str]) -> None:
         """Drop all that is held of these shards."""
-        with self.lock():
-            for key in shard_keys:
-                p = self._shards.pop(key, None)
-                if p is not None:
-                    self._uncount(p)
+        for key in shard_keys:
+            p = self._shards.pop(key, None)
+            if p is not None:
+                self._uncount(p)
 
     def drop_below(self, directory: str) -> None:
         """Drop all that is held of shards whose keys start with `directory`."""
-        with self.lock():
-            self.drop([key for key in self._shards if key.startswith(directory)])
+        self.drop([key for key in self._shards if key.startswith(directory)])
 
     def clear(self) -> None:
         """Drop everything, and hold nothing more."""
-        with self.lock():
-            self.max_nbytes = None
-            self.drop(list(self._shards))
+        self.max_nbytes = None
+        self.drop(list(self._shards))
 
     # -------------------------------------------------------------- details
 

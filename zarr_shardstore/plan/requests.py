@@ -79,6 +79,8 @@ class Get(NamedTuple):
     for its change to end, and a change that was cut off is not seen. Where objects are never
     changed in their place it means nothing.
 
+    `opened` asks for bytes of the file that `OpenShard` has opened, whatever has its name now.
+
     `together`: one reply may answer all requests that are under way and have the same here.
     """
 
@@ -86,6 +88,7 @@ class Get(NamedTuple):
     byte_range: ByteRange | None = None
     settled: bool = False
     together: Hashable | None = None
+    opened: bool = False
 
 
 class FoundIndex(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnpublishedError
 from zarr_shardstore.format.arguments import whole_number
-from zarr_shardstore.io.safe_lock import SafeLock
+from zarr_shardstore.io.synchronized import synchronized
 from zarr_shardstore.plan.pending import PendingShards
 from zarr_shardstore.plan.requests import Flow
 from zarr_shardstore.store.publishing import Publisher
@@ -22,30 +22,68 @@ DEFAULT_MAX_NBYTES = 256 * 1024 * 1024
 """A few shards of the recommended 10 to 100 MB."""
 
 _Failures: TypeAlias = dict[str, Exception]
-_entered: ContextVar[tuple[Batch, ...]] = ContextVar("_entered", default=())
+_entered: ContextVar[tuple[weakref.ref[Batch], ...]] = ContextVar("_entered", default=())
 """Blocks, of any store, that this thread or task is in."""
 
 _tables: weakref.WeakSet[BatchState] = weakref.WeakSet()
 
 
+_synchronized = synchronized()
+
+
+class SharedShards(PendingShards):
+    """`PendingShards` of which one thread at a time calls the methods."""
+
+    find = _synchronized(PendingShards.find)
+    entries = _synchronized(PendingShards.entries)
+    pending = _synchronized(PendingShards.pending)
+    get = _synchronized(PendingShards.get)
+    keys_of_array = _synchronized(PendingShards.keys_of_array)
+    hold = _synchronized(PendingShards.hold)
+    due = _synchronized(PendingShards.due)
+    release = _synchronized(PendingShards.release)
+    take = _synchronized(PendingShards.take)
+    committed = _synchronized(PendingShards.committed)
+    put_back = _synchronized(PendingShards.put_back)
+    forget_errors = _synchronized(PendingShards.forget_errors)
+    error_of = _synchronized(PendingShards.error_of)
+    promise = _synchronized(PendingShards.promise)
+    unpromise = _synchronized(PendingShards.unpromise)
+    discard = _synchronized(PendingShards.discard)
+    drop = _synchronized(PendingShards.drop)
+    drop_below = _synchronized(PendingShards.drop_below)
+    clear = _synchronized(PendingShards.clear)
+
+
 class BatchState:
     """What one store holds, and the blocks that are open on it.
+
+    It refers to blocks only weakly. A block that is dropped without having ended, because an
+    exception came just before its end, has failed.
 
     Thread safety: may be used from any thread.
     """
 
     def __init__(self) -> None:
-        self.pending = PendingShards(SafeLock().held)
-        self._open: list[Batch] = []
+        self.pending = SharedShards()
+        self._open: list[weakref.ref[Batch]] = []
         self._leaving: list[Batch] = []
         _tables.add(self)
 
+    @_synchronized
     def enter(self, block: Batch) -> None:
         """Hold values from now on."""
-        with self.pending.lock():
-            self._open.append(block)
-            self._set_limit()
+        state = weakref.ref(self)
 
+        def fail(gone: weakref.ref[Batch]) -> None:
+            of = state()
+            if of is not None:
+                of._remove(gone)
+
+        self._open.append(weakref.ref(block, fail))
+        self._set_limit()
+
+    @_synchronized
     def leave(self, block: Batch, *, is_good: bool) -> list[str] | None:
         """End a block.
 
@@ -54,47 +92,53 @@ class BatchState:
         list, optional
             Keys of the shards that it must publish, and then `finish`; ``None`` if it need not.
         """
-        with self.pending.lock():
-            if block not in self._open:
-                return None  # a child process: the parent has the block
-            self._open.remove(block)
-            self._set_limit()
-            if block.outer is not None and block.outer in self._open:
-                return None
-            if is_good:
-                self._leaving.append(block)
-                return self.pending.promise()
-            if not self._open:
-                self.pending.discard()
+        if not self.is_in(block):
+            return None  # a child process: the parent has the block
+        is_inner = block.outer is not None and self.is_in(block.outer)
+        if not is_good or is_inner:
+            self._remove(weakref.ref(block), drops=not is_inner)
             return None
+        self._leaving.append(block)
+        keys = self.pending.promise()
+        self._remove(weakref.ref(block), drops=False)
+        return keys
 
+    @_synchronized
+    def _remove(self, block: weakref.ref[Batch], *, drops: bool = True) -> None:
+        """Take a block out of those that are open, by its reference; drop what is held for it."""
+        gone = [ref for ref in self._open if ref is block or ref() in (None, block())]
+        self._open = [ref for ref in self._open if ref not in gone]
+        self._set_limit()
+        if drops and not self._open:
+            self.pending.discard()
+
+    @_synchronized
     def finish(self, block: Batch) -> None:
         """All is published that was held when `block` ended, or its caller is told what is not."""
-        with self.pending.lock():
-            if block not in self._leaving:
-                return
-            self._leaving.remove(block)
-            if self._leaving:
-                return  # the other one tries what is left
-            left = [p.shard.key for p in self.pending.pending()]
-            if self._open:
-                self.pending.unpromise(left)
-            else:
-                self.pending.drop(left)
+        if block not in self._leaving:
+            return
+        self._leaving.remove(block)
+        if self._leaving:
+            return  # the other one tries what is left
+        left = [p.shard.key for p in self.pending.pending()]
+        if self._open:
+            self.pending.unpromise(left)
+        else:
+            self.pending.drop(left)
 
     def is_in(self, block: Batch) -> bool:
         """Whether a block is open."""
-        return block in self._open
+        return any(ref() is block for ref in self._open)
 
     def reset(self) -> None:
         """In a child process: what the parent holds, the parent publishes."""
-        self.pending.lock = SafeLock().held
         self._open.clear()
         self._leaving.clear()
         self.pending.clear()
 
     def _set_limit(self) -> None:
-        limits = [block.max_nbytes for block in self._open]
+        blocks = [ref() for ref in self._open]
+        limits = [block.max_nbytes for block in blocks if block is not None]
         self.pending.max_nbytes = min(limits, default=None)
 
 
@@ -159,10 +203,11 @@ class Batch:
     def __enter__(self) -> Self:
         if self._state.is_in(self):
             raise SpecError("this batch is open already: call batch() for another one")
-        around = [b for b in _entered.get() if b._state is self._state and self._state.is_in(b)]
+        entered = [block for ref in _entered.get() if (block := ref()) is not None]
+        around = [b for b in entered if b._state is self._state and self._state.is_in(b)]
         self.outer = around[-1] if around else None
         self._state.enter(self)
-        _entered.set((*_entered.get(), self))
+        _entered.set((*_entered.get(), weakref.ref(self)))
         return self
 
     def __exit__(
@@ -199,7 +244,7 @@ class Batch:
             self._end(keys, failures)
 
     def _leave(self, *, is_good: bool) -> list[str] | None:
-        _entered.set(tuple(block for block in _entered.get() if block is not self))
+        _entered.set(tuple(ref for ref in _entered.get() if ref() not in (self, None)))
         return self._state.leave(self, is_good=is_good)
 
     def _end(self, keys: Sequence[str], failures: _Failures | BaseException) -> None:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.documents import Node, document_key, parse_document
-from zarr_shardstore.io.safe_lock import SafeLock
+from zarr_shardstore.io.synchronized import synchronized
 from zarr_shardstore.plan.documents import read_documents
 from zarr_shardstore.plan.requests import Exists, Flow
 from zarr_shardstore.store import changes
@@ -28,6 +28,9 @@ _MAX_ERASED = 1024
 
 State: TypeAlias = "StoredArray | ShardStoreError | None"
 """What is at a place: an array, one whose document is bad, or no array."""
+
+
+_synchronized = synchronized()
 
 
 class Knowledge:
@@ -74,7 +77,6 @@ class KnownArrays:
     def __init__(self, policy: ShardingPolicy, reader: ArrayReader) -> None:
         self.reader = reader
         self._policy = policy
-        self._lock = SafeLock()
         self._knowledge = Knowledge(changes.n_changes())
         self._erased: dict[Node, StoredArray] = {}
 
@@ -83,11 +85,14 @@ class KnownArrays:
         knowledge = self._knowledge
         if knowledge.n_changes == changes.n_changes():
             return knowledge
-        with self._lock.held():
-            n_changes = changes.n_changes()
-            if self._knowledge.n_changes != n_changes:
-                self._knowledge = Knowledge(n_changes)
-            return self._knowledge
+        return self._renewed()
+
+    @_synchronized
+    def _renewed(self) -> Knowledge:
+        n_changes = changes.n_changes()
+        if self._knowledge.n_changes != n_changes:
+            self._knowledge = Knowledge(n_changes)
+        return self._knowledge
 
     def refresh(self) -> None:
         """Forget everything, also what reads under way are about to learn."""
@@ -127,19 +132,22 @@ class KnownArrays:
         for gone in list(self._erased):
             if gone == node or (node is None and document_key(gone).startswith(below)):
                 self._erased.pop(gone, None)
-        with self._lock.held():
-            before = self._knowledge
-            n_changes, is_alone = changes.count_change(before.n_changes)
-            kept: dict[Node, StoredArray] = {}
-            if is_alone:  # what nobody else changed is still known
-                kept = {
-                    n: a
-                    for n, a in list(before.arrays.items())
-                    if n != node and not (node is None and document_key(n).startswith(below))
-                }
-            if node is not None and array is not None and is_alone:
-                kept[node] = array
-            self._knowledge = Knowledge(n_changes, kept)
+        self._count_change(node, array, below)
+
+    @_synchronized
+    def _count_change(self, node: Node | None, array: StoredArray | None, below: str) -> None:
+        before = self._knowledge
+        n_changes, is_alone = changes.count_change(before.n_changes)
+        kept: dict[Node, StoredArray] = {}
+        if is_alone:  # what nobody else changed is still known
+            kept = {
+                n: a
+                for n, a in list(before.arrays.items())
+                if n != node and not (node is None and document_key(n).startswith(below))
+            }
+        if node is not None and array is not None and is_alone:
+            kept[node] = array
+        self._knowledge = Knowledge(n_changes, kept)
 
     def read(self, node: Node, data: bytes | memoryview | None) -> StoredArray | None:
         """What the stored document of `node` says; ``None``: there is none, or no array."""

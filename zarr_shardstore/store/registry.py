@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import short
 from zarr_shardstore.format.transformer_specs import SHARDING, TransformerSpec
-from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.plan.checksum import crc32c
 from zarr_shardstore.plan.sharding import sharding
 from zarr_shardstore.plan.stack import (
@@ -32,7 +31,6 @@ TransformerFactory: TypeAlias = Callable[[Mapping[str, Any], ArrayContext], Stor
 
 ENTRY_POINTS = "zarr_shardstore.storage_transformers"
 
-_lock = SafeLock()
 _factories: dict[str, TransformerFactory] = {SHARDING: sharding, "crc32c": crc32c}
 
 
@@ -53,9 +51,8 @@ def register_storage_transformer(name: str, factory: TransformerFactory) -> None
     """
     if not isinstance(name, str) or not callable(factory):
         raise SpecError(f"name is a str and factory is callable, got {short((name, factory))}")
-    with _lock.held():
-        if _factories.setdefault(name, factory) is not factory:
-            raise SpecError(f"there is a storage transformer {name!r} already")
+    if _factories.setdefault(name, factory) is not factory:
+        raise SpecError(f"there is a storage transformer {name!r} already")
 
 
 def check_known(name: str) -> None:
@@ -103,5 +100,4 @@ def _factory(name: str) -> TransformerFactory:
             f"{', '.join(map(repr, sorted(known)))}"
         )
     loaded: TransformerFactory = found[0].load()
-    with _lock.held():
-        return _factories.setdefault(name, loaded)
+    return _factories.setdefault(name, loaded)
