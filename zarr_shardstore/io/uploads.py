@@ -118,7 +118,7 @@ class LocalUpload:
 def _time_of(path: str) -> int:
     try:
         return os.stat(path).st_mtime_ns
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
 
 
