@@ -153,6 +153,7 @@ ONE_KEY: dict[str, tuple[str | None, str | None]] = {
     "file": ("f", None),
     "hard": ("f", None),
     "gone": (None, None),
+    "loop": (None, None),
     "k": ("k", None),
 }
 
@@ -202,6 +203,8 @@ def test_listings(root: Path) -> None:
     assert sorted(mapping.list()) == ["file", "hard", "k", "real/x"]
     assert sorted(mapping.list_prefix("dir/")) == ["dir/e/h", "dir/g"]
     assert sorted(mapping.list_prefix("real/")) == ["real/x"]
+    assert mapping.list_prefix("loop/") == mapping.list_prefix("gone/") == []
+    assert mapping.list_dir("loop/") == mapping.list_dir("gone/")
 
     async def names(prefix: str) -> list[str]:
         return sorted([name async for name in ShardingStore(root).list_dir(prefix)])

@@ -89,7 +89,7 @@ def names_in(root: str, prefix: str) -> list[str]:
     above it: who follows all names would never end.
     """
     try:
-        with opening(lambda: os.scandir(root + prefix)) as entries:
+        with file_calls.scan(root + prefix) as entries:
             return [
                 entry.name
                 for entry in entries

@@ -117,7 +117,7 @@ class LocalUpload:
 
 def _time_of(path: str) -> int:
     try:
-        return os.stat(path).st_mtime_ns
+        return os.lstat(path).st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
         return 0
 
