@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.io.open_files import opening
@@ -22,6 +22,7 @@ __all__ = [
     "open_to_read",
     "renew_time",
     "replace",
+    "scan",
     "sync",
     "truncate",
     "unlink",
@@ -46,7 +47,23 @@ def open_new(path: str) -> int:
 
 def open_to_read(path: str) -> int:
     """Open a file, or a directory, or what a link leads to; never wait for a pipe."""
-    return opening(lambda: os.open(path, os.O_RDONLY | _NONBLOCK | _CLOEXEC))
+    return _following(lambda: os.open(path, os.O_RDONLY | _NONBLOCK | _CLOEXEC))
+
+
+def scan(path: str) -> Any:
+    """Look into a directory, as ``os.scandir``."""
+    return _following(lambda: os.scandir(path))
+
+
+def _following(open_one: Callable[[], T]) -> T:
+    """Open what a path leads to. A link that leads to itself leads to nothing, as one to a name
+    that is not there."""
+    try:
+        return opening(open_one)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), error.filename) from error
 
 
 def open_to_change(path: str, *, create: bool = False) -> int:

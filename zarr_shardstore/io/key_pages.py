@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from itertools import islice
 from typing import TypeAlias
 
+from zarr_shardstore.io import file_calls
 from zarr_shardstore.io.local_files import is_directory_entry, is_file_entry, raise_if_broken
-from zarr_shardstore.io.open_files import opening
 from zarr_shardstore.io.settled import is_hidden
 from zarr_shardstore.plan.key_pages import VersionedKeys
 
@@ -92,7 +91,7 @@ def keys_below(root: str, prefix: str) -> Iterator[str]:
 def _parts_of(root: str, prefix: str) -> Iterator[_Part]:
     """What is directly in a directory: keys of files, prefixes of directories."""
     try:
-        entries = opening(lambda: os.scandir(root + prefix))
+        entries = file_calls.scan(root + prefix)
     except OSError as error:
         raise_if_broken(error)
         return

@@ -89,7 +89,7 @@ def names_in(root: str, prefix: str) -> list[str]:
     above it: who follows all names would never end.
     """
     try:
-        with opening(lambda: os.scandir(root + prefix)) as entries:
+        with file_calls.scan(root + prefix) as entries:
             return [
                 entry.name
                 for entry in entries
@@ -142,7 +142,7 @@ def link_on_way(root: str, key: str) -> str | None:
     path = root
     for name in key.split("/")[:-1]:
         path = os.path.join(path, name)
-        if os.path.islink(path):
+        if _is_link(path):
             return path
     return None
 
@@ -152,7 +152,7 @@ def link_below(directory: str) -> str | None:
     is no such link."""
     for top, names, _ in os.walk(directory, onerror=raise_if_broken):
         for name in names:
-            if os.path.islink(path := os.path.join(top, name)):
+            if _is_link(path := os.path.join(top, name)):
                 return path
     return None
 
@@ -187,14 +187,14 @@ def remove_directory(root: str, prefix: str) -> None:
     if not prefix:
         for name in os.listdir(root) if is_directory(root) else []:
             child = os.path.join(root, name)
-            if os.path.isdir(child) and not os.path.islink(child):
+            if os.path.isdir(child) and not _is_link(child):
                 shutil.rmtree(child)
             else:
                 os.unlink(child)
         return
     refuse_links(root, prefix.removesuffix("/"))
     if is_directory(path):
-        if os.path.islink(path):
+        if _is_link(path):
             os.unlink(path)
         else:
             shutil.rmtree(path)
@@ -206,7 +206,7 @@ def holds_a_file(directory: str) -> bool:
     return opening(
         lambda: any(
             any(not is_hidden(name) for name in names)
-            or any(os.path.islink(os.path.join(top, name)) for name in directories)
+            or any(_is_link(os.path.join(top, name)) for name in directories)
             for top, directories, names in os.walk(directory, onerror=raise_if_broken)
         )
     )
@@ -228,6 +228,14 @@ def size_of_file(path: str) -> int | None:
     """Size of a file in bytes; ``None`` if there is none."""
     status = _status(path)
     return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
+
+
+def _is_link(path: str) -> bool:
+    """Not ``os.path.islink``: to that nothing is a link if the disk fails."""
+    try:
+        return stat.S_ISLNK(os.lstat(path).st_mode)
+    except NO_FILE:
+        return False
 
 
 def is_directory(path: str) -> bool:

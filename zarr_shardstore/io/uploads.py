@@ -118,7 +118,7 @@ class LocalUpload:
 def _time_of(path: str) -> int:
     """When the file was last written; 0: there is none."""
     try:
-        return os.stat(path).st_mtime_ns
+        return os.lstat(path).st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
         return 0
 

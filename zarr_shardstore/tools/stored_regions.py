@@ -81,7 +81,7 @@ def regions_to_visit(places: Sequence[Place], region_shape: Coords) -> RegionLis
     """
     grid_shape = chunk_grid_shape(places[0].grid_shape, region_shape)
     n_objects = [math.prod(place.object_grid_shape) for place in places]
-    if max(n_objects) <= _WALKED or _is_dense(places[0]):
+    if max(n_objects) <= _WALKED or _is_dense(places[0]) or any(map(_has_links, places)):
         return RegionList(grid_shape, None)
     finder = _Finder(grid_shape, region_shape)
     for place in places:
@@ -99,6 +99,11 @@ def _is_dense(place: Place) -> bool:
     keys = [place.prefix + place.encoding.encode(c) for c in coords]
     sizes = place.base.perform([GetSize(key) for key in keys])
     return sum(size is not None for size in sizes) >= _N_DENSE
+
+
+def _has_links(place: Place) -> bool:
+    """Whether objects may lie behind a link to a directory: listings do not follow it."""
+    return place.base.runner.backend.linked_directory(place.prefix) is not None
 
 
 class _Finder:
