@@ -159,8 +159,10 @@ def smooth_data(shape: tuple[int, ...]) -> Values:
     """Something that compresses about as images do: a smooth field and a little noise."""
     rng = np.random.default_rng(0)
     axes = np.meshgrid(*(np.linspace(0, 9, n, dtype="f4") for n in shape), indexing="ij")
-    data: Values = (sum(np.sin(a) for a in axes) * 1000 + 4000).astype("u2")
-    return data + rng.integers(0, 9, shape, dtype="u2")
+    waves = np.sum([np.sin(a) for a in axes], axis=0)
+    data: Values = (waves * 1000 + 4000).astype("u2")
+    data += rng.integers(0, 9, shape, dtype="u2")
+    return data
 
 
 def create(

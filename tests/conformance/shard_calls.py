@@ -222,13 +222,13 @@ async def perform(store: ShardingStore, call: Call) -> object:
             await store.set_if_not_exists(key, cpu.Buffer.from_bytes(value))
         case Patch(pieces):
             try:
-                await store.set_partial_values(pieces)
+                await store._set_partial_values(pieces)
             except SpecError:
                 return REFUSED
         case Erase((key,)):
             await store.delete(key)
         case Erase(keys):
-            await store.erase_values(keys)
+            await store._erase_values(keys)
         case Read(ranges):
             requests = [(key, RangeByteRequest(start, stop)) for key, start, stop in ranges]
             found = await store.get_partial_values(default_buffer_prototype(), requests)

@@ -140,7 +140,7 @@ def test_a_chunk_outside_the_grid(base: Any, store: ShardingStore, key: str) -> 
     with pytest.raises(SpecError):
         sync(store._set_many([("z/c/0/0", buffer(b"lost")), (key, buffer(b"x"))]))
     with pytest.raises(SpecError):
-        sync(store.set_partial_values([("z/c/0/0", 0, b"lost"), (key, 0, b"x")]))
+        sync(store._set_partial_values([("z/c/0/0", 0, b"lost"), (key, 0, b"x")]))
     assert objects_of(base) == before
     assert sync(store.get(key, PROTOTYPE)) is None
     assert not sync(store.exists(key))
@@ -364,7 +364,7 @@ def test_read_only(base: Any, store: ShardingStore) -> None:
         lambda: sync(reader.set("n", buffer(b"x"))),
         lambda: sync(reader.set_if_not_exists("n", buffer(b"x"))),
         lambda: sync(reader._set_many([("n", buffer(b"x"))])),
-        lambda: sync(reader.set_partial_values([("n", 0, b"x")])),
+        lambda: sync(reader._set_partial_values([("n", 0, b"x")])),
         lambda: sync(reader.delete("z/c/0/0")),
         lambda: sync(reader.delete_dir("z")),
         lambda: sync(reader.clear()),
@@ -402,7 +402,7 @@ def test_pieces_that_do_not_fit(base: Any, store: ShardingStore, pieces: Any) ->
     """Overlaps and gaps are refused, and nothing is written."""
     before = objects_of(base)
     with pytest.raises(SpecError):
-        sync(store.set_partial_values(pieces))
+        sync(store._set_partial_values(pieces))
     assert objects_of(base) == before
 
 

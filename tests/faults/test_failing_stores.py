@@ -166,9 +166,9 @@ async def perform_async(op: Op, store: ShardingStore) -> Outcome:
             for k, v in op.values.items():
                 await store.set_if_not_exists(k, cpu.Buffer.from_bytes(v or b""))
         case "patch":
-            await store.set_partial_values(op.pieces)
+            await store._set_partial_values(op.pieces)
         case "erase":
-            await store.erase_values(op.values)
+            await store._erase_values(op.values)
         case "batch":
             async with store.batch():
                 for part in op.parts:

@@ -224,6 +224,21 @@ def test_groups_whose_members_are_linked_in_a_circle(tmp_path: Path) -> None:
     assert not any("up" in name or "x/y" in name or "y/x" in name for name in members)
 
 
+@pytest.mark.parametrize("base", ["path", "obstore"])
+def test_the_root_may_be_a_link(tmp_path: Path, base: str) -> None:
+    """And stays one, when everything is removed."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "root").symlink_to("real")
+    store = ShardingStore(BASES[base](tmp_path / "root"), chunks_per_shard=2)
+    z = zarr.create_array(store, name="z", shape=(4,), chunks=(1,), dtype="u1")
+    z[:] = 1
+    np.testing.assert_array_equal(zarr.open_array(ShardingStore(tmp_path / "real"), path="z")[:], 1)
+    sync(store.flush())
+    sync(store.clear())
+    assert (tmp_path / "root").is_symlink()
+    assert list((tmp_path / "real").iterdir()) == []
+
+
 def bytes_below(directory: Path) -> dict[str, bytes | str]:
     """Of each file its bytes, of each link where it leads."""
     paths = (Path(d) / name for d, ds, names in os.walk(directory) for name in (*ds, *names))
@@ -239,12 +254,15 @@ def bytes_below(directory: Path) -> dict[str, bytes | str]:
 LINKED = ["z", "z/c", "z/c/1", ".zarr_shardstore"]
 
 
+@pytest.mark.parametrize("n_columns", [2, 2000])
 @pytest.mark.parametrize("linked", LINKED)
-def test_conversions_of_what_lies_elsewhere(tmp_path: Path, linked: str) -> None:
-    """In place they are refused before anything is changed; to another store they read it."""
+def test_conversions_of_what_lies_elsewhere(tmp_path: Path, linked: str, n_columns: int) -> None:
+    """In place they are refused before anything is changed; to another store they read it, also
+    where few chunks of many are there."""
     root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
-    z = zarr.create_array(LocalStore(root), name="z", shape=(4, 2), chunks=(1, 1), dtype="u1")
-    z[:] = values = np.arange(1, 9).reshape(4, 2)
+    shape = (4, n_columns)
+    z = zarr.create_array(LocalStore(root), name="z", shape=shape, chunks=(1, 1), dtype="u1")
+    z[:, :2] = values = np.arange(1, 9).reshape(4, 2)
     if (root / linked).exists():
         (root / linked).rename(elsewhere)
     else:
@@ -256,7 +274,7 @@ def test_conversions_of_what_lies_elsewhere(tmp_path: Path, linked: str) -> None
     assert bytes_below(tmp_path) == before
     shard_store(root, tmp_path / "copy", chunks_per_shard=2)
     copied = zarr.open_array(ShardingStore(tmp_path / "copy"), path="z")
-    np.testing.assert_array_equal(copied[:], values)
+    np.testing.assert_array_equal(copied[:, :2], values)
     (tmp_path / "copy").rename(tmp_path.parent / f"{tmp_path.name}-copy")
     assert bytes_below(tmp_path) == before
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -177,3 +177,33 @@ def test_keys_spelled_together_are_those_spelled_one_by_one(
     encode = layout.encoding.encode
     expected = [layout.prefix + encode(c) for c in coords_of_entries(ids, coords, cps)]
     assert shard.chunk_keys(ids) == expected
+
+
+@given(
+    st.sampled_from(get_args(Style)),
+    st.sampled_from([*get_args(Separator), "-", "::"]),
+    st.lists(st.tuples(st.integers(1, 7), st.integers(0, 34)), max_size=3),
+    st.booleans(),
+    st.data(),
+)
+def test_entries_with_a_prefix_are_those_whose_keys_start_so(
+    style: Style,
+    separator: Any,
+    dims: list[tuple[int, int]],
+    has_grid: bool,
+    data: st.DataObject,
+) -> None:
+    """Of any shard, for a prefix that ends anywhere: in a number, in the name of the array."""
+    cps = tuple(n for n, _ in dims)
+    grid = tuple(size for _, size in dims) if has_grid else None
+    layout = make_layout(cps, ChunkKeyEncoding(style, separator), "a/", grid)
+    shard = layout.shard(tuple(data.draw(st.integers(0, 34 // n)) for n in cps))
+    other = layout.chunk(tuple(data.draw(st.integers(0, 340)) for _ in cps)).key
+    keys = [shard.chunk_key(i) for i in range(math.prod(cps))]
+    key = data.draw(st.sampled_from([*keys, other, "a/c/00", "a/c-1/", "a/c1//"]))
+    prefix = key[: data.draw(st.integers(0, len(key)))] + data.draw(
+        st.sampled_from(["", "1", separator[0], separator])
+    )
+    expected = [i for i in shard.grid_entries().tolist() if keys[i].startswith(prefix)]
+    assert shard.entries_with(prefix).tolist() == expected
+    assert shard.has_entries_with(prefix) == bool(expected)

@@ -118,9 +118,9 @@ async def test_much_work_takes_a_hop_before_it_begins(tmp_path: Path) -> None:
     store, other = opened(tmp_path), ShardingStore(tmp_path, chunks_per_shard=N)
     await other.set(key(9), buffer(b"known"))
     cases: dict[str, list[Any]] = {
-        "little": [store.set_partial_values([(key(5), 0, bytes(200_000))])],
+        "little": [store._set_partial_values([(key(5), 0, bytes(200_000))])],
         "many": [store.set(key(i % 4), buffer(b"new")) for i in range(70)],
-        "pieces": [store.set_partial_values([(key(5), 0, bytes(300_000))])],
+        "pieces": [store._set_partial_values([(key(5), 0, bytes(300_000))])],
         "whole": [store.set(key(i), buffer(bytes(20_000))) for i in range(N)],
         "two stores": [s.set(key(1), buffer(b"new")) for s in (store, other)],
     }

@@ -90,7 +90,12 @@ def write_with_shards(base: Path, order: str, is_compressed: bool) -> Any:
 
 
 def write_flat(
-    base: Path, order: str, is_compressed: bool, *, location: str, has_checksum: bool
+    base: Path,
+    order: str,
+    is_compressed: bool,
+    *,
+    location: Literal["start", "end"],
+    has_checksum: bool,
 ) -> Any:
     """Created elsewhere; its chunks are written here."""
     inner: list[Any] = [TransposeCodec(order=(1, 0))] if order == "F" else []

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -220,7 +220,7 @@ def create(store: DraftHierarchyStore, case: Case) -> zarr.Array[Any]:
     """Create the array of a case by zarr-python 3, and write its leading part."""
     dtype = np.dtype(case["dtype"])
     ndim = len(case["shape"])
-    endian = "big" if dtype.str[0] == ">" else "little"
+    endian: Literal["big", "little"] = "big" if dtype.str[0] == ">" else "little"
     order = tuple(range(ndim))[::-1]
     z = zarr.create_array(
         store,

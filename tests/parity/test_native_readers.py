@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from zarr.core.metadata import ArrayV3Metadata
 from zarr.core.sync import sync
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3, remove_metadata
 
-from zarr_shardstore import ShardingStore
+from zarr_shardstore import ShardingStore, UnsupportedError
 
 ts = pytest.importorskip("tensorstore")
 pytest.importorskip("zarrs")
@@ -94,7 +94,7 @@ def index_codecs(checksum: bool) -> list[Any]:
 @pytest.mark.parametrize("location", ["start", "end"])
 @pytest.mark.parametrize("checksum", [True, False])
 def test_native_arrays_are_flat_chunks(
-    tmp_path: Path, writer: str, location: str, checksum: bool
+    tmp_path: Path, writer: str, location: Literal["start", "end"], checksum: bool
 ) -> None:
     """Whoever wrote it: read, updated chunk by chunk, and read natively again."""
     path = tmp_path / "z"
@@ -137,8 +137,8 @@ def codecs_of(z: zarr.Array[Any]) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
-def test_what_cannot_be_expressed_passes_through(tmp_path: Path) -> None:
-    """A codec around the sharding: the array is shown, read and written as it is."""
+def test_what_cannot_be_expressed_is_refused_or_left_to_zarr(tmp_path: Path) -> None:
+    """A codec around the sharding: on request the array is shown, read and written as it is."""
     data = RNG.integers(0, 99, (8, 8)).astype("int32")
     native = zarr.create_array(
         str(tmp_path),
@@ -150,7 +150,10 @@ def test_what_cannot_be_expressed_passes_through(tmp_path: Path) -> None:
         compressors=GzipCodec(),
     )
     native[:] = data
-    z = zarr.open_array(ShardingStore(tmp_path, chunks_per_shard=2), path="z")
+    with pytest.raises(UnsupportedError, match="native='passthrough' leaves it to zarr"):
+        zarr.open_array(ShardingStore(tmp_path, chunks_per_shard=2), path="z")
+    store = ShardingStore(tmp_path, chunks_per_shard=2, native="passthrough")
+    z = zarr.open_array(store, path="z")
     np.testing.assert_array_equal(z[:], data)
     z[0, 0] = 5
     z.attrs["a"] = 1

@@ -363,7 +363,7 @@ async def test_an_error_of_a_transformer_fails_its_own_update_only() -> None:
     shard[:4] = b"\0\0\0\0"
     await base.set("x/c/0", buffer(bytes(shard)))
     outcomes = await asyncio.gather(
-        store.set_partial_values([("x/c/0", 0, b"a")]),
+        store._set_partial_values([("x/c/0", 0, b"a")]),
         store.set("x/c/1", buffer(b"\x09")),
         store.set("x/c/2", buffer(b"\x09")),
         return_exceptions=True,

@@ -299,7 +299,7 @@ async def test_a_bad_update_does_not_fail_its_siblings(base: Any) -> None:
     store = ShardingStore(base, chunks_per_shard=(4, 4))
     outcomes = await asyncio.gather(
         store.set(key(0, 0), buffer(b"good")),
-        store.set_partial_values([(key(0, 1), 5, b"a gap")]),
+        store._set_partial_values([(key(0, 1), 5, b"a gap")]),
         store.set(key(0, 2), buffer(b"good")),
         return_exceptions=True,
     )

@@ -306,10 +306,10 @@ class Async:
         self._run(gather())
 
     def partial(self, triples: list[tuple[str, int, bytes]]) -> None:
-        self._run(self.s.set_partial_values(triples))
+        self._run(self.s._set_partial_values(triples))
 
     def erase(self, key: str) -> None:
-        self._run(self.s.erase(key))
+        self._run(self.s.delete(key))
 
     def flush(self) -> None:
         self._run(self.s.flush())
@@ -318,10 +318,10 @@ class Async:
         self._run(self.s.compact(prefix))
 
     def erase_values(self, keys: list[str]) -> None:
-        self._run(self.s.erase_values(keys))
+        self._run(self.s._erase_values(keys))
 
     def erase_prefix(self, prefix: str) -> None:
-        self._run(self.s.erase_prefix(prefix))
+        self._run(self.s._erase_prefix(prefix))
 
     def exists(self, key: str) -> bool:
         return bool(self._run(self.s.exists(key)))

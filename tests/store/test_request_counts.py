@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import zarr
@@ -16,6 +16,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_protot
 from zarr.storage import MemoryStore
 
 from zarr_shardstore import ShardingMapping, ShardingStore
+from zarr_shardstore.store.routing import is_document
 
 PROTOTYPE = default_buffer_prototype()
 
@@ -139,7 +140,7 @@ async def test_a_whole_shard_is_one_set_and_no_read() -> None:
     """In each way to write it; the first set of the store included."""
     shard_keys = [key(i, j) for i in range(4) for j in range(4)]
     ways: dict[str, Callable[[ShardingStore], Awaitable[object]]] = {
-        "set_partial_values": lambda s: s.set_partial_values([(k, 0, b"abc") for k in shard_keys]),
+        "set_partial_values": lambda s: s._set_partial_values([(k, 0, b"abc") for k in shard_keys]),
         "_set_many": lambda s: s._set_many([(k, buffer(b"abc")) for k in shard_keys]),
         "gather": lambda s: asyncio.gather(*(s.set(k, buffer(b"abc")) for k in shard_keys)),
     }
@@ -185,7 +186,7 @@ async def test_erasing_a_whole_shard_is_one_delete_and_no_read(base: CountingSto
     """By keys, and by a prefix in the grid."""
     await fill(base)
     store = make_store(base)
-    await store.erase_values([key(i, j) for i in range(4) for j in range(4, 8)])
+    await store._erase_values([key(i, j) for i in range(4) for j in range(4, 8)])
     assert base.writes == [("delete", key(0, 1))]
     assert base.reads == []
 
@@ -207,12 +208,80 @@ async def test_erase_prefix_inside_the_grid_of_a_zarr_array(base: CountingStore)
     )
     await z.setitem(slice(None), 1)
     base.forget()
-    await store.erase_prefix("z/c/5/")
+    await store._erase_prefix("z/c/5/")
     assert sorted(base.writes) == [("set", "z/c/1/0"), ("set", "z/c/1/1")]
     base.forget()
-    await store.erase_prefix("z/c/")
+    await store._erase_prefix("z/c/")
     assert base.reads == []
     assert not [k for k in base._store_dict if k.startswith("z/c/")]
+
+
+@pytest.mark.parametrize(
+    ("separator", "prefix", "n_shards"),
+    [
+        ("/", "z/c/4", 20),  # row 4; there are no rows 40 to 49
+        ("/", "z/c/4/", 20),
+        ("/", "z/c/3", 120),  # rows 3 and 30 to 39
+        ("/", "z/c/39/3", 6),  # columns 3 and 30 to 39
+        ("/", "z/c/39/39", 1),
+        ("/", "z/c/7/40", 0),
+        (".", "z/c.4", 20),
+        (".", "z/c.39.3", 6),
+        (".", "z/c.39.39", 1),
+        (".", "z/c", 400),
+    ],
+)
+async def test_a_prefix_reads_the_shards_that_can_match(
+    base: CountingStore, separator: Literal["/", "."], prefix: str, n_shards: int
+) -> None:
+    """Listing reads the index of each, erasing only those that keep something; no other shard."""
+    store = make_store(base, chunks_per_shard=2)
+    z = await zarr.api.asynchronous.create_array(
+        store,
+        name="z",
+        shape=(40, 40),
+        chunks=(1, 1),
+        dtype="u1",
+        chunk_key_encoding={"name": "default", "separator": separator},
+    )
+    await z.setitem(slice(None), 1)
+    keys = {k async for k in store.list()}
+    expected = {k for k in keys if k.startswith(prefix)}
+    base.forget()
+    assert {k async for k in store.list_prefix(prefix)} == expected
+    shards_read = [k for k, _ in base.reads if not is_document(k)]
+    assert len(set(shards_read)) == len(shards_read) == n_shards
+    base.forget()
+    await store._erase_prefix(prefix)
+    written = [k for _, k in base.writes]
+    assert len(set(written)) == len(written) == n_shards
+    assert {k for k, _ in base.reads if not is_document(k)} <= set(written)
+    assert {k async for k in store.list()} == keys - expected
+
+
+@pytest.mark.parametrize("transformers", [["crc32c", "sharding"], ["sharding", "crc32c"]])
+async def test_a_prefix_in_a_stack_reads_the_shards_that_can_match(
+    base: CountingStore, transformers: list[str]
+) -> None:
+    """Transformers that keep keys hide no shard."""
+    store = make_store(base, chunks_per_shard=2, storage_transformers=transformers)
+    z = await zarr.api.asynchronous.create_array(
+        store, name="z", shape=(40,), chunks=(1,), dtype="u1"
+    )
+    await z.setitem(slice(None), 1)
+    base.forget()
+    listed = {k async for k in store.list_prefix("z/c/3")}
+    assert listed == {f"z/c/{i}" for i in (3, *range(30, 40))}
+    shards_read = {k for k, _ in base.reads if not is_document(k)}
+    assert shards_read == {f"z/c/{i}" for i in (1, *range(15, 20))}
+
+
+async def test_compact_reads_the_shards_that_can_match(base: CountingStore) -> None:
+    """As a listing does; here the prefix ends within the number of a row."""
+    await fill(base)
+    store = make_store(base)
+    await store.compact("data/root/a/c7")
+    assert {k for k, _ in base.reads} == {key(1, 0), key(1, 1)}
 
 
 async def test_the_document_of_an_array_is_read_once(base: CountingStore) -> None:

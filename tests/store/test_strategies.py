@@ -392,6 +392,60 @@ def test_entries_of_any_size_survive_each_other(
     forget_open_shards(path)
 
 
+@pytest.mark.parametrize("limit", [0, 3000, 10_000])
+def test_dead_bytes_stay_below_a_limit(limit: int, tmp_path: Path) -> None:
+    """At any time, whatever is replaced and erased; and every chunk is there."""
+    m = ShardingMapping(tmp_path, chunks_per_shard=8, max_dead_bytes=limit)
+    model: dict[int, bytes] = {}
+    rng = random.Random(5)
+    for _ in range(150):
+        i = rng.randrange(8)
+        if rng.random() < 0.2:
+            model.pop(i, None)
+            m.erase(f"{ROOT}{i}")
+        else:
+            model[i] = rng.randbytes(rng.choice([10, 900, 1100]))
+            m[f"{ROOT}{i}"] = model[i]
+        if model:
+            data = b"".join(model.values())
+            on_disk = shard_of(tmp_path).read_bytes().rstrip(b"\0")
+            assert sum(map(bool, on_disk)) <= len(data) + limit + 2 * INDEX_NBYTES
+    assert dict(m) == chunks(model)
+
+
+# ------------------------------------------------------------- growing arrays
+
+
+@pytest.mark.parametrize("side", [2, 64])
+def test_a_growing_array_keeps_its_files_and_offsets(side: int, tmp_path: Path) -> None:
+    """`append` of an array writes into the file that is there. So a reader that has read an index
+    finds each chunk where the index says, and a shard is sealed when it is full."""
+    store = ShardingStore(tmp_path, chunks_per_shard=(16, 1, 1))
+    z = zarr.create_array(
+        store, shape=(0, side, side), chunks=(1, side, side), dtype="u2", compressors=None
+    )
+    places: dict[tuple[int, int], Any] = {}
+    n_replaced = n_resized = 0
+    before = os.stat(tmp_path)
+    for i in range(64):
+        z.append(np.full((1, side, side), i + 1, "u2"))
+        path = tmp_path / f"c/{i // 16}/0/0"
+        status = path.stat()
+        if i % 16:
+            n_replaced += status.st_ino != before.st_ino
+            n_resized += status.st_size != before.st_size
+        before = status
+        index = np.frombuffer(path.read_bytes()[-16 * 16 - 4 : -4], "<u8").reshape(16, 2)
+        for k in range(i % 16 + 1):
+            place = index[k].tolist()
+            assert places.setdefault((i // 16, k), place) == place
+        native: Any = zarr.open_array(LocalStore(tmp_path), mode="r")[i]
+        assert (native == i + 1).all()
+    assert n_replaced == 0
+    assert n_resized <= 3 * 4
+    assert sorted(files_in(tmp_path)) == [*(f"c/{i}/0/0" for i in range(4)), "zarr.json"]
+
+
 # ----------------------------------------------------------------- options
 
 

@@ -207,7 +207,7 @@ def test_the_stack_of_the_metadata_not_of_the_options(base: Any) -> None:
     [
         (["rot13"], UnsupportedError, "'rot13' is not known: install the package that provides it"),
         (["sharding", "sharding"], SpecError, "once"),
-        ("sharding", SpecError, "is a list"),
+        (3, SpecError, "is a list"),
         ([3], SpecError, "a name and a configuration"),
         ([{"name": "crc32c", "configuration": {"level": 1}}], SpecError, "no configuration"),
     ],

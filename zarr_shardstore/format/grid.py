@@ -26,6 +26,7 @@ __all__ = [
     "is_inside",
     "n_entries_of",
     "n_in_grid_box",
+    "numbers_begun",
     "shard_coords_of",
 ]
 
@@ -84,6 +85,25 @@ def grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords 
             stop = max(s * n, min(stop, grid_shape[dim]))
         box.append((s * n, stop))
     return tuple(box)
+
+
+def numbers_begun(digits: str, start: int, stop: int) -> list[tuple[int, int]]:
+    """Half-open ranges, ascending, of the numbers in ``[start, stop)`` that start with `digits`.
+
+    >>> numbers_begun("4", 0, 45)
+    [(4, 5), (40, 45)]
+    """
+    if not digits:
+        return [(start, stop)] if start < stop else []
+    low, high = int(digits), int(digits) + 1
+    ranges = []
+    while low < stop:
+        if max(low, start) < min(high, stop):
+            ranges.append((max(low, start), min(high, stop)))
+        if low == 0:
+            break
+        low, high = low * 10, high * 10
+    return ranges
 
 
 def n_in_grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords | None) -> int:

@@ -48,6 +48,10 @@ DRAFT_DATA_ROOT = "data/root/"
 # would give one stored object two names, or leave the store.
 _BAD_SEGMENT = re.compile(r"(?:^|[/\\])\.{0,2}(?:[/\\]|$)|\x00")
 
+# Names of our own files beside shards: a lock, a journal, a file that is not renamed yet. No
+# listing shows them, and who needs them no more removes them.
+_OURS = re.compile(r"(?:\.__lock|\.__journal|\.[0-9a-f]{32}\.partial)(?:/|$)")
+
 # No sign, no leading zero, ASCII only; 19 digits hold every int64.
 _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _IS_NUMBER = re.compile(_NUMBER)
@@ -64,7 +68,8 @@ def check_key(key: str) -> None:
     ------
     SpecError
         If `key` is empty or absolute, ends with ``/``, has an empty, ``.`` or ``..``
-        segment, or contains NUL.
+        segment, contains NUL or half of a surrogate pair, or has the name of a lock, a journal or
+        a temporary file.
     """
     if not isinstance(key, str):
         raise SpecError(f"a key is a str, got {type(key).__name__}: {key!r}")
@@ -73,6 +78,16 @@ def check_key(key: str) -> None:
             f"key {key!r} is refused: keys are relative, have no empty, '.' or '..' segment, "
             "and no NUL"
         )
+    if _OURS.search(key):
+        raise SpecError(
+            f"key {key!r} is refused: names that end with '.__lock', '.__journal', or 32 "
+            "hexadecimal digits and '.partial', are those of files beside shards"
+        )
+    if not key.isascii():
+        try:  # a file whose name is no UTF-8 has a key, too
+            key.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise SpecError(f"key {key!r} is refused: it is no text that can be stored") from error
 
 
 def check_prefix(prefix: str) -> str:
@@ -83,6 +98,8 @@ def check_prefix(prefix: str) -> str:
     SpecError
         As `check_key`, except that a prefix may be empty and may end with one ``/``.
     """
+    if not isinstance(prefix, str):
+        raise SpecError(f"a prefix is a str, got {type(prefix).__name__}: {prefix!r}")
     if prefix in ("", "/"):
         return ""
     check_key(prefix.removesuffix("/"))
@@ -163,6 +180,32 @@ class ChunkKeyEncoding:
         if not suffix.startswith(self.marker):
             return None
         return _numbers(suffix[len(self.marker) :], self.separator, ndim)
+
+    def decode_start(self, text: str, ndim: int) -> tuple[Coords, str] | None:
+        """Return the whole coordinates that the start of a suffix spells, and digits of the next.
+
+        ``None`` if no suffix of `ndim` coordinates starts with `text`.
+
+        Examples
+        --------
+        >>> ChunkKeyEncoding("default", "/").decode_start("c/96/1", ndim=3)
+        ((96,), '1')
+        """
+        marker = self.marker
+        if len(text) < len(marker):
+            return ((), "") if marker.startswith(text) else None
+        if not text.startswith(marker):
+            return None
+        *whole, rest = text[len(marker) :].split(self.separator)
+        digits = rest.rstrip(self.separator)
+        if digits != rest:  # a separator of several characters has begun
+            if not self.separator.startswith(rest[len(digits) :]):
+                return None
+            whole, digits = [*whole, digits], ""
+        numbers = [*whole, digits] if digits else whole
+        if len(whole) >= ndim or not all(map(_IS_NUMBER.fullmatch, numbers)):
+            return None
+        return tuple(map(int, whole)), digits
 
     def decode_leading(self, components: list[str], ndim: int) -> Coords | None:
         """Coordinates of the leading dimensions that `components` spell.

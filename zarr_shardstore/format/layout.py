@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.format.grid import (
+    Box,
     coords_of_entries,
     entries_in_box,
     entry_id_of,
     grid_box,
     is_inside,
     n_in_grid_box,
+    numbers_begun,
     shard_coords_of,
 )
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
@@ -163,13 +166,48 @@ class ShardRef:
 
     def entries_of(self, leading: Coords) -> npt.NDArray[np.intp]:
         """Ascending ids of the entries in the array whose leading coordinates are `leading`."""
-        cps = self.layout.spec.chunks_per_shard
-        box = grid_box(self.coords, cps, self.layout.grid_shape)
-        box = (
-            tuple((max(lo, c), min(hi, c + 1)) for (lo, hi), c in zip(box, leading, strict=False))
-            + box[len(leading) :]
+        return self._entries_in(self._boxes(leading, ""))
+
+    def entries_with(self, prefix: str) -> npt.NDArray[np.intp]:
+        """Ascending ids of the entries in the array whose chunk key starts with `prefix`."""
+        return self._entries_in(self._boxes_with(prefix))
+
+    def has_entries_with(self, prefix: str) -> bool:
+        """Whether a chunk in the array that the shard may hold has a key with this prefix."""
+        return bool(self._boxes_with(prefix))
+
+    def _boxes_with(self, prefix: str) -> list[Box]:
+        layout = self.layout
+        if layout.ndim == 0:  # its only chunk may be spelled in two ways, and has the shard's key
+            return [()] if self.key.startswith(prefix) else []
+        if layout.prefix.startswith(prefix):
+            return self._boxes((), "")
+        found = None
+        if prefix.startswith(layout.prefix):
+            found = layout.encoding.decode_start(prefix[len(layout.prefix) :], layout.ndim)
+        return [] if found is None else self._boxes(*found)
+
+    def _boxes(self, leading: Coords, digits: str) -> list[Box]:
+        """Chunks in the array that begin with `leading`, and whose next number with `digits`.
+
+        Their boxes in ascending order, none of them empty.
+        """
+        box = grid_box(self.coords, self.layout.spec.chunks_per_shard, self.layout.grid_shape)
+        n = len(leading)
+        head = tuple(
+            (max(lo, c), min(hi, c + 1)) for (lo, hi), c in zip(box, leading, strict=False)
         )
-        return entries_in_box(box, self.coords, cps)
+        if any(lo >= hi for lo, hi in (*head, *box[n:])):
+            return []
+        if not digits:
+            return [(*head, *box[n:])]
+        return [(*head, begun, *box[n + 1 :]) for begun in numbers_begun(digits, *box[n])]
+
+    def _entries_in(self, boxes: Sequence[Box]) -> npt.NDArray[np.intp]:
+        """Ids of the entries in boxes, box by box."""
+        cps = self.layout.spec.chunks_per_shard
+        ids = [entries_in_box(box, self.coords, cps) for box in boxes]
+        return ids[0] if len(ids) == 1 else np.concatenate([np.zeros(0, np.intp), *ids])
 
 
 class ChunkRef(NamedTuple):

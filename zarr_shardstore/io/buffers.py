@@ -20,7 +20,7 @@ def as_view(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
         If `value` holds no bytes.
     """
     if isinstance(value, Buffer):
-        return memoryview(value.as_numpy_array().view(np.uint8)).toreadonly()  # type: ignore[arg-type]
+        return value.as_numpy_array().view(np.uint8).data.toreadonly()
     if isinstance(value, bytes | bytearray | memoryview):
         view = memoryview(value)
         return (view if view.format == "B" and view.ndim == 1 else view.cast("B")).toreadonly()
@@ -53,7 +53,10 @@ def to_buffer_of(
     """A value in the buffer that zarr asked for; ``None``: there is none."""
     if value is None:
         return None
-    cls = (prototype or default_buffer_prototype()).buffer
+    try:
+        cls = (prototype or default_buffer_prototype()).buffer
+    except AttributeError:
+        raise TypeError(f"prototype is a BufferPrototype of zarr, got {prototype!r}") from None
     if cls is CpuBuffer:  # what from_bytes does, without 0.5 µs for parsing the data type
         return cls(np.frombuffer(value, _BYTE))
     return cls.from_bytes(value)

@@ -20,7 +20,11 @@ def range_of(byte_request: ByteRequest | None) -> ByteRange | None:
             return StartFrom(offset)
         case SuffixByteRequest(suffix):
             return Suffix(suffix)
-    raise TypeError(f"Unexpected byte_range, got {byte_request}.")
+    raise TypeError(
+        f"Unexpected byte_range, got {byte_request!r}. It is one of zarr's byte requests, such as "
+        "zarr.abc.store.RangeByteRequest(start, stop), or None; the draft's (start, length) is "
+        "for ShardingMapping.get_partial_values."
+    )
 
 
 def byte_request_of(byte_range: ByteRange | None) -> ByteRequest | None:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Protocol
 
+from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.index import ENTRY_NBYTES, ShardIndex
 from zarr_shardstore.format.spec import ShardingSpec
 from zarr_shardstore.io.safe_lock import SafeLock
@@ -166,12 +167,10 @@ def set_index_cache_nbytes(max_nbytes: int) -> None:
 
     Raises
     ------
-    ValueError
-        If it is negative.
+    SpecError
+        If it is no whole number, or negative.
     """
-    if max_nbytes < 0:
-        raise ValueError(f"a number of bytes is not negative, got {max_nbytes}")
-    index_cache.resize(max_nbytes)
+    index_cache.resize(whole_number("max_nbytes", max_nbytes))
 
 
 if hasattr(os, "register_at_fork"):

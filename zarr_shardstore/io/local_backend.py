@@ -6,6 +6,7 @@ file, whatever other threads and processes rename over its name meanwhile.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, suppress
@@ -14,6 +15,7 @@ from typing import Any
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io import file_calls
 from zarr_shardstore.io.backend import Held, Mode, Session
@@ -367,7 +369,14 @@ class _Session(Session):
         self._files: dict[str, OpenFile] = {}
 
     def perform(self, batch: list[Request]) -> list[Any]:
-        return [self._backend.perform_one(request, self._files) for request in batch]
+        try:
+            return [self._backend.perform_one(request, self._files) for request in batch]
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise SpecError(
+                f"{error.filename!r} has a name or a path that is longer than the file system takes"
+            ) from error
 
     def let_go(self) -> None:
         for file in self._files.values():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, MutableMapping
 from typing import Any
 
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.index_collection import is_collection
 from zarr_shardstore.io.backend import Mode, Session
 from zarr_shardstore.io.key_pages import KeyPages
@@ -163,9 +164,16 @@ class MappingBackend:
         if hasattr(self.mapping, "__missing__") and key not in self.mapping:
             return None  # a defaultdict would make a value up, and store it
         try:
-            return memoryview(self.mapping[key]).toreadonly()
+            value = self.mapping[key]
         except KeyError:
             return None
+        try:
+            return memoryview(value).toreadonly()
+        except TypeError:
+            raise SpecError(
+                f"a base store that is a mapping has values of bytes, that of {key!r} is a "
+                f"{type(value).__name__}; a dict of zarr's buffers goes into a MemoryStore"
+            ) from None
 
     def _listed(self, prefix: str) -> list[str]:
         return [key for key in self._keys(prefix) if not is_collection(key)]

@@ -48,8 +48,8 @@ class Upload(Protocol):
 class LocalUpload:
     """A temporary file beside the target, which `finish` renames to it.
 
-    The temporary name is that of zarr's ``LocalStore``: what a killed process leaves behind is
-    listed by neither.
+    The temporary name ends as that of zarr's ``LocalStore``, and is short: that of the target may
+    be as long as one can be. What a killed process leaves behind is not listed.
 
     Parameters
     ----------
@@ -63,11 +63,12 @@ class LocalUpload:
     def __init__(self, path: str, durable_below: str | None = None) -> None:
         self._path = path
         self._durable_below = durable_below
-        self._temporary = f"{path}.{uuid.uuid4().hex}.partial"
+        directory = os.path.dirname(path)
+        self._temporary = os.path.join(directory, f".{uuid.uuid4().hex}.partial")
         try:
             self._fd = file_calls.open_new(self._temporary)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.makedirs(directory, exist_ok=True)
             self._fd = file_calls.open_new(self._temporary)
         self._is_open = True
         self._nbytes = 0
@@ -115,9 +116,10 @@ class LocalUpload:
 
 
 def _time_of(path: str) -> int:
+    """When the file was last written; 0: there is none."""
     try:
         return os.stat(path).st_mtime_ns
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
 
 

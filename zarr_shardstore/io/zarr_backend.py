@@ -32,6 +32,7 @@ from zarr_shardstore.io.kinds_of_store import (
     scope_of_store,
 )
 from zarr_shardstore.io.local_files import (
+    is_directory,
     link_below,
     link_on_way,
     refuse_links,
@@ -355,6 +356,8 @@ class ZarrBackend:
             case CloseListing(cursor):
                 if hasattr(cursor.pages, "aclose"):
                     await cursor.pages.aclose()
+            case ListDir(prefix) if self._root and not is_directory(self._root + prefix):
+                return []  # of a file fsspec lists the file itself
             case ListDir(prefix):
                 try:
                     names = store.list_dir(prefix.removesuffix("/"))

@@ -42,9 +42,18 @@ _N_DEAD_INDEXES = 4
 
 
 def append_to_shard(
-    shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], *, order: EntryOrder
+    shard: ShardRef,
+    groups: Sequence[Sequence[EntryUpdate]],
+    *,
+    order: EntryOrder,
+    max_dead_nbytes: int | None = None,
 ) -> Flow[list[Exception | None]]:
     """As `zarr_shardstore.plan.write.update_shard`, by changes of the file in its place.
+
+    Parameters
+    ----------
+    max_dead_nbytes
+        A change that would leave more dead bytes stores the shard again without them.
 
     Cost: for entries of n bytes in all, n bytes and 64 for each, at any size of the
     shard. Besides, now and then, the index: when a shard is opened, grows, or is sealed. What
@@ -61,7 +70,7 @@ def append_to_shard(
     opened = yield from open_shard(shard)
     outcomes, new = yield from new_values(shard, opened, groups)
     if opened is not None and new:
-        yield from _store(opened, new, order)
+        yield from _store(opened, new, order, max_dead_nbytes)
     elif opened is None:
         values = {i: value for i, value in new.items() if value is not None}
         if values:
@@ -103,7 +112,12 @@ def _create(shard: ShardRef, values: dict[int, Bytes], order: EntryOrder) -> Flo
     yield from store_with_gap(shard, values, order, gap)
 
 
-def _store(opened: OpenedShard, new: dict[int, Bytes | None], order: EntryOrder) -> Flow[None]:
+def _store(
+    opened: OpenedShard,
+    new: dict[int, Bytes | None],
+    order: EntryOrder,
+    max_dead_nbytes: int | None,
+) -> Flow[None]:
     """Give entries of a shard new values, or none."""
     shard, spec = opened.shard, opened.shard.layout.spec
     check_kept(opened, replaced=new)
@@ -112,7 +126,8 @@ def _store(opened: OpenedShard, new: dict[int, Bytes | None], order: EntryOrder)
         yield [Delete(shard.key)]
         return
     nbytes = sum(len(value) for value in new.values() if value is not None)
-    if not opened.fits(nbytes) and _is_mostly_dead(opened, MAX_DEAD_SHARE):
+    must_compact = max_dead_nbytes is not None and opened.dead_with(new) > max_dead_nbytes
+    if must_compact or (not opened.fits(nbytes) and _is_mostly_dead(opened, MAX_DEAD_SHARE)):
         live = yield from live_entries(opened, without=new)
         live.update((i, v) for i, v in new.items() if v is not None)
         yield from _create(shard, live, order)

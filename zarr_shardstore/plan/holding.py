@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -139,16 +140,19 @@ def update_with_held(
     *,
     order: EntryOrder,
     strategy: WriteStrategy = "rewrite",
+    max_dead_nbytes: int | None = None,
 ) -> Flow[Sequence[Exception | None]]:
     """As the flow of the strategy, and what is held of the shard is committed before the groups."""
-    commit = WRITE_FLOWS[strategy]
+    commit = partial(WRITE_FLOWS[strategy], order=order)
+    if strategy == "append":
+        commit = partial(commit, max_dead_nbytes=max_dead_nbytes)
     taken = pending.take(shard)
     if taken is None:
         if not any(groups):
             return [None] * len(groups)
-        return (yield from commit(shard, groups, order=order))
+        return (yield from commit(shard, groups))
     try:
-        of_held, *outcomes = yield from commit(shard, [taken.updates, *groups], order=order)
+        of_held, *outcomes = yield from commit(shard, [taken.updates, *groups])
         if of_held is not None:
             raise of_held
     except BaseException as error:

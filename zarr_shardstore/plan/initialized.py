@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.arguments import items_of, short
 from zarr_shardstore.format.grid import Box, grid_box
 from zarr_shardstore.format.index import MISSING, ShardIndex
 from zarr_shardstore.format.keys import Coords
@@ -40,9 +41,11 @@ def box_of_region(region: Region, grid_shape: Coords) -> Box:
     SpecError
         If it has more dimensions than the grid, or steps, or too many chunks.
     """
-    slices = tuple(region or ())
+    slices = () if region is None else tuple(items_of("region", region))
     if len(slices) > len(grid_shape) or not all(isinstance(s, slice) for s in slices):
-        raise SpecError(f"a region is a slice for each of {len(grid_shape)} dims, got {region!r}")
+        raise SpecError(
+            f"region is a slice for each of {len(grid_shape)} dims, got {short(region)}"
+        )
     slices += (slice(None),) * (len(grid_shape) - len(slices))
     box = []
     for part, n in zip(slices, grid_shape, strict=True):

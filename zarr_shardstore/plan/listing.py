@@ -186,16 +186,21 @@ class ListedChunks:
 
     def keys_with(self, prefix: str) -> Iterator[list[str]]:
         """Keys that start with `prefix`, a bounded number at a time."""
-        are_all = self.shard.layout.prefix.startswith(prefix)
-        ids = entries_present(self.shard, self.index)
+        ids = self._entries_with(prefix)
         for first in range(0, len(ids), _KEYS_AT_ONCE):
-            keys = self.shard.chunk_keys(ids[first : first + _KEYS_AT_ONCE])
-            yield keys if are_all else [key for key in keys if key.startswith(prefix)]
+            yield self.shard.chunk_keys(ids[first : first + _KEYS_AT_ONCE])
 
     def sizes_with(self, prefix: str) -> Iterator[tuple[str, int | None]]:
         """Keys that start with `prefix`, with sizes."""
-        sizes = chunks_present(self.shard, self.index)
-        return (item for item in sizes if item[0].startswith(prefix))
+        ids = self._entries_with(prefix)
+        sizes = self.index.fields[ids, 1].tolist()
+        return zip(self.shard.chunk_keys(ids), sizes, strict=True)
+
+    def _entries_with(self, prefix: str) -> npt.NDArray[np.intp]:
+        present = entries_present(self.shard, self.index)
+        if self.shard.layout.prefix.startswith(prefix):
+            return present
+        return np.intersect1d(present, self.shard.entries_with(prefix), assume_unique=True)
 
 
 Listed: TypeAlias = ListedValues | ListedChunks

@@ -190,6 +190,12 @@ class OpenedShard:
         """Bytes that no entry uses, without the gap. Entries that share bytes hide some."""
         return max(0, self.data_nbytes - self.live_nbytes)
 
+    def dead_with(self, values: Mapping[int, Bytes | None]) -> int:
+        """Dead bytes that there will be when entries have new values, or none."""
+        replaced = sum(entry[1] for i in values if (entry := self.entry(i)) is not None)
+        moved = 0 if self.fits(sum(len(v) for v in values.values() if v is not None)) else 1
+        return self.dead_nbytes + replaced + moved * self.shard.layout.spec.index_nbytes
+
     @property
     def gap_nbytes(self) -> int:
         """Room for new entries that the file has."""

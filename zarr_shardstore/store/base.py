@@ -12,6 +12,7 @@ import numpy.typing as npt
 from zarr.abc.store import Store
 
 from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
+from zarr_shardstore.format.arguments import items_of, whole_number
 from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.index import ZEP2_INDEX, IndexFormat
 from zarr_shardstore.format.orders import EntryOrder, check_order
@@ -59,7 +60,8 @@ __all__ = [
 
 Value: TypeAlias = bytes | memoryview
 KeyRange: TypeAlias = tuple[str, ByteRange | None]
-Transformers: TypeAlias = "Sequence[str | Mapping[str, Any]] | None"
+Transformer: TypeAlias = str | Mapping[str, Any]
+Transformers: TypeAlias = Transformer | Sequence[Transformer] | None
 
 
 class Sharding:
@@ -190,8 +192,13 @@ class Sharding:
             )
         backend, operations = self.runner.backend, self.operations
         compaction = compaction_of(order=self.options.order, can_append=backend.can_append)
-        flow = compact_below(operations.listing, operations.catalog, prefix)
+        flow = compact_below(operations.listing, prefix)
         return Runner(backend, compaction, self.runner.counters), flow
+
+    def compact(self, prefix: str) -> None:
+        """Compact the shards below a prefix, blocking."""
+        runner, flow = self.compacting(prefix)
+        runner.run(flow)
 
     def chunks_initialized(self, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
         """The flow that says which chunks of an array are stored."""
@@ -211,6 +218,12 @@ class Sharding:
         return consolidate_below(
             operations.catalog, operations.known, operations.batches.pending, path
         )
+
+    def consolidate(self, path: str) -> list[str]:
+        """As `consolidating`, when shards are sealed; blocking."""
+        flow = self.consolidating(path)
+        self.flush()
+        return self.runner.run(flow)
 
     def check_consolidation(self) -> None:
         """Raise `UnsupportedError` if the base store tells no versions."""
@@ -250,7 +263,7 @@ class Sharding:
             parts.append(f"native={self.options.native!r}")
         parts += [
             f"{name}={getattr(self.options, name)!r}"
-            for name in ("order", "strategy")
+            for name in ("order", "strategy", "max_dead_bytes")
             if getattr(self.options, name) != getattr(Options(), name)
         ]
         parts += [
@@ -282,6 +295,7 @@ def open_sharding(
     strategy: Strategy,
     locking: Locking,
     durability: Durability,
+    max_dead_bytes: int | None,
     max_gap_bytes: int | None,
     max_coalesced_bytes: int | None,
     storage_options: Mapping[str, Any] | None,
@@ -309,17 +323,20 @@ def open_sharding(
         declaration = "codec" if is_codec else "storage_transformers"
     check_order(order)
     files = FileOptions(locking, durability)
-    defaults = ReadOptions()
-    reading = ReadOptions(
-        defaults.max_gap_bytes if max_gap_bytes is None else max_gap_bytes,
-        defaults.max_coalesced_bytes if max_coalesced_bytes is None else max_coalesced_bytes,
-    )
-    if reading.max_gap_bytes < 0 or reading.max_coalesced_bytes < 0:
-        raise SpecError(f"sizes are not negative, got {reading}")
-    base = base_store_of(store, dict(storage_options) if storage_options else None)
+    reading = ReadOptions()
+    if max_gap_bytes is not None:
+        reading = replace(reading, max_gap_bytes=whole_number("max_gap_bytes", max_gap_bytes))
+    if max_coalesced_bytes is not None:
+        n = whole_number("max_coalesced_bytes", max_coalesced_bytes)
+        reading = replace(reading, max_coalesced_bytes=n)
+    if max_dead_bytes is not None:
+        max_dead_bytes = whole_number("max_dead_bytes", max_dead_bytes)
+    base = base_store_of(store, storage_options)
     index = check_index(index_codecs, index_location)
     new_arrays = NewArrays(ShardingPolicy(chunks_per_shard), declaration, transformers, index)
-    return Sharding(base, new_arrays, Options(order, reading, native, strategy), files, static)
+    return Sharding(
+        base, new_arrays, Options(order, reading, native, strategy, max_dead_bytes), files, static
+    )
 
 
 def _strategy_for(strategy: Strategy, backend: Backend) -> WriteStrategy:
@@ -346,7 +363,7 @@ def _strategy_for(strategy: Strategy, backend: Backend) -> WriteStrategy:
 def _check_transformers(given: Transformers) -> tuple[TransformerSpec, ...] | None:
     if given is None:
         return None
-    specs = transformer_specs(given)
+    specs = transformer_specs([given] if isinstance(given, str | Mapping) else given)
     if [spec.name for spec in specs].count(SHARDING) > 1:
         raise SpecError(f"sharding comes once in a stack, got {given!r}")
     for spec in specs:
@@ -369,7 +386,7 @@ def check_index(
     if codecs is None:
         codecs = spell_index_codecs(ZEP2_INDEX)
     little = {"name": "bytes", "configuration": {"endian": "little"}}
-    spelled = [little if codec == "bytes" else codec for codec in codecs]
+    spelled = [little if codec == "bytes" else codec for codec in items_of("index_codecs", codecs)]
     index = index_format({"index_codecs": spelled, "index_location": location or "end"})
     if index is None:
         raise SpecError(

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnpublishedError
+from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.plan.pending import PendingShards
 from zarr_shardstore.plan.requests import Flow
@@ -142,9 +143,7 @@ class Batch:
     ) -> None:
         if max_nbytes is None:
             max_nbytes = DEFAULT_MAX_NBYTES
-        if not isinstance(max_nbytes, int) or max_nbytes < 0:
-            raise SpecError(f"max_nbytes is a number of bytes, 0 or more, got {max_nbytes!r}")
-        self.max_nbytes = max_nbytes
+        self.max_nbytes = whole_number("max_nbytes", max_nbytes)
         self.outer: Batch | None = None
         """The batch of the same store that this one is a part of."""
         self._state = state

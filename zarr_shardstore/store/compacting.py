@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.runner import UpdateFlow
@@ -15,7 +14,7 @@ from zarr_shardstore.plan.entries import EntryUpdate
 from zarr_shardstore.plan.holding import split_at_sharding
 from zarr_shardstore.plan.requests import Flow, UpdateShard
 from zarr_shardstore.plan.stack import Stack, through
-from zarr_shardstore.store.catalog import Catalog, StackedKey
+from zarr_shardstore.store.catalog import StackedKey
 from zarr_shardstore.store.key_stream import raise_first
 from zarr_shardstore.store.listing import Listing
 
@@ -46,26 +45,24 @@ def compaction_of(*, order: EntryOrder, can_append: bool) -> UpdateFlow:
 
 
 def shards_below(
-    listing: Listing, catalog: Catalog, prefix: str
+    listing: Listing, prefix: str
 ) -> Flow[tuple[list[tuple[ShardRef, Stack]], list[ShardStoreError]]]:
     """The shards that may hold keys starting with `prefix`, each with the transformers below it;
     and why others cannot be known."""
-    prefix = check_prefix(prefix)
     shards: list[tuple[ShardRef, Stack]] = []
     errors: list[ShardStoreError] = []
-    base_keys = yield from listing.list_base(prefix)
-    for part in listing.listing_rounds(base_keys):
-        for found in (yield from catalog.shards_of(part)):
-            if isinstance(found, ShardRef):
-                shards.append((found, ()))
-            elif isinstance(found, StackedKey):
-                shards += _shard_of(found)
-            elif found is not None:
-                errors.append(found)
+    stream = yield from listing.stream(prefix)
+    for *_, found in (yield from stream.all_located()):
+        if isinstance(found, ShardRef):
+            shards.append((found, ()))
+        elif isinstance(found, StackedKey):
+            shards += _shard_of(found)
+        elif found is not None:
+            errors.append(found)
     return shards, errors
 
 
-def compact_below(listing: Listing, catalog: Catalog, prefix: str) -> Flow[None]:
+def compact_below(listing: Listing, prefix: str) -> Flow[None]:
     """Ask for an update of each shard that may hold keys starting with `prefix`.
 
     Raises
@@ -73,7 +70,7 @@ def compact_below(listing: Listing, catalog: Catalog, prefix: str) -> Flow[None]
     ShardStoreError
         The first error there was; the other shards are compacted.
     """
-    shards, errors = yield from shards_below(listing, catalog, prefix)
+    shards, errors = yield from shards_below(listing, prefix)
     for shard, below in shards:  # one by one: a damaged shard stops no other
         try:
             yield [UpdateShard(shard, (), below)]

@@ -169,7 +169,7 @@ class DraftNodes:
             await self.check_entry_point()
         self._n_changes += 1
         self._spellings.pop(path, None)
-        await self.store.erase_values([array_key(path), group_key(path)])
+        await self.store._erase_values([array_key(path), group_key(path)])
         if path == "" and not await self.has_nodes_below(""):
             await self.store.delete(ENTRY_POINT_KEY)
 

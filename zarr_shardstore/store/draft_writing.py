@@ -70,7 +70,7 @@ async def erase(nodes: DraftNodes, key: str) -> None:
         await nodes.erase(path)
         return
     (places,) = await nodes.base_keys([key])
-    await nodes.store.erase_values(places)
+    await nodes.store._erase_values(places)
 
 
 async def erase_directory(nodes: DraftNodes, path: str) -> None:
@@ -83,7 +83,7 @@ async def erase_directory(nodes: DraftNodes, path: str) -> None:
         keys = [key async for key in draft_listing.list_prefix(nodes, directory)]
         others = [key for key in keys if node_of_v3_key(key) is None]
         places = await nodes.base_keys(others)
-        await nodes.store.erase_values(place for at in places for place in at)
+        await nodes.store._erase_values(place for at in places for place in at)
     else:
         await nodes.store.delete_dir(DRAFT_DATA_ROOT + directory)
     await nodes.store.delete_dir(DRAFT_META_ROOT + directory)

@@ -5,9 +5,11 @@ Source: sharding storage transformer draft, "API implementation", erase_values, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from zarr_shardstore.format.documents import node_of_document
+from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.format.arguments import items_of
+from zarr_shardstore.format.documents import Node, node_of_document
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.plan.entries import Erase
@@ -25,13 +27,17 @@ from zarr_shardstore.plan.requests import (
     UpdateShard,
 )
 from zarr_shardstore.store.arrays import StoredArray
-from zarr_shardstore.store.catalog import Catalog, Misfit
+from zarr_shardstore.store.catalog import Catalog, Misfit, StackedKey
+from zarr_shardstore.store.key_stream import raise_first
 from zarr_shardstore.store.known_arrays import KnownArrays
 from zarr_shardstore.store.listing import Listing
 from zarr_shardstore.store.publishing import Publisher
 from zarr_shardstore.store.routing import Owner, Router, is_document
 
 __all__ = ["Eraser"]
+
+_ERASURES_AT_ONCE = 1 << 18
+"""Of entries, in memory: about 25 MB."""
 
 
 class Eraser:
@@ -91,13 +97,14 @@ class Eraser:
             return
         self._refuse_links(prefix.removesuffix("/"))
         directory = yield from self._catalog.directory_of(prefix)
-        if isinstance(directory, GridDirectory) and directory.leading:
-            yield from self._erase_grid_directory(directory, prefix)
-        elif (
-            directory.is_inside_grid(prefix)
-            if isinstance(directory, StoredArray)
-            else directory is None and self._listing.is_translated_without_metadata(prefix)
-        ):
+        match directory:
+            case GridDirectory():
+                is_inside_grid = bool(directory.leading)
+            case StoredArray():
+                is_inside_grid = directory.is_inside_grid(prefix)
+            case None:
+                is_inside_grid = self._listing.is_translated_without_metadata(prefix)
+        if is_inside_grid:
             yield from self._erase_listed(prefix)
         else:
             yield from self._publisher.publish_orphans(prefix)
@@ -110,9 +117,10 @@ class Eraser:
 
     def erasures(self, keys: Iterable[str]) -> Flow[tuple[list[Delete], list[Owner]]]:
         """What erases values, and what their keys name."""
-        keys = list(dict.fromkeys(keys))
+        keys = items_of("keys", keys)
         for key in keys:
             check_key(key)
+        keys = list(dict.fromkeys(keys))
         owners = yield from self._router.owners(keys)
         misfits = [
             key
@@ -138,25 +146,47 @@ class Eraser:
     # ------------------------------------------------------------- details
 
     def _erase_listed(self, prefix: str) -> Flow[None]:
+        """Erase below a prefix that cuts directories or shards.
+
+        Cost: a listing. The indexes of arrays with other transformers are read, of others none.
+        """
         self._refuse_links(prefix)
-        keys = yield from self._listing.list_all(prefix)
+        stream = yield from self._listing.stream(prefix)
+        located = yield from stream.all_located()
+        shards: list[ShardRef] = []
+        keys: list[str] = []
+        stacked: dict[Node, tuple[StoredArray, list[str]]] = {}
+        for base_key, _, found in located:
+            match found:
+                case ShardRef():
+                    shards.append(found)
+                case StackedKey(key, array):
+                    stacked.setdefault(array.node, (array, []))[1].append(key)
+                case ShardStoreError():
+                    stream.errors.append(found)
+                case None:
+                    keys.append(base_key)
+        for array, below in stacked.values():
+            above = yield from stream.keys_above(array, below)
+            keys += [key for key, _ in above if key.startswith(prefix)]
+        raise_first(stream.errors)  # so far nothing was erased
+        yield from self._erase_in_shards(shards, prefix)
         yield from self.erase_values(keys)
 
-    def _erase_grid_directory(self, directory: GridDirectory, prefix: str) -> Flow[None]:
-        """Erase the chunks under a prefix that reaches into the grid of an array."""
-        self._refuse_links(prefix)
-        base_keys = yield from self._listing.list_base(prefix)
-        shards = yield from self._catalog.shards_of(base_keys)
+    def _erase_in_shards(self, shards: Sequence[ShardRef], prefix: str) -> Flow[None]:
+        """Erase the chunks whose keys start with `prefix`; each shard is written once."""
         batch: list[Request] = []
-        for base_key, shard in zip(base_keys, shards, strict=True):
-            if isinstance(shard, ShardRef):
-                erasures = tuple(map(Erase, shard.entries_of(directory.leading).tolist()))
-                if erasures and self._pending.is_open:
-                    yield from hold_updates(shard, erasures, self._router.reading, self._pending)
-                elif erasures:
-                    batch.append(UpdateShard(shard, erasures))
-            elif base_key.startswith(prefix):
-                batch.append(Delete(base_key))
+        n_erasures = 0
+        for shard in shards:
+            erasures = tuple(map(Erase, shard.entries_with(prefix).tolist()))
+            if erasures and self._pending.is_open:
+                yield from hold_updates(shard, erasures, self._router.reading, self._pending)
+            elif erasures:
+                batch.append(UpdateShard(shard, erasures))
+                n_erasures += len(erasures)
+            if n_erasures > _ERASURES_AT_ONCE:
+                yield batch
+                batch, n_erasures = [], 0
         if batch:
             yield batch
         yield from self._publisher.publish_due()

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError, SpecError
+from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.documents import Node
 from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.layout import ShardRef
@@ -100,7 +101,7 @@ def _parts(shards: Iterator[_Versioned]) -> Iterator[list[_Versioned]]:
 
 
 def _sharded_array(known: KnownArrays, path: str) -> Flow[StoredArray]:
-    path = path.strip("/")
+    path = array_path(path)
     is_there = False
     for node in (Node("v3", path), Node("v2", path), Node("draft", path)):
         array = (yield from known.know([node], known.now()))[node]

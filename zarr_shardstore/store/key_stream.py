@@ -2,7 +2,9 @@
 
 ::
 
-    base store ── page of base keys ──▶ catalog ── shards, others ──▶ cut into rounds
+    base store ── page of base keys ──▶ catalog ── shards, others ──▶ those that may hold
+                                                                      keys with the prefix
+                                                                          │ cut into rounds
                                                                           │ indexes
                   keys, shard by shard ◀── parts of a round ◀─────────────┘
 """
@@ -21,11 +23,11 @@ from zarr_shardstore.plan.key_pages import KeyPages
 from zarr_shardstore.plan.listing import Listed, ListedChunks, ListedValues
 from zarr_shardstore.plan.pending import PendingShards
 from zarr_shardstore.plan.requests import Flow
-from zarr_shardstore.plan.stack import keys_above
+from zarr_shardstore.plan.stack import ValueTransformer, keys_above
 from zarr_shardstore.store.arrays import StoredArray
 from zarr_shardstore.store.catalog import Catalog, StackedKey
 
-__all__ = ["KeyStream", "raise_first"]
+__all__ = ["KeyStream", "Located", "raise_first"]
 
 _SHARDS_PER_ROUND = 64
 """Shards whose indexes are asked for at once."""
@@ -36,7 +38,7 @@ _NBYTES_PER_ROUND = 16 * 1024 * 1024
 _STACKED_NBYTES = 160
 """About what a key above a stack takes, with its size, in bytes."""
 
-_Located: TypeAlias = tuple[str, object, ShardRef | StackedKey | ShardStoreError | None]
+Located: TypeAlias = tuple[str, object, ShardRef | StackedKey | ShardStoreError | None]
 """A base key, its version as it was listed, and what it names."""
 
 
@@ -67,7 +69,7 @@ class KeyStream:
         self._catalog = catalog
         self._pending = pending
         self._pages = pages
-        self._located: deque[_Located] = deque()
+        self._located: deque[Located] = deque()
 
     @property
     def has_more(self) -> bool:
@@ -80,9 +82,7 @@ class KeyStream:
         Cost: a page of base keys now and then; the indexes of up to 64 shards, side by side.
         """
         if not self._located:
-            page = yield from self._pages.next_page()
-            names = yield from self._catalog.shards_of(page)
-            self._located.extend(zip(page, page.versions, names, strict=True))
+            self._located.extend((yield from self._next_page()))
         located = self._take_round()
         shards = [found for *_, found in located if isinstance(found, ShardRef)]
         versions = [version for _, version, found in located if isinstance(found, ShardRef)]
@@ -107,8 +107,18 @@ class KeyStream:
                     elif index is not None:
                         parts.append(ListedChunks(found, index))
         for array, keys in stacked.values():
-            parts.append(ListedValues((yield from self._keys_above(array, keys))))
+            parts.append(ListedValues((yield from self.keys_above(array, keys))))
         return parts
+
+    def all_located(self) -> Flow[list[Located]]:
+        """Instead of rounds: base keys that may hold keys that are wanted, and what they name.
+
+        Cost: pages of base keys; no index is read.
+        """
+        located: list[Located] = []
+        while self._pages.has_more:
+            located += yield from self._next_page()
+        return located
 
     def close(self) -> Flow[None]:
         """No more rounds are wanted."""
@@ -119,9 +129,15 @@ class KeyStream:
         for part in parts:
             yield from part.keys_with(self.prefix)
 
-    def _take_round(self) -> list[_Located]:
+    def _next_page(self) -> Flow[list[Located]]:
+        page = yield from self._pages.next_page()
+        names = yield from self._catalog.shards_of(page)
+        located = zip(page, page.versions, names, strict=True)
+        return [item for item in located if _may_hold(item, self.prefix)]
+
+    def _take_round(self) -> list[Located]:
         """Base keys whose shards are read together."""
-        taken: list[_Located] = []
+        taken: list[Located] = []
         n_shards = nbytes = 0
         while self._located and n_shards < _SHARDS_PER_ROUND:
             added = _nbytes_of(self._located[0])
@@ -132,9 +148,7 @@ class KeyStream:
             nbytes += added
         return taken
 
-    def _keys_above(
-        self, array: StoredArray, keys: list[str]
-    ) -> Flow[list[tuple[str, int | None]]]:
+    def keys_above(self, array: StoredArray, keys: list[str]) -> Flow[list[tuple[str, int | None]]]:
         """Keys in the array of the values that objects hold; a damaged one blocks no other."""
         above: list[tuple[str, int | None]] = []
         try:
@@ -144,7 +158,7 @@ class KeyStream:
                 self.errors.append(error)
                 return []
             for key in keys:
-                above += yield from self._keys_above(array, [key])
+                above += yield from self.keys_above(array, [key])
         return [item for item in above if not array.is_outside(item[0])]
 
 
@@ -156,7 +170,28 @@ def raise_first(errors: Sequence[ShardStoreError]) -> None:
         raise errors[0]
 
 
-def _nbytes_of(located: _Located) -> int:
+def _may_hold(located: Located, prefix: str) -> bool:
+    """Whether a base key may hold a key with this prefix; of damaged arrays nothing is known."""
+    base_key, _, found = located
+    match found:
+        case None:
+            return base_key.startswith(prefix)
+        case ShardRef():
+            # All shards of an array count: also one that lies outside a grid that has shrunk.
+            return found.layout.prefix.startswith(prefix) or found.has_entries_with(prefix)
+        case StackedKey(key, array):
+            split = split_at_sharding(array.stack)
+            others = [t for t in array.stack if split is None or t is not split[0]]
+            if not all(isinstance(transformer, ValueTransformer) for transformer in others):
+                return True  # the others may change keys
+            shard = None if split is None else split[0].layout.shard_of_key(key)
+            if shard is None:
+                return key.startswith(prefix)
+            return _may_hold((base_key, None, shard), prefix)
+    return True
+
+
+def _nbytes_of(located: Located) -> int:
     """What reading a shard takes in memory; nothing for a value that passes through."""
     match located[2]:
         case ShardRef() as shard:

@@ -56,11 +56,6 @@ class Listing:
         yield from self._for_each(prefix, keys.extend)
         return keys
 
-    def list_base(self, prefix: str) -> Flow[list[str]]:
-        """Keys of the base store that keys starting with `prefix` may come from."""
-        directories = yield from self._base_directories(check_prefix(prefix))
-        return (yield from list_keys(directories, self._pending))
-
     def listing_rounds(self, base_keys: list[str]) -> Iterable[list[str]]:
         """Cut base keys into parts whose shards are worked on together."""
         n = _SHARDS_PER_ROUND

@@ -64,6 +64,7 @@ class Options:
     reading: ReadOptions = field(default_factory=ReadOptions)
     native: Native = "flat"
     strategy: Strategy = "auto"
+    max_dead_bytes: int | None = None
 
 
 class Operations:
@@ -118,7 +119,12 @@ class Operations:
         # Transformers below know of whole shards only.
         strategy = "rewrite" if request.below else self._strategy
         flow = update_with_held(
-            request.shard, groups, self._pending, order=self.options.order, strategy=strategy
+            request.shard,
+            groups,
+            self._pending,
+            order=self.options.order,
+            strategy=strategy,
+            max_dead_nbytes=self.options.max_dead_bytes,
         )
         return through(request.below, flow) if request.below else flow
 
@@ -176,10 +182,10 @@ class Operations:
 
     def get_size(self, key: str) -> Flow[int | None]:
         """Size of a value in bytes; ``None`` if there is none. No chunk is read."""
+        check_key(key)
         if is_document(key):
             value = yield from self.get(key)
             return None if value is None else len(value)
-        check_key(key)
         owners = yield from self._router.owners([key])
         size: int | None
         (size,) = yield from self._router.perform([GetSize(key)], owners)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Literal, TypeAlias
+from typing import Any, Literal, SupportsIndex, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import Coords
@@ -13,9 +16,11 @@ from zarr_shardstore.format.spec import check_chunks_per_shard
 
 __all__ = ["ChunksPerShard", "ShardingPolicy"]
 
-Rule: TypeAlias = "int | Sequence[int] | Literal['auto'] | None"
-ChunksPerShard: TypeAlias = "Rule | Mapping[str, Rule]"
-_Normal: TypeAlias = "Coords | int | Literal['auto'] | None"
+Rule: TypeAlias = (
+    SupportsIndex | Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]] | Literal["auto"] | None
+)
+ChunksPerShard: TypeAlias = Rule | Mapping[str, Rule]
+_Normal: TypeAlias = Coords | int | Literal["auto"] | None
 
 
 class ShardingPolicy:
@@ -128,13 +133,17 @@ class ShardingPolicy:
 
 
 def _normalize(rule: Rule) -> _Normal:
-    if rule is None or rule == "auto":
+    if rule is None or (isinstance(rule, str) and rule == "auto"):
         return rule
-    if isinstance(rule, str | bytes | bool):
-        raise SpecError(f"chunks_per_shard is an int, a tuple or a mapping, got {rule!r}")
     try:
-        if isinstance(rule, Sequence) or hasattr(rule, "__iter__"):
-            return check_chunks_per_shard(tuple(map(operator.index, rule)))
-        return check_chunks_per_shard((operator.index(rule),))[0]
+        if isinstance(rule, str | bytes | bool | Mapping):
+            raise TypeError
+        given: Any = rule.tolist() if isinstance(rule, np.ndarray) else rule
+        if isinstance(given, Iterable):
+            return check_chunks_per_shard([operator.index(n) for n in given])
+        return check_chunks_per_shard([operator.index(given)])[0]
     except TypeError as error:
-        raise SpecError(f"chunks_per_shard has whole numbers, got {rule!r}") from error
+        raise SpecError(
+            "chunks_per_shard is a whole number, or one for each dimension as in (2, 2), 'auto', "
+            f"None, or a mapping from array path or pattern to one of these; got {rule!r}"
+        ) from error

@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from typing import Any, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.arguments import short
 from zarr_shardstore.format.transformer_specs import SHARDING, TransformerSpec
 from zarr_shardstore.io.safe_lock import SafeLock
 from zarr_shardstore.plan.checksum import crc32c
@@ -48,8 +49,10 @@ def register_storage_transformer(name: str, factory: TransformerFactory) -> None
     Raises
     ------
     SpecError
-        If the name is taken by another one.
+        If the name is taken by another one, or it is no text, or the factory is not callable.
     """
+    if not isinstance(name, str) or not callable(factory):
+        raise SpecError(f"name is a str and factory is callable, got {short((name, factory))}")
     with _lock.held():
         if _factories.setdefault(name, factory) is not factory:
             raise SpecError(f"there is a storage transformer {name!r} already")

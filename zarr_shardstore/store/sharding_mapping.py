@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from operator import index
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.arguments import items_of, short, whole_number
 from zarr_shardstore.format.declarations import Native
 from zarr_shardstore.format.keys import check_key
 from zarr_shardstore.format.orders import EntryOrder
@@ -72,8 +74,8 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def __init__(
         self,
         store: ShardingStore | BaseStoreLike,
-        *,
         chunks_per_shard: ChunksPerShard = None,
+        *,
         declaration: V3Declaration | None = None,
         storage_transformers: Transformers = None,
         index_codecs: Sequence[str | Mapping[str, Any]] | None = None,
@@ -83,6 +85,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         strategy: Strategy = "auto",
         locking: Locking = "os",
         durability: Durability = "process",
+        max_dead_bytes: int | None = None,
         max_gap_bytes: int | None = None,
         max_coalesced_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -93,11 +96,11 @@ class ShardingMapping(MutableMapping[str, bytes]):
             given = (
                 *(chunks_per_shard, declaration, storage_transformers),
                 *(index_codecs, index_location),
-                *(max_gap_bytes, max_coalesced_bytes, storage_options),
+                *(max_dead_bytes, max_gap_bytes, max_coalesced_bytes, storage_options),
             )
             others = native, order, strategy, locking, durability, static
             defaults = "flat", "morton", "auto", "os", "process", False
-            if given != (None,) * 8 or others != defaults:
+            if given != (None,) * 9 or others != defaults:
                 raise SpecError("the ShardingStore has its options: pass them to it")
             self._sharding = store._sharding
             self.read_only = read_only or store.read_only
@@ -112,6 +115,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
             native=native,
             order=order,
             strategy=strategy,
+            max_dead_bytes=max_dead_bytes,
             locking=locking,
             durability=durability,
             max_gap_bytes=max_gap_bytes,
@@ -145,15 +149,12 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def compact(self, prefix: str = "") -> None:
         """As `ShardingStore.compact`."""
         check_writable(self.read_only)
-        runner, flow = self._sharding.compacting(prefix)
-        runner.run(flow)
+        self._sharding.compact(prefix)
 
     def consolidate_index(self, path: str = "") -> list[str]:
         """As `ShardingStore.consolidate_index`."""
         check_writable(self.read_only)
-        flow = self._sharding.consolidating(path)
-        self._sharding.flush()
-        return self._run(flow)
+        return self._sharding.consolidate(path)
 
     def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
         """As `ShardingStore.chunks_initialized`."""
@@ -217,13 +218,17 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
     def update(self, other: Any = (), /, **values: Value) -> None:
         """Store many values; each shard is written once."""
-        items = [(key, as_view(value)) for key, value in dict(other, **values).items()]
+        try:
+            given = dict(other, **values)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"other is a mapping, or pairs of key and value: {error}") from error
+        items = [(key, as_view(value)) for key, value in given.items()]
         self._write(self._sharding.operations.set_many(items))
 
     # ---------------------------------------------------- operations of the draft
 
     def get_partial_values(
-        self, key_ranges: Iterable[tuple[str, tuple[int, int | None]]]
+        self, key_ranges: Iterable[tuple[str, tuple[int, int | None] | None]]
     ) -> list[bytes | None]:
         """Ranges of values, ``None`` for missing keys, in at most two rounds.
 
@@ -231,14 +236,20 @@ class ShardingMapping(MutableMapping[str, bytes]):
         ----------
         key_ranges
             Each ``(key, (start, length))``. A length of ``None`` reads to the end; a negative
-            start counts from the end. Ranges are clipped to the value.
+            start counts from the end. Ranges are clipped to the value. Each ``(key, None)``
+            reads a whole value.
+
+        Raises
+        ------
+        SpecError
+            If one is something else.
         """
-        key_ranges = list(key_ranges)
-        ranges = [(key, _range_of(start, length)) for key, (start, length) in key_ranges]
-        values = self._sharding.get_many_blocking(ranges)
+        pairs = _tuples_of("key_ranges", key_ranges, 2, "(key, (start, length))")
+        wanted = [(key, *_range_of(given)) for key, given in pairs]
+        values = self._sharding.get_many_blocking([(key, part) for key, part, _ in wanted])
         return [
-            None if value is None else bytes(value if start >= 0 else value[:length])
-            for value, (_, (start, length)) in zip(values, key_ranges, strict=True)
+            None if value is None else bytes(value[:length])
+            for value, (*_, length) in zip(values, wanted, strict=True)
         ]
 
     def set(self, key: str, value: Value) -> None:
@@ -246,8 +257,18 @@ class ShardingMapping(MutableMapping[str, bytes]):
         self._write(self._sharding.operations.set(key, as_view(value)))
 
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
-        """As `ShardingStore.set_partial_values`."""
-        pieces = [(key, start, as_view(value)) for key, start, value in key_start_values]
+        """Write pieces into values, each ``(key, start, value)``; a shard is written once.
+
+        A missing value counts as empty. A start behind the end of a value is allowed only
+        where other pieces fill the gap; a negative one counts from the end.
+
+        Raises
+        ------
+        SpecError
+            If pieces of one value overlap, or one starts outside its value.
+        """
+        given = _tuples_of("key_start_values", key_start_values, 3, "(key, start, value)")
+        pieces = [(key, start, as_view(value)) for key, start, value in given]
         self._write(self._sharding.operations.set_partial_values(pieces))
 
     def erase(self, key: str) -> None:
@@ -290,11 +311,31 @@ class ShardingMapping(MutableMapping[str, bytes]):
         return self._run(self._sharding.operations.listing.list_keys_and_prefixes(prefix))
 
 
-def _range_of(start: int, length: int | None) -> ByteRange:
+def _tuples_of(name: str, given: object, n_parts: int, form: str) -> list[Any]:
+    """Items of an argument, each a tuple of a form."""
+    items = items_of(name, given)
+    for item in items:
+        if not isinstance(item, tuple | list) or len(item) != n_parts:
+            raise SpecError(f"{name} has items {form}, got {short(item)}")
+    return items
+
+
+def _range_of(given: Any) -> tuple[ByteRange | None, int | None]:
+    """A range of the draft for flows, and how many of the bytes are wanted; ``None``: all."""
+    if given is None:
+        return None, None
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise SpecError(
+            "a range is (start, length), or None for the whole value, got "
+            f"{short(given)}; value[start:stop] is (start, stop - start)"
+        )
+    start, length = given
+    if length is not None:
+        length = whole_number("the length of a range", length)
+    try:
+        start = index(start)
+    except TypeError:
+        raise SpecError(f"the start of a range is a whole number, got {short(start)}") from None
     if start < 0:
-        return Suffix(-start)
-    if length is None:
-        return StartFrom(start)
-    if length < 0:
-        raise SpecError(f"a range has a length of at least 0, got {length}")
-    return Range(start, start + length)
+        return Suffix(-start), length
+    return (StartFrom(start) if length is None else Range(start, start + length)), None

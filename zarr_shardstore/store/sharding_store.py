@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from zarr_shardstore.store.zarr_interface import Value, ZarrInterface
 
 __all__ = ["ShardingStore"]
 
+_OF_THE_DRAFT = ("set_partial_values", "erase", "erase_values", "erase_prefix")
+"""Operations of the draft that zarr's ``Store`` does not have under these names."""
+
 
 class ShardingStore(ZarrInterface):
     """A zarr store that packs many chunks into one object of the store it wraps.
@@ -38,7 +41,8 @@ class ShardingStore(ZarrInterface):
     ----------
     store
         The base store: any zarr store, local path, URL, fsspec file system or mapper, obstore
-        store, or ``MutableMapping[str, bytes]`` such as a dict.
+        store, or ``MutableMapping[str, bytes]`` such as a dict. A path is that of a directory,
+        or of a zip archive to read; to write one, pass a ``zarr.storage.ZipStore``.
     chunks_per_shard : int, tuple of int, "auto", mapping, optional
         How new arrays are sharded: an int for every dimension, a tuple (arrays of another
         number of dimensions are then refused), ``"auto"`` (shards of 10 to 100 MB, by the size
@@ -51,7 +55,7 @@ class ShardingStore(ZarrInterface):
         How metadata of new v3 arrays says that they are sharded: by the ``sharding_indexed``
         codec, which every v3 reader reads (the default), or by the draft's storage
         transformer. Draft arrays have the transformer, v2 arrays a marker in their filters.
-    storage_transformers : sequence of str or mapping, optional
+    storage_transformers : str, mapping, sequence of these, optional
         The stack of new arrays, nearest to the array first, as names or as metadata writes
         them: ``["crc32c", "sharding"]``. A ``"sharding"`` without a configuration takes
         `chunks_per_shard`, and is left out where that does not name the array.
@@ -76,6 +80,10 @@ class ShardingStore(ZarrInterface):
         What a finished write on local files survives: the end of its process, or a loss of power,
         too (the file and its directories are synced; some milliseconds a write). Object stores
         keep what they have acknowledged.
+    max_dead_bytes : int, optional
+        Bytes of a shard file that replaced and erased chunks may leave behind with ``"append"``. A
+        write that would leave more stores the shard again without them. By default that is done
+        only if more than half of the data is dead when the shard is full, flushed or has no room.
     max_gap_bytes, max_coalesced_bytes : int, optional
         Two entries of a shard are read by one request if at most so many unwanted bytes lie
         between them (4 KiB), and the request stays within so many (16 MiB). Behind a network,
@@ -119,8 +127,8 @@ class ShardingStore(ZarrInterface):
     def __init__(
         self,
         store: BaseStoreLike,
-        *,
         chunks_per_shard: ChunksPerShard = None,
+        *,
         declaration: V3Declaration | None = None,
         storage_transformers: Transformers = None,
         index_codecs: Sequence[str | Mapping[str, Any]] | None = None,
@@ -130,6 +138,7 @@ class ShardingStore(ZarrInterface):
         strategy: Strategy = "auto",
         locking: Locking = "os",
         durability: Durability = "process",
+        max_dead_bytes: int | None = None,
         max_gap_bytes: int | None = None,
         max_coalesced_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -148,6 +157,7 @@ class ShardingStore(ZarrInterface):
             native=native,
             order=order,
             strategy=strategy,
+            max_dead_bytes=max_dead_bytes,
             locking=locking,
             durability=durability,
             max_gap_bytes=max_gap_bytes,
@@ -184,6 +194,17 @@ class ShardingStore(ZarrInterface):
     def __repr__(self) -> str:
         mode = ", read_only=True" if self.read_only else ""
         return f"ShardingStore({self._sharding.describe()}{mode})"
+
+    if not TYPE_CHECKING:  # type checkers find these mistakes themselves
+
+        def __getattr__(self, name: str) -> object:
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _OF_THE_DRAFT:
+                message += (
+                    ": it has the methods of zarr's Store, most of them async. The operations of "
+                    f"the draft are those of a ShardingMapping: ShardingMapping(store).{name}(...)"
+                )
+            raise AttributeError(message, name=name, obj=self)
 
     def with_read_only(self, read_only: bool = False) -> ShardingStore:
         """The same store, not open, that takes writes or refuses them."""
@@ -225,6 +246,10 @@ class ShardingStore(ZarrInterface):
         """
         await self._sharding.flush_async()
 
+    def flush_sync(self) -> None:
+        """As `flush`, blocking."""
+        self._sharding.flush()
+
     async def compact(self, prefix: str = "") -> None:
         """Store shards without dead bytes, those below a prefix that have any.
 
@@ -240,6 +265,11 @@ class ShardingStore(ZarrInterface):
         await self._ensure_open()
         runner, flow = self._sharding.compacting(prefix)
         await runner.run_async(flow)
+
+    def compact_sync(self, prefix: str = "") -> None:
+        """As `compact`, blocking."""
+        self._check_writable()
+        self._sharding.compact(prefix)
 
     async def consolidate_index(self, path: str = "") -> list[str]:
         """Store the indexes of all shards once more, in one object for each array.
@@ -278,6 +308,11 @@ class ShardingStore(ZarrInterface):
         flow = self._sharding.consolidating(path)
         await self.flush()
         return await self._run(flow)
+
+    def consolidate_index_sync(self, path: str = "") -> list[str]:
+        """As `consolidate_index`, blocking."""
+        self._check_writable()
+        return self._sharding.consolidate(path)
 
     async def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
         """Which chunks of a sharded array are stored.
@@ -318,7 +353,7 @@ class ShardingStore(ZarrInterface):
         """
         return await self._run(self._sharding.chunks_initialized(path, region), only_reads=True)
 
-    # ------------------------------------------- batch, operations of the draft
+    # ------------------------------------------------------------------- batch
 
     def batch(self, *, max_nbytes: int | None = None) -> Batch:
         """Hold writes of chunks in memory, so that each shard is published once.
@@ -355,32 +390,21 @@ class ShardingStore(ZarrInterface):
         self._check_writable()
         return self._sharding.batch(max_nbytes, self._run)
 
-    async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
-        """Write pieces into values, each ``(key, start, value)``; a shard is written once.
+    # --------------------------- the draft's operations, async, for `DraftHierarchyStore`
 
-        A missing value counts as empty. A start behind the end of a value is allowed only
-        where other pieces fill the gap; a negative one counts from the end.
-
-        Raises
-        ------
-        SpecError
-            If pieces of one value overlap, or one starts outside its value.
-        """
+    async def _set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
+        """As `ShardingMapping.set_partial_values`."""
         self._check_writable()
         pieces = [(key, start, own_bytes(value)) for key, start, value in key_start_values]
         await self._run(self._sharding.operations.set_partial_values(pieces))
 
-    async def erase(self, key: str) -> None:
-        """Erase a value; the draft's name of `delete`."""
-        await self.delete(key)
-
-    async def erase_values(self, keys: Iterable[str]) -> None:
-        """Erase values; each shard is written once, an emptied one removed."""
+    async def _erase_values(self, keys: Iterable[str]) -> None:
+        """As `ShardingMapping.erase_values`."""
         self._check_writable()
         await self._run(self._sharding.operations.erase_values(keys))
 
-    async def erase_prefix(self, prefix: str) -> None:
-        """Erase all values whose key starts with `prefix`; ``""`` and ``"/"`` mean all."""
+    async def _erase_prefix(self, prefix: str) -> None:
+        """As `ShardingMapping.erase_prefix`."""
         self._check_writable()
         await self._run(self._sharding.operations.erase_prefix(prefix))
 

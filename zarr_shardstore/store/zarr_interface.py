@@ -6,14 +6,16 @@ Source: zarr-python 3, ``zarr.abc.store``, and the methods that its codec pipeli
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import MemoryStore
 
+from zarr_shardstore.format.arguments import short
+from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.io.buffers import as_view, own_bytes, to_buffer_of
 from zarr_shardstore.io.byte_requests import range_of
 from zarr_shardstore.io.prefetch import one_ahead
@@ -114,12 +116,23 @@ class ZarrInterface(Store):
         value = await self._sharding.get(key, range_of(byte_range))
         return to_buffer_of(value, prototype)
 
-    async def get_partial_values(
+    def get_partial_values(
         self,
         prototype: BufferPrototype,
-        key_ranges: Iterable[tuple[str, ByteRequest | None]],
-    ) -> list[Buffer | None]:
+        key_ranges: Iterable[tuple[str, ByteRequest | None]] = (),
+    ) -> Coroutine[Any, Any, list[Buffer | None]]:
         """Values or ranges of values, ``None`` for missing keys, in at most two rounds."""
+        if not isinstance(prototype, BufferPrototype):
+            raise TypeError(
+                "prototype is a BufferPrototype of zarr, got "
+                f"{short(prototype)}; the draft's operation of this name is "
+                "ShardingMapping(store).get_partial_values(key_ranges)"
+            )
+        return self._get_partial_values(prototype, key_ranges)
+
+    async def _get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
         ranges = [(key, range_of(byte_range)) for key, byte_range in key_ranges]
         await self._ensure_open()
         values = await self._sharding.get_many(ranges)
@@ -275,4 +288,5 @@ class ZarrInterface(Store):
 
 def _directory(prefix: str) -> str:
     """zarr means a directory by a prefix, with or without its slash."""
+    prefix = check_prefix(prefix)
     return prefix if not prefix or prefix.endswith("/") else f"{prefix}/"

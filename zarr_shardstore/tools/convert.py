@@ -274,6 +274,8 @@ def _convert(
     destination_options: Mapping[str, Any] | None,
 ) -> ConversionReport:
     check_order(request.order)
+    if request.progress is not None and not callable(request.progress):
+        raise SpecError(f"progress is a function of a Progress, got {request.progress!r}")
     with executor_or_threads(executor) as workers:
         return _convert_by(
             workers, request, source, destination, source_options, destination_options

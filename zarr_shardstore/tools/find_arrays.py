@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.arguments import array_path, paths_of
 from zarr_shardstore.format.documents import (
     Hierarchy,
     Node,
@@ -55,15 +56,14 @@ def find_arrays(base: OpenBase, paths: Iterable[str] | str | None = None) -> lis
         return _in_order(base.run(_find_all()))
     found: dict[Node, FoundArray] = {}
     every: dict[Node, FoundArray] | None = None
-    for path in [paths] if isinstance(paths, str) else paths:
-        pattern = path.strip("/")
+    for pattern in paths_of(paths):
         matches = arrays_at(base, pattern)
         if not matches:
             if every is None:
                 every = base.run(_find_all())
             matches = [array for node, array in every.items() if _is_named(node.path, pattern)]
         if not matches:
-            raise SpecError(f"no array has the path {path!r} in {base.describe()}")
+            raise SpecError(f"no array has the path {pattern!r} in {base.describe()}")
         found |= {array.node: array for array in matches}
     return _in_order(found)
 
@@ -74,7 +74,7 @@ def _is_named(path: str, pattern: str) -> bool:
 
 def arrays_at(base: OpenBase, path: str) -> list[FoundArray]:
     """The arrays at a path: of each hierarchy at most one."""
-    path = check_prefix(path.strip("/"))
+    path = check_prefix(array_path(path))
     return base.run(_read_documents([Node(hierarchy, path) for hierarchy in _HIERARCHIES]))
 
 

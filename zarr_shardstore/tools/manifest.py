@@ -24,6 +24,7 @@ another store has the first state only, and no staged values: there is no docume
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -40,6 +41,9 @@ __all__ = ["Manifest", "directory_of", "read_manifests", "remove_leftovers"]
 State = Literal["staging", "replacing", "moving"]
 
 _VERSION = 1
+
+_IS_DIGEST = re.compile("[0-9a-f]{16}")
+"""What `directory_of` makes; whatever else is there is not ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,8 @@ def read_manifests(base: OpenBase) -> list[Manifest]:
         If one was written by another version of this package, or is damaged.
     """
     (names,) = base.perform([ListDir(STAGING)])
-    keys = [f"{STAGING}{name}/manifest.json" for name in sorted(names)]
+    names = [name for name in sorted(names) if _IS_DIGEST.fullmatch(name)]
+    keys = [f"{STAGING}{name}/manifest.json" for name in names]
     found = base.perform([Get(key) for key in keys])
     manifests = []
     for key, reply in zip(keys, found, strict=True):
@@ -138,6 +143,7 @@ def read_manifests(base: OpenBase) -> list[Manifest]:
 def remove_leftovers(base: OpenBase) -> None:
     """Remove what conversions have left behind that removed their manifest, and stopped then."""
     (names,) = base.perform([ListDir(STAGING)])
+    names = [name for name in names if _IS_DIGEST.fullmatch(name)]
     found = base.perform([Get(f"{STAGING}{name}/manifest.json") for name in names])
     without = [n for n, reply in zip(names, found, strict=True) if reply.value is None]
     base.perform([DeletePrefix(f"{STAGING}{name}/") for name in without])

@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.arguments import paths_of
 from zarr_shardstore.format.declarations import find_declaration
 from zarr_shardstore.format.native_documents import (
     array_of_v2,
@@ -269,9 +270,8 @@ def _selected(nodes: list[str], paths: Iterable[str] | None) -> list[str]:
     """The nodes that paths and patterns name, and all below these."""
     if paths is None:
         return nodes
-    patterns = [paths] if isinstance(paths, str) else list(paths)
     chosen: set[str] = set()
-    for pattern in (pattern.strip("/") for pattern in patterns):
+    for pattern in paths_of(paths):
         hits = [path for path in nodes if fnmatchcase(path, pattern)]
         if not hits:
             raise SpecError(f"no array or group is named {pattern!r}")

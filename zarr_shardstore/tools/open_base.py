@@ -152,7 +152,7 @@ def open_base(
     if isinstance(store, ShardingStore | ShardingMapping | DraftHierarchyStore):
         is_read_only = store.read_only
         store = (store.store if isinstance(store, DraftHierarchyStore) else store).base
-    base = base_store_of(store, dict(storage_options) if storage_options else None)
+    base = base_store_of(store, storage_options)
     if isinstance(base, LocalStore):
         there = next((path for path in (base.root, *base.root.parents) if path.exists()), base.root)
         if there.exists() and not there.is_dir():

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.arguments import paths_of
 from zarr_shardstore.format.documents import Node
 from zarr_shardstore.format.grid import n_entries_of
 from zarr_shardstore.format.index import IndexFormat
@@ -193,11 +194,8 @@ def matching(states: Sequence[ArrayState], paths: Iterable[str] | None) -> set[N
     """
     if paths is None:
         return {state.node for state in states}
-    if isinstance(paths, str):
-        paths = [paths]
     chosen: set[Node] = set()
-    for path in paths:
-        pattern = path.strip("/")
+    for pattern in paths_of(paths):
         found = {
             state.node
             for state in states
@@ -207,7 +205,7 @@ def matching(states: Sequence[ArrayState], paths: Iterable[str] | None) -> set[N
             or fnmatchcase(state.path, pattern)
         }
         if not found:
-            raise SpecError(f"no array has the path {path!r}; there are {_names(states)}")
+            raise SpecError(f"no array has the path {pattern!r}; there are {_names(states)}")
         chosen |= found
     for state in states:
         if state.node in chosen and state.obstacle:

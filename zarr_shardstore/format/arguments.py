@@ -1,0 +1,80 @@
+"""Checks of what users pass: whole numbers, lists, paths. Each error names the argument."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from reprlib import repr as short
+from typing import Any
+
+from zarr_shardstore.errors import SpecError
+
+__all__ = ["array_path", "items_of", "paths_of", "short", "storage_options_of", "whole_number"]
+
+
+def whole_number(name: str, value: object, minimum: int = 0) -> int:
+    """Return `value` as an int; numpy's integers are taken, too.
+
+    Raises
+    ------
+    SpecError
+        If it is no whole number, or less than `minimum`.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = minimum - 1
+    if number < minimum:
+        raise SpecError(f"{name} is a whole number of at least {minimum}, got {short(value)}")
+    return number
+
+
+def items_of(name: str, given: object) -> list[Any]:
+    """Return the items of an iterable; a text is none, although Python iterates over it.
+
+    Raises
+    ------
+    SpecError
+        If it is no iterable.
+    """
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise SpecError(f"{name} is a list, got {short(given)}")
+    return list(given)
+
+
+def array_path(path: object) -> str:
+    """Return the path of an array or a group without slashes around it.
+
+    Raises
+    ------
+    SpecError
+        If it is no text.
+    """
+    if not isinstance(path, str):
+        raise SpecError(f"path is a str, got {short(path)}")
+    return path.strip("/")
+
+
+def paths_of(paths: object) -> list[str]:
+    """Return one path, or each of several, without slashes around it.
+
+    Raises
+    ------
+    SpecError
+        If one is no text.
+    """
+    given = [paths] if isinstance(paths, str) else items_of("paths", paths)
+    return [array_path(path) for path in given]
+
+
+def storage_options_of(options: object) -> dict[str, Any] | None:
+    """Return options for fsspec; ``None`` if there are none.
+
+    Raises
+    ------
+    SpecError
+        If they are no mapping.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise SpecError(f"storage_options is a mapping of options for fsspec, got {short(options)}")
+    return dict(options) if options else None
