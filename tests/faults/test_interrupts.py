@@ -43,15 +43,15 @@ def messages(records: list[dict[str, Any]]) -> str:
 
 def test_no_exception() -> None:
     """Each operation in each mode, without any: what the others are compared with."""
-    *failed, total = run("--configurations=120", "--lines=0", "--seed=0")
+    *failed, total = run("--configurations=60", "--lines=0", "--seed=0")
     assert not failed, messages(failed)
-    assert total["n"] == 120
+    assert total["n"] == 60
 
 
 @pytest.mark.parametrize("raised", ["KeyboardInterrupt", "MemoryError", "cancel"])
 def test_exception_at_any_line(raised: str) -> None:
     seed = int(os.environ.get(SEED, random.randrange(2**32)))
     only = json.dumps({"raised": raised})
-    *failed, total = run(f"--seed={seed}", "--configurations=23", "--lines=4", f"--only={only}")
+    *failed, total = run(f"--seed={seed}", "--configurations=23", "--lines=3", f"--only={only}")
     assert not failed, f"{SEED}={seed}, {raised}\n{messages(failed)}"
-    assert total["n"] > 100
+    assert total["n"] > 70
