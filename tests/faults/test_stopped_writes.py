@@ -562,6 +562,30 @@ def test_every_stop(workload: str, form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("workload", ["overwrite", "group", "growth", "erase one"])
+def test_a_journal_does_nothing_to_a_file_of_another_program(
+    workload: str, form: str, tmp_path: Path
+) -> None:
+    """The writer is killed at any call. Another program, which knows no journal, has read the shard
+    as it was or as it would have been, and renames its own to the name: all of that is seen."""
+    of_form = FORMS[form]
+    for run in stopped_runs(tmp_path, of_form, WORKLOADS[workload], APPEND):
+        shard = run.root / of_form.shard_key
+        if not shard.exists():
+            continue
+        theirs: Model = {}
+        for known in run.allowed:
+            newer = known | {next(iter(known)): packed(-2, 55)}
+            fewer = dict(list(known.items())[1:])
+            for theirs in (known, newer, fewer):
+                other = shard.with_name("other")
+                other.write_bytes(build_shard(theirs, (CPS,), of_form.index))
+                other.replace(shard)
+                assert read_all(ShardingMapping(run.root, strategy="append"), of_form) == theirs
+        check_recovery(run, theirs)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_chunks_that_look_like_shards(form: str, tmp_path: Path) -> None:
     """Wherever the file is cut, no chunk is taken for the index."""
     workload = shard_like_workload(FORMS[form])

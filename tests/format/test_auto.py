@@ -53,9 +53,10 @@ def test_small_arrays_are_one_shard(grid: tuple[int, ...], nbytes: int) -> None:
         assert "one shard" in reason
 
 
-@given(n=st.integers(200, 10**6), nbytes=st.integers(600_000, 8_000_000))
+@given(n=st.integers(450, 10**6), nbytes=st.integers(600_000, 8_000_000))
 def test_nothing_has_to_divide_anything(n: int, nbytes: int) -> None:
-    """A prime number of chunks gets about the same shards as its neighbours."""
+    """A prime number of chunks gets about the same shards as its neighbours, where there are more
+    than four: one more chunk may make one more shard, and all of them shorter by a fifth."""
     (c,), _ = choose_chunks_per_shard((n,), nbytes)
     (next_c,), _ = choose_chunks_per_shard((n + 1,), nbytes)
     assert abs(c - next_c) <= max(2, c // 4)

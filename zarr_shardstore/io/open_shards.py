@@ -234,7 +234,7 @@ class _Holding(Held):
         self._shards.end_use(self._path)
 
     def __del__(self) -> None:
-        if self._is_in_use:
+        if hasattr(self, "_token") and self._is_in_use:
             try:
                 self._file.release()
             finally:

@@ -104,6 +104,14 @@ class BatchState:
         return keys
 
     @_synchronized
+    def fail(self, block: Batch) -> None:
+        """End a block that an exception has cut off while it ended: it publishes nothing."""
+        self._leaving = [other for other in self._leaving if other is not block]
+        if not self._leaving:
+            self.pending.unpromise([p.shard.key for p in self.pending.pending()])
+        self._remove(weakref.ref(block))
+
+    @_synchronized
     def _remove(self, block: weakref.ref[Batch], *, drops: bool = True) -> None:
         """Take a block out of those that are open, by its reference; drop what is held for it."""
         gone = [ref for ref in self._open if ref is block or ref() in (None, block())]
@@ -244,6 +252,13 @@ class Batch:
             self._end(keys, failures)
 
     def _leave(self, *, is_good: bool) -> list[str] | None:
+        try:
+            return self._try_to_leave(is_good=is_good)
+        except BaseException:
+            self._state.fail(self)
+            raise
+
+    def _try_to_leave(self, *, is_good: bool) -> list[str] | None:
         _entered.set(tuple(ref for ref in _entered.get() if ref() not in (self, None)))
         return self._state.leave(self, is_good=is_good)
 
