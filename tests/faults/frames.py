@@ -1,7 +1,7 @@
 """A stream of frames that one process writes, and other programs read meanwhile.
 
 Each frame is one chunk, written by ``z.append(frame)``, or by ``z[i] = frame``; 16 make a shard.
-A writer tells how many frames are stored.
+A writer tells how many frames are stored, and does not run away from its readers.
 
 ``python -m tests.faults.frames`` writes and reads as the tests do, longer, and counts.
 """
@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ from tests.faults.small_shards import Location, in_memory
 from zarr_shardstore import ShardingStore
 
 CPS = 16
+
+FRAMES_PER_ROUND = 5
+"""At most so many are written while each reader comes once."""
 
 Frame: TypeAlias = npt.NDArray[np.uint16]
 
@@ -110,10 +114,10 @@ READERS = {"zarr": _with_zarr, "store": _with_store, "tensorstore": _with_tensor
 
 @contextmanager
 def writing(root: Path, stream: Stream) -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    """A process that writes a stream, and a count of the frames that it has stored."""
-    counter = root.parent / f"{root.name}-stored"
-    np.zeros(1, "u8").tofile(counter)
-    stored = np.memmap(counter, "u8", "r", shape=(1,))
+    """A process that writes a stream. With it go two counts: of the frames that it has stored, and
+    of the rounds that the readers have made."""
+    np.zeros(2, "u8").tofile(root.parent / f"{root.name}-counts")
+    shared = _shared(root)
     package = str(Path(zarr_shardstore.__file__).parents[1])
     command = [sys.executable, "-m", __name__, "--write", str(root), json.dumps(asdict(stream))]
     if __name__ == "__main__":
@@ -123,17 +127,23 @@ def writing(root: Path, stream: Stream) -> Iterator[tuple[subprocess.Popen[str],
         command, cwd=package, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            yield process, stored
+            yield process, shared
         finally:
             process.kill()
 
 
+def _shared(root: Path) -> Any:
+    return np.memmap(root.parent / f"{root.name}-counts", "u8", "r+", shape=(2,))
+
+
 def _write(root: Path, stream: Stream) -> None:
-    stored = np.memmap(root.parent / f"{root.name}-stored", "u8", "r+", shape=(1,))
+    shared = _shared(root)
     z = stream.create(root)
     for i in range(stream.n_frames):
         stream.write(z, i)
-        stored[0] = i + 1
+        shared[0] = i + 1
+        while shared[1] < i // FRAMES_PER_ROUND:
+            time.sleep(0.0001)
 
 
 def read_beside(root: Path, stream: Stream, *, whole_shards: bool = False) -> Counter[str]:
@@ -145,13 +155,13 @@ def read_beside(root: Path, stream: Stream, *, whole_shards: bool = False) -> Co
         Of which most of the frames are read; otherwise single frames.
     """
     counts: Counter[str] = Counter()
-    with writing(root, stream) as (process, stored):
+    with writing(root, stream) as (process, shared):
         while process.poll() is None or not counts:
-            if not stored[0]:
+            if not shared[0]:
                 assert process.poll() is None, process.stderr and process.stderr.read()
                 continue
             for name, open_array in READERS.items():
-                n = int(stored[0])
+                n = int(shared[0])
                 try:
                     read = open_array(root)
                 except Exception as error:
@@ -161,6 +171,7 @@ def read_beside(root: Path, stream: Stream, *, whole_shards: bool = False) -> Co
                 parts = [(first, n)] if whole_shards else [(i, i + 1) for i in {0, n // 2, n - 1}]
                 for start, stop in parts:
                     counts[_seen(name, stream, read, start, stop)] += 1
+            shared[1] += 1
         _, errors = process.communicate()
         assert process.returncode == 0, errors
     for name, open_array in READERS.items():
