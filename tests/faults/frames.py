@@ -192,7 +192,7 @@ def failures(counts: Counter[str]) -> dict[str, int]:
 
 
 STREAMS = [
-    Stream("append"),
+    Stream("append", n_frames=400),
     Stream("set"),
     Stream("append", n=64, compressed=True),
     Stream("set", n=64, compressed=True),
