@@ -177,7 +177,7 @@ def values_in(store: Any) -> Any:
     store = store._store if isinstance(store, LoggingStore) else store
     if isinstance(store, ZipStore):
         store.close()
-        store = ZipStore(store.path, mode="r")
+        store = ZipStore(str(store.path), mode="r")
     z: Any = zarr.open_array(ShardingStore(store), path="a", mode="r")
     return z[:]
 

@@ -224,8 +224,8 @@ class ShardFile:
             return False
         if not os.path.samestat(status, os.fstat(self._fd)):
             return False
-        offset, expected = opened.last_bytes
-        return os.pread(self._fd, len(expected), offset) == expected
+        start, stop = opened.compared_range
+        return opened.is_same(os.pread(self._fd, stop - start, start))
 
     def take(self, steps: Sequence[FileStep], *, durable_below: str | None) -> None:
         """Take all steps of a change with the files; then what is known of the shard is valid.

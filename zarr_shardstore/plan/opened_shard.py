@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import crc32c
@@ -131,7 +131,8 @@ class OpenedShard:
         "_damaged",
         "_entry",
         "_growing",
-        "_header",
+        "_head",
+        "_number",
         "body",
         "crc",
         "data_end",
@@ -167,7 +168,8 @@ class OpenedShard:
         self.was_sealed = self.gap_nbytes == 0
         self.is_valid = True
         self._growing: frozenset[int] = frozenset()
-        self._header: JournalHeader | None = None
+        self._head = b""
+        self._number = 0
 
     def _known_data_end(self, index: ShardIndex, data_end: int | None) -> int:
         if self._is_at_start:
@@ -249,6 +251,8 @@ class OpenedShard:
     def n_full(self) -> int:
         """Number of entries that the array has in this shard when it is complete: in dimensions in
         which the array grew since the shard was opened, as many as the shard can hold."""
+        if not self._growing:
+            return self.shard.n_grid_entries
         layout = self.shard.layout
         grid, cps = layout.grid_shape, layout.spec.chunks_per_shard
         if grid is not None:
@@ -290,9 +294,7 @@ class OpenedShard:
         old_crc = self.crc
         changed = self._set_entries(places)
         self._damaged.difference_update(values)
-        record = encode_record(
-            self._journal.encode(), Change(old_crc, self.crc, self.data_end, changed)
-        )
+        record = encode_record(self._head, Change(old_crc, self.crc, self.data_end, changed))
         steps.append(WriteAt("journal", JOURNAL_HEADER_NBYTES, [record]))
         if pieces:
             steps.append(WriteAt("shard", start, pieces))
@@ -321,22 +323,24 @@ class OpenedShard:
 
     def _index_writes(self, entry_ids: Sequence[int]) -> list[FileStep]:
         """Writes of changed entries and the checksum: what lies in one page is one write."""
-        start, n_body = self.index_start, len(self.body)
+        start, n_body, checksum = self.index_start, len(self.body), self._checksum
         places = [(i * ENTRY_NBYTES, (i + 1) * ENTRY_NBYTES) for i in entry_ids]
-        if self._checksum:
+        if checksum:
             places.append((n_body, n_body + CHECKSUM_NBYTES))
-        runs = [list(places[0])]
-        for first, stop in places[1:]:
-            page, last_page = ((start + at) // _PAGE_NBYTES for at in (runs[-1][0], stop - 1))
-            if page == last_page or first - runs[-1][1] <= _MAX_HOLE_NBYTES:
-                runs[-1][1] = stop
-            else:
-                runs.append([first, stop])
+        runs: list[tuple[int, int]] = []
+        first, stop = places[0]
+        for next_first, next_stop in places[1:]:
+            is_in_page = (start + first) // _PAGE_NBYTES == (start + next_stop - 1) // _PAGE_NBYTES
+            if not is_in_page and next_first - stop > _MAX_HOLE_NBYTES:
+                runs.append((first, stop))
+                first = next_first
+            stop = next_stop
+        runs.append((first, stop))
         return [
             WriteAt(
                 "shard",
                 start + first,
-                [bytes(self.body[first:stop]) + (self._checksum if stop > n_body else b"")],
+                [bytes(self.body[first:stop]) + (checksum if stop > n_body else b"")],
             )
             for first, stop in runs
         ]
@@ -350,9 +354,9 @@ class OpenedShard:
         gap = gap_nbytes(self.shard, self.n_full - self.n_present, mean_nbytes, self.live_nbytes)
         index_start = page_aligned(start + nbytes + gap, len(index))
         steps = self.journal_begun(self.data_end)
-        record = encode_record(self._journal.encode(), Move(self.crc, index_start))
+        record = encode_record(self._head, Move(self.crc, index_start))
         self.data_end, self.index_start, self.size = start, index_start, index_start + len(index)
-        self._header = None
+        self._head = b""
         steps += [
             WriteAt("journal", JOURNAL_HEADER_NBYTES, [record]),
             Barrier(),
@@ -361,28 +365,30 @@ class OpenedShard:
         ]
         return steps
 
-    @property
-    def _journal(self) -> JournalHeader:
-        assert self._header is not None, "the journal is begun first"
-        return self._header
-
     def journal_begun(self, data_end: int) -> list[FileStep]:
         """Make the journal ours, and about the file as it is."""
-        if self._header is not None:
+        if self._head:
             return []
         self.is_valid = False
+        self._head = self._header(data_end).encode()
+        return [WriteAt("journal", 0, [self._head]), Barrier()]
+
+    def _header(self, data_end: int) -> JournalHeader:
         spec = self.shard.layout.spec
-        self._header = JournalHeader(
-            spec.index.checksum, spec.n_entries, self.owner, self.index_start, data_end, 0
+        return JournalHeader(
+            spec.index.checksum,
+            spec.n_entries,
+            self.owner,
+            self.index_start,
+            data_end,
+            self._number,
         )
-        return [WriteAt("journal", 0, [self._header.encode()]), Barrier()]
 
     def _state_written(self) -> FileStep:
         """The shard is whole: the record means nothing any more."""
-        number = (self._journal.number + 1) % 2**32
-        self._header = replace(self._journal, data_end=self.data_end, number=number)
-        state = self._header.encode()[JOURNAL_STATE_OFFSET:]
-        return WriteAt("journal", JOURNAL_STATE_OFFSET, [state])
+        self._number = (self._number + 1) % 2**32
+        self._head = self._header(self.data_end).encode()
+        return WriteAt("journal", JOURNAL_STATE_OFFSET, [self._head[JOURNAL_STATE_OFFSET:]])
 
     @property
     def _checksum(self) -> bytes:
@@ -390,13 +396,19 @@ class OpenedShard:
         return self.crc.to_bytes(CHECKSUM_NBYTES, "little") if form.checksum else b""
 
     @property
-    def last_bytes(self) -> tuple[int, bytes]:
-        """Offset and bytes of the file which show that it is the one that is known: the index; of
-        a large one only its checksum, if it has one."""
-        checksum = self._checksum
-        if checksum and len(self.body) > _MAX_COMPARED_NBYTES:
-            return self.index_start + len(self.body), checksum
-        return self.index_start, bytes(self.body) + checksum
+    def compared_range(self) -> tuple[int, int]:
+        """Which bytes of the file show that it is the one that is known: those of the index; of a
+        large one only its checksum, if it has one."""
+        stop = self.index_start + len(self.body)
+        has_checksum = self.shard.layout.spec.index.checksum
+        if has_checksum and len(self.body) > _MAX_COMPARED_NBYTES:
+            return stop, stop + CHECKSUM_NBYTES
+        return self.index_start, stop + CHECKSUM_NBYTES * has_checksum
+
+    def is_same(self, found: bytes) -> bool:
+        """Whether the bytes of `compared_range` are those that are known."""
+        n = len(found) - len(self._checksum)
+        return found[n:] == self._checksum and (n == 0 or found[:n] == self.body)
 
     def trimmed(self) -> list[FileStep]:
         """Steps that end the journal and take away the gap, if it is not smaller than the index.
@@ -407,7 +419,7 @@ class OpenedShard:
         self.is_valid = False
         # First: a journal that speaks of another place of the index might take it back.
         steps: list[FileStep] = [Truncate("journal", 0), Barrier()]
-        self._header = None
+        self._head = b""
         nbytes = self.shard.layout.spec.index_nbytes
         if self.gap_nbytes >= nbytes:
             index = bytes(self.body) + self._checksum
