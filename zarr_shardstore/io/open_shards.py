@@ -148,6 +148,13 @@ class _OpenShards:
         user, _ = self._in_use.get(path, (None, None))
         return user is token
 
+    @_synchronized
+    def give_up(self, path: str, token: object) -> None:
+        """End the use of a shard whose lock may be held; its files are closed."""
+        if self.is_used_by(path, token):
+            self._files[path].close_all()
+            self._end_use(path)
+
     def end_use(self, path: str) -> None:
         """Keep the record as long as the shard has a journal."""
         idle = self._end_use(path)
@@ -207,14 +214,16 @@ class _Holding(Held):
         return self._enter(ShardFile.acquire_at_once)
 
     def _enter(self, acquire: Callable[[ShardFile], bool]) -> bool:
-        is_entered = False
         try:
             self._file = self._shards.begin_use(self._path, self._token)
             is_entered = acquire(self._file)
-        finally:
-            if not is_entered and self._is_in_use:
+            if not is_entered:
                 self._shards.end_use(self._path)
-        return is_entered
+            return is_entered
+        except BaseException:
+            # Not by the finalizer: as long as the exception is kept, it keeps this object.
+            self._shards.give_up(self._path, self._token)
+            raise
 
     @property
     def _is_in_use(self) -> bool:
