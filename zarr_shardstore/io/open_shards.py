@@ -152,7 +152,8 @@ class _OpenShards:
     def give_up(self, path: str, token: object) -> None:
         """End the use of a shard whose lock may be held; its files are closed."""
         if self.is_used_by(path, token):
-            self._files[path].close_all()
+            with suppress(OSError):  # the caller learns of the first error
+                self._files[path].close_all()
             self._end_use(path)
 
     def end_use(self, path: str) -> None:
