@@ -225,7 +225,7 @@ def sum_in_another_process(path: Path, i: int) -> int:
 
 def known_layout(folder: Path) -> None:
     """3: chunks that are not compressed have one size: slices in any order, some of them twice."""
-    print("3. Chunks of one size, without compression, in any order")
+    print("3. Chunks of one size, without compression")
     arrivals = random.Random(0).sample(range(N_SLICES), N_SLICES)
     arrivals += arrivals[:4]  # the scanner repeats some
     plain = create_native(folder / "native", SLICES_PER_SHARD, compressors=None)

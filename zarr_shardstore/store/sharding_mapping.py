@@ -12,7 +12,7 @@ import numpy.typing as npt
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import items_of, short, whole_number
 from zarr_shardstore.format.declarations import Native
-from zarr_shardstore.format.keys import check_key
+from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.orders import EntryOrder
 from zarr_shardstore.io.buffers import as_view
 from zarr_shardstore.io.counters import Stats
@@ -280,6 +280,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
         A missing one is no error. A trailing slash means the directory alone.
         """
+        check_prefix(key)
         directory = f"{key.removesuffix('/')}/"
         check_key(directory[:-1])
         self.erase_prefix(directory)
