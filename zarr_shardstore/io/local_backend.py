@@ -324,8 +324,9 @@ class LocalBackend:
         self._set_with_gaps(SetWithGaps(key, [(0, [value])]))
 
     def _set_with_gaps(self, request: SetWithGaps) -> None:
-        upload = self.upload(request.key)
+        upload = None
         try:
+            upload = self.upload(request.key)
             for offset, pieces in request.parts:
                 upload.skip_to(offset)
                 upload.write(pieces)
@@ -333,7 +334,8 @@ class LocalBackend:
             forget(self._root + request.key)
             upload.finish()
         except BaseException:
-            upload.abort()
+            if upload is not None:
+                upload.abort()
             raise
 
     def _end_journal(self, key: str) -> None:

@@ -49,8 +49,7 @@ class LocalUpload:
     """A temporary file beside the target, which `finish` renames to it.
 
     The temporary name ends as that of zarr's ``LocalStore``, and is short: that of the target may
-    be as long as one can be. What a killed process leaves behind is not listed. An upload that is
-    dropped without an end is given up.
+    be as long as one can be. What a killed process leaves behind is not listed.
 
     Parameters
     ----------
@@ -62,18 +61,22 @@ class LocalUpload:
     """
 
     def __init__(self, path: str, durable_below: str | None = None) -> None:
-        self._is_open = self._is_renamed = False
         self._path = path
         self._durable_below = durable_below
         directory = os.path.dirname(path)
         self._temporary = os.path.join(directory, f".{uuid.uuid4().hex}.partial")
-        try:
-            self._fd = file_calls.open_new(self._temporary)
-        except FileNotFoundError:
-            os.makedirs(directory, exist_ok=True)
-            self._fd = file_calls.open_new(self._temporary)
-        self._is_open = True
+        self._is_open = False
         self._nbytes = 0
+        try:
+            try:
+                self._fd = file_calls.open_new(self._temporary)
+            except FileNotFoundError:
+                os.makedirs(directory, exist_ok=True)
+                self._fd = file_calls.open_new(self._temporary)
+            self._is_open = True
+        except BaseException:
+            self.abort()
+            raise
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Append pieces."""
@@ -100,7 +103,6 @@ class LocalUpload:
             file_calls.sync(self._fd)  # first: otherwise the name may survive, and the bytes not
         self._close()
         file_calls.replace(self._temporary, self._path)
-        self._is_renamed = True
         if self._durable_below is not None:
             sync_directories(self._path, self._durable_below)
 
@@ -109,13 +111,7 @@ class LocalUpload:
         with suppress(OSError):
             self._close()
         with suppress(OSError):
-            if not self._is_renamed:
-                os.unlink(self._temporary)
-                self._is_renamed = True
-
-    def __del__(self) -> None:
-        if not self._is_renamed and hasattr(self, "_temporary"):
-            self.abort()
+            os.unlink(self._temporary)
 
     def _close(self) -> None:
         """Once: afterwards the number may be that of another thread's file."""
