@@ -109,6 +109,15 @@ def test_every_name_that_no_listing_shows_is_refused(key: str, end: str) -> None
         check_key(name)
 
 
+@pytest.mark.parametrize("key", [".__lock", "a/.__journal"])
+def test_a_suffix_alone_is_the_name_of_no_such_file(key: str, tmp_path: Path) -> None:
+    """No shard has an empty name."""
+    m = new_store(tmp_path)
+    m[key] = b"mine"
+    assert key in list(m)
+    assert m[key] == b"mine"
+
+
 def test_keys_beside_what_conversions_stage(tmp_path: Path) -> None:
     """Clean-up removes only what conversions have begun there."""
     m = new_store(tmp_path)

@@ -50,7 +50,7 @@ _BAD_SEGMENT = re.compile(r"(?:^|[/\\])\.{0,2}(?:[/\\]|$)|\x00")
 
 # Names of our own files beside shards: a lock, a journal, a file that is not renamed yet. No
 # listing shows them, and who needs them no more removes them.
-_OURS = re.compile(r"(?:\.__lock|\.__journal|\.[0-9a-f]{32}\.partial)(?:/|$)")
+_OURS = re.compile(r"(?:(?<=[^/])\.__(?:lock|journal)|\.[0-9a-f]{32}\.partial)(?:/|$)")
 
 # No sign, no leading zero, ASCII only; 19 digits hold every int64.
 _NUMBER = r"(?:0|[1-9][0-9]{0,18})"

@@ -42,7 +42,7 @@ NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 # What LocalStore calls a file that it has not renamed yet, locks, and journals. A killed writer
 # leaves them behind.
 _SIDE_FILE = re.compile(
-    rf"\.[0-9a-f]{{32}}\.partial$|{re.escape(LOCK_SUFFIX)}$|{re.escape(JOURNAL_SUFFIX)}$"
+    rf"\.[0-9a-f]{{32}}\.partial$|(?<=[^/])({re.escape(LOCK_SUFFIX)}|{re.escape(JOURNAL_SUFFIX)})$"
 )
 
 
