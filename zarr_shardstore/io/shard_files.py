@@ -1,15 +1,15 @@
-"""Shard files that are changed in their place, kept open between two changes.
+"""Shard files that this process appends to, kept open between two changes.
 
 ::
 
     c/0/0              the shard
-    c/0/0.__journal    what its index was before the last change, until the shard is sealed
-    c/0/0.__lock       held by whoever changes the shard; stays while a process has it open
+    c/0/0.__journal    state of the shard, and how to undo the change under way; until it is sealed
+    c/0/0.__lock       held for each change of the shard; stays while a process has it open
 
-One record for each path, shared by all stores of the process; whoever uses one holds the
-shard (`zarr_shardstore.io.commits` lets one thread at a time). What it knows of the index is
-valid if the journal says that nobody else has changed the shard since, and the path still
-leads to the same file. Otherwise the index is read again.
+One record for each path, shared by all stores of the process. Its user holds the shard
+(`zarr_shardstore.io.commits` lets one thread at a time). What a record knows of the index is
+valid if the journal has the number of this process, the path leads to the file that is open, and
+the file has the size and the index that it was left with. Otherwise the index is read again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NO_FILE = (FileNotFoundError, NotADirectoryError)
 
 
 class ShardFile:
-    """One shard file and what belongs to it; for whoever holds the shard in this process.
+    """One shard file and what belongs to it; for the thread that holds the shard.
 
     Parameters
     ----------
@@ -273,8 +273,8 @@ class ShardFile:
             return self._fd
         if self._journal is None:
             path = self.path + JOURNAL_SUFFIX
+            self.has_journal = True  # first: otherwise it is left behind if an exception comes
             self._journal = file_calls.open_to_change(path, create=True)
-            self.has_journal = True
             if is_durable:
                 sync_file(os.path.dirname(path))
         return self._journal
