@@ -130,7 +130,7 @@ class Session(AbstractContextManager["Session"]):
         return result
 
     def let_go(self) -> None:
-        """Close what is kept open: the flow waits for writers next, who may wait for readers."""
+        """Close what is kept open: after a commit its names may belong to other files."""
 
     def __exit__(self, *_: object) -> None:
         self.let_go()

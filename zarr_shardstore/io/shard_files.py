@@ -95,8 +95,8 @@ class ShardFile:
         return True
 
     def acquire_at_once(self) -> bool:
-        """Take the lock of a shard that is open, and whose readers nobody has to wait for; unless
-        somebody else has it, or has changed the shard."""
+        """Take the lock of a shard that is open, unless another process has it, or has changed the
+        shard."""
         opened = self._opened
         if opened is None or not self._lock.acquire_at_once():
             return False
