@@ -129,7 +129,7 @@ def check_same_values(source: Path, target: Path) -> None:
 
 def _warm_up(_: int) -> None:
     """A worker imports the package before the clock runs, as it would in a long conversion."""
-    import zarr_shardstore.tools.tasks  # noqa: F401
+    import zarr_shardstore.convert.task  # noqa: F401
 
     time.sleep(0.2)
 

@@ -21,7 +21,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore, MemoryStore
 
 from zarr_shardstore import ShardedCodecPipeline, ShardingMapping, ShardingStore
-from zarr_shardstore.io import file_calls
+from zarr_shardstore.io.local import fs
 
 Values: TypeAlias = npt.NDArray[np.uint16]
 Middle: TypeAlias = Callable[[list[float]], float]
@@ -50,14 +50,14 @@ def counting() -> Iterator[Counter[str]]:
 
         return counted_call
 
-    calls = {name: getattr(file_calls, name) for name in file_calls.__all__}
+    calls = {name: getattr(fs, name) for name in fs.SYSTEM_CALLS}
     for name, call in calls.items():
-        setattr(file_calls, name, counted(name, call))
+        setattr(fs, name, counted(name, call))
     try:
         yield counts
     finally:
         for name, call in calls.items():
-            setattr(file_calls, name, call)
+            setattr(fs, name, call)
 
 
 class PlainStore(LocalStore):

@@ -25,7 +25,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore, MemoryStore
 
 from zarr_shardstore import ShardedCodecPipeline, ShardingMapping, ShardingStore, get_shard_info
-from zarr_shardstore.io import file_calls
+from zarr_shardstore.io.local import fs
 
 N_SLICES = 24
 SIDE, CHUNK = 256, 64
@@ -63,13 +63,13 @@ class ObjectStore(MemoryStore):
 
 def count_bytes_of_shards() -> None:
     """Count what the package writes to files. Only this example needs that."""
-    write_at = file_calls.write_at
+    write_at = fs.write_at
 
     def counting(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
         written["ours"] += sum(map(len, pieces))
         write_at(fd, pieces, offset)
 
-    file_calls.write_at = counting
+    fs.write_at = counting
 
 
 def make_slices() -> npt.NDArray[np.uint16]:

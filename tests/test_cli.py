@@ -27,11 +27,11 @@ from typer.testing import CliRunner, Result
 import zarr_shardstore
 from tests.cli_stores import enter_directory_with_stores
 from zarr_shardstore import CorruptShardError, ShardingStore, SpecError
-from zarr_shardstore.cli import options
+from zarr_shardstore.cli import parsing
 from zarr_shardstore.cli.app import app
 from zarr_shardstore.cli.printing import printable
 from zarr_shardstore.cli.progress import ProgressBars, ProgressLines
-from zarr_shardstore.tools.report import ArrayReport, ConversionReport, Progress
+from zarr_shardstore.convert.report import ArrayReport, ConversionReport, Progress
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = [
@@ -49,7 +49,7 @@ REPORT = ConversionReport((RAW, LABELS), n_copied_keys=3, notes=("look\nhere",),
 
 @dataclass(frozen=True)
 class NativeReport:
-    """As that of `zarr_shardstore.tools.native`."""
+    """As that of `zarr_shardstore.native.bridge`."""
 
     entries: tuple[Any, ...] = (SimpleNamespace(path="raw", action="translated", reason="as is"),)
 
@@ -86,21 +86,23 @@ class StandIn:
 
 
 def put_in_place(monkeypatch: pytest.MonkeyPatch, module: str, stand_in: Any) -> None:
-    monkeypatch.setitem(sys.modules, f"zarr_shardstore.tools.{module}", stand_in)
+    monkeypatch.setitem(sys.modules, f"zarr_shardstore.{module}", stand_in)
 
 
 @pytest.fixture
 def native(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """In the place of the tools that translate metadata."""
     stand_in = StandIn()
-    put_in_place(monkeypatch, "native", stand_in.module("to_native", "from_native"))
+    put_in_place(monkeypatch, "native.bridge", stand_in.module("to_native", "from_native"))
     return stand_in
 
 
 @pytest.fixture
 def tools(native: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """In the place of all tools that change stores."""
-    put_in_place(monkeypatch, "convert", native.module("shard_store", "unshard_store", "reshard"))
+    put_in_place(
+        monkeypatch, "convert.api", native.module("shard_store", "unshard_store", "reshard")
+    )
     return native
 
 
@@ -168,18 +170,18 @@ def test_what_is_not_said_is_left_to_the_tools(tools: StandIn) -> None:
     assert reshard == ("reshard", ("packed.zarr", None, "new.zarr"), {**spelled, **rest})
 
 
-@pytest.mark.parametrize("module", ["convert", "native"])
+@pytest.mark.parametrize("module", ["convert.api", "native.bridge"])
 def test_what_is_handed_over_is_what_the_tools_take(module: str, tools: StandIn) -> None:
     """The names of the arguments, so that the stand-in does not hide a change."""
-    file = Path(zarr_shardstore.__file__).parent / "tools" / f"{module}.py"
+    file = Path(zarr_shardstore.__file__).parent / f"{module.replace('.', '/')}.py"
     if not file.is_file():
         pytest.skip(f"there is no {file.name}")
-    stand_in = sys.modules.pop(f"zarr_shardstore.tools.{module}")
+    stand_in = sys.modules.pop(f"zarr_shardstore.{module}")
     try:
-        true = import_module(f"zarr_shardstore.tools.{module}")
+        true = import_module(f"zarr_shardstore.{module}")
     finally:
-        sys.modules[f"zarr_shardstore.tools.{module}"] = stand_in
-    for command in CONVERSIONS if module == "convert" else ["to-native", "from-native"]:
+        sys.modules[f"zarr_shardstore.{module}"] = stand_in
+    for command in CONVERSIONS if module == "convert.api" else ["to-native", "from-native"]:
         more = ["--chunks-per-shard", "2"] if command == "reshard" else []
         assert run(command, "volume.zarr", *more, "--dry-run").exit_code == 0
         name, args, kwargs = tools.calls[-1]
@@ -217,16 +219,16 @@ def test_native_commands_hand_over_what_their_options_say(tools: StandIn) -> Non
 )
 def test_chunks_per_shard(values: list[str], rule: Any) -> None:
     """All forms."""
-    assert options.chunks_per_shard_of(values) == rule
+    assert parsing.chunks_per_shard_of(values) == rule
 
 
 def test_typer_takes_our_usage_errors() -> None:
     """They are typer's, so that it ends with 2."""
     with pytest.raises(typer.BadParameter):
-        options.storage_options_of(["x"])
+        parsing.storage_options_of(["x"])
     with pytest.raises(typer.BadParameter):
-        options.storage_options_of(["=x"])
-    assert options.storage_options_of([]) is None
+        parsing.storage_options_of(["=x"])
+    assert parsing.storage_options_of([]) is None
     assert run("info", "packed.zarr", "--source-option", "x").exit_code == 2
     one_sentence(
         run("info", "packed.zarr", "--source-option", "x=1"), says="storage_options go with a URL"
@@ -249,12 +251,12 @@ def test_chunks_per_shard_that_say_nothing_are_wrong_usage(
 
 def test_workers_and_processes() -> None:
     """Threads if a number is said, processes if they are asked for; these are spawned."""
-    with options.executor_of(None, is_processes=False) as executor:
+    with parsing.executor_of(None, is_processes=False) as executor:
         assert executor is None
-    with options.executor_of(3, is_processes=False) as executor:
+    with parsing.executor_of(3, is_processes=False) as executor:
         assert isinstance(executor, ThreadPoolExecutor)
         assert executor._max_workers == 3
-    with options.executor_of(1, is_processes=True) as executor:
+    with parsing.executor_of(1, is_processes=True) as executor:
         assert isinstance(executor, ProcessPoolExecutor)
         assert executor._mp_context is multiprocessing.get_context("spawn")
         assert executor.submit(pow, 3, 2).result() == 9
@@ -265,7 +267,7 @@ def test_an_error_ends_the_workers() -> None:
     futures: list[Future[None]] = []
 
     def interrupted() -> None:
-        with options.executor_of(1, is_processes=False) as executor:
+        with parsing.executor_of(1, is_processes=False) as executor:
             assert executor is not None
             futures.extend(executor.submit(time.sleep, 0.2) for _ in range(3))
             raise KeyboardInterrupt
@@ -318,7 +320,7 @@ def test_on_a_terminal_it_asks(
     command: str, asks: str, tools: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No is an answer."""
-    monkeypatch.setattr(options, "_can_ask", lambda: True)
+    monkeypatch.setattr(parsing, "_can_ask", lambda: True)
     result = run(command, "volume.zarr", input="n\n")
     assert result.exit_code == 1
     assert asks in result.stderr

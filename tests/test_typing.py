@@ -25,7 +25,7 @@ from obstore.store import LocalStore as ObstoreLocal, MemoryStore as ObstoreMemo
 from zarr_shardstore import (
     DraftHierarchyStore, ShardingMapping, ShardingStore, get_shard_info, shard_store
 )
-from zarr_shardstore.io.resolve import BaseStoreLike
+from zarr_shardstore.io.backends.resolve import BaseStoreLike
 
 typed: dict[str, bytes] = {}
 numbers: dict[str, int] = {}

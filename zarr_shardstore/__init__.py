@@ -10,6 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zarr_shardstore.arrays.registry import register_storage_transformer
+    from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
+    from zarr_shardstore.convert.report import ArrayReport, ConversionReport, Progress
+    from zarr_shardstore.draft.hierarchy_store import DraftHierarchyStore
     from zarr_shardstore.errors import (
         CorruptShardError,
         CorruptValueError,
@@ -21,18 +25,14 @@ if TYPE_CHECKING:
         UnpublishedError,
         UnsupportedError,
     )
+    from zarr_shardstore.inspect.info import get_shard_info, is_sharded
     from zarr_shardstore.io.counters import Stats
     from zarr_shardstore.io.index_cache import set_index_cache_nbytes
-    from zarr_shardstore.plan.stack import ArrayContext, StorageTransformer, ValueTransformer
-    from zarr_shardstore.store.draft_hierarchy import DraftHierarchyStore
+    from zarr_shardstore.native.bridge import from_native, to_native
+    from zarr_shardstore.shards.stack import ArrayContext, StorageTransformer, ValueTransformer
     from zarr_shardstore.store.pipeline import ShardedCodecPipeline
-    from zarr_shardstore.store.registry import register_storage_transformer
     from zarr_shardstore.store.sharding_mapping import ShardingMapping
     from zarr_shardstore.store.sharding_store import ShardingStore
-    from zarr_shardstore.tools.convert import reshard, shard_store, unshard_store
-    from zarr_shardstore.tools.info import get_shard_info, is_sharded
-    from zarr_shardstore.tools.native import from_native, to_native
-    from zarr_shardstore.tools.report import ArrayReport, ConversionReport, Progress
 
 __version__ = "0.1.0"
 
@@ -72,24 +72,24 @@ __all__ = [
 _MODULES = {
     "Stats": "zarr_shardstore.io.counters",
     "set_index_cache_nbytes": "zarr_shardstore.io.index_cache",
-    "ArrayContext": "zarr_shardstore.plan.stack",
-    "ArrayReport": "zarr_shardstore.tools.report",
-    "ConversionReport": "zarr_shardstore.tools.report",
-    "Progress": "zarr_shardstore.tools.report",
-    "reshard": "zarr_shardstore.tools.convert",
-    "shard_store": "zarr_shardstore.tools.convert",
-    "unshard_store": "zarr_shardstore.tools.convert",
-    "StorageTransformer": "zarr_shardstore.plan.stack",
-    "ValueTransformer": "zarr_shardstore.plan.stack",
-    "DraftHierarchyStore": "zarr_shardstore.store.draft_hierarchy",
+    "ArrayContext": "zarr_shardstore.shards.stack",
+    "ArrayReport": "zarr_shardstore.convert.report",
+    "ConversionReport": "zarr_shardstore.convert.report",
+    "Progress": "zarr_shardstore.convert.report",
+    "reshard": "zarr_shardstore.convert.api",
+    "shard_store": "zarr_shardstore.convert.api",
+    "unshard_store": "zarr_shardstore.convert.api",
+    "StorageTransformer": "zarr_shardstore.shards.stack",
+    "ValueTransformer": "zarr_shardstore.shards.stack",
+    "DraftHierarchyStore": "zarr_shardstore.draft.hierarchy_store",
     "ShardedCodecPipeline": "zarr_shardstore.store.pipeline",
     "ShardingMapping": "zarr_shardstore.store.sharding_mapping",
     "ShardingStore": "zarr_shardstore.store.sharding_store",
-    "get_shard_info": "zarr_shardstore.tools.info",
-    "is_sharded": "zarr_shardstore.tools.info",
-    "from_native": "zarr_shardstore.tools.native",
-    "register_storage_transformer": "zarr_shardstore.store.registry",
-    "to_native": "zarr_shardstore.tools.native",
+    "get_shard_info": "zarr_shardstore.inspect.info",
+    "is_sharded": "zarr_shardstore.inspect.info",
+    "from_native": "zarr_shardstore.native.bridge",
+    "register_storage_transformer": "zarr_shardstore.arrays.registry",
+    "to_native": "zarr_shardstore.native.bridge",
 }
 
 

@@ -20,18 +20,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-__all__ = [
-    "CorruptShardError",
-    "CorruptValueError",
-    "ReadOnlyError",
-    "ShardConflictError",
-    "ShardStoreError",
-    "SpecError",
-    "UnfinishedConversionError",
-    "UnpublishedError",
-    "UnsupportedError",
-]
-
 
 class ShardStoreError(Exception):
     """Base of every error that this package raises."""

@@ -11,9 +11,9 @@ Source: spec_notes/decisions/0009-stack.md.
 
 from __future__ import annotations
 
-from zarr_shardstore.plan.entries import Piece, apply_pieces
-from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
-from zarr_shardstore.plan.requests import (
+from zarr_shardstore.arrays.registry import TransformerFactory, register_storage_transformer
+from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
+from zarr_shardstore.shards.requests import (
     Delete,
     Exists,
     Flow,
@@ -26,8 +26,8 @@ from zarr_shardstore.plan.requests import (
     SetIfNotExists,
     SetPartial,
 )
-from zarr_shardstore.plan.stack import ArrayContext, StorageTransformer, ValueTransformer
-from zarr_shardstore.store.registry import TransformerFactory, register_storage_transformer
+from zarr_shardstore.shards.stack import ArrayContext, StorageTransformer, ValueTransformer
+from zarr_shardstore.shards.updates import Piece, apply_pieces
 
 __all__ = [
     "ArrayContext",

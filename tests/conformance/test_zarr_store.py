@@ -19,7 +19,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 from zarr.testing.store import StoreTests
 
 from zarr_shardstore import ShardingStore
-from zarr_shardstore.io.zarr_backend import ZarrBackend
+from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 
 OPTIONS = [{}, {"chunks_per_shard": 4}, {"chunks_per_shard": {"raw/*": 2, "bar": (2, 2)}}]
 

@@ -34,7 +34,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_protot
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
 from tests.store.bases import OtherMapping
-from zarr_shardstore.io.locks import LOCK_SUFFIX
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 
 Keys: TypeAlias = list[str]
 Buffers: TypeAlias = list[Buffer | None]

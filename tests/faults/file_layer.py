@@ -1,6 +1,6 @@
 """A file layer that stops at one call, as a kill does, and a record of what a disk was told.
 
-All that changes shards goes through `zarr_shardstore.io.file_calls`; besides, locks and
+All that changes shards goes through `zarr_shardstore.io.local.fs`; besides, locks and
 temporary files are made and removed by `os` itself. Both are caught here.
 """
 
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
-from zarr_shardstore.io import commits, file_calls, locks
-from zarr_shardstore.io.locks import LOCK_SUFFIX
-from zarr_shardstore.io.open_shards import open_shards
+from zarr_shardstore.io import update_queue
+from zarr_shardstore.io.local import fs, locks
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX
+from zarr_shardstore.io.local.open_shards import open_shards
 
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial")
 
@@ -75,15 +76,15 @@ class FileLayer:
 
     @contextmanager
     def installed(self) -> Iterator[FileLayer]:
-        wrapped: dict[str, Any] = {name: self._caught(name) for name in file_calls.__all__}
+        wrapped: dict[str, Any] = {name: self._caught(name) for name in fs.SYSTEM_CALLS}
         system: dict[str, Any] = {
             name: self._system_caught(name) for name in ("open", "unlink", "mkdir")
         }
-        with mock.patch.multiple(file_calls, **wrapped), mock.patch.multiple(os, **system):
+        with mock.patch.multiple(fs, **wrapped), mock.patch.multiple(os, **system):
             yield self
 
     def _caught(self, name: str) -> Callable[..., Any]:
-        call = getattr(file_calls, name)
+        call = getattr(fs, name)
         return lambda *args, **options: self._run(name, call, args, options)
 
     def _system_caught(self, name: str) -> Callable[..., Any]:
@@ -304,7 +305,7 @@ def restart() -> None:
     """Forget what a killed process would have forgotten."""
     locks.reset_after_fork()
     open_shards.reset_after_fork()
-    commits._queues.clear()
+    update_queue._queues.clear()
 
 
 def state_of(root: Path) -> dict[str, bytes]:

@@ -30,8 +30,8 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
 from tests.faults.any_size import HEADER, Location, declare, encode
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.io.settled import OpenFile
-from zarr_shardstore.plan.ranges import ByteRange, Range
+from zarr_shardstore.format.ranges import ByteRange, Range
+from zarr_shardstore.io.local.consistent import OpenFile
 
 Found: TypeAlias = int | Literal["present"] | None
 """What was seen of a chunk: its version; that it is there, or is missing."""

@@ -18,8 +18,8 @@ import pytest
 import zarr
 
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.io import file_calls
-from zarr_shardstore.io.locks import LOCK_SUFFIX, KeptLock, Locking, held
+from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock, Locking, held
 
 ts = pytest.importorskip("tensorstore")
 
@@ -154,7 +154,7 @@ def test_each_version_of_a_shard_has_its_own_time(
     stopped_ns = time.time_ns() + offset_s * 10**9
 
     def with_stopped_clock(name: str) -> Callable[..., None]:
-        call = getattr(file_calls, name)
+        call = getattr(fs, name)
 
         def run(fd: int, *args: Any) -> None:
             call(fd, *args)
@@ -165,7 +165,7 @@ def test_each_version_of_a_shard_has_its_own_time(
     patched: dict[str, Any] = {name: with_stopped_clock(name) for name in ("write_at", "truncate")}
     m = ShardingMapping(tmp_path, chunks_per_shard=16, strategy=strategy)
     times = []
-    with mock.patch.multiple(file_calls, **patched):
+    with mock.patch.multiple(fs, **patched):
         for i in range(32):
             m[f"data/root/a/c{i % 16}"] = bytes([i]) * 100 * (i + 1)
             times.append(os.stat(tmp_path / "data/root/a/c0").st_mtime_ns)

@@ -31,10 +31,10 @@ from tests.faults.failing import BASES, Base, Faults, Kind, open_files
 from tests.faults.stops import files_in
 from tests.store.bases import wait_until_free
 from zarr_shardstore import ShardingMapping, ShardingStore, UnpublishedError
-from zarr_shardstore.io import locks, warm_files
 from zarr_shardstore.io.index_cache import index_cache
-from zarr_shardstore.io.locks import LOCK_SUFFIX
-from zarr_shardstore.io.sealing import seal_all
+from zarr_shardstore.io.local import cached_files, locks
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX
+from zarr_shardstore.io.seal import seal_all
 
 Values: TypeAlias = Mapping[str, bytes | None]
 Outcome: TypeAlias = "Sequence[bytes | None] | Exception | None"
@@ -409,7 +409,7 @@ def test_one_system_call_fails(
     with (
         mock.patch.object(locks, "MAX_WAIT_S", 10.0),
         # Nothing is remembered: where a look at a remembered file fails, it is read once more.
-        mock.patch.object(warm_files, "MIN_AGE_NS", 10**18),
+        mock.patch.object(cached_files, "MIN_AGE_NS", 10**18),
     ):
         sweep(run, kind)
 

@@ -18,8 +18,8 @@ import pytest
 import zarr_shardstore
 from tests.faults import few_files
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.io import open_files
-from zarr_shardstore.io.open_shards import open_shards
+from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.open_shards import open_shards
 
 pytest.importorskip("resource")
 
@@ -85,11 +85,11 @@ def test_who_can_open_no_more_files(
 @pytest.mark.parametrize("limit", [20, 64, 256, 1024, 4096, 1 << 20])
 def test_what_is_kept_and_used_leaves_room(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     """Law: all shares together are less than the limit, for reads of many threads, too."""
-    monkeypatch.setattr(open_files, "_limit", lambda: limit)
+    monkeypatch.setattr(fs, "_limit", lambda: limit)
     for n_threads in (1, 4, limit // 16 + 1):
         monkeypatch.setattr("threading.active_count", lambda n=n_threads: n)
-        used = open_files.max_warm_files() + 3 * open_files.max_shards_of_writers()
-        used += n_threads * open_files.max_files_of_a_read()
-        used += 3 * open_files.max_shards_of_a_write()
+        used = fs.max_warm_files() + 3 * fs.max_shards_of_writers()
+        used += n_threads * fs.max_files_of_a_read()
+        used += 3 * fs.max_shards_of_a_write()
         assert used < limit
-        assert 1 <= open_files.max_shards_of_a_read() < open_files.max_files_of_a_read()
+        assert 1 <= fs.max_shards_of_a_read() < fs.max_files_of_a_read()

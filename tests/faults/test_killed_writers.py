@@ -27,10 +27,10 @@ from tests.faults.any_size import INDEX_CODECS, Location, declare
 from tests.faults.processes import MAX_SECONDS
 from tests.faults.write_until_killed import Layers, State, applied, content, key_of, stored
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.io import locks
-from zarr_shardstore.io.locks import LOCK_SUFFIX
-from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX, find_repair_of
-from zarr_shardstore.plan.strategies import WriteStrategy
+from zarr_shardstore.io.local import locks
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX, find_repair_of
+from zarr_shardstore.shards.sharding import WriteStrategy
 
 N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "168"))
 

@@ -19,10 +19,10 @@ from zarr.storage import LocalStore, LoggingStore, ObjectStore
 
 from tests.store.bases import forget_open_shards, fsspec_local
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, shard_store
-from zarr_shardstore.io import file_calls
-from zarr_shardstore.io.shard_files import ShardFile
-from zarr_shardstore.plan.requests import GetMany
-from zarr_shardstore.tools.open_base import open_base
+from zarr_shardstore.inspect.open_base import open_base
+from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.shard_files import ShardFile
+from zarr_shardstore.shards.requests import GetMany
 
 
 def obstore_local(root: Path) -> ObjectStore[Any]:
@@ -363,9 +363,9 @@ def test_a_backup_of_what_a_killed_writer_left(
         write_at(*args)
 
     mapping = new_array(tmp_path / "root", "append")
-    write_at = file_calls.write_at
+    write_at = fs.write_at
     with monkeypatch.context() as patch:
-        patch.setattr(file_calls, "write_at", write_until_killed)
+        patch.setattr(fs, "write_at", write_until_killed)
         patch.setattr(ShardFile, "_repair", lambda _: None)  # nor does it clean up
         with suppress(Killed):
             mapping.set("z/c/0", b"\x09")

@@ -31,8 +31,8 @@ from tests.faults.shared_shards import (
 )
 from tests.faults.stops import files_in
 from zarr_shardstore import ShardConflictError, ShardingMapping
-from zarr_shardstore.io import locks
-from zarr_shardstore.io.locks import LOCK_SUFFIX, held
+from zarr_shardstore.io.local import locks
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX, held
 
 N_ROUNDS = int(os.environ.get("ZARR_SHARDSTORE_ROUNDS", "1"))
 N_CHUNKS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "128"))

@@ -17,9 +17,9 @@ from tests.faults.test_links import bytes_below
 from tests.store.bases import fsspec_local, temporary_directory
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, shard_store
 from zarr_shardstore.format.keys import check_key
-from zarr_shardstore.io.settled import is_side_file
-from zarr_shardstore.plan.requests import Set
-from zarr_shardstore.tools.open_base import open_base
+from zarr_shardstore.inspect.open_base import open_base
+from zarr_shardstore.io.local.consistent import is_side_file
+from zarr_shardstore.shards.requests import Set
 
 HEX = "0123456789abcdef" * 2
 OURS = [".__lock", ".__journal", f".{HEX}.partial"]

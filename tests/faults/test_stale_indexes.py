@@ -25,9 +25,9 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr_shardstore import ShardingMapping, ShardingStore, set_index_cache_nbytes
 from zarr_shardstore.format.index import DRAFT_INDEX
 from zarr_shardstore.format.shard import build_shard
-from zarr_shardstore.io import warm_files
 from zarr_shardstore.io.index_cache import index_cache
-from zarr_shardstore.io.warm_files import UNKNOWN, WarmFile
+from zarr_shardstore.io.local import cached_files
+from zarr_shardstore.io.local.cached_files import UNKNOWN, WarmFile
 
 PROTOTYPE = default_buffer_prototype()
 N = 8
@@ -261,7 +261,7 @@ def test_a_young_file_would_be_taken_for_an_old_one(tmp_path: Path) -> None:
     """The check above can fail: if young files are remembered it does."""
     path = make(tmp_path, shard_of(OLD))
     store = ShardingStore(tmp_path, chunks_per_shard=N)
-    with mock.patch.object(warm_files, "MIN_AGE_NS", -(10**18)):
+    with mock.patch.object(cached_files, "MIN_AGE_NS", -(10**18)):
         n_wrong, n_same = change_often(path, store, overwrite)
     assert n_same
     assert n_wrong
@@ -401,7 +401,7 @@ def test_damage_is_found_by_the_whole_procedure(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="c2"):
         blocking(store, 2)
     assert blocking(store, 3) == OLD[3]
-    file = warm_files.warm_file(str(tmp_path.resolve() / SHARD))
+    file = cached_files.warm_file(str(tmp_path.resolve() / SHARD))
     assert file is None or file.read(str(tmp_path / SHARD), 2, None) is UNKNOWN
 
 
@@ -422,7 +422,7 @@ def test_one_call_reads_one_state(tmp_path: Path, change: Change, n_reads: int) 
         return pread(*args)
 
     with (
-        mock.patch.object(warm_files, "_MAX_GAP_NBYTES", -1),  # each by a read of its own
+        mock.patch.object(cached_files, "_MAX_GAP_NBYTES", -1),  # each by a read of its own
         mock.patch.object(os, "pread", read),
     ):
         values = m.get_partial_values(

@@ -29,8 +29,8 @@ from tests.faults.stops import (
     write_files,
 )
 from zarr_shardstore import DraftHierarchyStore, ShardingStore, SpecError, UnfinishedConversionError
-from zarr_shardstore.format.declarations import find_declaration
-from zarr_shardstore.tools.convert import reshard, shard_store, unshard_store
+from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
+from zarr_shardstore.metadata.declaration import find_declaration
 
 Objects = dict[str, bytes]
 Command = Callable[..., Any]

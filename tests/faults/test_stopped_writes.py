@@ -43,7 +43,7 @@ from tests.store.draft import draft_array
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.format.index import IndexFormat
 from zarr_shardstore.format.shard import build_shard, index_of_shard
-from zarr_shardstore.io import file_calls, locks
+from zarr_shardstore.io.local import fs, locks
 
 Model = dict[int, bytes]
 
@@ -675,7 +675,7 @@ def test_recovery_stops_too(workload: str, form: str, tmp_path: Path) -> None:
 @contextmanager
 def not_synced() -> Iterator[None]:
     """Nothing here loses power, or only as the tests say."""
-    with mock.patch.object(file_calls, "sync"):
+    with mock.patch.object(fs, "sync"):
         yield
 
 

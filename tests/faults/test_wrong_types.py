@@ -34,8 +34,8 @@ from zarr_shardstore import (
     shard_store,
     to_native,
 )
-from zarr_shardstore.format.documents import dump_document, node_of_document
-from zarr_shardstore.format.index_collection import with_collection
+from zarr_shardstore.format.consolidated_index import with_collection
+from zarr_shardstore.metadata.documents import dump_document, node_of_document
 
 VALUES: list[Any] = [None, True, 5, -1, 1.5, "x", "sharding", [], [5], ["x"], {}, {"a": 5}]
 GONE = object()

@@ -27,8 +27,8 @@ from zarr.core.buffer import cpu
 
 from tests.faults.any_size import HEADER, encode
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.io import file_calls
-from zarr_shardstore.io.settled import is_side_file
+from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.consistent import is_side_file
 
 Layers: TypeAlias = list[list[int]]
 State: TypeAlias = dict[int, Layers]
@@ -170,9 +170,9 @@ def stop_at(n: int, only_shards: bool, stop: Callable[[], None], rng: random.Ran
 
         return count_and_call
 
-    for name in file_calls.__all__:
-        setattr(file_calls, name, counted(getattr(file_calls, name)))
-    write_half = file_calls.write_at
+    for name in fs.SYSTEM_CALLS:
+        setattr(fs, name, counted(getattr(fs, name)))
+    write_half = fs.write_at
 
     def write_at(fd: int, pieces: list[bytes], offset: int) -> None:
         data = b"".join(pieces)
@@ -180,7 +180,7 @@ def stop_at(n: int, only_shards: bool, stop: Callable[[], None], rng: random.Ran
         write_half(fd, [data[:middle]], offset)
         write_half(fd, [data[middle:]], offset + middle)
 
-    file_calls.write_at = write_at  # type: ignore[assignment]
+    fs.write_at = write_at  # type: ignore[assignment]
 
 
 def wait_here(log: int) -> None:

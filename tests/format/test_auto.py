@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from zarr_shardstore.format.auto import MAX_SHARD_NBYTES, choose_chunks_per_shard
 from zarr_shardstore.format.grid import chunk_grid_shape
+from zarr_shardstore.metadata.auto_shards import MAX_SHARD_NBYTES, choose_chunks_per_shard
 
 MIN_SHARD_NBYTES = 10_000_000
 MAX_ENTRIES = 2**17

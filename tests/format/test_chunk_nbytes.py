@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.format.documents import chunk_nbytes, dump_document, parse_json
+from zarr_shardstore.metadata.documents import chunk_nbytes, dump_document, parse_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -11,10 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.format.test_draft_names import COMPRESSORS, NAMES, same
-from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.codec_names import codec_of_compressor
-from zarr_shardstore.format.data_types import DataType, parse_numpy
-from zarr_shardstore.format.draft_documents import (
+from zarr_shardstore.draft.draft_documents import (
     ENTRY_POINT,
     array_of_draft,
     array_to_draft,
@@ -22,6 +19,9 @@ from zarr_shardstore.format.draft_documents import (
     group_of_draft,
     group_to_draft,
 )
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.metadata.codecs import codec_of_compressor
+from zarr_shardstore.metadata.data_types import DataType, parse_numpy
 
 Document = dict[str, Any]
 

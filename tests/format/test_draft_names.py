@@ -10,10 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.codec_names import codec_of_compressor, compressor_of_codec
-from zarr_shardstore.format.data_types import parse_draft, parse_numpy, parse_v3
-from zarr_shardstore.format.draft_keys import (
+from zarr_shardstore.draft.draft_keys import (
     ChunkSpelling,
     array_key,
     group_key,
@@ -22,7 +19,10 @@ from zarr_shardstore.format.draft_keys import (
     v3_candidate,
     v3_key,
 )
-from zarr_shardstore.format.fill_values import fill_value_of_v2, fill_value_of_v3
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.metadata.codecs import codec_of_compressor, compressor_of_codec
+from zarr_shardstore.metadata.data_types import parse_draft, parse_numpy, parse_v3
+from zarr_shardstore.metadata.fill_values import fill_value_of_v2, fill_value_of_v3
 
 Document = dict[str, Any]
 

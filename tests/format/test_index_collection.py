@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_shardstore.format.index import DRAFT_INDEX, MISSING, ZEP2_INDEX, IndexFormat, ShardIndex
-from zarr_shardstore.format.index_collection import (
+from zarr_shardstore.format.consolidated_index import (
     CollectedIndex,
     CollectionWriter,
     IndexCollection,
@@ -23,7 +22,8 @@ from zarr_shardstore.format.index_collection import (
     with_collection,
     without_collection,
 )
-from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.format.index import DRAFT_INDEX, MISSING, ZEP2_INDEX, IndexFormat, ShardIndex
+from zarr_shardstore.format.sharding_spec import ShardingSpec
 
 SPEC = ShardingSpec((2, 1), ZEP2_INDEX)
 FIELDS = [(258, 5), (MISSING, MISSING)]

@@ -15,7 +15,7 @@ from zarr_shardstore.format.grid import coords_of_entries
 from zarr_shardstore.format.index import DRAFT_INDEX
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Style
 from zarr_shardstore.format.layout import ArrayLayout
-from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.format.sharding_spec import ShardingSpec
 
 Separator = Literal["/", "."]
 

@@ -9,9 +9,14 @@ from hypothesis import strategies as st
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.index import DRAFT_INDEX, ZEP2_INDEX, IndexDamageError, IndexFormat
-from zarr_shardstore.format.orders import check_order, order_entries
-from zarr_shardstore.format.shard import build_shard, index_of_shard, split_shard
-from zarr_shardstore.format.spec import MAX_ENTRIES, ShardingSpec
+from zarr_shardstore.format.shard import (
+    build_shard,
+    check_order,
+    index_of_shard,
+    order_entries,
+    split_shard,
+)
+from zarr_shardstore.format.sharding_spec import MAX_ENTRIES, ShardingSpec
 
 # chunks_per_shard (2, 2): chunk (0, 1) is "bb", (1, 1) is "dddd", (1, 0) is empty, (0, 0) missing.
 DATA = b"bb" + b"dddd"

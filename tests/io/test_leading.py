@@ -17,9 +17,10 @@ from zarr.core.buffer import cpu
 
 from tests.store.bases import forget_open_shards
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.io import commits, file_calls, leading
-from zarr_shardstore.io.locks import LOCK_SUFFIX, KeptLock
-from zarr_shardstore.io.open_shards import open_shards
+from zarr_shardstore.io import update_queue
+from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
+from zarr_shardstore.io.local.open_shards import open_shards
 
 N = 16
 SHARD = "data/root/a/c0"
@@ -36,7 +37,7 @@ def buffer(value: bytes) -> Any:
 @pytest.fixture(autouse=True)
 def no_clock() -> Iterator[None]:
     """A machine that is busy is not slow."""
-    with mock.patch.object(leading, "_MAX_AT_ONCE_S", 60):
+    with mock.patch.object(update_queue, "_MAX_AT_ONCE_S", 60):
         yield
 
 
@@ -45,11 +46,11 @@ def threads() -> Iterator[list[int]]:
     """Which thread made each write into a file."""
     seen: list[int] = []
 
-    def write_at(*args: Any, write: Any = file_calls.write_at) -> None:
+    def write_at(*args: Any, write: Any = fs.write_at) -> None:
         seen.append(threading.get_ident())
         write(*args)
 
-    with mock.patch.object(file_calls, "write_at", write_at):
+    with mock.patch.object(fs, "write_at", write_at):
         yield seen
 
 
@@ -64,7 +65,7 @@ def opened(path: Path, **options: Any) -> ShardingStore:
 async def until_nobody_leads() -> None:
     """A thread that went on with a commit looks once more whether others came."""
     for _ in range(1000):
-        if not commits._queues:
+        if not update_queue._queues:
             break
         await asyncio.sleep(0.001)
 
@@ -127,8 +128,8 @@ async def test_much_work_takes_a_hop_before_it_begins(tmp_path: Path) -> None:
     hops = {}
     for name, calls in cases.items():
         await until_nobody_leads()
-        in_thread = mock.Mock(side_effect=leading.lead_in_thread)
-        with mock.patch.object(leading, "lead_in_thread", in_thread):
+        in_thread = mock.Mock(side_effect=update_queue.lead_in_thread)
+        with mock.patch.object(update_queue, "lead_in_thread", in_thread):
             await asyncio.gather(*calls)
         hops[name] = in_thread.called
     assert hops == {name: name != "little" for name in cases}
@@ -167,11 +168,11 @@ async def test_a_thread_goes_on_where_the_loop_must_not(tmp_path: Path, threads:
 async def test_who_holds_a_shard_needs_no_worker_thread(tmp_path: Path) -> None:
     """All of them may be waiting for that very shard."""
     store = opened(tmp_path)
-    pool, may_end = commits.worker_pool(), threading.Event()
+    pool, may_end = update_queue.worker_pool(), threading.Event()
     try:
         for _ in range(pool._max_workers):
             pool.submit(may_end.wait, 60)
-        with mock.patch("zarr_shardstore.io.open_shards.MAX_LIGHT_NBYTES", 0):
+        with mock.patch("zarr_shardstore.io.local.open_shards.MAX_LIGHT_NBYTES", 0):
             await asyncio.wait_for(store.set(key(1), buffer(b"new")), 30)
     finally:
         may_end.set()
@@ -186,9 +187,11 @@ async def test_without_threads_all_is_done_in_the_loop(limit: int, tmp_path: Pat
     value = bytes(limit + 1)
     with (
         mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("no thread")),
-        mock.patch.object(commits.worker_pool(), "submit", side_effect=RuntimeError("no thread")),
-        mock.patch("zarr_shardstore.io.open_shards.MAX_LIGHT_NBYTES", limit),
-        mock.patch.object(leading, "MAX_LIGHT_NBYTES", 1000),
+        mock.patch.object(
+            update_queue.worker_pool(), "submit", side_effect=RuntimeError("no thread")
+        ),
+        mock.patch("zarr_shardstore.io.local.open_shards.MAX_LIGHT_NBYTES", limit),
+        mock.patch.object(update_queue, "MAX_LIGHT_NBYTES", 1000),
     ):
         await store.set(key(1), buffer(value))
     assert contents(tmp_path) == {key(0): b"old", key(1): value}
@@ -199,7 +202,7 @@ async def test_many_flushes_wait_for_no_thread(tmp_path: Path) -> None:
     store = opened(tmp_path)
     for _ in range(5):
         calls = [store.set(key(1), buffer(bytes(300_000)))]
-        calls += [store.flush() for _ in range(2 * commits.worker_pool()._max_workers)]
+        calls += [store.flush() for _ in range(2 * update_queue.worker_pool()._max_workers)]
         await asyncio.wait_for(asyncio.gather(*calls), 60)
     assert contents(tmp_path) == {key(0): b"old", key(1): bytes(300_000)}
 
@@ -258,7 +261,7 @@ async def test_updates_of_one_turn_are_one_commit(tmp_path: Path, threads: list[
 async def test_an_error_reaches_the_caller_and_frees_the_shard(tmp_path: Path) -> None:
     store = opened(tmp_path)
     with (
-        mock.patch.object(file_calls, "write_at", side_effect=OSError("no room")),
+        mock.patch.object(fs, "write_at", side_effect=OSError("no room")),
         pytest.raises(OSError, match="no room"),
     ):
         await store.set(key(1), buffer(b"new"))
@@ -272,7 +275,7 @@ async def test_a_slow_disk_is_left_to_threads(tmp_path: Path, threads: list[int]
     store = opened(tmp_path)
     here = threading.get_ident()
 
-    def slowly(fd: int, pieces: Any, offset: int, write: Any = file_calls.write_at) -> None:
+    def slowly(fd: int, pieces: Any, offset: int, write: Any = fs.write_at) -> None:
         time.sleep(0.001)
         write(fd, pieces, offset)
 
@@ -282,15 +285,15 @@ async def test_a_slow_disk_is_left_to_threads(tmp_path: Path, threads: list[int]
         await store.set(key(1), buffer(b"new"))
         return here not in threads
 
-    with mock.patch.object(leading, "_MAX_AT_ONCE_S", 0.001):
-        with mock.patch.object(file_calls, "write_at", slowly):
+    with mock.patch.object(update_queue, "_MAX_AT_ONCE_S", 0.001):
+        with mock.patch.object(fs, "write_at", slowly):
             assert not await hops()
             assert await hops()
         until = store._sharding.runner.at_once_from
         assert until > time.monotonic()
         assert await hops()
     later = mock.Mock(monotonic=lambda: until + 1)
-    with mock.patch.object(leading, "time", later):
+    with mock.patch.object(update_queue, "time", later):
         assert not await hops()
 
 

@@ -19,8 +19,8 @@ from unittest import mock
 import pytest
 
 from zarr_shardstore import ShardConflictError, ShardStoreError, SpecError, UnsupportedError
-from zarr_shardstore.io import locks
-from zarr_shardstore.io.locks import LOCK_SUFFIX, KeptLock, Locking, held, shared
+from zarr_shardstore.io.local import locks
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock, Locking, held, shared
 
 LOCKINGS: tuple[Locking, ...] = ("os", "lockfile")
 

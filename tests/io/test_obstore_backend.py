@@ -16,10 +16,11 @@ from obstore.store import MemoryStore
 from zarr.storage import ObjectStore
 
 from zarr_shardstore import ShardConflictError, ShardingMapping
-from zarr_shardstore.io import obstore_backend, optimistic
-from zarr_shardstore.io.obstore_backend import ObstoreBackend
-from zarr_shardstore.plan.ranges import Range, StartFrom, Suffix
-from zarr_shardstore.plan.requests import Found, Get
+from zarr_shardstore.format.ranges import Range, StartFrom, Suffix
+from zarr_shardstore.io import update_queue
+from zarr_shardstore.io.backends import obstore as obstore_backend
+from zarr_shardstore.io.backends.obstore import ObstoreBackend
+from zarr_shardstore.shards.requests import Found, Get
 
 KEYS = [f"data/root/a/c{i}" for i in range(4)]
 SHARD = "data/root/a/c0"
@@ -152,7 +153,7 @@ def test_who_always_comes_late_gets_an_error() -> None:
 
     stored = obstore.get(base, SHARD).bytes().to_bytes()
     with (
-        mock.patch.object(optimistic, "MAX_WAIT_S", 0.05),
+        mock.patch.object(update_queue, "MAX_WAIT_S", 0.05),
         instead_of_put(put),
         pytest.raises(ShardConflictError, match="not written"),
     ):

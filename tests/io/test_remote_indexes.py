@@ -10,10 +10,10 @@ from zarr_shardstore.format.index import ZEP2_INDEX
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.shard import build_shard
-from zarr_shardstore.format.spec import ShardingSpec
+from zarr_shardstore.format.sharding_spec import ShardingSpec
 from zarr_shardstore.io.index_cache import RememberedIndex
-from zarr_shardstore.io.remote_indexes import RemoteIndexes
-from zarr_shardstore.plan.requests import Found, FoundIndex, Get, GetIndex
+from zarr_shardstore.io.remote.remote_index import RemoteIndexes
+from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex
 
 LAYOUT = ArrayLayout(
     "a", "a/", ChunkKeyEncoding("default", "/"), (4, 4), ShardingSpec((2, 2), ZEP2_INDEX)

@@ -15,11 +15,11 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, ZipSto
 
 from tests.store.bases import OtherMapping
 from zarr_shardstore import ReadOnlyError, ShardingMapping, ShardingStore, SpecError, get_shard_info
-from zarr_shardstore.io.local_backend import LocalBackend
-from zarr_shardstore.io.mapping_backend import MappingBackend
-from zarr_shardstore.io.obstore_backend import ObstoreBackend
-from zarr_shardstore.io.resolve import backend_of, base_store_of
-from zarr_shardstore.io.zarr_backend import ZarrBackend
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.backends.mapping import MappingBackend
+from zarr_shardstore.io.backends.obstore import ObstoreBackend
+from zarr_shardstore.io.backends.resolve import backend_of, base_store_of
+from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 
 
 def memory_url() -> str:

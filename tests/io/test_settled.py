@@ -17,10 +17,10 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore
 
 from tests.store.bases import forget_open_shards, fsspec_local
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.io import file_calls
-from zarr_shardstore.io.settled import OpenFile
-from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX, repair
-from zarr_shardstore.plan.ranges import Range
+from zarr_shardstore.format.ranges import Range
+from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.consistent import OpenFile
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX, repair
 
 N_WRITES = 200
 KEYS = [f"data/root/a/c{i}" for i in range(4)]
@@ -34,9 +34,7 @@ class _Stopped:
         self.go_on = threading.Event()
         self._thread = threading.Thread(target=write)
 
-    def write_at(
-        self, fd: int, pieces: Any, offset: int, write_at: Any = file_calls.write_at
-    ) -> None:
+    def write_at(self, fd: int, pieces: Any, offset: int, write_at: Any = fs.write_at) -> None:
         size = os.fstat(fd).st_size
         write_at(fd, pieces, offset)
         if offset > size > 0:  # not the journal, which begins with nothing
@@ -77,7 +75,7 @@ def test_a_writer_comes_while_nobody_holds_the_lock(is_over: bool, tmp_path: Pat
         return read(file, *args)
 
     with (
-        mock.patch.object(file_calls, "write_at", writer.write_at),
+        mock.patch.object(fs, "write_at", writer.write_at),
         mock.patch.object(OpenFile, "read", read_late),
     ):
         values = m.get_partial_values([(key, (0, None)) for key in KEYS])
@@ -144,7 +142,7 @@ def test_another_store_of_this_process_reads_what_is_being_changed(
     other = ShardingMapping(OTHER_STORES[kind](tmp_path), chunks_per_shard=4)
     assert other[KEYS[0]] == b"old"
     writer = _Stopped(lambda: m.__setitem__(KEYS[2], bytes(100_000)))
-    with mock.patch.object(file_calls, "write_at", writer.write_at):
+    with mock.patch.object(fs, "write_at", writer.write_at):
         writer.start()
         assert other[KEYS[0]] == b"old"
         writer.end()
@@ -158,7 +156,7 @@ def test_who_replaces_a_shard_repairs_it_first(
     m = ShardingMapping(tmp_path, chunks_per_shard=4)
     m.update(dict.fromkeys(KEYS[:2], b"---"))
     m[KEYS[0]] = b"old"
-    write_at = file_calls.write_at
+    write_at = fs.write_at
 
     def write_half(fd: int, pieces: Any, offset: int) -> None:
         if [len(piece) for piece in pieces] == [16]:  # the entry of the index
@@ -167,8 +165,8 @@ def test_who_replaces_a_shard_repairs_it_first(
         write_at(fd, pieces, offset)
 
     with (
-        mock.patch.object(file_calls, "write_at", write_half),
-        mock.patch("zarr_shardstore.io.shard_files.repair", side_effect=OSError),
+        mock.patch.object(fs, "write_at", write_half),
+        mock.patch("zarr_shardstore.io.local.shard_files.repair", side_effect=OSError),
         pytest.raises(OSError, match="killed"),
     ):
         m[KEYS[0]] = b"new" * 100
@@ -180,7 +178,7 @@ def test_who_replaces_a_shard_repairs_it_first(
         assert go_on.wait(60)
         return repair(path)
 
-    monkeypatch.setattr("zarr_shardstore.io.settled.repair", repair_late)
+    monkeypatch.setattr("zarr_shardstore.io.local.consistent.repair", repair_late)
     writer = ShardingMapping(tmp_path, chunks_per_shard=4, locking="none")
     reader = ShardingMapping(tmp_path, chunks_per_shard=4)
     with ThreadPoolExecutor() as threads:

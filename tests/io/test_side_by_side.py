@@ -9,7 +9,7 @@ import time
 import pytest
 import zarr
 
-from zarr_shardstore.io.side_by_side import map_in_threads, run_within
+from zarr_shardstore.io.concurrency import map_in_threads, run_within
 
 MUCH = 2**30
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from zarr_shardstore.io import versions
-from zarr_shardstore.io.versions import publishing, version_of
+from zarr_shardstore.io import write_epochs
+from zarr_shardstore.io.write_epochs import publishing, version_of
 
 
 def test_two_looks_without_a_write_are_equal() -> None:
@@ -41,7 +41,7 @@ def test_objects_that_share_a_bucket_cost_a_look_not_a_byte(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Memory is fixed: with one bucket each write changes the version of all objects."""
-    monkeypatch.setattr(versions, "_N_BUCKETS", 1)
+    monkeypatch.setattr(write_epochs, "_N_BUCKETS", 1)
     before = version_of("a")
     with publishing(["b"]):
         assert version_of("a") != before
@@ -75,4 +75,4 @@ def test_many_writers() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not versions._under_way
+    assert not write_epochs._under_way

@@ -19,11 +19,11 @@ from zarr.core.buffer import Buffer, BufferPrototype, cpu
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
 
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.io import zarr_backend
-from zarr_shardstore.io.kinds_of_store import scope_of_store
-from zarr_shardstore.io.zarr_backend import ZarrBackend
-from zarr_shardstore.plan.ranges import Range, StartFrom, Suffix
-from zarr_shardstore.plan.requests import Exists, Get, GetSize, Request
+from zarr_shardstore.format.ranges import Range, StartFrom, Suffix
+from zarr_shardstore.io.backends import zarr_store
+from zarr_shardstore.io.backends.store_traits import scope_of_store
+from zarr_shardstore.io.backends.zarr_store import ZarrBackend
+from zarr_shardstore.shards.requests import Exists, Get, GetSize, Request
 
 
 class Refusing(WrapperStore[MemoryStore]):
@@ -106,7 +106,7 @@ class Remote(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
 
 def test_a_store_that_nothing_protects_warns_once() -> None:
     """Who updates shards through fsspec is told to be alone, unless he says that he knows."""
-    zarr_backend._warn_of_other_writers.cache_clear()
+    zarr_store._warn_of_other_writers.cache_clear()
     store = FsspecStore(AsyncFileSystemWrapper(Remote(), asynchronous=True), path="/warns-once")
     ShardingMapping(store, chunks_per_shard=2, locking="none")["data/root/a/c0"] = b"0"
     m = ShardingMapping(store, chunks_per_shard=2)

@@ -27,7 +27,7 @@ from zarr.storage import LocalStore
 
 from tests.store.bases import BASES, objects_of
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.tools.convert import shard_store, unshard_store
+from zarr_shardstore.convert.api import shard_store, unshard_store
 
 with warnings.catch_warnings():
     # ome-zarr 0.18 makes an instance of a class of its own that it deprecates.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
-from zarr_shardstore.io.mapping_backend import MappingBackend
-from zarr_shardstore.plan.indexes import as_gets, with_indexes
-from zarr_shardstore.plan.requests import Flow, Found, Request
+from zarr_shardstore.io.backends.mapping import MappingBackend
+from zarr_shardstore.shards.index_reads import as_gets, with_indexes
+from zarr_shardstore.shards.requests import Flow, Found, Request
 
 T = TypeVar("T")
 

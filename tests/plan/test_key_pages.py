@@ -6,17 +6,17 @@ import pytest
 
 from tests.plan.flows import Recorder
 from tests.plan.test_pending import KEY, hold, shard_of, table
-from zarr_shardstore.plan import key_pages
-from zarr_shardstore.plan.entries import Erase, Put
-from zarr_shardstore.plan.key_pages import KeyPages, list_keys
-from zarr_shardstore.plan.requests import CloseListing, ListPage
+from zarr_shardstore.shards import shard_listing
+from zarr_shardstore.shards.requests import CloseListing, ListPage
+from zarr_shardstore.shards.shard_listing import KeyPages, list_keys
+from zarr_shardstore.shards.updates import Erase, Put
 
 HELD = "a/c1/0"
 
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_pages, "KEYS_PER_PAGE", 2)
+    monkeypatch.setattr(shard_listing, "KEYS_PER_PAGE", 2)
 
 
 def all_pages(pages: KeyPages, recorder: Recorder) -> list[list[str]]:

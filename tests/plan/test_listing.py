@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from zarr_shardstore.format.index import DRAFT_INDEX, MISSING, ShardIndex
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout
-from zarr_shardstore.format.spec import ShardingSpec
-from zarr_shardstore.plan import listing
-from zarr_shardstore.plan.listing import ListedChunks, ListedValues, chunks_present
+from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.shards import shard_listing
+from zarr_shardstore.shards.shard_listing import ListedChunks, ListedValues, chunks_present
 
 ENCODINGS = [
     ChunkKeyEncoding("draft", "/"),
@@ -54,10 +54,10 @@ def test_keys_are_those_of_stored_chunks_in_the_grid(data: st.DataObject) -> Non
     prefix = data.draw(st.sampled_from(["", "a/", "a/c", "a/c/1", "a/c1", "a/1", "b"]))
     expected = [(key, size) for key, size in expected if key.startswith(prefix)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listing, "_KEYS_AT_ONCE", data.draw(st.integers(1, 40)))
+        patch.setattr(shard_listing, "_KEYS_AT_ONCE", data.draw(st.integers(1, 40)))
         parts = list(ListedChunks(shard, index).keys_with(prefix))
         assert [key for keys in parts for key in keys] == [key for key, _ in expected]
-        assert max(map(len, parts), default=0) <= listing._KEYS_AT_ONCE
+        assert max(map(len, parts), default=0) <= shard_listing._KEYS_AT_ONCE
     assert list(ListedChunks(shard, index).sizes_with(prefix)) == expected
 
 

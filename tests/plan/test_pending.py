@@ -12,17 +12,17 @@ from zarr_shardstore.format.index import DRAFT_INDEX, ZEP2_INDEX
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.format.shard import build_shard, index_of_shard, split_shard
-from zarr_shardstore.format.spec import ShardingSpec
-from zarr_shardstore.plan.entries import EntryUpdate, Erase, Modification, Patch, Put
-from zarr_shardstore.plan.holding import (
+from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.shards.chunks import (
     hold_updates,
     list_names,
     overlaid_index,
     update_with_held,
 )
-from zarr_shardstore.plan.pending import PendingShards
-from zarr_shardstore.plan.read import ReadOptions
-from zarr_shardstore.plan.requests import ListDir, ListPrefix, Set
+from zarr_shardstore.shards.pending import PendingShards
+from zarr_shardstore.shards.read import ReadOptions
+from zarr_shardstore.shards.requests import ListDir, ListPrefix, Set
+from zarr_shardstore.shards.updates import EntryUpdate, Erase, Modification, Patch, Put
 
 KEY = "a/c0/0"
 OLD = {0: b"zero", 1: b"one", 3: b"three"}

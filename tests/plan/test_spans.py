@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_shardstore.plan.spans import merge_spans, plan_spans
+from zarr_shardstore.format.ranges import merge_spans, plan_spans
 
 ranges_strategy = st.lists(
     st.tuples(st.integers(0, 300), st.integers(0, 40)).map(lambda r: (r[0], r[0] + r[1]))

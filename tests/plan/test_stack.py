@@ -13,11 +13,10 @@ from zarr_shardstore import CorruptValueError, SpecError
 from zarr_shardstore.format.index import DRAFT_INDEX
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout
-from zarr_shardstore.format.spec import ShardingSpec
-from zarr_shardstore.plan.checksum import Crc32cTransformer
-from zarr_shardstore.plan.ranges import Range, StartFrom, Suffix
-from zarr_shardstore.plan.read import ReadOptions
-from zarr_shardstore.plan.requests import (
+from zarr_shardstore.format.ranges import Range, StartFrom, Suffix
+from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.shards.read import ReadOptions
+from zarr_shardstore.shards.requests import (
     Delete,
     Exists,
     Flow,
@@ -31,8 +30,15 @@ from zarr_shardstore.plan.requests import (
     SetPartial,
     UpdateShard,
 )
-from zarr_shardstore.plan.sharding import ShardingTransformer
-from zarr_shardstore.plan.stack import ValueTransformer, keys_above, perform, through, together
+from zarr_shardstore.shards.sharding import ShardingTransformer
+from zarr_shardstore.shards.stack import (
+    Crc32cTransformer,
+    ValueTransformer,
+    keys_above,
+    perform,
+    through,
+    together,
+)
 
 CRC = Crc32cTransformer()
 LAYOUT = ArrayLayout(

@@ -11,12 +11,12 @@ from zarr_shardstore.errors import CorruptShardError, SpecError
 from zarr_shardstore.format.index import DRAFT_INDEX
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
+from zarr_shardstore.format.ranges import Suffix
 from zarr_shardstore.format.shard import build_shard, split_shard
-from zarr_shardstore.format.spec import ShardingSpec
-from zarr_shardstore.plan.entries import EntryUpdate, Erase, Patch, Put
-from zarr_shardstore.plan.ranges import Suffix
-from zarr_shardstore.plan.requests import Delete, Exists, Get, Set
-from zarr_shardstore.plan.write import update_shard
+from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.shards.requests import Delete, Exists, Get, Set
+from zarr_shardstore.shards.rewrite import update_shard
+from zarr_shardstore.shards.updates import EntryUpdate, Erase, Patch, Put
 
 KEY = "a/c0/0"
 OLD = {0: b"zero", 1: b"one", 3: b"three"}

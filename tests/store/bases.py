@@ -19,11 +19,11 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
-from zarr_shardstore.io import commits
-from zarr_shardstore.io.locks import LOCK_SUFFIX
-from zarr_shardstore.io.open_shards import _synchronized as one_thread_at_a_time
-from zarr_shardstore.io.open_shards import open_shards
-from zarr_shardstore.io.shard_files import JOURNAL_SUFFIX, ShardFile
+from zarr_shardstore.io import update_queue
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX
+from zarr_shardstore.io.local.open_shards import _synchronized as one_thread_at_a_time
+from zarr_shardstore.io.local.open_shards import open_shards
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX, ShardFile
 
 
 class OtherMapping(MutableMapping[str, bytes]):
@@ -129,7 +129,7 @@ def wait_until_free() -> None:
     """See that no shard stays held. A leader tells its callers first and leaves then, and a
     shard of an earlier test may be sealed just now: a moment is enough, or it never ends."""
     for _ in range(5000):
-        if not commits._queues:
+        if not update_queue._queues:
             return
         time.sleep(0.001)
-    raise AssertionError(f"still held: {list(commits._queues)}")
+    raise AssertionError(f"still held: {list(update_queue._queues)}")

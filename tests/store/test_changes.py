@@ -23,7 +23,7 @@ from zarr_shardstore import (
     UnsupportedError,
     register_storage_transformer,
 )
-from zarr_shardstore.plan.stack import ValueTransformer
+from zarr_shardstore.shards.stack import ValueTransformer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated metadata")
 

@@ -25,9 +25,9 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from tests.store.bases import BASES, fsspec_memory, objects_of, wait_until_free
 from zarr_shardstore import ShardConflictError, ShardingMapping, ShardingStore, SpecError
-from zarr_shardstore.io import commits
-from zarr_shardstore.io.mapping_backend import MappingBackend
-from zarr_shardstore.plan.requests import Set
+from zarr_shardstore.io import update_queue
+from zarr_shardstore.io.backends.mapping import MappingBackend
+from zarr_shardstore.shards.requests import Set
 
 PROTOTYPE = default_buffer_prototype()
 COORDS = [(i, j) for i in range(8) for j in range(8)]
@@ -388,7 +388,7 @@ def test_a_leader_is_not_kept_by_those_who_come_later() -> None:
     leader.start()
     assert first_begun.wait(30)
     follower.start()
-    while not any(queue.waiting for queue in commits._queues.values()):
+    while not any(queue.waiting for queue in update_queue._queues.values()):
         time.sleep(0.001)
     go_on.set()
     assert second_begun.wait(30)

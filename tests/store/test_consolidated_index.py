@@ -42,8 +42,8 @@ from tests.store.test_read_requests import (
 )
 from zarr_shardstore import ShardingMapping, ShardingStore, shard_store
 from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
+from zarr_shardstore.io.backends.obstore import ObstoreBackend
 from zarr_shardstore.io.index_cache import index_cache
-from zarr_shardstore.io.obstore_backend import ObstoreBackend
 
 pytest.importorskip("obstore")
 

@@ -24,7 +24,7 @@ from zarr_shardstore import (
     DraftHierarchyStore,
     ShardingStore,
 )
-from zarr_shardstore.format.draft_documents import ENTRY_POINT
+from zarr_shardstore.draft.draft_documents import ENTRY_POINT
 
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]
 if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):

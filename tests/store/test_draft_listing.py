@@ -28,7 +28,7 @@ from zarr_shardstore import (
     DraftHierarchyStore,
     SpecError,
 )
-from zarr_shardstore.format.draft_keys import ChunkSpelling, draft_candidate_of
+from zarr_shardstore.draft.draft_keys import ChunkSpelling, draft_candidate_of
 
 
 def test_keys_are_translated_by_the_documents() -> None:

@@ -32,7 +32,7 @@ from tests.store.bases import (
 )
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
-from zarr_shardstore.plan.strategies import Strategy
+from zarr_shardstore.shards.sharding import Strategy
 
 N_OPERATIONS = 12
 N_EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "60"))

@@ -19,9 +19,9 @@ from tests.store.bases import BASES, put
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore
 from zarr_shardstore.format.index import ZEP2_INDEX
 from zarr_shardstore.format.shard import build_shard
-from zarr_shardstore.io import key_pages as io_key_pages
-from zarr_shardstore.plan import key_pages
-from zarr_shardstore.store import key_stream
+from zarr_shardstore.io.backends import key_pages as io_key_pages
+from zarr_shardstore.operations import listing
+from zarr_shardstore.shards import shard_listing
 
 CPS = 40
 
@@ -83,8 +83,8 @@ class PagedStore(MemoryStore):
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of six base keys, rounds of two shards."""
-    monkeypatch.setattr(key_pages, "KEYS_PER_PAGE", 6)
-    monkeypatch.setattr(key_stream, "_SHARDS_PER_ROUND", 2)
+    monkeypatch.setattr(shard_listing, "KEYS_PER_PAGE", 6)
+    monkeypatch.setattr(listing, "_SHARDS_PER_ROUND", 2)
     monkeypatch.setattr(io_key_pages, "_NAMES_AT_ONCE", 4)
 
 
@@ -290,7 +290,7 @@ def test_memory_does_not_grow_with_the_number_of_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """500,000 keys take as much as 50,000: async, blocking, and for the sum of their sizes."""
-    monkeypatch.setattr(key_pages, "KEYS_PER_PAGE", 64)
+    monkeypatch.setattr(shard_listing, "KEYS_PER_PAGE", 64)
     monkeypatch.setattr(io_key_pages, "_NAMES_AT_ONCE", 64)
     peaks: dict[str, list[int]] = {}
     for n_shards in (125, 1_250):
@@ -310,7 +310,7 @@ def test_memory_of_values_that_pass_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten times the files take as much."""
-    monkeypatch.setattr(key_pages, "KEYS_PER_PAGE", 64)
+    monkeypatch.setattr(shard_listing, "KEYS_PER_PAGE", 64)
     monkeypatch.setattr(io_key_pages, "_NAMES_AT_ONCE", 64)
     peaks: dict[str, list[int]] = {}
     for n_files in (500, 5_000):

@@ -1,7 +1,7 @@
 """Only metadata says which key is a chunk key: names that look like chunk keys mean what they say.
 
 Each hierarchy is written through zarr with and without sharding; both show the same values,
-and the same keys. Source: the design of the catalog, ``zarr_shardstore.store.catalog``.
+and the same keys. Source: the design of the catalog, ``zarr_shardstore.arrays.catalog``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from zarr.codecs import BytesCodec, ZstdCodec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import default_buffer_prototype
 
-from zarr_shardstore.store.plain_chunks import PlainChunks
+from zarr_shardstore.store.chunk_codec import PlainChunks
 
 N = 100
 

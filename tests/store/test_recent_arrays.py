@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.plan.ranges import ByteRange, Range, Suffix
+from zarr_shardstore.format.ranges import ByteRange, Range, Suffix
 
 KEYS = [f"{path}/c/{i}/{j}" for path in "ab" for i in range(4) for j in range(5)]
 OTHERS = ["a/zarr.json", "a/c/9/9", "a/c/0", "a/c/00/0", "other/c/0/0", ""]

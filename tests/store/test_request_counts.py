@@ -16,7 +16,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_protot
 from zarr.storage import MemoryStore
 
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.store.routing import is_document
+from zarr_shardstore.operations.routing import is_document
 
 PROTOTYPE = default_buffer_prototype()
 

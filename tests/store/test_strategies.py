@@ -30,9 +30,9 @@ from tests.faults.any_size import INDEX_CODECS, Location, declare
 from tests.faults.stops import files_in
 from tests.store.bases import forget_open_shards, temporary_directory
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore, SpecError, reshard
-from zarr_shardstore.io import file_calls
-from zarr_shardstore.io import open_shards as open_shards_module
-from zarr_shardstore.plan.strategies import WriteStrategy
+from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local import open_shards as open_shards_module
+from zarr_shardstore.shards.sharding import WriteStrategy
 
 ROOT = "data/root/a/c"
 STRATEGIES: list[WriteStrategy] = ["append", "append", "rewrite"]
@@ -55,13 +55,13 @@ def chunks(values: dict[int, bytes]) -> dict[str, bytes]:
 def counted() -> Iterator[list[int]]:
     """Bytes of each write of a file."""
     sizes: list[int] = []
-    write_at = file_calls.write_at
+    write_at = fs.write_at
 
     def count(fd: int, pieces: Any, offset: int) -> None:
         sizes.append(sum(map(len, pieces)))
         write_at(fd, pieces, offset)
 
-    with mock.patch.object(file_calls, "write_at", count):
+    with mock.patch.object(fs, "write_at", count):
         yield sizes
 
 
@@ -308,7 +308,7 @@ def test_flush_seals_also_after_a_write_that_failed(nth: int, tmp_path: Path) ->
     m = ShardingMapping(tmp_path)
     m.update({"z/c/0": b"0" * 30, "z/c/1": b"1" * 30})
     m["z/c/0"] = b"new" * 11
-    write_at, n_calls = file_calls.write_at, itertools.count(1)
+    write_at, n_calls = fs.write_at, itertools.count(1)
 
     def fail(fd: int, pieces: Any, offset: int) -> None:
         n = next(n_calls)
@@ -316,7 +316,7 @@ def test_flush_seals_also_after_a_write_that_failed(nth: int, tmp_path: Path) ->
             raise OSError(errno.ENOSPC, "no room")
         write_at(fd, pieces, offset)
 
-    with mock.patch.object(file_calls, "write_at", fail), pytest.raises(OSError, match="no room"):
+    with mock.patch.object(fs, "write_at", fail), pytest.raises(OSError, match="no room"):
         m["z/c/2"] = b"2" * 30
     m.flush()
     assert sorted(files_in(tmp_path)) == ["z/c/0", "z/zarr.json"]

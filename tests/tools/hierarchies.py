@@ -14,7 +14,7 @@ from zarr.storage import ObjectStore
 from tests.store.bases import BASES as COMMON_BASES
 from tests.store.bases import objects_of
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.format.draft_documents import ENTRY_POINT
+from zarr_shardstore.draft.draft_documents import ENTRY_POINT
 
 Coords = tuple[int, ...]
 Chunks = dict[Coords, bytes]

@@ -39,11 +39,12 @@ from zarr_shardstore import (
     UnsupportedError,
     get_shard_info,
 )
+from zarr_shardstore.convert import in_place
+from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
+from zarr_shardstore.convert.report import Progress
 from zarr_shardstore.errors import ReadOnlyError, UnfinishedConversionError
-from zarr_shardstore.plan.requests import Get, GetMany, GetSize, ListDir, ListPrefix
-from zarr_shardstore.tools import hierarchy, in_place
-from zarr_shardstore.tools.convert import reshard, shard_store, unshard_store
-from zarr_shardstore.tools.report import Progress
+from zarr_shardstore.inspect import contents
+from zarr_shardstore.shards.requests import Get, GetMany, GetSize, ListDir, ListPrefix
 
 
 def full(kind: Kind = V3, path: str = "a", grid: Coords = (3, 2)) -> ArrayOf:
@@ -336,7 +337,7 @@ class Sizes(Counting):
 
 
 def plan(base: Sizes, **options: Any) -> Any:
-    from zarr_shardstore.io.mapping_backend import MappingBackend
+    from zarr_shardstore.io.backends.mapping import MappingBackend
 
     original = MappingBackend._perform_one
 
@@ -560,7 +561,7 @@ def test_attributes_of_an_array_that_is_not_listed() -> None:
     """They are copied; that other keys are not, is said."""
     source = full(V2, "a").objects()
     target: dict[str, bytes] = {}
-    with mock.patch.object(hierarchy, "_MAX_CHUNK_NAMES", 5):
+    with mock.patch.object(contents, "_MAX_CHUNK_NAMES", 5):
         dry = shard_store(source, target, chunks_per_shard=2, dry_run=True)
         report = shard_store(source, target, chunks_per_shard=2)
         assert shard_store(source, chunks_per_shard=2).notes == ()

@@ -28,9 +28,9 @@ from zarr_shardstore import (
     to_native,
     unshard_store,
 )
+from zarr_shardstore.convert.compact import compact_store
 from zarr_shardstore.errors import ReadOnlyError, ShardStoreError, UnsupportedError
-from zarr_shardstore.tools.compaction import compact_store
-from zarr_shardstore.tools.open_base import open_base
+from zarr_shardstore.inspect.open_base import open_base
 
 CONVERSIONS: dict[str, Callable[..., Any]] = {
     "shard": lambda source, to=None: shard_store(source, to, chunks_per_shard=(3, 2)),

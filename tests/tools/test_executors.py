@@ -21,7 +21,7 @@ from zarr.storage import LocalStore, MemoryStore, ObjectStore, WrapperStore
 from tests.faults.stops import InCaller, empty_directories, files_in
 from tests.store.bases import OtherMapping, fsspec_memory, objects_of
 from zarr_shardstore import ShardingStore, SpecError
-from zarr_shardstore.tools.convert import reshard, shard_store, unshard_store
+from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
 
 DATA = np.arange(1, 36, dtype="<i2").reshape(5, 7)
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from tests.store.bases import put
 from tests.tools.hierarchies import BASES, DRAFT, KINDS, V2, V3, ArrayOf, Chunks, Kind, grid_coords
-from zarr_shardstore.format.documents import Node
-from zarr_shardstore.io.mapping_backend import MappingBackend
-from zarr_shardstore.plan.requests import Flow, Get, ListDir, ListPrefix
-from zarr_shardstore.tools import hierarchy
-from zarr_shardstore.tools.hierarchy import Hierarchy, find_hierarchy
-from zarr_shardstore.tools.open_base import open_base
+from zarr_shardstore.inspect import contents
+from zarr_shardstore.inspect.contents import Hierarchy, find_hierarchy
+from zarr_shardstore.inspect.open_base import open_base
+from zarr_shardstore.io.backends.mapping import MappingBackend
+from zarr_shardstore.metadata.documents import Node
+from zarr_shardstore.shards.requests import Flow, Get, ListDir, ListPrefix
 
 
 def find(objects: dict[str, bytes], flow: Flow[Hierarchy] | None = None) -> tuple[Any, list[Any]]:
@@ -235,7 +235,7 @@ def test_part_of_a_store() -> None:
 def test_many_directories_in_rounds_of_bounded_size() -> None:
     """A round holds requests for so many names, not for all of them."""
     objects = {f"d{n}/key": b"x" for n in range(50)}
-    with mock.patch.object(hierarchy, "_NAMES_AT_ONCE", 8):
+    with mock.patch.object(contents, "_NAMES_AT_ONCE", 8):
         found, rounds = find(objects)
     assert sorted(found.other_keys) == sorted(objects)
     assert max(map(len, rounds)) <= 3 * 8

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from tests.store.bases import BASES, put
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, UnsupportedError
-from zarr_shardstore.format.declarations import declare_native
-from zarr_shardstore.format.documents import dump_document
 from zarr_shardstore.format.index import MISSING, ZEP2_INDEX, ShardIndex
-from zarr_shardstore.io.local_backend import LocalBackend
-from zarr_shardstore.plan.indexes import found_index
-from zarr_shardstore.plan.ranges import Suffix
-from zarr_shardstore.plan.requests import Found, FoundIndex, Get, GetIndex, GetSize
-from zarr_shardstore.tools import occupancy
-from zarr_shardstore.tools.find_arrays import arrays_at, read_array
-from zarr_shardstore.tools.info import ArrayInfo, get_shard_info, is_sharded
-from zarr_shardstore.tools.open_base import open_base
-from zarr_shardstore.tools.shard_map import shard_map
+from zarr_shardstore.format.ranges import Suffix
+from zarr_shardstore.inspect import occupancy
+from zarr_shardstore.inspect.find import arrays_at, read_array
+from zarr_shardstore.inspect.info import ArrayInfo, get_shard_info, is_sharded
+from zarr_shardstore.inspect.open_base import open_base
+from zarr_shardstore.inspect.shard_map import shard_map
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.metadata.declaration import declare_native
+from zarr_shardstore.metadata.documents import dump_document
+from zarr_shardstore.shards.index_reads import found_index
+from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex, GetSize
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "zarr218"
 
@@ -257,7 +257,7 @@ def test_a_shard_that_the_base_store_refuses_is_reported(
     """If it refuses all of a round, its error is raised: then it is no matter of shards."""
     z = make(ShardingStore(tmp_path, chunks_per_shard=(2, 3)))
     z[0, :] = 1
-    monkeypatch.setattr("zarr_shardstore.io.resolve.LocalBackend", FailingBackend)
+    monkeypatch.setattr("zarr_shardstore.io.backends.resolve.LocalBackend", FailingBackend)
     monkeypatch.setattr(FailingBackend, "refused", ("c/0/1",))
     array = info_of(tmp_path)
     assert array.n_errors == 1
@@ -419,7 +419,7 @@ def test_indexes_alone_are_read_and_in_rounds(
         rounds.append(len(keys))
         return look_at(base, grid, keys)
 
-    monkeypatch.setattr("zarr_shardstore.io.resolve.LocalBackend", Recording)
+    monkeypatch.setattr("zarr_shardstore.io.backends.resolve.LocalBackend", Recording)
     monkeypatch.setattr(occupancy, "_look_at", counted)
     monkeypatch.setattr(occupancy, "_OBJECTS_AT_ONCE", 4)
     assert info_of(tmp_path) == expected

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from zarr_shardstore import ShardingStore, SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
-from zarr_shardstore.tools.panels import cut_into_panels
-from zarr_shardstore.tools.pictures import render_html, render_png, render_text
-from zarr_shardstore.tools.shard_map import ShardMap, shard_map
+from zarr_shardstore.inspect.pictures import render_html, render_png, render_text
+from zarr_shardstore.inspect.shard_map import ShardMap, cut_into_panels, shard_map
 
 LEGEND = re.compile(" full |One sign")
 

@@ -39,8 +39,8 @@ from tests.tools.hierarchies import (
     view,
 )
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.tools import other_keys, tasks, values
-from zarr_shardstore.tools.convert import reshard, shard_store, unshard_store
+from zarr_shardstore.convert import other_keys, task, transfer
+from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
 
 INDEXES: list[dict[str, Any]] = [
     {},
@@ -55,11 +55,11 @@ ORDERS: Any = ["C", "F", "morton"]
 def batches_of(nbytes: int) -> Iterator[None]:
     """Small batches, so that small data are read in many, and large values in pieces."""
     with (
-        mock.patch.object(values, "BATCH_NBYTES", nbytes),
-        mock.patch.object(tasks, "BATCH_NBYTES", nbytes),
+        mock.patch.object(transfer, "BATCH_NBYTES", nbytes),
+        mock.patch.object(task, "BATCH_NBYTES", nbytes),
         mock.patch.object(other_keys, "BATCH_NBYTES", nbytes),
-        mock.patch.object(values, "_MAX_BATCH", 5),
-        mock.patch.object(values, "_MAX_GAP_NBYTES", min(4, nbytes)),
+        mock.patch.object(transfer, "_MAX_BATCH", 5),
+        mock.patch.object(transfer, "_MAX_GAP_NBYTES", min(4, nbytes)),
     ):
         yield
 

@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 
 from tests.tools.hierarchies import KINDS, V3, ArrayOf, Coords, Counting, meaning, view
 from zarr_shardstore import SpecError, get_shard_info, reshard, shard_store, unshard_store
-from zarr_shardstore.format.documents import Node
+from zarr_shardstore.convert import regions
+from zarr_shardstore.convert.regions import Place, regions_to_visit
 from zarr_shardstore.format.index import ZEP2_INDEX
 from zarr_shardstore.format.keys import ChunkKeyEncoding
-from zarr_shardstore.format.spec import ShardingSpec
-from zarr_shardstore.io.mapping_backend import MappingBackend
-from zarr_shardstore.plan.requests import GetMany
-from zarr_shardstore.tools import stored_regions
-from zarr_shardstore.tools.open_base import open_base
-from zarr_shardstore.tools.places import Place
-from zarr_shardstore.tools.stored_regions import regions_to_visit
+from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.inspect.open_base import open_base
+from zarr_shardstore.io.backends.mapping import MappingBackend
+from zarr_shardstore.metadata.documents import Node
+from zarr_shardstore.shards.requests import GetMany
 
 HUGE = (10**6, 10**6, 10**6)
 
@@ -75,7 +74,7 @@ def test_dense_grids_are_walked(n_samples: int, n_pages: int) -> None:
     coords: list[Coords] = [(i, j) for i in range(100) for j in range(100)]
     base = sparse(coords, (100, 100)).objects()
     with (
-        mock.patch.object(stored_regions, "_N_SAMPLES", n_samples),
+        mock.patch.object(regions, "_N_SAMPLES", n_samples),
         mock.patch.object(MappingBackend, "_perform_one", count),
     ):
         report = shard_store(base, chunks_per_shard=10)
@@ -87,9 +86,7 @@ def test_what_an_earlier_run_wrote_is_visited_too() -> None:
     """Chunks that are gone since are not in the shards that follow."""
     base = Counting(sparse([*CORNERS, (3, 4, 5)], HUGE).objects())
     with (
-        mock.patch(
-            "zarr_shardstore.tools.conversion.replace_values", side_effect=KeyboardInterrupt
-        ),
+        mock.patch("zarr_shardstore.convert.job.replace_values", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         shard_store(base, chunks_per_shard=2)
@@ -135,7 +132,7 @@ def test_regions_are_those_of_the_stored_objects(case: Any, name: str) -> None:
     array = sparse([], grid, kind)
     base = dict.fromkeys([*keys, "a/c/note", "a/readme", "b/c/0"], b"")
     place = place_of(array, base, cps)
-    with mock.patch.object(stored_regions, "_WALKED", 4):
+    with mock.patch.object(regions, "_WALKED", 4):
         found = regions_to_visit([place], region_shape)
     n_regions = math.prod(-(-n // r) for n, r in zip(grid, region_shape, strict=True))
     if found.numbers is None:

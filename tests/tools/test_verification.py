@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.store.bases import OtherMapping
 from tests.tools.hierarchies import KINDS, ArrayOf, Coords, Kind, grid_coords
+from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError
-from zarr_shardstore.tools.convert import reshard, shard_store, unshard_store
-from zarr_shardstore.tools.hierarchy import STAGING
+from zarr_shardstore.inspect.contents import STAGING
 
 GRID = (3, 4)
 

@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 from zarr_shardstore import __version__
-from zarr_shardstore.cli import conversions, upkeep, views
-
-__all__ = ["app"]
+from zarr_shardstore.cli import convert_commands, upkeep_commands, view_commands
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,15 +35,15 @@ def _all_commands(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "shard": (conversions.shard, "shard volume.zarr packed.zarr"),
-    "unshard": (conversions.unshard, "unshard packed.zarr volume-again.zarr"),
-    "reshard": (conversions.reshard, "reshard packed.zarr --chunks-per-shard 4 --yes"),
-    "to-native": (conversions.to_native, "to-native volume.zarr --dry-run"),
-    "from-native": (conversions.from_native, "from-native packed.zarr --dry-run"),
-    "info": (views.info, "info packed.zarr"),
-    "compact": (upkeep.compact, "compact packed.zarr"),
-    "consolidate": (upkeep.consolidate, "consolidate packed.zarr raw"),
-    "map": (views.draw_map, "map packed.zarr raw --html map.html"),
+    "shard": (convert_commands.shard, "shard volume.zarr packed.zarr"),
+    "unshard": (convert_commands.unshard, "unshard packed.zarr volume-again.zarr"),
+    "reshard": (convert_commands.reshard, "reshard packed.zarr --chunks-per-shard 4 --yes"),
+    "to-native": (convert_commands.to_native, "to-native volume.zarr --dry-run"),
+    "from-native": (convert_commands.from_native, "from-native packed.zarr --dry-run"),
+    "info": (view_commands.info, "info packed.zarr"),
+    "compact": (upkeep_commands.compact, "compact packed.zarr"),
+    "consolidate": (upkeep_commands.consolidate, "consolidate packed.zarr raw"),
+    "map": (view_commands.draw_map, "map packed.zarr raw --html map.html"),
 }
 
 for _name, (_command, _example) in _COMMANDS.items():

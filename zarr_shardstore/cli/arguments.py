@@ -7,28 +7,6 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-__all__ = [
-    "ChunksPerShard",
-    "Debug",
-    "Declaration",
-    "DeclarationOption",
-    "Destination",
-    "DestinationOptions",
-    "DryRun",
-    "IndexLocation",
-    "IndexLocationOption",
-    "Json",
-    "Order",
-    "OrderOption",
-    "Paths",
-    "Processes",
-    "Source",
-    "SourceOptions",
-    "Store",
-    "Workers",
-    "Yes",
-]
-
 
 class Declaration(StrEnum):
     """How v3 metadata says that an array is sharded."""

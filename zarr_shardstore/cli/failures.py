@@ -15,11 +15,9 @@ from contextlib import contextmanager
 
 import typer
 
-from zarr_shardstore.cli.options import NotPossibleError
+from zarr_shardstore.cli.parsing import NotPossibleError
 from zarr_shardstore.cli.printing import printable
 from zarr_shardstore.errors import ShardStoreError
-
-__all__ = ["failures_as_sentences"]
 
 INTERRUPTED = 130
 """As shells have it: 128 and the number of SIGINT."""

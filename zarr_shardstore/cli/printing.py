@@ -9,19 +9,9 @@ from rich.filesize import decimal
 from rich.text import Text
 from rich.tree import Tree
 
-from zarr_shardstore.tools.compaction import CompactionReport
-from zarr_shardstore.tools.info import ArrayInfo, StoreInfo
-from zarr_shardstore.tools.report import ArrayReport, ConversionReport
-
-__all__ = [
-    "compaction_text",
-    "conversion_text",
-    "info_tree",
-    "name_of",
-    "native_text",
-    "printable",
-    "totals_text",
-]
+from zarr_shardstore.convert.compact import CompactionReport
+from zarr_shardstore.convert.report import ArrayReport, ConversionReport
+from zarr_shardstore.inspect.info import ArrayInfo, StoreInfo
 
 
 def printable(text: str) -> str:

@@ -22,9 +22,7 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from zarr_shardstore.cli.printing import name_of, printable
-from zarr_shardstore.tools.report import Progress
-
-__all__ = ["ProgressBars", "ProgressLines", "progress_on"]
+from zarr_shardstore.convert.report import Progress
 
 _MAX_BARS = 8
 """Arrays that are shown at once; those that ended first make room."""

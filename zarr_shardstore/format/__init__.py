@@ -1,1 +1,1 @@
-"""Floor 1, pure: keys, grid, shard index, shard, orders, sharding spec, metadata documents."""
+"""Bytes and keys, pure: the grammar of keys, the grid, the layout of shards and indexes."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from zarr_shardstore.errors import SpecError
 
-__all__ = ["array_path", "items_of", "paths_of", "short", "storage_options_of", "whole_number"]
-
 
 def whole_number(name: str, value: object, minimum: int = 0) -> int:
     """Return `value` as an int; numpy's integers are taken, too.

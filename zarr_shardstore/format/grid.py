@@ -16,20 +16,6 @@ import numpy.typing as npt
 
 from zarr_shardstore.format.keys import Coords
 
-__all__ = [
-    "Box",
-    "chunk_grid_shape",
-    "coords_of_entries",
-    "entries_in_box",
-    "entry_id_of",
-    "grid_box",
-    "is_inside",
-    "n_entries_of",
-    "n_in_grid_box",
-    "numbers_begun",
-    "shard_coords_of",
-]
-
 Box = tuple[tuple[int, int], ...]
 """A half-open range ``(start, stop)`` for each dimension."""
 

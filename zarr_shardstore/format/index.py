@@ -24,17 +24,6 @@ import crc32c
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "CHECKSUM_NBYTES",
-    "DRAFT_INDEX",
-    "ENTRY_NBYTES",
-    "MISSING",
-    "ZEP2_INDEX",
-    "IndexDamageError",
-    "IndexFormat",
-    "ShardIndex",
-]
-
 MISSING = 2**64 - 1
 """Both fields of a missing entry (draft, "Binary shard format")."""
 

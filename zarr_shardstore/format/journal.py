@@ -39,20 +39,6 @@ import crc32c
 
 from zarr_shardstore.format.index import CHECKSUM_NBYTES, ENTRY_NBYTES
 
-__all__ = [
-    "JOURNAL_HEADER_NBYTES",
-    "JOURNAL_STATE_OFFSET",
-    "Change",
-    "ChangedEntry",
-    "Journal",
-    "JournalHeader",
-    "Move",
-    "Repair",
-    "decode_journal",
-    "encode_record",
-    "find_repair",
-]
-
 _MAGIC = b"zsj"
 _VERSION = 2
 _FILE = struct.Struct("<3sBIQQ")

@@ -26,18 +26,6 @@ from typing import Literal
 
 from zarr_shardstore.errors import SpecError
 
-__all__ = [
-    "DRAFT_DATA_ROOT",
-    "ChunkKeyEncoding",
-    "Coords",
-    "check_key",
-    "check_prefix",
-    "draft_candidate",
-    "is_separator",
-    "odd_candidates",
-    "v3_candidates",
-]
-
 Style = Literal["draft", "default", "v2"]
 Coords = tuple[int, ...]
 

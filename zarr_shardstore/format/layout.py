@@ -28,9 +28,7 @@ from zarr_shardstore.format.grid import (
     shard_coords_of,
 )
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
-from zarr_shardstore.format.spec import ShardingSpec
-
-__all__ = ["ArrayLayout", "ChunkRef", "ShardRef"]
+from zarr_shardstore.format.sharding_spec import ShardingSpec
 
 _MANY_KEYS = 32
 """From so many on, spelling them together takes less time than one by one."""

@@ -1,1 +1,1 @@
-"""Floor 3, the only one that waits: drivers, backends, versions, commits."""
+"""The only floor that waits: drivers, the update queue, caches, backends."""

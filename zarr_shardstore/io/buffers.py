@@ -1,12 +1,16 @@
-"""zarr buffers to bytes and back, without a copy on the CPU."""
+"""zarr buffers to bytes and back, without a copy on the CPU.
+
+Byte ranges as zarr asks for them, and as flows do.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.buffer.cpu import Buffer as CpuBuffer
 
-__all__ = ["as_view", "own_bytes", "to_buffer", "to_buffer_of"]
+from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix
 
 _BYTE = np.dtype("B")
 
@@ -60,3 +64,34 @@ def to_buffer_of(
     if cls is CpuBuffer:  # what from_bytes does, without 0.5 µs for parsing the data type
         return cls(np.frombuffer(value, _BYTE))
     return cls.from_bytes(value)
+
+
+def range_of(byte_request: ByteRequest | None) -> ByteRange | None:
+    """zarr's request for a part of a value, for flows; ``None``: all of it."""
+    match byte_request:
+        case None:
+            return None
+        case RangeByteRequest(start, end):
+            return Range(start, end)
+        case OffsetByteRequest(offset):
+            return StartFrom(offset)
+        case SuffixByteRequest(suffix):
+            return Suffix(suffix)
+    raise TypeError(
+        f"Unexpected byte_range, got {byte_request!r}. It is one of zarr's byte requests, such as "
+        "zarr.abc.store.RangeByteRequest(start, stop), or None; the draft's (start, length) is "
+        "for ShardingMapping.get_partial_values."
+    )
+
+
+def byte_request_of(byte_range: ByteRange | None) -> ByteRequest | None:
+    """A flow's range, for a store of zarr."""
+    match byte_range:
+        case None:
+            return None
+        case Range(start, stop):
+            return RangeByteRequest(start, stop)
+        case StartFrom(start):
+            return OffsetByteRequest(start)
+        case Suffix(nbytes):
+            return SuffixByteRequest(nbytes)

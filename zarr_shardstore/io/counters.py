@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from zarr_shardstore.io.synchronized import synchronized
-from zarr_shardstore.plan.requests import Found, FoundIndex, GetIndex, Request
-
-__all__ = ["Counters", "Stats"]
+from zarr_shardstore.shards.requests import Found, FoundIndex, GetIndex, Request
+from zarr_shardstore.synchronized import synchronized
 
 
 @dataclass(frozen=True, slots=True)

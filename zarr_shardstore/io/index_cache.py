@@ -12,10 +12,8 @@ from typing import Protocol
 
 from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.index import ENTRY_NBYTES, ShardIndex
-from zarr_shardstore.format.spec import ShardingSpec
-from zarr_shardstore.io.synchronized import synchronized
-
-__all__ = ["IndexCache", "RememberedIndex", "index_cache", "set_index_cache_nbytes"]
+from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.synchronized import synchronized
 
 _DEFAULT_MAX_NBYTES = 64 * 1024 * 1024
 """Four million entries."""

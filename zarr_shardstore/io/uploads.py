@@ -15,18 +15,8 @@ from typing import Any, Protocol
 
 from zarr.core.sync import sync
 
-from zarr_shardstore.io import file_calls
-from zarr_shardstore.plan.requests import Set
-
-__all__ = [
-    "PART_NBYTES",
-    "BufferedUpload",
-    "LocalUpload",
-    "StreamUpload",
-    "Upload",
-    "sync_directories",
-    "sync_file",
-]
+from zarr_shardstore.io.local import fs
+from zarr_shardstore.shards.requests import Set
 
 PART_NBYTES = 8 * 1024 * 1024
 """Size of a part of an upload; S3 takes 10,000 of them, 80 GB."""
@@ -69,10 +59,10 @@ class LocalUpload:
         self._nbytes = 0
         try:
             try:
-                self._fd = file_calls.open_new(self._temporary)
+                self._fd = fs.open_new(self._temporary)
             except FileNotFoundError:
                 os.makedirs(directory, exist_ok=True)
-                self._fd = file_calls.open_new(self._temporary)
+                self._fd = fs.open_new(self._temporary)
             self._is_open = True
         except BaseException:
             self.abort()
@@ -80,7 +70,7 @@ class LocalUpload:
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Append pieces."""
-        file_calls.write_at(self._fd, pieces, self._nbytes)
+        fs.write_at(self._fd, pieces, self._nbytes)
         self._nbytes += sum(map(len, pieces))
 
     def skip_to(self, offset: int) -> None:
@@ -98,11 +88,11 @@ class LocalUpload:
 
     def finish(self) -> None:
         """Rename the file."""
-        file_calls.renew_time(self._fd, _time_of(self._path))
+        fs.renew_time(self._fd, _time_of(self._path))
         if self._durable_below is not None:
-            file_calls.sync(self._fd)  # first: otherwise the name may survive, and the bytes not
+            fs.sync(self._fd)  # first: otherwise the name may survive, and the bytes not
         self._close()
-        file_calls.replace(self._temporary, self._path)
+        fs.replace(self._temporary, self._path)
         if self._durable_below is not None:
             sync_directories(self._path, self._durable_below)
 
@@ -130,9 +120,9 @@ def _time_of(path: str) -> int:
 
 def sync_file(path: str) -> None:
     """Wait until a file survives a loss of power; its name may not."""
-    fd = file_calls.open_to_read(path)
+    fd = fs.open_to_read(path)
     try:
-        file_calls.sync(fd)
+        fs.sync(fd)
     finally:
         os.close(fd)
 

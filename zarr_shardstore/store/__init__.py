@@ -1,1 +1,1 @@
-"""Floor 4: what users hold. The operations of the draft, and the two stores that offer them."""
+"""Classes that users hold: the stores, batches and the codec pipeline."""

@@ -4,38 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from operator import index
+from reprlib import repr as short
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.arguments import items_of, short, whole_number
-from zarr_shardstore.format.declarations import Native
+from zarr_shardstore.format.arguments import items_of, whole_number
 from zarr_shardstore.format.keys import check_key, check_prefix
-from zarr_shardstore.format.orders import EntryOrder
+from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix
+from zarr_shardstore.format.shard import EntryOrder
+from zarr_shardstore.io.backends.base import Durability
+from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.io.buffers import as_view
 from zarr_shardstore.io.counters import Stats
-from zarr_shardstore.io.file_options import Durability
-from zarr_shardstore.io.locks import Locking
-from zarr_shardstore.io.resolve import BaseStore, BaseStoreLike
-from zarr_shardstore.plan.initialized import Region
-from zarr_shardstore.plan.ranges import ByteRange, Range, StartFrom, Suffix
-from zarr_shardstore.plan.requests import Flow
-from zarr_shardstore.plan.strategies import Strategy
-from zarr_shardstore.store.base import (
+from zarr_shardstore.io.local.locks import Locking
+from zarr_shardstore.metadata.declaration import Native
+from zarr_shardstore.operations.batch import Batch
+from zarr_shardstore.operations.initialized import Region
+from zarr_shardstore.operations.listing import raise_first
+from zarr_shardstore.shards.requests import Flow
+from zarr_shardstore.shards.sharding import Strategy
+from zarr_shardstore.store.engine import (
     Sharding,
     Transformers,
-    V3Declaration,
     check_writable,
     open_sharding,
 )
-from zarr_shardstore.store.batch import Batch
-from zarr_shardstore.store.key_stream import raise_first
-from zarr_shardstore.store.policy import ChunksPerShard
 from zarr_shardstore.store.sharding_store import ShardingStore
-
-__all__ = ["ShardingMapping"]
 
 T = TypeVar("T")
 Value: TypeAlias = bytes | bytearray | memoryview

@@ -9,23 +9,21 @@ import numpy as np
 import numpy.typing as npt
 from zarr.abc.store import Store
 
+from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.declarations import Native
-from zarr_shardstore.format.orders import EntryOrder
+from zarr_shardstore.format.shard import EntryOrder
+from zarr_shardstore.io.backends.base import Durability
+from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.io.buffers import own_bytes
 from zarr_shardstore.io.counters import Stats
-from zarr_shardstore.io.file_options import Durability
-from zarr_shardstore.io.locks import Locking
-from zarr_shardstore.io.resolve import BaseStoreLike
-from zarr_shardstore.plan.initialized import Region
-from zarr_shardstore.plan.strategies import Strategy
-from zarr_shardstore.store.base import Sharding, Transformers, V3Declaration, open_sharding
-from zarr_shardstore.store.batch import Batch
-from zarr_shardstore.store.policy import ChunksPerShard
-from zarr_shardstore.store.shard_ids import shard_ids
+from zarr_shardstore.io.local.locks import Locking
+from zarr_shardstore.metadata.declaration import Native
+from zarr_shardstore.operations.batch import Batch
+from zarr_shardstore.operations.initialized import Region
+from zarr_shardstore.operations.routing import shard_ids
+from zarr_shardstore.shards.sharding import Strategy
+from zarr_shardstore.store.engine import Sharding, Transformers, open_sharding
 from zarr_shardstore.store.zarr_interface import Value, ZarrInterface
-
-__all__ = ["ShardingStore"]
 
 _OF_THE_DRAFT = ("set_partial_values", "erase", "erase_values", "erase_prefix")
 """Operations of the draft that zarr's ``Store`` does not have under these names."""

@@ -8,25 +8,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing
+from reprlib import repr as short
 from typing import Any, TypeAlias, TypeVar
 
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import MemoryStore
 
-from zarr_shardstore.format.arguments import short
 from zarr_shardstore.format.keys import check_prefix
-from zarr_shardstore.io.buffers import as_view, own_bytes, to_buffer_of
-from zarr_shardstore.io.byte_requests import range_of
-from zarr_shardstore.io.prefetch import one_ahead
-from zarr_shardstore.io.resolve import BaseStore
-from zarr_shardstore.io.warm_files import UNKNOWN
-from zarr_shardstore.plan.listing import Listed
-from zarr_shardstore.plan.requests import Flow
-from zarr_shardstore.store.base import Sharding, check_writable
-from zarr_shardstore.store.key_stream import raise_first
-
-__all__ = ["Value", "ZarrInterface"]
+from zarr_shardstore.io.backends.resolve import BaseStore
+from zarr_shardstore.io.buffers import as_view, own_bytes, range_of, to_buffer_of
+from zarr_shardstore.io.concurrency import one_ahead
+from zarr_shardstore.io.local.cached_files import UNKNOWN
+from zarr_shardstore.operations.listing import raise_first
+from zarr_shardstore.shards.requests import Flow
+from zarr_shardstore.shards.shard_listing import Listed
+from zarr_shardstore.store.engine import Sharding, check_writable
 
 _KEYS_BETWEEN_TURNS = 4096
 """Other tasks get a turn after so many keys: whoever only lists waits for nothing."""

@@ -1,0 +1,397 @@
+"""The view: metadata shows plain chunks; what stands between them and the store stays below.
+
+A declaration is taken out of a document on the way up and put back on the way down, also
+inside consolidated metadata, so that zarr-python works unchanged and resizes and attribute
+updates keep it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from zarr_shardstore.arrays.array_cache import ArrayReader, StoredArray
+from zarr_shardstore.arrays.document_reads import read_documents
+from zarr_shardstore.arrays.policy import NewArrays
+from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.format.consolidated_index import (
+    is_collected,
+    with_collection,
+    without_collection,
+)
+from zarr_shardstore.format.index import IndexDamageError
+from zarr_shardstore.format.keys import draft_candidate
+from zarr_shardstore.format.shard import index_of_shard
+from zarr_shardstore.metadata.consolidated import members, with_members
+from zarr_shardstore.metadata.declaration import (
+    MARKER,
+    Declared,
+    declare,
+    declare_native,
+    find_declaration,
+    has_sharding_codec,
+    is_native_by_choice,
+    put_back,
+    sharding_shapes,
+    take_out,
+)
+from zarr_shardstore.metadata.documents import (
+    ArrayDocument,
+    Geometry,
+    Node,
+    document_key,
+    dump_document,
+    has_empty_chunks,
+    is_array_document,
+    parse_array,
+    parse_document,
+    parse_json,
+    plain_geometry,
+)
+from zarr_shardstore.metadata.transformer_list import SHARDING, sharding_spec
+from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix
+
+Document: TypeAlias = Mapping[str, Any]
+Bytes: TypeAlias = bytes | memoryview
+
+
+_N_LOOKS = 64
+"""Names like those of chunks that are looked at; more directories of such names are not met."""
+
+
+class _Stored(NamedTuple):
+    """A stored array document, and what it says; no array where it is missing or bad."""
+
+    doc: Document | None
+    array: StoredArray | None
+
+
+class View:
+    """Documents as readers see them, and as they are stored.
+
+    Parameters
+    ----------
+    new_arrays : NewArrays
+        What arrays get that are not stored yet.
+    reader : ArrayReader
+        What a declaration means.
+    """
+
+    def __init__(self, new_arrays: NewArrays, reader: ArrayReader) -> None:
+        self._new_arrays = new_arrays
+        self._reader = reader
+
+    # ------------------------------------------------------------------ up
+
+    def presented(self, node: Node, data: memoryview) -> tuple[memoryview, StoredArray | None]:
+        """Bytes of a stored document as readers see it, and the array that it describes.
+
+        Raises
+        ------
+        SpecError, UnsupportedError
+            If the document declares what is not valid or not known.
+        """
+        doc = parse_document(node, data)
+        if doc is None:
+            return data, None
+        if not is_array_document(node, doc):
+            return self._presented_members(node.path, doc, data), None
+        array = self._reader.read(node, doc)
+        shown = doc if array is None else self._shown(doc, array)
+        return memoryview(_dumped(shown, doc, data)), array
+
+    def presented_directory(self, path: str, data: memoryview) -> memoryview:
+        """The same for the consolidated v2 metadata of the directory `path`."""
+        doc = parse_json(data)
+        return data if doc is None else self._presented_members(path, doc, data)
+
+    def _shown(self, doc: Document, array: StoredArray) -> Document:
+        doc = without_collection(doc)
+        if array.document.declaration is not None:
+            return take_out(doc, array.document.declaration)
+        if is_native_by_choice(doc):
+            return {name: value for name, value in doc.items() if name != MARKER}
+        return doc
+
+    def _presented_members(self, path: str, doc: Document, data: memoryview) -> memoryview:
+        changed: dict[str, Document] = {}
+        for name, (node, member) in members(path, doc).items():
+            try:
+                array = self._reader.read(node, member)
+            except ShardStoreError:
+                continue  # a damaged one must not close the whole group
+            shown = member if array is None else self._shown(member, array)
+            if shown is not member:
+                changed[name] = shown
+        return memoryview(dump_document(with_members(doc, changed))) if changed else data
+
+    # ---------------------------------------------------------------- down
+
+    def stored(
+        self, node: Node, data: memoryview, stored: memoryview | None
+    ) -> Flow[tuple[Bytes, StoredArray | None, bool]]:
+        """Bytes to store for a document that a user writes, and what they say.
+
+        An array that is stored with the same chunks keeps what it is, sharded or not; any
+        other is new, and sharded by the policy.
+
+        Parameters
+        ----------
+        data, stored
+            The document as the user wrote it, and as it is stored now (``None``: it is not).
+
+        Returns
+        -------
+        data, array, is_changed
+            The last says whether keys mean something else than before.
+
+        Raises
+        ------
+        UnsupportedError
+            If the array does sharding itself (``shards=``) and shall be sharded here too, or
+            its chunk grid cannot be sharded.
+        SpecError
+            If the store's chunks_per_shard does not fit the array.
+        """
+        old = self._parsed(node, stored)
+        doc = parse_json(data)
+        if doc is None:
+            return data, None, old.doc is not None
+        if not is_array_document(node, doc):
+            new: Document = yield from self._stored_members(node.path, doc)
+            return _dumped(new, doc, data), None, old.array is not None
+        new = yield from self._stored_array(node, doc, old)
+        array = self._reader.read(node, new)
+        is_changed = old.doc is None or _keys_of(node, old.doc) != _keys_of(node, new)
+        return _dumped(new, doc, data), array, is_changed
+
+    def stored_directory(self, path: str, data: memoryview) -> Flow[Bytes]:
+        """The same for the consolidated v2 metadata of the directory `path`."""
+        doc = parse_json(data)
+        if doc is None:
+            return data
+        return _dumped((yield from self._stored_members(path, doc)), doc, data)
+
+    def _stored_members(self, path: str, doc: Document) -> Flow[Document]:
+        """Arrays in consolidated metadata are declared as they are stored, or will be."""
+        found = {
+            name: (node, member)
+            for name, (node, member) in members(path, doc).items()
+            if not has_sharding_codec(member) and not _is_declared(member)
+        }
+        if not found:
+            return doc
+        replies = yield from read_documents([document_key(node) for node, _ in found.values()])
+        changed: dict[str, Document] = {}
+        for (name, (node, member)), reply in zip(found.items(), replies, strict=True):
+            try:
+                old = self._parsed(node, reply.value)
+            except ShardStoreError:
+                continue
+            if old.doc is not None:
+                declared = self._put_back(node, member, old)
+            else:
+                # It comes before its array, as when a store is copied in the order of keys.
+                declared = yield from self._stored_array(node, member, old)
+            if declared is not None and declared is not member:
+                changed[name] = declared
+        return with_members(doc, changed) if changed else doc
+
+    def _stored_array(self, node: Node, doc: Document, old: _Stored) -> Flow[Document]:
+        if has_sharding_codec(doc):
+            return self._stored_native(node, doc, old)
+        if _is_declared(doc):
+            self._reader.read(node, doc)  # the writer is taken at its word, if it is valid
+            return doc
+        kept = self._put_back(node, doc, old)
+        if kept is not None:
+            return kept
+        geometry = plain_geometry(node.hierarchy, doc)
+        if geometry is None:
+            self._refuse_unknown_grid(node, doc)
+            return doc
+        self._refuse_draft_name(node, geometry)
+        twin = yield from self._twin(node, geometry)
+        if twin is not None:
+            declared = self._new_arrays.declare(node, twin.document.transformers)
+        else:
+            declared = yield from self._declared_as_new(node, doc, geometry)
+        return doc if declared is None else declare(doc, declared)
+
+    def _put_back(self, node: Node, doc: Document, old: _Stored) -> Document | None:
+        """`doc` as the update of a stored array that it is; ``None`` if it is another array."""
+        kept = self._declared_as_before(node, doc, old)
+        has_collection = old.doc is not None and is_collected(old.doc)
+        return with_collection(kept) if has_collection and kept is not None else kept
+
+    def _declared_as_before(self, node: Node, doc: Document, old: _Stored) -> Document | None:
+        if old.doc is None or old.array is None:
+            return None
+        before = old.array.document
+        geometry = plain_geometry(node.hierarchy, doc)
+        if geometry is None or before.geometry is None:
+            # Not known here, so compare what decides about chunks as it is written.
+            names = ("chunk_grid", "chunk_key_encoding", "chunks", "dimension_separator")
+            return doc if all(old.doc.get(n) == doc.get(n) for n in names) else None
+        if is_native_by_choice(old.doc):
+            is_same = sharding_shapes(old.doc) == sharding_shapes(doc)
+            return declare_native(doc) if is_same else None
+        if not geometry.has_same_chunks(before.geometry):
+            return None
+        if before.declaration is None:
+            return doc
+        return put_back(doc, old.doc, before.declaration)
+
+    def _stored_native(self, node: Node, doc: Document, old: _Stored) -> Document:
+        """A document with a sharding codec of its own."""
+        if old.doc is not None and old.array is not None:
+            # Not the codecs as they are written: zarr spells out defaults that others leave out.
+            shown = self._shown(old.doc, old.array)
+            kept = self._put_back(node, doc, old)
+            if kept is not None and sharding_shapes(shown) == sharding_shapes(doc):
+                return kept
+        if self._reader.native == "passthrough":
+            return doc
+        if not self._new_arrays.policy.has_rule(node.path):
+            return declare_native(doc)  # zarr shards it; whoever opens it must know
+        raise UnsupportedError(
+            f"the array {node.path!r} was created with shards= (a sharding_indexed codec), but "
+            "this store does the sharding: leave shards= away, or leave the array out of "
+            "chunks_per_shard (a mapping from path, with None for this one)"
+        )
+
+    def _refuse_unknown_grid(self, node: Node, doc: Document) -> None:
+        if self._new_arrays.policy.has_rule(node.path) and not has_empty_chunks(doc):
+            raise UnsupportedError(
+                f"the array {node.path!r} has a chunk grid or a chunk key encoding that cannot be "
+                "sharded: create it through the base store, or leave it out of chunks_per_shard "
+                "(a mapping from path, with None for this one)"
+            )
+
+    def _refuse_draft_name(self, node: Node, geometry: Geometry) -> None:
+        """An array whose chunk keys are those of another one, if they are read as the draft's."""
+        if node.hierarchy == "draft":
+            return
+        key = node.chunk_prefix + geometry.encoding.encode((0,) * len(geometry.shape))
+        draft = draft_candidate(key)
+        policy = self._new_arrays.policy
+        if draft is not None and policy.needs_no_metadata("draft", draft[0]):
+            raise UnsupportedError(
+                f"the chunk keys of the array {node.path!r}, like {key!r}, are also those of the "
+                f"array {draft[0]!r} of the draft hierarchy, which chunks_per_shard makes shards "
+                "of: give it another name, or leave that one out of chunks_per_shard"
+            )
+
+    def _twin(self, node: Node, geometry: Geometry) -> Flow[StoredArray | None]:
+        """The array of the same chunks in the other Zarr format, as after a migration."""
+        twin = node.twin
+        if twin is None or geometry.encoding.style != "v2":
+            return None
+        (found,) = yield from read_documents([document_key(twin)])
+        array = self._parsed(twin, found.value).array
+        has_same = array is not None and geometry.has_same_chunks(array.document.geometry)
+        return array if has_same else None
+
+    def _declared_as_new(
+        self, node: Node, doc: Document, geometry: Geometry
+    ) -> Flow[Declared | None]:
+        ndim = len(geometry.shape)
+        declared = self._new_arrays.declared(node, doc, geometry)
+        by_rule = None
+        if self._new_arrays.sharded_by_rule(node) and geometry.encoding.separator in ("/", "."):
+            by_rule = self._new_arrays.declared_by_rule(node, ndim)
+        if declared is None or declared == by_rule:
+            return declared
+        found = yield from self._first_chunk(node, geometry)
+        if found is None:
+            return declared
+        if by_rule is not None:
+            return by_rule  # chunks that were written before their document are in shards
+        if _is_shard(found, declared, ndim):
+            return declared  # its document was erased, and comes back
+        warnings.warn(
+            f"the array {node.path!r} has chunks in this store already, each an object of its "
+            "own, so it stays unsharded; to write an array through this store, write its "
+            "metadata before its chunks",
+            stacklevel=2,
+        )
+        return None
+
+    def _first_chunk(self, node: Node, geometry: Geometry) -> Flow[memoryview | None]:
+        """An object that is stored under a chunk key of an array that has no document yet.
+
+        Cost: one listing of its directory, as a rule; more only below names that look like
+        those of chunks. A base store that cannot list, or does not allow it, has none.
+        """
+        prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
+        dims = encoding.dims_of_components(ndim)
+        try:
+            (names,) = yield [ListDir(prefix)]
+            first = [n for n in names if encoding.decode_component(0, n, len(dims[0])) is not None]
+            keys = [prefix + name for name in first]
+            if len(dims) > 1 and first:
+                listings = yield [ListPrefix(f"{key}/") for key in keys]
+                keys = [key for listing in listings for key in listing]
+        except Exception:
+            return None
+        keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]
+        for key in keys[:_N_LOOKS]:  # more than one, because a directory may have such a name
+            found: Found
+            (found,) = yield [Get(key)]
+            if found.value is not None:
+                return found.value
+        return None
+
+    # ------------------------------------------------------------- details
+
+    def _parsed(self, node: Node, data: Bytes | None) -> _Stored:
+        """A stored document; one that is not valid counts as none, and can be replaced.
+
+        Raises
+        ------
+        UnsupportedError
+            If it declares what is not known: others may know it, so it is not replaced.
+        """
+        doc = None if data is None else parse_json(data)
+        if doc is None:
+            return _Stored(None, None)
+        try:
+            return _Stored(doc, self._reader.read(node, doc))
+        except SpecError:
+            return _Stored(doc, None)
+
+
+def _dumped(new: Document, doc: Document, data: memoryview) -> Bytes:
+    return data if new is doc else dump_document(new)
+
+
+def _is_declared(doc: Document) -> bool:
+    """Whether the writer declares transformers itself, in a way that is understood or not."""
+    try:
+        return find_declaration(doc, "passthrough") is not None
+    except ShardStoreError:
+        return True
+
+
+def _keys_of(node: Node, doc: Document) -> ArrayDocument | Document | None:
+    """What a document says about keys, to whatever store reads it."""
+    try:
+        return parse_array(node, doc)
+    except ShardStoreError:
+        return doc
+
+
+def _is_shard(value: memoryview, declared: Declared, ndim: int) -> bool:
+    """Whether an object is a shard as declared: its index fits, by checksum or by its entries."""
+    *_, bottom = declared.transformers
+    if bottom.name != SHARDING:
+        return False
+    spec = sharding_spec(bottom.configuration, ndim)
+    try:
+        index = index_of_shard(value, spec.chunks_per_shard, spec.index)
+        index.check_entries(len(value), spec.index)
+    except IndexDamageError:
+        return False
+    nbytes = sum(index.fields[index.present_ids(), 1].tolist())
+    return bool(0 < nbytes <= len(value) - spec.index_nbytes)

@@ -1,0 +1,101 @@
+"""Storage transformers by name: those of this package, and those that others add.
+
+A package adds one by an entry point, whose object takes the configuration (a mapping) and the
+array (an `ArrayContext`) and returns a `StorageTransformer`::
+
+    [project.entry-points."zarr_shardstore.storage_transformers"]
+    "example.org/rot13" = "example_package:rot13"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
+from reprlib import repr as short
+from typing import Any, TypeAlias
+
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec
+from zarr_shardstore.shards.sharding import sharding
+from zarr_shardstore.shards.stack import (
+    ArrayContext,
+    ReadOnlyTransformer,
+    Stack,
+    StorageTransformer,
+    crc32c,
+)
+
+TransformerFactory: TypeAlias = Callable[[Mapping[str, Any], ArrayContext], StorageTransformer]
+
+ENTRY_POINTS = "zarr_shardstore.storage_transformers"
+
+_factories: dict[str, TransformerFactory] = {SHARDING: sharding, "crc32c": crc32c}
+
+
+def register_storage_transformer(name: str, factory: TransformerFactory) -> None:
+    """Make a storage transformer known in this process.
+
+    Parameters
+    ----------
+    name
+        Name in metadata; a URI, or a name with a domain, so that nobody else means another.
+    factory
+        Called with the configuration and the array, each time an array is met.
+
+    Raises
+    ------
+    SpecError
+        If the name is taken by another one, or it is no text, or the factory is not callable.
+    """
+    if not isinstance(name, str) or not callable(factory):
+        raise SpecError(f"name is a str and factory is callable, got {short((name, factory))}")
+    if _factories.setdefault(name, factory) is not factory:
+        raise SpecError(f"there is a storage transformer {name!r} already")
+
+
+def check_known(name: str) -> None:
+    """Raise `UnsupportedError` if no storage transformer of that name is known."""
+    _factory(name)
+
+
+def make_stack(specs: Sequence[TransformerSpec], array: ArrayContext) -> Stack:
+    """Make the transformers that metadata names.
+
+    Those that are not known, and need not be understood, are passed over: values are read, and
+    none can be written.
+
+    Raises
+    ------
+    UnsupportedError
+        If no transformer of a name is known that must be understood.
+    """
+    stack: list[StorageTransformer] = []
+    passed_over: list[str] = []
+    for spec in specs:
+        try:
+            factory = _factory(spec.name)
+        except UnsupportedError:
+            if spec.must_understand:
+                raise
+            passed_over.append(spec.name)
+        else:
+            stack.append(factory(spec.configuration, array))
+    if passed_over:
+        stack.insert(0, ReadOnlyTransformer(array.path, tuple(passed_over)))
+    return tuple(stack)
+
+
+def _factory(name: str) -> TransformerFactory:
+    factory = _factories.get(name)
+    if factory is not None:
+        return factory
+    found = [e for e in entry_points(group=ENTRY_POINTS) if e.name == name]
+    if not found:
+        known = {*_factories, *(e.name for e in entry_points(group=ENTRY_POINTS))}
+        raise UnsupportedError(
+            f"the storage transformer {name!r} is not known: install the package that provides "
+            f"it (entry point {ENTRY_POINTS!r}), or register it; known are "
+            f"{', '.join(map(repr, sorted(known)))}"
+        )
+    loaded: TransformerFactory = found[0].load()
+    return _factories.setdefault(name, loaded)

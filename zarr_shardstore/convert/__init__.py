@@ -1,0 +1,1 @@
+"""Conversions of whole stores: chunks into shards, back, and into other shards."""

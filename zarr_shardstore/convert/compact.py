@@ -1,0 +1,104 @@
+"""`compact_store`: removes the dead bytes of shards, and says what that was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.inspect.occupancy import read_shards
+from zarr_shardstore.inspect.open_base import OpenBase, open_base
+from zarr_shardstore.io.backends.resolve import BaseStoreLike
+from zarr_shardstore.operations.upkeep import shards_below
+from zarr_shardstore.shards.requests import Flow, GetSize
+from zarr_shardstore.shards.stack import Stack, through
+from zarr_shardstore.store.sharding_mapping import ShardingMapping
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """What a compaction did, or would do.
+
+    Parameters
+    ----------
+    n_shards : int
+        Shards that were looked at.
+    n_compacted : int
+        Those that had dead bytes.
+    removed_nbytes : int
+        Bytes by which they became smaller.
+    errors : tuple of str
+        One for each reason why shards were left as they are: damage.
+    dry_run : bool
+        Nothing was changed.
+    """
+
+    n_shards: int
+    n_compacted: int
+    removed_nbytes: int
+    errors: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON can hold it."""
+        return asdict(self)
+
+
+def compact_store(
+    store: BaseStoreLike,
+    prefix: str = "",
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+) -> CompactionReport:
+    """Do what `ShardingMapping.compact` does, and measure each shard before and after.
+
+    With `dry_run` the dead bytes are counted from the indexes, and nothing is changed.
+
+    Cost: that of the compaction, and two requests for each shard.
+
+    Raises
+    ------
+    UnsupportedError, ReadOnlyError
+        If nothing can be replaced in the base store, or it refuses writes.
+    """
+    mapping = ShardingMapping(store, storage_options=storage_options)
+    base = open_base(mapping)
+    base.check_replaceable()
+    if not dry_run:
+        base.check_writable()
+    shards, errors = base.run(shards_below(mapping._sharding.operations.listing, prefix))
+    if dry_run:
+        return _expected(base, shards, errors)
+    keys = [shard.key for shard, _ in shards]
+    before = base.perform([GetSize(key) for key in keys])
+    failures: list[str] = []
+    try:
+        mapping.compact(prefix)
+    except ShardStoreError as error:
+        failures.append(str(error))
+    after = base.perform([GetSize(key) for key in keys])
+    removed = [(was or 0) - (now or 0) for was, now in zip(before, after, strict=True)]
+    n_compacted = sum(n != 0 for n in removed)
+    return CompactionReport(len(keys), n_compacted, sum(removed), tuple(failures))
+
+
+def _expected(
+    base: OpenBase, shards: list[tuple[ShardRef, Stack]], errors: list[ShardStoreError]
+) -> CompactionReport:
+    dead: list[int] = []
+    failures = list(map(str, errors))
+    for shard, below in shards:
+        ((cell, error),) = base.run(_read(shard, below))
+        if error is not None:
+            failures.append(error)
+        elif cell is not None:
+            dead.append(cell.dead_nbytes)
+    n_compacted = sum(n > 0 for n in dead)
+    return CompactionReport(len(shards), n_compacted, sum(dead), tuple(failures), dry_run=True)
+
+
+def _read(shard: ShardRef, below: Stack) -> Flow[Any]:
+    return (yield from through(below, read_shards([shard])))

@@ -1,0 +1,310 @@
+"""Where the values of an array are on one side of a conversion, and its regions.
+
+A *value* is what a chunk key above sharding has: opaque bytes. A *region* is a box of the chunk
+grid that one task converts: a shard, or a block of chunks where there are no shards.
+
+Which regions of an array hold anything: found by a listing, where the grid is much larger.
+
+A grid says how many objects an array may have, and nothing about how many there are. Walking it
+asks for each of them, a listing costs what is stored. So some places of a large grid are asked for
+first. If most of them are empty, the objects are listed; a listing that has seen half of what the
+grid may hold is given up, because walking is no more work then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.format.grid import (
+    Box,
+    chunk_grid_shape,
+    coords_of_entries,
+    entries_in_box,
+    grid_box,
+    is_inside,
+)
+from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
+from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.shard import EntryOrder, order_entries
+from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.inspect.open_base import OpenBase
+from zarr_shardstore.shards.requests import CloseListing, GetSize, KeyCursor, ListPage
+
+_BLOCK = 4096
+"""Values in a region of an array that has shards on neither side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Keys and form of the values of one array in one base store.
+
+    Parameters
+    ----------
+    prefix : str
+        What comes before the suffix in each key.
+    grid_shape : tuple of int
+        Number of values along each dimension.
+    spec : ShardingSpec, optional
+        Of the shards; ``None`` if each value has a key of its own.
+    """
+
+    base: OpenBase
+    prefix: str
+    encoding: ChunkKeyEncoding
+    grid_shape: Coords
+    spec: ShardingSpec | None
+
+    @property
+    def layout(self) -> ArrayLayout:
+        """Translation of keys, where there are shards."""
+        assert self.spec is not None
+        return ArrayLayout("", self.prefix, self.encoding, self.grid_shape, self.spec)
+
+    @property
+    def object_grid_shape(self) -> Coords:
+        """Number of objects along each dimension."""
+        if self.spec is None:
+            return self.grid_shape
+        return chunk_grid_shape(self.grid_shape, self.spec.chunks_per_shard)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A box of the grid, and the order in which its values are taken.
+
+    Parameters
+    ----------
+    box
+        Half-open ranges of coordinates, inside the grid.
+    ids : ndarray of int
+        Entry ids of the values, in the order in which they are taken.
+    positions : ndarray of int
+        The same, as positions in the C order of the box.
+    """
+
+    box: Box
+    ids: npt.NDArray[np.intp]
+    positions: npt.NDArray[np.intp]
+    shape: Coords
+    coords: Coords
+
+    @classmethod
+    def of(cls, coords: Coords, shape: Coords, grid_shape: Coords, order: EntryOrder) -> Region:
+        """Region number `coords` of a grid that is cut into boxes of `shape`."""
+        box = grid_box(coords, shape, grid_shape)
+        ascending = entries_in_box(box, coords, shape)
+        ids = order_entries(ascending, shape, order)
+        return cls(box, ids, np.searchsorted(ascending, ids), shape, coords)
+
+    def value_coords(self) -> npt.NDArray[np.intp]:
+        """Coordinates of the values in order; shape ``(n, ndim)``."""
+        coords = coords_of_entries(self.ids, self.coords, self.shape)
+        return np.array(coords, dtype=np.intp).reshape(len(self.ids), len(self.shape))
+
+    def keys(self, place: Place) -> list[str]:
+        """Keys of the values in order, where each has one of its own."""
+        keys = keys_of_box(place.prefix, place.encoding, self.box)
+        return [keys[i] for i in self.positions.tolist()]
+
+
+def keys_of_box(prefix: str, encoding: ChunkKeyEncoding, box: Box) -> list[str]:
+    """Keys of all chunks in a box, in C order; much less than a call for each.
+
+    >>> keys_of_box("a/", ChunkKeyEncoding("default", "/"), ((0, 2), (7, 9)))
+    ['a/c/0/7', 'a/c/0/8', 'a/c/1/7', 'a/c/1/8']
+    """
+    if not box:
+        return [prefix + encoding.encode(())]
+    zero = encoding.encode((0,) * len(box))
+    marker = zero[: zero.index("0")]
+    heads = [prefix + marker]
+    for dim, (start, stop) in enumerate(box):
+        end = encoding.separator if dim < len(box) - 1 else ""
+        tails = [f"{n}{end}" for n in range(start, stop)]
+        heads = [head + tail for head in heads for tail in tails]
+    return heads
+
+
+def block_shape(grid_shape: Coords) -> Coords:
+    """Shape of the regions of an array without shards: rows of the grid, about `_BLOCK` values."""
+    shape = []
+    rest = _BLOCK
+    for n in reversed(grid_shape):
+        shape.append(max(1, min(n, rest)))
+        rest //= shape[-1]
+    return tuple(reversed(shape))
+
+
+def n_regions(grid_shape: Coords, shape: Coords) -> int:
+    """Number of regions that a grid is cut into."""
+    return math.prod(chunk_grid_shape(grid_shape, shape))
+
+
+_WALKED = 4096
+"""Objects of a grid that are asked for without a listing."""
+
+_N_SAMPLES = 64
+_N_DENSE = 16
+"""Places that are asked for, and how many objects in them make a grid one that is walked."""
+
+_MAX_INT64 = 2**63 - 1
+
+_KEYS_PER_PAGE = 1024
+
+_NUMBERS_PER_MERGE = 1 << 16
+"""Regions that are found before they are made unique: each has a number of its own once."""
+
+Numbers = npt.NDArray[Any]
+"""int64, or Python ints where the grid has more regions than these count."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionList:
+    """The regions of a grid that are visited: all, or those with these numbers in C order.
+
+    Memory: 8 bytes for each number, some 60 where the grid has 2**62 regions or more.
+    """
+
+    grid_shape: Coords
+    numbers: Numbers | None
+
+    def __len__(self) -> int:
+        return math.prod(self.grid_shape) if self.numbers is None else len(self.numbers)
+
+    def __iter__(self) -> Iterator[Coords]:
+        if self.numbers is None:
+            return product(*map(range, self.grid_shape))
+        return map(self._coords_of, self.numbers)
+
+    def _coords_of(self, number: Any) -> Coords:
+        coords = []
+        rest = int(number)
+        for n in reversed(self.grid_shape):
+            rest, c = divmod(rest, n)
+            coords.append(c)
+        return tuple(reversed(coords))
+
+
+def regions_to_visit(places: Sequence[Place], region_shape: Coords) -> RegionList:
+    """The regions in which one of these places has an object; or all.
+
+    Parameters
+    ----------
+    places
+        Of the same values: where they are, and where an earlier run may have left some.
+    region_shape
+        Values along each dimension of a region.
+    """
+    grid_shape = chunk_grid_shape(places[0].grid_shape, region_shape)
+    n_objects = [math.prod(place.object_grid_shape) for place in places]
+    if max(n_objects) <= _WALKED or _is_dense(places[0]) or any(map(_has_links, places)):
+        return RegionList(grid_shape, None)
+    finder = _Finder(grid_shape, region_shape)
+    for place in places:
+        if not finder.list_objects(place):
+            return RegionList(grid_shape, None)
+    return RegionList(grid_shape, finder.numbers())
+
+
+def _is_dense(place: Place) -> bool:
+    """Whether many places of the grid hold an object, as far as some of them tell."""
+    rng = np.random.default_rng(0)
+    lengths = [min(n, _MAX_INT64) for n in place.object_grid_shape]
+    columns = [rng.integers(0, n, _N_SAMPLES).tolist() for n in lengths]
+    coords = zip(*columns, strict=True)
+    keys = [place.prefix + place.encoding.encode(c) for c in coords]
+    sizes = place.base.perform([GetSize(key) for key in keys])
+    return sum(size is not None for size in sizes) >= _N_DENSE
+
+
+def _has_links(place: Place) -> bool:
+    """Whether objects may lie behind a link to a directory: listings do not follow it."""
+    return place.base.runner.backend.linked_directory(place.prefix) is not None
+
+
+class _Finder:
+    """Numbers of the regions in which objects lie."""
+
+    def __init__(self, grid_shape: Coords, region_shape: Coords) -> None:
+        self._grid_shape = grid_shape
+        self._region_shape = region_shape
+        self._n_regions = math.prod(grid_shape)
+        edges = (n * size for n, size in zip(grid_shape, region_shape, strict=True))
+        is_huge = max(self._n_regions, *edges) >= 2**62
+        self._dtype: Any = object if is_huge else np.int64
+        self._found: Numbers = np.zeros(0, dtype=self._dtype)
+        self._pending: list[Numbers] = []
+
+    def numbers(self) -> Numbers:
+        """Those that were found, ascending."""
+        self._merge()
+        return self._found
+
+    def list_objects(self, place: Place) -> bool:
+        """List the objects of a place; ``False`` if walking the grid is no more work."""
+        encoding, ndim, prefix = place.encoding, len(place.grid_shape), place.prefix
+        dims = encoding.dims_of_components(ndim)
+        has_marker = len(dims) > 1 and not dims[0]  # the "c" of the default encoding
+        marker = f"{encoding.encode_component(0, ())}/" if has_marker else ""
+        cursor = KeyCursor(prefix + marker)
+        shape = place.object_grid_shape
+        n_left = math.prod(shape) // 2
+        while n_left > 0:
+            page: list[str]
+            (page,) = place.base.perform([ListPage(cursor, _KEYS_PER_PAGE)])
+            decoded = (encoding.decode(key[len(prefix) :], ndim) for key in page)
+            coords = [c for c in decoded if c is not None and is_inside(c, shape)]
+            if coords and not self._add(place, coords):
+                break
+            if len(page) < _KEYS_PER_PAGE:
+                return True
+            n_left -= len(page)
+        place.base.perform([CloseListing(cursor)])
+        return False
+
+    def _add(self, place: Place, coords: Sequence[Coords]) -> bool:
+        """Add the regions that objects lie in; ``False`` if these are most of the grid."""
+        cps = (1,) * len(self._grid_shape) if place.spec is None else place.spec.chunks_per_shard
+        size = np.array(cps, dtype=self._dtype)
+        region = np.array(self._region_shape, dtype=self._dtype)
+        starts = np.array(coords, dtype=self._dtype) * size
+        stops = np.minimum(starts + size, np.array(place.grid_shape, dtype=self._dtype))
+        first, last = starts // region, (stops - 1) // region
+        if (first == last).all():
+            self._pending.append(np.unique(self._numbers_of(first)))
+        else:
+            n_numbers = sum(math.prod(row) for row in (last - first + 1).tolist())
+            if n_numbers > self._n_regions // 2:
+                return False
+            for lows, highs in zip(first.tolist(), last.tolist(), strict=True):
+                self._pending.append(self._numbers_in(lows, highs))
+                if sum(map(len, self._pending)) > _NUMBERS_PER_MERGE:
+                    self._merge()
+        if sum(map(len, self._pending)) > _NUMBERS_PER_MERGE:
+            self._merge()
+        return len(self._found) <= self._n_regions // 2
+
+    def _numbers_of(self, rows: Numbers) -> Numbers:
+        numbers = np.zeros(len(rows), dtype=self._dtype)
+        for dim, n in enumerate(self._grid_shape):
+            numbers = numbers * n + rows[:, dim]
+        return numbers
+
+    def _numbers_in(self, lows: Sequence[int], highs: Sequence[int]) -> Numbers:
+        """Of all regions in a box, the corners included."""
+        numbers = np.zeros(1, dtype=self._dtype)
+        for n, low, high in zip(self._grid_shape, lows, highs, strict=True):
+            along = np.arange(high - low + 1).astype(self._dtype) + low
+            numbers = (numbers[:, None] * n + along[None, :]).reshape(-1)
+        return numbers
+
+    def _merge(self) -> None:
+        self._found = np.unique(np.concatenate([self._found, *self._pending]))
+        self._pending = []

@@ -1,0 +1,229 @@
+"""The indexes of all shards of one array in one object: its byte layout, and its place.
+
+::
+
+    magic 8 bytes │ crc32c u32le of all that follows │ nbytes of the header u32le │ header │ blobs
+
+The header is a JSON object, compressed by zlib: ``chunks_per_shard``, ``index`` (the form of the
+shard indexes), ``written`` (whole seconds since 1970), and for each shard, as columns, ``keys``
+(what comes after the prefix of the array), ``versions``, ``sizes`` (of the shard) and ``nbytes``
+(of its blob). Blobs follow each other in that order. A blob is an index, compressed by zlib: its
+fields as uint64, all offsets and then all sizes, first the lowest byte of each, then the next.
+
+A version is a string, the ETag of an object; or a number, the time at which a file was last
+changed, in whole seconds since 1970. What is collected is true of a shard of that version and
+that size only.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.format.index import ShardIndex
+from zarr_shardstore.format.sharding_spec import ShardingSpec
+
+COLLECTION_NAME = "__shards.index"
+"""Follows the prefix of the chunk keys of the array."""
+
+_MEMBER = "zarr_shardstore_index"
+"""Of the metadata document of an array that has a collection."""
+
+_MAGIC = b"ZSHIDX\x00\x01"
+_HEAD_NBYTES = 16
+_MAX_HEADER_NBYTES = 256 * 1024 * 1024
+"""Three million shards; more is taken for an attack."""
+
+_LEVEL = 6
+_ITEM_NBYTES = 400
+"""What a shard takes in memory beside its blob, about."""
+
+LastingVersion: TypeAlias = str | int
+"""An ETag, or the time of the last change of a file in whole seconds since 1970."""
+
+_Doc: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedIndex:
+    """The index of a shard of which more than one process can tell whether it still holds."""
+
+    index: ShardIndex
+    version: LastingVersion
+    size: int
+    """Of the shard, in bytes."""
+
+
+class _Place(NamedTuple):
+    version: LastingVersion
+    size: int
+    offset: int
+    nbytes: int
+
+
+class CollectionWriter:
+    """Takes one index after the other; keeps them compressed."""
+
+    def __init__(self, spec: ShardingSpec) -> None:
+        self._spec = spec
+        self._columns: dict[str, list[Any]] = {
+            name: [] for name in ("keys", "versions", "sizes", "nbytes")
+        }
+        self._blobs: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._blobs)
+
+    def add(self, suffix: str, found: CollectedIndex) -> None:
+        """The index of the shard whose key ends so."""
+        blob = zlib.compress(_shuffled(found.index.fields), _LEVEL)
+        self._blobs.append(blob)
+        values = suffix, found.version, found.size, len(blob)
+        for column, value in zip(self._columns.values(), values, strict=True):
+            column.append(value)
+
+    def encode(self, written_s: int) -> bytes:
+        """Bytes of the object, which is written at that time."""
+        header = {**_header_of(self._spec), "written": written_s, **self._columns}
+        packed = zlib.compress(json.dumps(header, separators=(",", ":")).encode(), _LEVEL)
+        rest = b"".join([len(packed).to_bytes(4, "little"), packed, *self._blobs])
+        return _MAGIC + crc32c.crc32c(rest).to_bytes(4, "little") + rest
+
+
+class IndexCollection:
+    """What such an object says; each index is decoded when it is asked for.
+
+    Parameters
+    ----------
+    written_s : int
+        When it was written, in whole seconds since 1970, by the clock of the writer.
+    """
+
+    def __init__(
+        self, spec: ShardingSpec, written_s: int, places: dict[str, _Place], data: memoryview
+    ) -> None:
+        self.spec = spec
+        self.written_s = written_s
+        self._places = places
+        self._data = data
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, spec: ShardingSpec) -> IndexCollection | None:
+        """Read an object; ``None`` if it is damaged, not known, or of shards of another form."""
+        data = memoryview(data)
+        body = data[12:]
+        if data[:8] != _MAGIC or len(data) < _HEAD_NBYTES:
+            return None
+        if crc32c.crc32c(body) != int.from_bytes(data[8:12], "little"):
+            return None
+        first = _HEAD_NBYTES + int.from_bytes(data[12:16], "little")
+        try:
+            header = json.loads(_inflated(data[_HEAD_NBYTES:first], _MAX_HEADER_NBYTES))
+            if {name: header[name] for name in _header_of(spec)} != _header_of(spec):
+                return None
+            written_s = _whole(header["written"])
+            places = dict(_places(header, first, len(data)))
+        except (ValueError, KeyError, TypeError, zlib.error, RecursionError):
+            return None
+        return cls(spec, written_s, places, data)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def has_file_times(self) -> bool:
+        """Whether shards are known by the time of their last change."""
+        return any(isinstance(place.version, int) for place in self._places.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, about."""
+        return len(self._data) + _ITEM_NBYTES * len(self._places)
+
+    def find(self, suffix: str) -> CollectedIndex | None:
+        """The index of the shard whose key ends so; ``None`` if it is not here, or is damaged."""
+        place = self._places.get(suffix)
+        if place is None:
+            return None
+        nbytes = 16 * self.spec.n_entries
+        try:
+            blob = self._data[place.offset : place.offset + place.nbytes]
+            plain = _inflated(blob, nbytes)
+        except zlib.error:
+            return None
+        if len(plain) != nbytes:
+            return None
+        return CollectedIndex(ShardIndex(_unshuffled(plain)), place.version, place.size)
+
+    def drop(self, suffix: str) -> None:
+        """Forget the index of a shard: it is that of another one by now."""
+        self._places.pop(suffix, None)
+
+
+def is_collection(key: str) -> bool:
+    """Whether a key, or the last part of it, is that of a collection."""
+    return key.endswith(COLLECTION_NAME) and key[: -len(COLLECTION_NAME)][-1:] in ("", "/")
+
+
+def is_collected(doc: _Doc) -> bool:
+    """Whether the metadata document of an array says that it has a collection."""
+    return isinstance(doc.get(_MEMBER), Mapping)
+
+
+def with_collection(doc: _Doc) -> dict[str, Any]:
+    """The document of an array that has one. Other readers of Zarr v3 are told to ignore that."""
+    return {**doc, _MEMBER: {"must_understand": False}}
+
+
+def without_collection(doc: _Doc) -> _Doc:
+    """The document without a word of it; the same object if there was none."""
+    if _MEMBER not in doc:
+        return doc
+    return {name: value for name, value in doc.items() if name != _MEMBER}
+
+
+def _header_of(spec: ShardingSpec) -> dict[str, Any]:
+    form = spec.index
+    index = {"checksum": form.checksum, "location": form.location, "endian": form.endian}
+    return {"chunks_per_shard": list(spec.chunks_per_shard), "index": index}
+
+
+def _places(header: _Doc, first: int, end: int) -> Iterable[tuple[str, _Place]]:
+    columns = [header[name] for name in ("keys", "versions", "sizes", "nbytes")]
+    offset = first
+    for key, version, size, nbytes in zip(*columns, strict=True):
+        if not isinstance(key, str) or not isinstance(version, str | int):
+            raise TypeError(key)
+        yield key, _Place(version, _whole(size), offset, _whole(nbytes))
+        offset += nbytes
+    if offset != end:
+        raise ValueError(offset)
+
+
+def _whole(number: Any) -> int:
+    if not isinstance(number, int) or number < 0:
+        raise ValueError(number)
+    return number
+
+
+def _inflated(data: memoryview, max_nbytes: int) -> bytes:
+    """What was compressed; of too much, so much of it and a byte."""
+    return zlib.decompressobj().decompress(data, max_nbytes + 1)
+
+
+def _shuffled(fields: npt.NDArray[np.uint64]) -> bytes:
+    columns = np.ascontiguousarray(fields.T.astype("<u8", copy=False))
+    return columns.view(np.uint8).reshape(2, -1, 8).transpose(0, 2, 1).tobytes()
+
+
+def _unshuffled(data: bytes) -> npt.NDArray[np.uint64]:
+    columns = np.frombuffer(data, np.uint8).reshape(2, 8, -1).transpose(0, 2, 1)
+    fields = np.ascontiguousarray(columns).view("<u8").reshape(2, -1).T
+    return np.ascontiguousarray(fields).astype(np.uint64, copy=False)

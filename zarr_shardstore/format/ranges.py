@@ -1,0 +1,165 @@
+"""Byte ranges of a value, clipped to it: no range reaches into a neighbouring entry.
+
+Source: Zarr v3 core, "Abstract store interface"; zarr-python, ``zarr.abc.store``.
+
+Merge the byte ranges wanted from one object into few requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+from zarr_shardstore.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes ``[start, stop)``."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartFrom:
+    """All bytes from `start` on."""
+
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Suffix:
+    """The last `nbytes` bytes, or all if there are fewer."""
+
+    nbytes: int
+
+
+ByteRange: TypeAlias = Range | StartFrom | Suffix
+
+
+def resolve_range(byte_range: ByteRange | None, nbytes: int) -> tuple[int, int]:
+    """Half-open range of a value of `nbytes` bytes; ``None`` means all of it.
+
+    A range that reaches over the end is clipped; one that starts behind it is empty.
+
+    Raises
+    ------
+    SpecError
+        If a number is negative.
+    """
+    match byte_range:
+        case None:
+            return 0, nbytes
+        case Range(start, stop) if start >= 0 and stop >= 0:
+            start = min(start, nbytes)
+            return start, max(start, min(stop, nbytes))
+        case StartFrom(start) if start >= 0:
+            return min(start, nbytes), nbytes
+        case Suffix(n) if n >= 0:
+            return max(0, nbytes - n), nbytes
+    raise SpecError(f"a byte range has no negative numbers, got {byte_range}")
+
+
+def column_of_ranges(
+    byte_ranges: Sequence[ByteRange | None],
+) -> Sequence[ByteRange | None] | None:
+    """The same ranges, checked; ``None`` if each is ``None``: all values are wanted whole.
+
+    Raises
+    ------
+    SpecError
+        If a number is negative.
+    """
+    some = [byte_range for byte_range in byte_ranges if byte_range is not None]
+    for byte_range in some:
+        resolve_range(byte_range, 0)
+    return byte_ranges if some else None
+
+
+@dataclass(slots=True)
+class Span:
+    """Bytes ``[start, stop)`` that will be requested, and the positions of the ranges in it."""
+
+    start: int
+    stop: int
+    members: list[int]
+
+
+def plan_spans(
+    ranges: Sequence[tuple[int, int]], *, max_gap_bytes: int, max_coalesced_bytes: int
+) -> list[Span]:
+    """Cover `ranges` with spans, in ascending order.
+
+    Two ranges share a span if at most `max_gap_bytes` unwanted bytes lie between them and
+    the span stays within `max_coalesced_bytes`. A single range is never cut. Empty ranges
+    need no bytes and are in no span.
+
+    >>> plan_spans([(0, 4), (30, 40), (4, 8)], max_gap_bytes=2, max_coalesced_bytes=100)
+    [Span(start=0, stop=8, members=[0, 2]), Span(start=30, stop=40, members=[1])]
+    """
+    spans: list[Span] = []
+    for i in sorted(range(len(ranges)), key=ranges.__getitem__):
+        start, stop = ranges[i]
+        if start >= stop:
+            continue
+        last = spans[-1] if spans else None
+        if last is not None and (
+            stop <= last.stop
+            or (start - last.stop <= max_gap_bytes and stop - last.start <= max_coalesced_bytes)
+        ):
+            last.stop = max(last.stop, stop)
+            last.members.append(i)
+        else:
+            spans.append(Span(start, stop, [i]))
+    return spans
+
+
+def merge_spans(
+    objects: Sequence[Sequence[Span]],
+    n_spans: int,
+    *,
+    max_gap_bytes: int,
+    max_unwanted_bytes: int,
+    max_coalesced_bytes: int,
+) -> list[list[Span]]:
+    """Merge neighbouring spans until `n_spans` are left, the shortest gaps first.
+
+    Parameters
+    ----------
+    objects
+        Spans of each object, in ascending order.
+    n_spans
+        Of all objects together. More are left where gaps are longer than `max_gap_bytes`, spans
+        would become larger than `max_coalesced_bytes`, or all that is read in vain would be
+        more than `max_unwanted_bytes`.
+
+    >>> spans = plan_spans([(0, 4), (10, 14), (16, 20)], max_gap_bytes=0, max_coalesced_bytes=99)
+    >>> limits = {"max_gap_bytes": 9, "max_unwanted_bytes": 9, "max_coalesced_bytes": 99}
+    >>> merge_spans([spans], 2, **limits)
+    [[Span(start=0, stop=4, members=[0]), Span(start=10, stop=20, members=[1, 2])]]
+    """
+    gaps = sorted(
+        (after.start - before.stop, i, j)
+        for i, spans in enumerate(objects)
+        for j, (before, after) in enumerate(pairwise(spans), 1)
+    )
+    n_closed = max(sum(map(len, objects)) - n_spans, 0)
+    closed: set[tuple[int, int]] = set()
+    for gap, i, j in gaps[:n_closed]:
+        max_unwanted_bytes -= max(gap, 0)
+        if gap > max_gap_bytes or max_unwanted_bytes < 0:
+            break
+        closed.add((i, j))
+    merged: list[list[Span]] = []
+    for i, spans in enumerate(objects):
+        merged.append([])
+        for j, span in enumerate(spans):
+            last = merged[i][-1] if merged[i] else span
+            if (i, j) in closed and span.stop - last.start <= max_coalesced_bytes:
+                merged[i][-1] = Span(last.start, span.stop, last.members + span.members)
+            else:
+                merged[i].append(span)
+    return merged

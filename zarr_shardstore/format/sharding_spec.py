@@ -1,0 +1,71 @@
+"""The sharding of one array: how many chunks a shard holds, and how its index is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.grid import n_entries_of
+from zarr_shardstore.format.index import IndexFormat
+from zarr_shardstore.format.keys import Coords
+
+MAX_ENTRIES = 2**24
+"""Most entries in a shard. Their index is 256 MiB; a document that asks for more is taken
+for a mistake or an attack, and refused before memory is asked for."""
+
+
+def check_chunks_per_shard(value: Sequence[int]) -> Coords:
+    """Return `value` as a tuple of ints.
+
+    Raises
+    ------
+    SpecError
+        If a number is not an int of at least 1, or if their product exceeds `MAX_ENTRIES`.
+    """
+    for n in value:
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise SpecError(
+                f"chunks_per_shard is a whole number of at least 1 for each dimension, got {n!r} "
+                f"in {list(value)!r}"
+            )
+    if n_entries_of(tuple(value)) > MAX_ENTRIES:
+        raise SpecError(
+            f"chunks_per_shard {list(value)!r} asks for {n_entries_of(tuple(value))} entries in "
+            f"a shard, at most {MAX_ENTRIES} are supported"
+        )
+    return tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingSpec:
+    """What the sharding of an array needs, whatever declared it.
+
+    Parameters
+    ----------
+    chunks_per_shard : tuple of int
+        Entries along each dimension; ``()`` for a 0-d array.
+    index : IndexFormat
+        How the index of each shard is stored.
+
+    Raises
+    ------
+    SpecError
+        As `check_chunks_per_shard`.
+    """
+
+    chunks_per_shard: Coords
+    index: IndexFormat
+
+    def __post_init__(self) -> None:
+        check_chunks_per_shard(self.chunks_per_shard)
+
+    @property
+    def n_entries(self) -> int:
+        """Number of entries in a shard."""
+        return n_entries_of(self.chunks_per_shard)
+
+    @property
+    def index_nbytes(self) -> int:
+        """Size of the encoded index, in bytes."""
+        return self.index.nbytes(self.n_entries)

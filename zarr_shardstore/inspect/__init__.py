@@ -1,0 +1,1 @@
+"""Reports on what a store holds, from its documents and shard indexes."""

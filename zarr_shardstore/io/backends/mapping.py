@@ -1,0 +1,181 @@
+"""Backend for any ``MutableMapping[str, bytes]``; its values stay plain bytes.
+
+A mapping has no partial reads: each reply is cut from the whole value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, MutableMapping
+from typing import Any
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.consolidated_index import is_collection
+from zarr_shardstore.format.ranges import resolve_range
+from zarr_shardstore.io.backends.base import Mode, Session
+from zarr_shardstore.io.backends.key_pages import KeyPages
+from zarr_shardstore.io.uploads import BufferedUpload, Upload
+from zarr_shardstore.shards.index_reads import found_index, get_of_index
+from zarr_shardstore.shards.requests import (
+    CloseListing,
+    Delete,
+    DeleteMany,
+    DeletePrefix,
+    Exists,
+    Found,
+    Get,
+    GetIndex,
+    GetMany,
+    GetSize,
+    ListDir,
+    ListPage,
+    ListPrefix,
+    Move,
+    Persist,
+    Request,
+    Set,
+    SetIfNotExists,
+    Tidy,
+)
+
+
+class MappingBackend:
+    """Reads and writes a mapping.
+
+    Thread safety: that of the mapping. A dict is safe; another one is used from worker
+    threads, several at once.
+    """
+
+    def __init__(self, mapping: MutableMapping[str, bytes]) -> None:
+        self.mapping = mapping
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MappingBackend) and (
+            self.mapping is other.mapping or self.mapping == other.mapping
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{type(self.mapping).__name__} at {id(self.mapping):#x}>"
+
+    can_append = False
+    has_versions = False
+    has_lasting_versions = False
+    max_requests_at_once = None
+
+    @property
+    def mode(self) -> Mode:
+        return "inline" if type(self.mapping) is dict else "thread"
+
+    @property
+    def can_block(self) -> bool:
+        return True
+
+    @property
+    def max_shards_at_once(self) -> None:
+        return None
+
+    @property
+    def replaces_at_once(self) -> bool:
+        return True
+
+    def scope(self, key: str) -> Hashable:
+        return ("mapping", id(self.mapping), key)
+
+    def hold(self, key: str) -> None:  # noqa: ARG002  the protocol's
+        return None  # no other process has this mapping
+
+    def hold_at_once(self, key: str) -> None:  # noqa: ARG002
+        return None
+
+    def optimistic(self) -> None:
+        return None
+
+    def refuse_links(self, key: str) -> None:
+        """A mapping has none."""
+
+    def linked_directory(self, prefix: str) -> None:  # noqa: ARG002  the protocol's
+        return None
+
+    def session(self) -> Session:
+        return Session(self)
+
+    def perform(self, batch: list[Request]) -> list[Any]:
+        return [self._perform_one(request) for request in batch]
+
+    async def perform_async(self, batch: list[Request]) -> list[Any]:
+        return self.perform(batch)
+
+    def upload(self, key: str) -> Upload:
+        return BufferedUpload(self, key)
+
+    def _perform_one(self, request: Request) -> Any:
+        match request:
+            case Get(key, byte_range):
+                value = self._value(key)
+                if value is None:
+                    return Found(None, None)
+                start, stop = resolve_range(byte_range, len(value))
+                return Found(value[start:stop], None, len(value))
+            case GetIndex():
+                return found_index(request, self._perform_one(get_of_index(request)))
+            case GetMany(keys):
+                return [self._value(key) for key in keys]
+            case Exists(key):
+                return key in self.mapping
+            case GetSize(key):
+                value = self._value(key)
+                return None if value is None else len(value)
+            case Set(key, value):
+                self.mapping[key] = bytes(value)
+            case SetIfNotExists(key, value):
+                self.mapping.setdefault(key, bytes(value))
+            case Delete(key):
+                self.mapping.pop(key, None)
+            case DeleteMany(keys):
+                for key in keys:
+                    self.mapping.pop(key, None)
+            case DeletePrefix(prefix):
+                for key in self._keys(prefix):
+                    self.mapping.pop(key, None)
+            case Move(key, to):
+                if key in self.mapping:
+                    self.mapping[to] = self.mapping[key]
+                    self.mapping.pop(key, None)
+            case Persist() | Tidy():
+                pass
+            case ListPrefix(prefix):
+                return self._listed(prefix)
+            case ListPage(cursor, n_keys):
+                cursor.pages = cursor.pages or KeyPages(iter(self._listed(cursor.prefix)))
+                return cursor.pages.next_page(n_keys)
+            case CloseListing(cursor):
+                cursor.pages = None
+            case ListDir(prefix):
+                names = (key[len(prefix) :].split("/", 1)[0] for key in self._listed(prefix))
+                return list(dict.fromkeys(names))
+            case _:
+                raise TypeError(f"a backend does not perform {request!r}")
+        return None
+
+    def _value(self, key: str) -> memoryview | None:
+        if hasattr(self.mapping, "__missing__") and key not in self.mapping:
+            return None  # a defaultdict would make a value up, and store it
+        try:
+            value = self.mapping[key]
+        except KeyError:
+            return None
+        try:
+            return memoryview(value).toreadonly()
+        except TypeError:
+            raise SpecError(
+                f"a base store that is a mapping has values of bytes, that of {key!r} is a "
+                f"{type(value).__name__}; a dict of zarr's buffers goes into a MemoryStore"
+            ) from None
+
+    def _listed(self, prefix: str) -> list[str]:
+        return [key for key in self._keys(prefix) if not is_collection(key)]
+
+    def _keys(self, prefix: str) -> list[str]:
+        # list() first, in one step: other threads may change the mapping meanwhile.
+        return [key for key in list(self.mapping) if key.startswith(prefix)]

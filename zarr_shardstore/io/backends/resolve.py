@@ -1,0 +1,194 @@
+"""From whatever a user passes as a base store to a backend."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any, Protocol, TypeAlias, cast
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.mapping import FSMap
+from zarr.abc.store import Store
+from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, ZipStore
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.arguments import storage_options_of
+from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, FileOptions
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.backends.mapping import MappingBackend
+from zarr_shardstore.io.backends.obstore import ObstoreBackend
+from zarr_shardstore.io.backends.store_traits import is_in_memory, path_of_file
+from zarr_shardstore.io.backends.zarr_store import ZarrBackend
+
+
+class FsspecFileSystem(Protocol):
+    """File system of fsspec, which ships no types."""
+
+    @property
+    def root_marker(self) -> str:
+        """The root directory."""
+
+    @property
+    def cat_file(self) -> Callable[..., object]:
+        """Read a file."""
+
+    @property
+    def pipe_file(self) -> Callable[..., object]:
+        """Write a file."""
+
+
+class FsspecMapper(Protocol):
+    """Mapper of fsspec: a directory of a file system."""
+
+    @property
+    def fs(self) -> FsspecFileSystem:
+        """Its file system."""
+
+    @property
+    def root(self) -> str:
+        """The directory."""
+
+
+class UniversalPath(Protocol):
+    """Path of universal_pathlib, which need not be installed."""
+
+    @property
+    def fs(self) -> FsspecFileSystem:
+        """Its file system."""
+
+    @property
+    def path(self) -> str:
+        """Where it is in the file system."""
+
+
+class ObstoreStore(Protocol):
+    """Store of obstore, which need not be installed."""
+
+    @property
+    def get_ranges_async(self) -> Callable[..., object]:
+        """Read ranges of an object."""
+
+    @property
+    def put_async(self) -> Callable[..., object]:
+        """Store an object."""
+
+
+BaseStoreLike: TypeAlias = (
+    Store
+    | StorePath
+    | Path
+    | str
+    | MutableMapping[str, bytes]
+    | FsspecMapper
+    | FsspecFileSystem
+    | UniversalPath
+    | ObstoreStore
+)
+"""Everything that `base_store_of` takes; protocols, because ``Any`` would let all through."""
+
+BaseStore: TypeAlias = Store | MutableMapping[str, bytes]
+
+
+def base_store_of(
+    store: BaseStoreLike, storage_options: Mapping[str, Any] | None = None
+) -> BaseStore:
+    """The zarr store or the mapping that `store` stands for.
+
+    ===================================  =============================================
+    zarr ``Store``                       itself
+    local path, ``file://`` URL          ``LocalStore``; of a zip archive ``ZipStore``,
+                                         for reading
+    other URL, fsspec file system        ``FsspecStore``
+    fsspec mapper, ``UPath``             ``FsspecStore``; ``LocalStore`` if local, which
+                                         replaces files at once where fsspec does not
+    obstore store                        ``ObjectStore``
+    other ``MutableMapping``             itself, values are plain bytes
+    ===================================  =============================================
+
+    Raises
+    ------
+    SpecError
+        If `storage_options` are no mapping, or no URL takes them; if a path is that of a file
+        that is no zip archive, or of a zip archive that does not exist.
+    TypeError
+        If it stands for none of these.
+    """
+    is_remote_url = isinstance(store, str) and "://" in store and not store.startswith("file://")
+    options = storage_options_of(storage_options)
+    if options and not is_remote_url:
+        raise SpecError("storage_options go with a URL; this base store takes none")
+    if isinstance(store, Store):
+        return store
+    if isinstance(store, StorePath):
+        if store.path:
+            raise SpecError(
+                f"a StorePath with a path ({store.path!r}) cannot be wrapped: wrap its store, "
+                "and pass the path to zarr"
+            )
+        return store.store
+    if isinstance(store, str) and is_remote_url:
+        return FsspecStore.from_url(store, storage_options=options)
+    if isinstance(store, str):
+        return _store_at(Path(store.removeprefix("file://")))
+    if isinstance(store, fsspec.AbstractFileSystem):
+        store = FSMap(store.root_marker or "/", store)
+    elif hasattr(store, "fs") and hasattr(store, "path"):  # before Path: a UPath may be one
+        upath = cast(UniversalPath, store)
+        store = FSMap(upath.path, upath.fs)
+    if isinstance(store, FSMap):
+        if isinstance(store.fs, LocalFileSystem):
+            return _store_at(Path(store.root))
+        return FsspecStore.from_mapper(store)
+    if isinstance(store, Path):
+        return _store_at(store)
+    if type(store).__module__.split(".")[0] == "obstore":
+        obstore: Any = store
+        return ObjectStore(obstore)
+    if isinstance(store, MutableMapping):
+        return store
+    raise TypeError(
+        "a base store is a zarr store, a path or URL, an fsspec file system or mapper, an obstore "
+        f"store, or a MutableMapping of bytes such as {{}}; got {short(store)}"
+    )
+
+
+def _store_at(path: Path) -> Store:
+    """The store at a local path, where there need be nothing yet."""
+    if path.is_file():
+        if zipfile.is_zipfile(path):
+            return ZipStore(path, mode="r")
+        raise SpecError(f"{str(path)!r} is a file: a base store is a directory or a zip archive")
+    if path.suffix == ".zip" and not path.exists():
+        raise SpecError(
+            f"there is no zip archive {str(path)!r}: to make one, wrap "
+            f"zarr.storage.ZipStore({str(path)!r}, mode='w')"
+        )
+    return LocalStore(path)
+
+
+def backend_of(
+    store: BaseStore, options: FileOptions = DEFAULT_FILE_OPTIONS, *, is_static: bool = False
+) -> Backend:
+    """The backend for a base store. Subclasses keep their own methods: they may differ.
+
+    Raises
+    ------
+    SpecError
+        If writes shall survive a loss of power, and the base store does not say when they do.
+    """
+    if type(store) is LocalStore:
+        return LocalBackend(store, options)
+    is_remote = isinstance(store, Store) and not is_in_memory(store) and not path_of_file(store, "")
+    if options.durability == "power" and not is_remote:
+        raise SpecError(
+            "durability='power' is for paths, LocalStore and object stores: other base stores "
+            f"do not say when a write survives a loss of power, got {store!r}"
+        )
+    if type(store) is ObjectStore:
+        return ObstoreBackend(store, options, is_static=is_static)
+    if isinstance(store, Store):
+        return ZarrBackend(store, options, is_static=is_static)
+    return MappingBackend(store)

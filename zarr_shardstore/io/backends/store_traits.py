@@ -1,0 +1,137 @@
+"""What a zarr store is made of, as far as zarr does not tell: its files, its identity."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+
+from fsspec import AbstractFileSystem
+from zarr.abc.store import Store
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
+
+
+def scope_of_store(store: Store, key: str) -> Hashable:
+    """Identity of an object in this process: equal for equal stores where that can be told."""
+    path = path_of_file(store, key)
+    if path is not None:
+        return ("file", path)
+    store = innermost(store)
+    if isinstance(store, MemoryStore):
+        return ("memory", id(store._store_dict), key)
+    if isinstance(store, FsspecStore):
+        fs = getattr(store.fs, "sync_fs", store.fs)
+        return ("fsspec", _identity_of(fs), f"{store.path}/{key}")
+    if isinstance(store, ObjectStore):
+        return ("obstore", repr(store.store), key)
+    return ("store", id(store), key)
+
+
+def location_of(store: Store) -> tuple[Hashable, str]:
+    """What a store is in, and the path of its root there, which ends with a slash: a store whose
+    root begins with that of another one lies inside it."""
+    store = innermost(store)
+    root = path_of_file(store, "")
+    if root is None and isinstance(store, ZipStore):
+        root = os.path.join(os.path.realpath(str(store.path)), "")
+    if root is not None:
+        return "file", root
+    if isinstance(store, FsspecStore):
+        fs = getattr(store.fs, "sync_fs", store.fs)
+        return ("fsspec", _identity_of(fs)), f"{store.path.strip('/')}/".lstrip("/")
+    if isinstance(store, ObjectStore):
+        client = store.store
+        if type(client).__name__ != "MemoryStore" and hasattr(client, "config"):
+            options = frozenset((name, repr(value)) for name, value in client.config.items())
+            prefix = str(getattr(client, "prefix", None) or "").strip("/")
+            return ("obstore", type(client), options), f"{prefix}/".lstrip("/")
+    return scope_of_store(store, ""), ""
+
+
+def _identity_of(fs: AbstractFileSystem) -> Hashable:
+    """Equal for file systems that were made alike: fsspec's are equal only within a thread."""
+
+    def part(value: object) -> Hashable:
+        return _identity_of(value) if isinstance(value, AbstractFileSystem) else repr(value)
+
+    options = {k: v for k, v in fs.storage_options.items() if k not in ("asynchronous", "loop")}
+    return (
+        type(fs),
+        tuple(part(value) for value in fs.storage_args),
+        frozenset((name, part(value)) for name, value in options.items()),
+    )
+
+
+def path_of_file(store: Store, key: str) -> str | None:
+    """The path of the file that an object is, whatever names its store has; ``None`` if it is
+    none."""
+    store = innermost(store)
+    root: str | None = None
+    if isinstance(store, LocalStore):
+        root = str(store.root)
+    elif isinstance(store, FsspecStore) and is_local_fsspec(store):
+        root = store.path
+    elif isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
+        root = str(getattr(store.store, "prefix", None) or "/")
+    return None if root is None else os.path.join(os.path.realpath(root), key)
+
+
+def is_in_memory(store: Store) -> bool:
+    """Whether objects are in the memory of this process, so that a pickled copy has others."""
+    store = innermost(store)
+    if isinstance(store, FsspecStore):
+        return "memory" in _protocols(store)
+    if isinstance(store, ObjectStore):
+        return type(store.store).__name__ == "MemoryStore"
+    return isinstance(store, MemoryStore)
+
+
+def is_shared_without_locks(store: Store) -> bool:
+    """Whether other processes may write the same objects, and nothing keeps them apart."""
+    return isinstance(innermost(store), FsspecStore) and not is_in_memory(store)
+
+
+def innermost(store: Store) -> Store:
+    """The store inside all of zarr's wrappers."""
+    while isinstance(store, WrapperStore):
+        store = store._store
+    return store
+
+
+_NO_SUCH_KEY = (
+    "invalid zarr key format",
+    "bad key prefix",
+    "node not found at",
+    "key not found at",
+)
+
+
+def has_no_such_key(error: Exception) -> bool:
+    """Whether a store said that it can hold nothing under a key: icechunk has documents of Zarr v3
+    and chunks, and raises for all else. Its classes are not enough to tell: until 2.0 it has one
+    for all errors."""
+    is_of_icechunk = "IcechunkError" in [kind.__name__ for kind in type(error).__mro__]
+    return (is_of_icechunk or isinstance(error, KeyError)) and any(
+        text in str(error) for text in _NO_SUCH_KEY
+    )
+
+
+def deletes_only_by_key(store: Store) -> bool:
+    """Whether a wrapper must be told of each key: zarr's CacheStore passes `delete_dir` on to
+    the store below it, and would go on serving what that removed."""
+    cls = type(store)
+    return (
+        isinstance(store, WrapperStore)
+        and cls.delete is not WrapperStore.delete
+        and cls.delete_dir is WrapperStore.delete_dir
+    )
+
+
+def is_local_fsspec(store: Store) -> bool:
+    if not isinstance(store, FsspecStore):
+        return False
+    return "file" in _protocols(store)
+
+
+def _protocols(store: FsspecStore) -> tuple[str, ...]:
+    protocol = getattr(store.fs, "sync_fs", store.fs).protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)

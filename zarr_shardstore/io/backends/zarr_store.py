@@ -1,0 +1,415 @@
+"""Backend for any zarr ``Store``: fsspec file systems, obstore stores, memory, wrappers."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Coroutine, Hashable
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+from zarr.abc.store import RangeByteRequest, Store
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore, ObjectStore, ZipStore
+
+from zarr_shardstore.io.backends.base import (
+    DEFAULT_FILE_OPTIONS,
+    Backend,
+    FileOptions,
+    Mode,
+    Session,
+)
+from zarr_shardstore.io.backends.key_pages import next_page
+from zarr_shardstore.io.backends.store_traits import (
+    deletes_only_by_key,
+    innermost,
+    is_in_memory,
+    is_local_fsspec,
+    is_shared_without_locks,
+    path_of_file,
+    scope_of_store,
+)
+from zarr_shardstore.io.buffers import byte_request_of, to_buffer
+from zarr_shardstore.io.concurrency import Flights
+from zarr_shardstore.io.index_cache import RememberedIndex
+from zarr_shardstore.io.local.consistent import (
+    hold_to_replace,
+    is_appended_to,
+    is_hidden,
+    read_settled,
+)
+from zarr_shardstore.io.local.files import (
+    is_directory,
+    link_below,
+    link_on_way,
+    refuse_links,
+    remove_directory,
+)
+from zarr_shardstore.io.local.fs import FileState, state_of, states_before, with_states
+from zarr_shardstore.io.local.open_shards import open_shards
+from zarr_shardstore.io.remote.object_calls import (
+    ObjectReader,
+    cut,
+    delete_many,
+    found_of,
+    may_be_cut,
+    move,
+    upload_to,
+)
+from zarr_shardstore.io.remote.remote_index import RemoteIndexes
+from zarr_shardstore.io.update_queue import worker_pool
+from zarr_shardstore.io.uploads import BufferedUpload, Upload
+from zarr_shardstore.shards.index_reads import as_gets, with_indexes
+from zarr_shardstore.shards.requests import (
+    CloseListing,
+    Delete,
+    DeleteMany,
+    DeletePrefix,
+    Exists,
+    Found,
+    FoundIndex,
+    Get,
+    GetIndex,
+    GetMany,
+    GetSize,
+    ListDir,
+    ListPage,
+    ListPrefix,
+    Move,
+    Persist,
+    Request,
+    Set,
+    SetIfNotExists,
+    Tidy,
+)
+
+_MAX_CONCURRENCY = 64
+"""Requests of one batch in flight at once; zarr's own limit of 10 is one for chunks."""
+
+
+def has_sync_surface(store: Store) -> bool:
+    """Whether all of get_sync, set_sync and delete_sync of `store` work now."""
+    names = ("get_sync", "set_sync", "delete_sync")
+    return all(hasattr(store, name) for name in names) and bool(
+        getattr(store, "_supports_sync_io", True)
+    )
+
+
+@cache
+def _warn_of_other_writers() -> None:
+    """Once in a process."""
+    warnings.warn(
+        "through fsspec nothing keeps two processes from updating a shard of an object store at "
+        "a time: let each shard have one writer, or wrap an obstore store, which is safe "
+        "(locking='none' says that you know)",
+        stacklevel=2,
+    )
+
+
+class ZarrBackend:
+    """Reads and writes through a zarr store's own methods.
+
+    Cost: one call of ``get`` for a single read, one of ``get_partial_values`` for several;
+    one call of the store for each other request, up to 64 at once.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        options: FileOptions = DEFAULT_FILE_OPTIONS,
+        *,
+        is_static: bool = False,
+    ) -> None:
+        self.store = store
+        self._flights: Flights[Found] = Flights()
+        self._indexes: RemoteIndexes | None = None
+        if is_static and not has_sync_surface(store):  # those of zarr that have one are local
+            identity = object()
+            self._indexes = RemoteIndexes(self, lambda key: (identity, key), is_static=True)
+        self._options = options
+        self.can_block = has_sync_surface(store)
+        self._root = path_of_file(store, "")
+        is_near = self._root is not None or is_in_memory(store)
+        self.max_requests_at_once = None if is_near else _MAX_CONCURRENCY
+        self.replaces_at_once = not is_local_fsspec(innermost(store))  # it writes in place
+        self.reads = ObjectReader(store)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ZarrBackend) and bool(self.store == other.store)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.store)
+
+    can_append = False
+    has_versions = False
+    has_lasting_versions = False
+
+    @property
+    def mode(self) -> Mode:
+        return "async"
+
+    @property
+    def max_shards_at_once(self) -> None:
+        return None
+
+    def scope(self, key: str) -> Hashable:
+        return scope_of_store(self.store, key)
+
+    def hold(self, key: str) -> AbstractContextManager[None] | None:
+        path = path_of_file(self.store, key)
+        if path is not None:
+            overwrites = not self.replaces_at_once
+            return hold_to_replace(path, self._options.locking, overwrites=overwrites)
+        if self._options.locking != "none" and is_shared_without_locks(self.store):
+            _warn_of_other_writers()
+        return None
+
+    def hold_at_once(self, key: str) -> None:  # noqa: ARG002
+        return None
+
+    def optimistic(self) -> Backend | None:
+        return None
+
+    def refuse_links(self, key: str) -> None:
+        if self._root is not None:
+            refuse_links(self._root, key)
+
+    def linked_directory(self, prefix: str) -> str | None:
+        if self._root is None:
+            return None
+        return link_on_way(self._root, prefix) or link_below(self._root + prefix)
+
+    def session(self) -> Session:
+        return Session(self)
+
+    def upload(self, key: str) -> Upload:
+        return upload_to(self.store, key) or BufferedUpload(self, key)
+
+    # ------------------------------------------------------------ blocking
+
+    def perform(self, batch: list[Request]) -> list[Any]:
+        gets = as_gets(batch)
+        before = states_before(self.store, gets)
+        replies = [self._perform_one_blocking(request) for request in gets]
+        return with_indexes(batch, with_states(replies, before))
+
+    def _perform_one_blocking(self, request: Request) -> Any:
+        store: Any = self.store  # has the sync surface, see `can_block`
+        match request:
+            case Get(key, byte_range, is_settled):
+                before = self._state_to_settle(key)
+                if before is not None and is_appended_to(before[0]):
+                    return read_settled(before[0], byte_range)
+                found = found_of(store.get_sync(key, byte_range=byte_request_of(byte_range)))
+                if may_be_cut(self.store, found, byte_range):
+                    found = cut(found_of(store.get_sync(key)), byte_range)
+                if is_settled and before is not None and _is_unsettled(*before):
+                    return read_settled(before[0], byte_range)
+                return found
+            case Exists(key):
+                return store.get_sync(key, byte_range=RangeByteRequest(0, 1)) is not None
+            case Set(key, value):
+                store.set_sync(key, to_buffer(value))
+            case Delete(key):
+                store.delete_sync(key)
+            case _:
+                return sync(self._perform_one(request))
+        return None
+
+    # --------------------------------------------------------------- async
+
+    async def perform_async(self, batch: list[Request]) -> list[Any]:
+        if self._indexes is None or not any(isinstance(r, GetIndex) for r in batch):
+            return await self._perform_plain(batch)
+        for_indexes = [r for r in batch if isinstance(r, GetIndex)]
+        coros: list[Coroutine[Any, Any, Any]] = [self._indexes.get(r) for r in for_indexes]
+        others: list[Request] = [r for r in batch if not isinstance(r, GetIndex)]
+        if not others and len(coros) == 1:
+            return [await coros[0]]
+        if others:
+            coros.append(self._perform_plain(others))
+        replies = await concurrently(coros)
+        rest = iter(replies.pop() if others else ())
+        indexes = iter(replies)
+        return [next(indexes) if isinstance(r, GetIndex) else next(rest) for r in batch]
+
+    async def _perform_plain(self, batch: list[Request]) -> list[Any]:
+        gets = as_gets(batch)
+        before = states_before(self.store, gets)
+        return with_indexes(batch, with_states(await self._perform_batch(gets), before))
+
+    async def get(self, request: Get) -> Found:
+        """For `RemoteIndexes`."""
+        found: Found = await self._perform_one(request)
+        return found
+
+    async def get_if_modified(
+        self,
+        request: Get,
+        known: RememberedIndex,  # noqa: ARG002  no versions here
+    ) -> Found | None:
+        """For `RemoteIndexes`."""
+        return await self.get(request)
+
+    def can_be_remembered(self, found: FoundIndex) -> bool:  # noqa: ARG002  no versions here
+        """For `RemoteIndexes`."""
+        return False
+
+    async def _perform_batch(self, batch: list[Request]) -> list[Any]:
+        gets = [request for request in batch if isinstance(request, Get)]
+        is_plain = self.reads.has_get_many and not any(
+            self._state_to_settle(get.key) for get in gets
+        )
+        if len(gets) == len(batch) > 1 and is_plain:
+            replies = await self.reads.get_many(gets)
+            if replies is not None:
+                return replies
+        if len(batch) == 1:
+            return [await self._perform_one(batch[0])]
+        return await concurrently([self._perform_one(request) for request in batch])
+
+    def _removes_through_links(self, prefix: str) -> bool:
+        """Whether the store itself would follow links, or stop at one. obstore's does what it
+        lists, and lists through links."""
+        assert self._root is not None, "asked only of local files"
+        is_obstore = isinstance(innermost(self.store), ObjectStore)
+        return is_obstore or link_on_way(self._root, prefix) is not None
+
+    def _state_to_settle(self, key: str) -> tuple[str, FileState] | None:
+        """Path and state of a file that another process may be changing in its place."""
+        path = path_of_file(self.store, key)
+        return None if path is None or open_shards.is_replaced(path) else (path, state_of(path))
+
+    async def _perform_one(self, request: Request) -> Any:
+        inner = innermost(self.store)
+        if isinstance(inner, ZipStore) and not inner._is_open:
+            await inner._ensure_open()  # its listings do not see to it
+        if self._indexes is None or not isinstance(request, Set | SetIfNotExists | Delete):
+            return await self._perform_by_store(request)
+        with self._indexes.changing(request.key):
+            return await self._perform_by_store(request)
+
+    async def _perform_by_store(self, request: Request) -> Any:
+        store = self.store
+        match request:
+            case Get(key, byte_range, together=together) if together is not None:
+                alone = request._replace(together=None)
+                scope = (key, byte_range, together)
+                found, _ = await self._flights.join(scope, lambda: self._perform_one(alone))
+                return found
+            case Get(key, byte_range):
+                before = self._state_to_settle(key)
+                if before is None:
+                    return await self.reads.get(key, byte_range)
+                if not is_appended_to(before[0]):
+                    try:
+                        found = await self.reads.get(key, byte_range)
+                    except Exception:  # obstore's, of a file that is cut while it is read
+                        if not _is_unsettled(*before):
+                            raise
+                    else:
+                        if not _is_unsettled(*before):
+                            return found
+                loop = asyncio.get_running_loop()
+                pool = worker_pool()
+                return await loop.run_in_executor(pool, read_settled, before[0], byte_range)
+            case GetMany(keys):
+                founds = await concurrently([self.reads.get(key, None) for key in keys])
+                return [found.value for found in founds]
+            case Exists(key) if isinstance(innermost(store), FsspecStore):
+                # To fsspec's `exists` an object is missing whatever fails.
+                return await self.reads.size(key) is not None
+            case Exists(key):
+                return await self.reads.exists(key)
+            case GetSize(key):
+                return await self.reads.size(key)
+            case Set(key, value):
+                await store.set(key, to_buffer(value))
+            case SetIfNotExists(key, value):
+                await store.set_if_not_exists(key, to_buffer(value))
+            case Delete(key):
+                await store.delete(key)
+            case DeleteMany(keys):
+                await delete_many(store, keys, _MAX_CONCURRENCY)
+            case Move(key, to):
+                await move(store, key, to)
+            case Persist() | Tidy():
+                pass
+            case DeletePrefix(prefix) if deletes_only_by_key(store) or await _has_object(
+                store, prefix
+            ):
+                # fsspec finds an object of the name of the directory, too.
+                for key in [key async for key in store.list_prefix(prefix)]:
+                    is_linked = self._root is not None and link_on_way(self._root, key) is not None
+                    if key.startswith(prefix) and not is_linked:
+                        await store.delete(key)
+            case DeletePrefix(prefix) if self._root is not None and self._removes_through_links(
+                prefix
+            ):
+                await asyncio.to_thread(remove_directory, self._root, prefix)
+            case DeletePrefix(""):
+                await store.clear()
+                # FsspecStore.clear stops at the first directory that it has removed already.
+                for key in [key async for key in store.list()]:
+                    await store.delete(key)
+            case DeletePrefix(prefix):
+                await store.delete_dir(prefix.removesuffix("/"))
+            case ListPrefix(prefix):
+                return [key async for key in self.reads.keys_below(prefix) if not is_hidden(key)]
+            case ListPage(cursor, n_keys):
+                if cursor.pages is None:
+                    cursor.pages = aiter(self.reads.keys_below(cursor.prefix))
+                return await next_page(cursor.pages, n_keys)
+            case CloseListing(cursor):
+                if hasattr(cursor.pages, "aclose"):
+                    await cursor.pages.aclose()
+            case ListDir(prefix) if self._root and not is_directory(self._root + prefix):
+                return []  # of a file fsspec lists the file itself
+            case ListDir(prefix):
+                try:
+                    names = store.list_dir(prefix.removesuffix("/"))
+                    # fsspec lists an object of that name, with a path.
+                    return [name async for name in names if not is_hidden(name) and "/" not in name]
+                except NotADirectoryError:  # fsspec, where a local file has this name
+                    return []
+            case _:
+                raise TypeError(f"a backend does not perform {request!r}")
+        return None
+
+
+def _is_unsettled(path: str, before: FileState) -> bool:
+    """Whether somebody has begun to change a file since, or has done so."""
+    return is_appended_to(path) or state_of(path) != before
+
+
+async def concurrently(coros: list[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Results in order, up to 64 under way; the first error cancels the rest."""
+    slots = asyncio.Semaphore(_MAX_CONCURRENCY)
+
+    async def one(coro: Coroutine[Any, Any, Any]) -> Any:
+        async with slots:
+            return await coro
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(coro)) for coro in coros]
+    except BaseExceptionGroup as errors:
+        for coro in coros:
+            coro.close()  # those that still waited for a slot
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _has_object(store: Store, prefix: str) -> bool:
+    """Whether an fsspec store has an object of the name of a directory.
+
+    `FsspecStore.delete_dir` removes that object, too: a shard, whose name may be the path of a
+    chunk of another shard.
+    """
+    inner = innermost(store)
+    if not prefix or not isinstance(inner, FsspecStore):
+        return False
+    return bool(await inner.fs._isfile(f"{inner.path}/{prefix.removesuffix('/')}"))

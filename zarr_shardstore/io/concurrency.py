@@ -1,0 +1,261 @@
+"""Work of one array operation side by side: in threads, or as tasks within a limit of bytes.
+
+Work on what comes next while the last of it is being used.
+
+One request for many tasks that want to know the same at a time.
+
+Reads that tasks of an event loop begin in the same turn are made together.
+
+zarr asks for one chunk at a time, ten or more tasks side by side. Together their reads ask for
+each index once, and for neighbouring chunks in one span; on local files they take one hop to a
+worker thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from zarr.core.config import config
+
+from zarr_shardstore.io.update_queue import worker_pool
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_INLINE_NBYTES = 64 * 1024
+"""Work on less is done in the event loop: a hop to a thread and back takes about 150 µs."""
+
+_INLINE_NBYTES_OF_SMALL = 512 * 1024
+"""Of small items: 512 of 1 kB take about 2 ms there, and longer in threads."""
+
+
+async def map_in_threads(
+    work: Callable[[T], R], items: Sequence[T], nbytes: int, *, are_small: bool = False
+) -> list[R]:
+    """Results of `work` for all items, in order; one hop to each of a few threads.
+
+    Parameters
+    ----------
+    nbytes : int
+        How much there is to do; a little is done at once, in the event loop.
+    are_small
+        Most of the work is Python's own steps, so that threads would wait for each other.
+
+    Raises
+    ------
+    Exception
+        The first error of `work`, when no thread works on.
+    """
+    if nbytes <= (_INLINE_NBYTES_OF_SMALL if are_small else _INLINE_NBYTES):
+        return [work(item) for item in items]
+    results: list[Any] = [None] * len(items)
+    numbers = itertools.count()
+    is_stopped = False
+
+    def take_turns() -> None:
+        nonlocal is_stopped
+        try:
+            while not is_stopped and (i := next(numbers)) < len(items):
+                results[i] = work(items[i])
+        except BaseException:
+            is_stopped = True
+            raise
+
+    loop, pool = asyncio.get_running_loop(), worker_pool()
+    n_threads = min(_n_threads(), len(items))
+    threads = [loop.run_in_executor(pool, take_turns) for _ in range(n_threads)]
+    try:
+        _raise_first(await asyncio.gather(*threads, return_exceptions=True))
+    finally:
+        is_stopped = True
+    return results
+
+
+async def run_within(
+    limit_nbytes: int, units: Iterable[tuple[int, T]], run: Callable[[T], Awaitable[None]]
+) -> None:
+    """Run units, each given with its size, side by side in this order within a limit.
+
+    A unit that is larger than the limit runs alone.
+
+    Raises
+    ------
+    Exception
+        The first error of a unit: no other one was begun after it, and nothing runs on.
+    """
+    tasks: dict[asyncio.Future[None], int] = {}
+    try:
+        for nbytes, unit in units:
+            while tasks and sum(tasks.values()) + nbytes > limit_nbytes:
+                await _first_done(tasks)
+            tasks[asyncio.ensure_future(_awaited(run, unit))] = nbytes
+        while tasks:
+            await _first_done(tasks)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        raise
+    finally:
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _awaited(run: Callable[[T], Awaitable[None]], unit: T) -> None:
+    await run(unit)
+
+
+async def _first_done(tasks: dict[asyncio.Future[None], int]) -> None:
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        del tasks[task]
+    _raise_first([task.exception() for task in done])
+
+
+def _raise_first(outcomes: Iterable[object]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+def _n_threads() -> int:
+    """Threads for codecs: as many as zarr was told to take, or one for each core."""
+    for name in ("codec_pipeline.max_workers", "threading.max_workers"):
+        given = config.get(name, None)
+        if isinstance(given, int) and given > 0:
+            return given
+    return os.cpu_count() or 1
+
+
+async def one_ahead(step: Callable[[], Awaitable[T | None]]) -> AsyncGenerator[T, None]:
+    """Results of steps until one is ``None``; a step is under way while its predecessor's is used.
+
+    Whoever breaks off closes the generator, and that cancels the step under way.
+    """
+
+    async def run() -> T | None:
+        return await step()
+
+    task = asyncio.create_task(run())
+    try:
+        while (result := await task) is not None:
+            task = asyncio.create_task(run())
+            await asyncio.sleep(0)  # a task begins when its creator waits
+            yield result
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class Flights(Generic[T]):
+    """Requests that are under way, by what they ask for.
+
+    Thread safety: may be used from any thread; tasks of one event loop wait for each other's.
+    """
+
+    def __init__(self) -> None:
+        self._of_loops: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[T]]
+        ] = weakref.WeakKeyDictionary()
+
+    async def join(self, scope: Hashable, ask: Callable[[], Awaitable[T]]) -> tuple[T, bool]:
+        """The reply to a request that is under way, or is made now; and whether it is ours.
+
+        One that is not may have been answered before it was asked for here.
+        """
+        loop = asyncio.get_running_loop()
+        flights = self._of_loops.setdefault(loop, {})
+        flight = flights.get(scope)
+        is_ours = flight is None or flight.done()
+        if flight is None or is_ours:
+
+            async def fly() -> T:
+                try:
+                    return await ask()
+                finally:
+                    flights.pop(scope, None)
+
+            # A task of its own: whoever asked first may be cancelled without harm to the others.
+            flight = flights[scope] = loop.create_task(fly())
+            flight.add_done_callback(_see_error)
+        return await asyncio.shield(flight), is_ours
+
+
+def _see_error(flight: asyncio.Task[T]) -> None:
+    """Of a flight that nobody waits for any more."""
+    if not flight.cancelled():
+        flight.exception()
+
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+_Turn = list[tuple[Q, "asyncio.Future[A]"]]
+
+
+class Gatherer(Generic[Q, A]):
+    """Gathers questions, and asks them together.
+
+    Parameters
+    ----------
+    ask
+        Answers questions, in order. If it fails for many they are asked one by one: each
+        caller gets the error of its own question.
+
+    Thread safety: may be used from any thread; those of one event loop are gathered.
+    """
+
+    def __init__(self, ask: Callable[[Sequence[Q]], Awaitable[Sequence[A]]]) -> None:
+        self._ask = ask
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn[Q, A]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def answer(self, question: Q) -> A:
+        """The answer to a question, asked with the others of this turn of the event loop."""
+        loop = asyncio.get_running_loop()
+        turn = self._turns.get(loop)
+        if turn is None:
+            loop.call_soon(self._begin, loop)
+            turn = self._turns[loop] = []
+        future: asyncio.Future[A] = loop.create_future()
+        turn.append((question, future))
+        return await future
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        turn = self._turns.pop(loop, [])
+        try:
+            turn = [(question, future) for question, future in turn if not future.done()]
+            if turn:
+                task = loop.create_task(self._answer_all(turn))
+                self._running.add(task)  # an event loop holds its tasks only weakly
+                task.add_done_callback(self._running.discard)
+        except Exception as error:
+            for _, future in turn:
+                _fail(future, error)
+
+    async def _answer_all(self, turn: _Turn[Q, A]) -> None:
+        try:
+            answers = await self._ask([question for question, _ in turn])
+        except Exception as error:
+            if len(turn) == 1:
+                _fail(turn[0][1], error)
+                return
+            await asyncio.gather(*(self._answer_all([one]) for one in turn))
+        except BaseException:
+            for _, future in turn:
+                future.cancel()
+            raise
+        else:
+            for (_, future), answer in zip(turn, answers, strict=True):
+                if not future.done():
+                    future.set_result(answer)
+
+
+def _fail(future: asyncio.Future[A], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

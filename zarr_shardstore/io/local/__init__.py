@@ -1,0 +1,1 @@
+"""Shard files on a local disk: system calls, locks, open and cached files."""

@@ -1,0 +1,233 @@
+"""Files and directories of a local disk, looked at, read and removed. A disk that fails is an
+error, never a file that is missing.
+
+Links below the root: what names one key follows them, what works on many keys does not.
+``spec_notes/guarantees.md`` has the rule.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.consistent import NO_FILE, is_hidden, is_side_file
+from zarr_shardstore.io.local.fs import opening
+
+_FIRST_READ_NBYTES = 1 << 16
+_MORE_NBYTES = 1 << 22
+"""Bytes of a file that are asked for by one call: of the first one, and of large ones."""
+
+
+def read_files(root: str, keys: Sequence[str]) -> list[bytes | None]:
+    """Whole files. The size that is asked for is that of the largest so far, and one byte: a
+    read that returns less has reached the end, so few files cost more than three system calls.
+    """
+    values: list[bytes | None] = []
+    add, open_file, read, close = values.append, fs.open_to_read, os.read, os.close
+    n_asked = _FIRST_READ_NBYTES
+    for key in keys:
+        try:
+            fd = open_file(root + key)
+        except NO_FILE:
+            add(None)
+            continue
+        try:
+            data = read(fd, n_asked)
+            # A pipe seems to be empty, a device never ends.
+            if len(data) in (0, n_asked) and not stat.S_ISREG(os.fstat(fd).st_mode):
+                add(None)
+                continue
+            if len(data) == n_asked:
+                parts = [data, *iter(lambda fd=fd: read(fd, _MORE_NBYTES), b"")]  # type: ignore[misc]
+                data = b"".join(parts)
+                n_asked = min(len(data) + 1, _MORE_NBYTES)
+            add(data)
+        except (IsADirectoryError, BlockingIOError):
+            add(None)
+        finally:
+            close(fd)
+    return values
+
+
+def tidy(top: str) -> None:
+    """Temporary files, and directories that are empty without them; `top` itself stays."""
+    for directory, _, names in os.walk(top, topdown=False):
+        for name in filter(is_side_file, names):
+            with suppress(OSError):
+                os.unlink(os.path.join(directory, name))
+        if directory.rstrip(os.sep) != top.rstrip(os.sep):
+            with suppress(OSError):
+                os.rmdir(directory)
+
+
+def names_in(root: str, prefix: str) -> list[str]:
+    """Names of files and directories, without directories that hold no file: no key has them.
+
+    A link that leads nowhere has no key, either. Nor has one that leads back to a directory
+    above it: who follows all names would never end.
+    """
+    try:
+        with fs.scan(root + prefix) as entries:
+            return [
+                entry.name
+                for entry in entries
+                if not is_hidden(entry.name) and _has_keys(entry, root, prefix)
+            ]
+    except NO_FILE:
+        return []
+
+
+def _has_keys(entry: os.DirEntry[str], root: str, prefix: str) -> bool:
+    if not is_directory_entry(entry):
+        return is_file_entry(entry)
+    if entry.is_symlink() and _leads_back(entry.path, root, prefix):
+        return False
+    return holds_a_file(entry.path)
+
+
+def _leads_back(link: str, root: str, prefix: str) -> bool:
+    """Whether a link in a directory leads to that, or to one above it, by whatever path."""
+    target = os.path.join(os.path.realpath(link), "")
+    names = prefix.split("/")[:-1]
+    above = (os.path.join(root, *names[:n]) for n in range(len(names) + 1))
+    return any(os.path.join(os.path.realpath(path), "").startswith(target) for path in above)
+
+
+def is_directory_entry(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a directory, or a link to one; not if it cannot be seen."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def is_file_entry(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a file, or a link to one: no pipe, no device, no link that leads nowhere."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
+def link_on_way(root: str, key: str) -> str | None:
+    """Path of the first directory of a key that is a link.
+
+    Parameters
+    ----------
+    key
+        Or a prefix. What follows its last slash is not looked at.
+    """
+    path = root
+    for name in key.split("/")[:-1]:
+        path = os.path.join(path, name)
+        if _is_link(path):
+            return path
+    return None
+
+
+def link_below(directory: str) -> str | None:
+    """Path of a link to a directory, however deep in a directory that is none; ``None`` if there
+    is no such link."""
+    for top, names, _ in os.walk(directory, onerror=raise_if_broken):
+        for name in names:
+            if _is_link(path := os.path.join(top, name)):
+                return path
+    return None
+
+
+def refuse_links(root: str, key: str) -> None:
+    """Refuse to remove many keys at once if the way to them leads through a link.
+
+    Raises
+    ------
+    SpecError
+        Nothing was removed.
+    """
+    link = link_on_way(root, key)
+    if link is not None:
+        raise SpecError(
+            f"{key!r} leads through the link {link!r}: what it leads to is not removed at once. "
+            f"Remove the link, or open {os.path.realpath(link)!r} as a store of its own"
+        )
+
+
+def remove_directory(root: str, prefix: str) -> None:
+    """Remove all files whose keys begin with a prefix, which is empty or ends with a slash.
+
+    Of a link, the prefix itself or below it, only the link is removed.
+
+    Raises
+    ------
+    SpecError
+        As `refuse_links`.
+    """
+    path = root + prefix.removesuffix("/")
+    if not prefix:
+        for name in os.listdir(root) if is_directory(root) else []:
+            child = os.path.join(root, name)
+            if os.path.isdir(child) and not _is_link(child):
+                shutil.rmtree(child)
+            else:
+                os.unlink(child)
+        return
+    refuse_links(root, prefix.removesuffix("/"))
+    if is_directory(path):
+        if _is_link(path):
+            os.unlink(path)
+        else:
+            shutil.rmtree(path)
+
+
+def holds_a_file(directory: str) -> bool:
+    """Whether a file is in it, however deep, that is not a temporary one; or a link to another
+    directory, which may hold some."""
+    return opening(
+        lambda: any(
+            any(not is_hidden(name) for name in names)
+            or any(_is_link(os.path.join(top, name)) for name in directories)
+            for top, directories, names in os.walk(directory, onerror=raise_if_broken)
+        )
+    )
+
+
+def _status(path: str) -> os.stat_result | None:
+    """Not ``os.path.isfile``: to that a file is missing if the disk fails."""
+    try:
+        return os.stat(path)
+    except NO_FILE:
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None
+        raise
+
+
+def size_of_file(path: str) -> int | None:
+    """Size of a file in bytes; ``None`` if there is none."""
+    status = _status(path)
+    return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
+
+
+def _is_link(path: str) -> bool:
+    """Not ``os.path.islink``: to that nothing is a link if the disk fails."""
+    try:
+        return stat.S_ISLNK(os.lstat(path).st_mode)
+    except NO_FILE:
+        return False
+
+
+def is_directory(path: str) -> bool:
+    status = _status(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def raise_if_broken(error: OSError) -> None:
+    """Of a directory that cannot be listed: it may be gone, or not be for us; else it fails."""
+    if not isinstance(error, (*NO_FILE, PermissionError)):
+        raise error

@@ -1,0 +1,289 @@
+"""Every system call that changes a shard file, and those that open one, one function each.
+
+What a killed process leaves is one of the states between them, or half of a write: a test
+that stops at each of these calls has seen them all.
+
+How many files this process keeps open, and what happens when it may open no more.
+
+A process has a limit: 1,024 on most Linux, 256 on macOS. Shares of it::
+
+    1/8     shard files that are kept for reads (`cached_files`)
+    3/16    shards that are kept for writes, three files each (`open_shards`)
+    1/4     files of the reads that are under way, of all threads
+    3/16    of one asynchronous write: shards that it changes at a time, three files each
+
+The rest is for the user's own. The limit is asked for whenever a share is needed: it may change.
+If there are too many nevertheless, all that is kept without being used is closed.
+
+Which state of a local file a reply came from, where the store that read it does not tell.
+
+Whatever another process renames to its name, or writes into it, gives it another inode, size
+or time. A time that is younger than the clock of the file system is fine proves nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias, TypeVar
+
+from zarr.abc.store import Store
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.io.backends.store_traits import path_of_file
+from zarr_shardstore.shards.requests import Found, Get, Request
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+
+_LIMIT_ELSEWHERE = 512
+"""Of the C library of Windows."""
+
+_when_short: list[Callable[[], None]] = []
+
+
+def max_warm_files() -> int:
+    """Files that are kept open for reads."""
+    return min(128, _limit() // 8)
+
+
+def max_shards_of_writers() -> int:
+    """Shards whose files are kept open for writes."""
+    return min(64, _limit() // 16)
+
+
+def max_shards_of_a_write() -> int:
+    """Shards that one call changes concurrently; each is in memory meanwhile."""
+    return max(1, min(16, _limit() // 16))
+
+
+def max_files_of_a_read() -> int:
+    """Files that one read has open; all threads may read at a time."""
+    return max(2, min(160, _limit() // 4 // threading.active_count()))
+
+
+def max_shards_of_a_read() -> int:
+    """Shards that one read touches at a time: fewer, as it may have other files open, too."""
+    return max_files_of_a_read() * 4 // 5
+
+
+def _limit() -> int:
+    if resource is None:
+        return _LIMIT_ELSEWHERE
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else 1 << 20
+
+
+def close_when_short(close_some: Callable[[], None]) -> None:
+    """Let a function close files that are kept, whenever no more can be opened."""
+    _when_short.append(close_some)
+
+
+def opening(open_one: Callable[[], T]) -> T:
+    """Open files; if there are too many open, close those that are kept, and try once more."""
+    try:
+        return open_one()
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    for close_some in _when_short:
+        close_some()
+    return open_one()
+
+
+T = TypeVar("T")
+
+_MAX_BUFFERS = 1024
+"""Pieces that one system call writes (IOV_MAX of Linux)."""
+
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+SYSTEM_CALLS = (
+    "open_new",
+    "open_to_change",
+    "open_to_read",
+    "renew_time",
+    "replace",
+    "scan",
+    "sync",
+    "truncate",
+    "unlink",
+    "write_at",
+)
+"""The functions of this module that tests replace, to fail or to stop at each of them."""
+
+
+def open_new(path: str) -> int:
+    """Make a file that must not be there yet."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC
+    return opening(lambda: os.open(path, flags, 0o666))
+
+
+def open_to_read(path: str) -> int:
+    """Open a file, or a directory, or what a link leads to; never wait for a pipe."""
+    return _following(lambda: os.open(path, os.O_RDONLY | _NONBLOCK | _CLOEXEC))
+
+
+def scan(path: str) -> Any:
+    """Look into a directory, as ``os.scandir``."""
+    return _following(lambda: os.scandir(path))
+
+
+def _following(open_one: Callable[[], T]) -> T:
+    """Open what a path leads to. A link that leads to itself leads to nothing, as one to a name
+    that is not there."""
+    try:
+        return opening(open_one)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), error.filename) from error
+
+
+def open_to_change(path: str, *, create: bool = False) -> int:
+    """Open a file for reading and writing; never the one that a link leads to.
+
+    Raises
+    ------
+    SpecError
+        If it is a link.
+    """
+    flags = os.O_RDWR | (os.O_CREAT if create else 0) | NOFOLLOW | _CLOEXEC
+    return opening_itself(path, lambda: os.open(path, flags, 0o666))
+
+
+def opening_itself(path: str, open_one: Callable[[], T]) -> T:
+    """Open a file with `NOFOLLOW`, see `open_to_change`."""
+    try:
+        return opening(open_one)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise SpecError(
+                f"{path!r} is a link, and what it leads to is not to be changed: remove the link"
+            ) from error
+        raise
+
+
+def read_at(fd: int, start: int, stop: int) -> memoryview:
+    """Bytes of a file, fewer where it ends."""
+    data = os.pread(fd, stop - start, start)
+    while len(data) < stop - start:  # a signal, a huge read, or a file cut short
+        more = os.pread(fd, stop - start - len(data), start + len(data))
+        if not more:
+            break
+        data += more
+    return memoryview(data)
+
+
+def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
+    """Write all pieces, one behind the other."""
+    if len(pieces) == 1 and os.pwrite(fd, pieces[0], offset) == len(pieces[0]):
+        return  # written as one; otherwise it is begun again
+    for i in range(0, len(pieces), _MAX_BUFFERS):
+        some = pieces[i : i + _MAX_BUFFERS]
+        wanted = sum(map(len, some))
+        written = os.pwritev(fd, some, offset)
+        if written < wanted:  # a signal, or a huge write
+            rest = memoryview(b"".join(some))[written:]
+            while rest:
+                n_more = os.pwrite(fd, rest, offset + wanted - len(rest))
+                rest = rest[n_more:]
+        offset += wanted
+
+
+def truncate(fd: int, nbytes: int) -> None:
+    """Give a file another size."""
+    os.ftruncate(fd, nbytes)
+
+
+def renew_time(fd: int, last_ns: int) -> None:
+    """Give a file that was changed a time that no file of its name ever had.
+
+    tensorstore overwrites the version that it has read, and tells versions by inode and time of
+    the last write. Before Linux 6.13, and on some file systems since, that time comes from a clock
+    that ticks every 1 to 10 ms; and ext4 gives a new file the inode of one that was just removed.
+
+    Parameters
+    ----------
+    last_ns
+        Time of the last write before this change.
+    """
+    new_ns = max(time.time_ns(), last_ns + 1)
+    with suppress(PermissionError):  # another user's file: only its owner may set the time
+        os.utime(fd, ns=(new_ns, new_ns))
+
+
+def sync(fd: int) -> None:
+    """Wait until a file survives a loss of power."""
+    os.fsync(fd)
+
+
+def replace(source: str, target: str) -> None:
+    """Give a file another name, at once, replacing any."""
+    os.replace(source, target)
+
+
+def unlink(path: str) -> None:
+    """Remove a file."""
+    os.unlink(path)
+
+
+FileState: TypeAlias = tuple[int, int, int] | None
+"""Inode, size, and time of the last write of a file; ``None``: there is none."""
+
+MIN_AGE_NS = 20_000_000
+"""Linux takes the time of files from a clock that ticks every 1 to 10 ms."""
+
+
+def state_of(path: str) -> FileState:
+    """State of a file now."""
+    try:
+        return _state(os.stat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def state_of_open(fd: int) -> FileState:
+    """State of an open file now, by its descriptor."""
+    return _state(os.fstat(fd))
+
+
+def _state(status: os.stat_result) -> FileState:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def states_before(store: Store, batch: Sequence[Request]) -> list[tuple[str, object] | None]:
+    """For each `Get` of a local file its path, and its state before it is read."""
+    states: list[tuple[str, object] | None] = []
+    for request in batch:
+        path = path_of_file(store, request.key) if isinstance(request, Get) else None
+        states.append(None if path is None else (path, _proven_state_of(path)))
+    return states
+
+
+def with_states(replies: list[Any], before: Sequence[tuple[str, object] | None]) -> list[Any]:
+    """Give replies that have no version the state of the file they came from."""
+    for i, known in enumerate(before):
+        reply = replies[i]
+        if known is not None and isinstance(reply, Found) and reply.version is None:
+            path, state = known
+            version = state if state == _proven_state_of(path) else object()
+            replies[i] = reply._replace(version=version)
+    return replies
+
+
+def _proven_state_of(path: str) -> object:
+    """The state of a file; what equals nothing else if the file is too young."""
+    state = state_of(path)
+    if state is not None and time.time_ns() - state[2] < MIN_AGE_NS:
+        return object()
+    return state

@@ -1,0 +1,1 @@
+"""Shards in object stores: indexes, ETags, calls that zarr's ``Store`` lacks."""

@@ -1,0 +1,1 @@
+"""Metadata documents as JSON, pure: how arrays declare their sharding, data types and codecs."""

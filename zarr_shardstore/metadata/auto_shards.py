@@ -1,0 +1,100 @@
+"""How many chunks to put into a shard, where the user leaves it to us.
+
+Shards of 10 to 100 MB: large enough that there are few objects and that a request is worth
+its latency, small enough to be rewritten, and to be read by several readers at once.
+
+Source: the recommendation of zarr-vectors and of the discussion of sharding, 10 to 100 MB.
+"""
+
+from __future__ import annotations
+
+import math
+
+from zarr_shardstore.format.keys import Coords
+
+MAX_SHARD_NBYTES = 100_000_000
+_MIN_SHARD_NBYTES = 10_000_000
+_GOAL_NBYTES = 64_000_000
+"""What a shard shall have; where the counts of chunks allow no more, it gets less."""
+
+_MAX_ENTRIES = 2**17
+"""Entries in a shard: an index of 2 MiB, which a reader of one chunk has to fetch."""
+
+
+def choose_chunks_per_shard(grid_shape: Coords, chunk_nbytes: float) -> tuple[Coords, str]:
+    """Choose chunks per shard for an array, and say why.
+
+    Shards are as near to cubes, counted in chunks, as the grid allows; where an array has
+    several along a dimension they are of about the same length. Nothing has to divide anything.
+
+    Parameters
+    ----------
+    grid_shape
+        Number of chunks along each dimension.
+    chunk_nbytes
+        Size of a stored chunk in bytes, on average.
+
+    Examples
+    --------
+    >>> choose_chunks_per_shard((10, 10), 1000)[0]
+    (10, 10)
+    >>> choose_chunks_per_shard((391, 282, 94), 100_000)[0]
+    (10, 8, 8)
+    """
+    grid = tuple(max(n, 1) for n in grid_shape)
+    chunk_nbytes = max(chunk_nbytes, 1)
+    about = f"stored chunks have about {_readable(chunk_nbytes)}"
+    if math.prod(grid) <= _MAX_ENTRIES and math.prod(grid) * chunk_nbytes <= MAX_SHARD_NBYTES:
+        total = _readable(math.prod(grid) * chunk_nbytes)
+        return grid, f"{about}, the whole array {total}: one shard"
+    goal = min(_GOAL_NBYTES / chunk_nbytes, _MAX_ENTRIES)
+    if goal < 2:
+        return (1,) * len(grid), f"{about}: each is large enough for an object of its own"
+    cps = _even(_grown(grid, goal), grid, _MIN_SHARD_NBYTES / chunk_nbytes)
+    nbytes = _readable(math.prod(cps) * chunk_nbytes)
+    shown = " × ".join(map(str, cps))
+    return cps, f"{about}: {shown} of them make shards of {nbytes}"
+
+
+def _grown(grid: Coords, goal: float) -> list[int]:
+    """About `goal` chunks, as near to a cube as the grid allows."""
+    cps = [1] * len(grid)
+    free = set(range(len(grid)))
+    rest = goal
+    while free:
+        side = max(1, int(rest ** (1 / len(free)) + 1e-9))
+        small = {dim for dim in free if grid[dim] <= side}
+        for dim in small or free:
+            cps[dim] = min(side, grid[dim])
+        rest /= math.prod(cps[dim] for dim in small)
+        free = free - small if small else set()
+    while True:  # what whole numbers left of the cube
+        larger = [
+            (n, dim)
+            for dim, n in enumerate(cps)
+            if n < grid[dim] and math.prod(cps) // n * (n + 1) <= goal
+        ]
+        if not larger:
+            return cps
+        cps[min(larger)[1]] += 1
+
+
+def _even(cps: list[int], grid: Coords, at_least: float) -> Coords:
+    """The same number of shards along each dimension, of about the same length.
+
+    Where that would leave a shard less than `at_least` chunks, the last shard is a short one.
+    """
+    even = [-(-n // -(-n // c)) for c, n in zip(cps, grid, strict=True)]
+    shape = list(cps)
+    for dim in sorted(range(len(cps)), key=lambda dim: (-even[dim] / cps[dim], dim)):
+        if math.prod(shape) // shape[dim] * even[dim] >= at_least:
+            shape[dim] = even[dim]
+    return tuple(shape)
+
+
+def _readable(nbytes: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if nbytes < 1000 or unit == "GB":
+            return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    raise AssertionError("the last unit ends the loop")

@@ -1,0 +1,396 @@
+"""How an array's metadata declares what stands between it and the store: read, take out, put back.
+
+========================  ===================================================================
+``codec``                 v3: ``codecs`` is one ``sharding_indexed``, the chunk grid is the
+                          grid of shards. Every v3 reader reads it.
+``storage_transformers``  v3 and draft: the list of transformers; the chunk grid and the
+                          codecs are those of the chunks. Not every v3 reader looks at the
+                          list, so what we write has a member that must be understood, too,
+                          and the chunk key encoding is wrapped in one of our name.
+``filters``               v2: a marker in ``filters`` that holds the list; ``chunks`` is the
+                          shape of the shards, if there are any.
+========================  ===================================================================
+
+A reader that does not know a declaration must refuse the array: it would take shards for
+chunks. spec_notes/readers.md says how each of them is made to. For the same reason
+`find_declaration` refuses whatever declares sharding and is not understood here.
+
+A document is the parsed JSON object. The functions never change their argument.
+
+Source: sharding storage transformer draft, "Configuration"; ZEP 2, "Configuration"; Zarr v2,
+"Metadata" (filters); Zarr v3 core, "Extension points" (must_understand).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.metadata.transformer_list import (
+    SHARDING,
+    SHARDING_URIS,
+    TransformerSpec,
+    check_known_members,
+    index_codecs,
+    index_format,
+    name_of,
+    sharding_spec,
+    sharding_transformer,
+    spell_for_draft,
+    spell_transformers,
+    transformer_specs,
+)
+
+Declaration = Literal["codec", "storage_transformers", "filters"]
+Native = Literal["flat", "passthrough"]
+"""How native sharded arrays appear: with their inner chunks as chunks, or as they are."""
+
+Document: TypeAlias = dict[str, Any]
+
+MARKER = "zarr_shardstore"
+"""Id of the marker in the filters of a v2 array, and name of the member and of the chunk key
+encoding of a v3 array."""
+
+_CODEC = "sharding_indexed"
+_CODEC_MEMBERS = {"name", "configuration", "must_understand"}
+_CODEC_OPTIONS = {"chunk_shape", "codecs", "index_codecs", "index_location"}
+_MARKER_MEMBERS = {"id", "storage_transformers"}
+_NAMES = (_CODEC, MARKER, f"numcodecs.{MARKER}", *SHARDING_URIS)
+"""Whatever has one of these in its codecs, filters or extensions declares sharding."""
+
+_BESIDE_LIST = {"chunk_key_encoding", MARKER, "codecs"}
+"""Members of a v3 document with a list that may name sharding, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What an array document declares: how, and which transformers, nearest to the array first."""
+
+    how: Declaration
+    transformers: tuple[TransformerSpec, ...]
+
+
+def format_of(doc: Mapping[str, Any]) -> Literal["v3", "v2", "draft"]:
+    """The hierarchy whose documents look like this one."""
+    if doc.get("zarr_format") == 2:
+        return "v2"
+    return "v3" if "node_type" in doc else "draft"
+
+
+def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declared | None:
+    """How an array document declares its transformers; ``None`` for plain chunks.
+
+    A ``sharding_indexed`` that the document or the caller says to leave to zarr is no declaration.
+
+    Raises
+    ------
+    SpecError
+        If the declaration contradicts itself, is not complete, or asks for an impossible shard.
+    UnsupportedError
+        If the sharding has a form, or stands in a place, that is not known.
+    """
+    kind, members = format_of(doc), _declaring_members(doc)
+    by_list = kind != "v2" and "storage_transformers" in members
+    known = {"v3": {"codecs"}, "v2": {"filters"}, "draft": set[str]()}[kind]
+    if by_list:
+        known = {"storage_transformers"} | (_BESIDE_LIST if kind == "v3" else set())
+    for member in members:
+        if member not in known:
+            raise UnsupportedError(
+                f"{member!r} declares sharding, in a form that is not known here: the chunk keys "
+                "may be those of shards"
+            )
+    if by_list:
+        specs = transformer_specs(doc["storage_transformers"])
+        return Declared("storage_transformers", _checked(specs, _ndim(doc)))
+    if kind == "v2" and members:
+        return _declared_by_marker(doc)
+    if not members or native == "passthrough" or is_native_by_choice(doc):
+        return None
+    return Declared("codec", (sharding_transformer(_spec_of_codec(doc)),))
+
+
+def take_out(doc: Mapping[str, Any], how: Declaration) -> Document:
+    """The document as the reader of plain chunks shall see it."""
+    match how:
+        case "filters":
+            rest = [f for f in doc["filters"] if not _is_marker(f)]
+            cps = chunks_per_shard(Declared(how, _transformers_of_marker(doc)), _ndim(doc))
+            chunks = [c // n for c, n in zip(doc["chunks"], cps, strict=True)]
+            return {**doc, "chunks": chunks, "filters": rest or None}
+        case "storage_transformers":
+            shown = {name: value for name, value in doc.items() if name != MARKER}
+            if "codecs" in doc:
+                shown["codecs"] = _with_common_names(doc["codecs"])
+            if "chunk_key_encoding" in doc:
+                shown["chunk_key_encoding"] = chunk_key_encoding(doc)
+            return {**shown, "storage_transformers": []}
+        case "codec":
+            inner = doc["codecs"][0]["configuration"]
+            grid = _with_chunk_shape(doc, list(inner["chunk_shape"]))
+            return {**doc, "chunk_grid": grid, "codecs": _with_common_names(inner["codecs"])}
+
+
+def declare(doc: Mapping[str, Any], declared: Declared) -> Document:
+    """The document as it is stored: `take_out` gives `doc` back."""
+    match declared.how:
+        case "filters":
+            spelled = spell_transformers(declared.transformers)
+            marker = {"id": MARKER, "storage_transformers": spelled}
+            cps = chunks_per_shard(declared, _ndim(doc))
+            chunks = [c * n for c, n in zip(doc["chunks"], cps, strict=True)]
+            return {**doc, "chunks": chunks, "filters": [*(doc.get("filters") or ()), marker]}
+        case "storage_transformers" if "node_type" not in doc:
+            return {**doc, "storage_transformers": spell_for_draft(declared.transformers)}
+        case "storage_transformers":
+            spelled = spell_transformers(declared.transformers)
+            encoding = {"name": MARKER, "configuration": {"above": doc["chunk_key_encoding"]}}
+            return {
+                **doc,
+                "chunk_key_encoding": encoding,
+                "storage_transformers": spelled,
+                MARKER: {"must_understand": True},
+            }
+        case "codec":
+            (transformer,) = declared.transformers
+            return _with_codec(doc, sharding_spec(transformer.configuration, _ndim(doc)))
+
+
+def put_back(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration) -> Document:
+    """`doc` with the declaration that the `stored` document of the same chunks has, as spelled."""
+    match how:
+        case "filters":
+            rest = [f for f in doc.get("filters") or () if not _is_marker(f)]
+            filters = [*rest, _marker_of(stored)]
+            return {**doc, "chunks": stored["chunks"], "filters": filters}
+        case "storage_transformers":
+            names = ("storage_transformers", "chunk_key_encoding", MARKER)
+            return {**doc, **{name: stored[name] for name in names if name in stored}}
+        case "codec":
+            (codec,) = stored["codecs"]
+            configuration = {**codec["configuration"], "codecs": doc["codecs"]}
+            return {
+                **doc,
+                "chunk_grid": _with_chunk_shape(doc, list(_chunk_shape(stored))),
+                "codecs": [{**codec, "configuration": configuration}],
+            }
+
+
+def chunks_per_shard(declared: Declared, ndim: int) -> Coords:
+    """By how much the declaration multiplies the chunk shape in the document, in each dimension."""
+    if declared.how != "storage_transformers":
+        for spec in declared.transformers:
+            if spec.name == SHARDING:
+                return sharding_spec(spec.configuration, ndim).chunks_per_shard
+    return (1,) * ndim
+
+
+def chunk_key_encoding(doc: Mapping[str, Any]) -> Any:
+    """How the chunk keys of a v3 array are spelled, above its transformers."""
+    encoding = doc["chunk_key_encoding"]
+    if isinstance(encoding, Mapping) and encoding.get("name") == MARKER:
+        return encoding["configuration"]["above"]
+    return encoding
+
+
+def declare_native(doc: Mapping[str, Any]) -> Document:
+    """A document whose sharding codec is left to zarr, here and wherever it is opened."""
+    return {**doc, MARKER: {"must_understand": False, "native": "passthrough"}}
+
+
+def is_native_by_choice(doc: Mapping[str, Any]) -> bool:
+    """Whether `declare_native` made the document."""
+    mark = doc.get(MARKER)
+    return isinstance(mark, Mapping) and mark.get("native") == "passthrough"
+
+
+def sharding_shapes(doc: Mapping[str, Any]) -> list[Any]:
+    """The chunk shapes of the sharding codecs of a v3 array, from the outermost inwards."""
+    shapes = []
+    codecs = doc.get("codecs")
+    while isinstance(codecs, list) and (found := [c for c in codecs if name_of(c) == _CODEC]):
+        configuration = found[0].get("configuration") if isinstance(found[0], Mapping) else None
+        if not isinstance(configuration, Mapping):
+            break
+        shapes.append(configuration.get("chunk_shape"))
+        codecs = configuration.get("codecs")
+    return shapes
+
+
+def has_sharding_codec(doc: Mapping[str, Any]) -> bool:
+    """Whether the codecs of a v3 array document do sharding, in any form."""
+    return _mentions(doc.get("codecs"), (_CODEC,))
+
+
+def _declaring_members(doc: Mapping[str, Any]) -> list[str]:
+    """Members that declare transformers in some way, understood or not."""
+    found = [] if doc.get("storage_transformers") in (None, []) else ["storage_transformers"]
+    others = ("codecs", "filters", "compressor", "extensions")
+    found += [member for member in others if _mentions(doc.get(member), _NAMES)]
+    if MARKER in doc and not is_native_by_choice(doc):
+        found.append(MARKER)
+    if name_of(doc.get("chunk_key_encoding")) == MARKER:
+        found.append("chunk_key_encoding")
+    return found
+
+
+def _mentions(value: Any, names: Collection[str]) -> bool:
+    """Whether one of the names stands anywhere in a JSON value, which may be a deep one."""
+    left = [value]
+    while left:
+        match left.pop():
+            case str() as text if text in names:
+                return True
+            case list() | tuple() as items:
+                left += items
+            case Mapping() as members:
+                left += members.values()
+    return False
+
+
+def _is_marker(codec: Any) -> bool:
+    return isinstance(codec, Mapping) and codec.get("id") == MARKER
+
+
+def _declared_by_marker(doc: Mapping[str, Any]) -> Declared:
+    check_known_members(_marker_of(doc), _MARKER_MEMBERS, f"the filter {MARKER!r}")
+    chunks = _shape_at(doc, "chunks")
+    declared = Declared("filters", _checked(_transformers_of_marker(doc), len(chunks)))
+    cps = chunks_per_shard(declared, len(chunks))
+    if len(chunks) != _ndim(doc) or any(c % n for c, n in zip(chunks, cps, strict=True)):
+        raise SpecError(f"shards of {list(chunks)} cannot be cut into {list(cps)} chunks")
+    return declared
+
+
+def _marker_of(doc: Mapping[str, Any]) -> Mapping[str, Any]:
+    filters = doc.get("filters")
+    found = [f for f in filters if _is_marker(f)] if isinstance(filters, list) else []
+    if len(found) != 1:
+        raise SpecError(f"filters is a list that has the marker {MARKER!r} once, got {filters!r}")
+    marker: Mapping[str, Any] = found[0]
+    return marker
+
+
+def _transformers_of_marker(doc: Mapping[str, Any]) -> tuple[TransformerSpec, ...]:
+    return transformer_specs(_marker_of(doc).get("storage_transformers"))
+
+
+def _checked(specs: tuple[TransformerSpec, ...], ndim: int) -> tuple[TransformerSpec, ...]:
+    for spec in specs:
+        if spec.name == SHARDING:
+            sharding_spec(spec.configuration, ndim)
+    return specs
+
+
+def _chunk_shape(doc: Mapping[str, Any]) -> Coords:
+    grid = doc["chunk_grid"]
+    return tuple(grid.get("configuration", grid)["chunk_shape"])
+
+
+def _with_chunk_shape(doc: Mapping[str, Any], chunk_shape: list[int]) -> Document:
+    grid = doc["chunk_grid"]
+    return {**grid, "configuration": {**grid["configuration"], "chunk_shape": chunk_shape}}
+
+
+def _ndim(doc: Mapping[str, Any]) -> int:
+    return len(_shape_at(doc, "shape"))
+
+
+def _shape_at(members: Mapping[str, Any], name: str) -> Coords:
+    """A member that is a list of whole numbers.
+
+    Raises
+    ------
+    SpecError
+        If it is none.
+    """
+    shape = members.get(name)
+    if not isinstance(shape, list | tuple) or any(type(n) is not int or n < 0 for n in shape):
+        raise SpecError(f"{name!r} is a list of whole numbers, got {shape!r}")
+    return tuple(shape)
+
+
+def _with_common_names(codecs: Any) -> Any:
+    """Codecs by the names that readers know: ``endian`` of ZEP 2's example is ``bytes``."""
+    return [_with_common_name(c) for c in codecs] if isinstance(codecs, list) else codecs
+
+
+def _with_common_name(codec: Any) -> Any:
+    if not isinstance(codec, Mapping):
+        return name_of(codec)
+    renamed = {**codec, "name": name_of(codec)} if "name" in codec else {**codec}
+    configuration = codec.get("configuration")
+    if name_of(codec) == _CODEC and isinstance(configuration, Mapping):
+        lists = {
+            name: _with_common_names(configuration[name])
+            for name in ("codecs", "index_codecs")
+            if name in configuration
+        }
+        renamed["configuration"] = {**configuration, **lists}
+    return renamed
+
+
+def _with_codec(doc: Mapping[str, Any], spec: ShardingSpec) -> Document:
+    if not isinstance(doc.get("codecs"), list):
+        raise SpecError(f"codecs is a list, got {doc.get('codecs')!r}")
+    chunk_shape = _chunk_shape(doc)
+    shard_shape = [c * n for c, n in zip(chunk_shape, spec.chunks_per_shard, strict=True)]
+    configuration = {
+        "chunk_shape": list(chunk_shape),
+        "codecs": doc["codecs"],
+        "index_codecs": index_codecs(spec.index),
+        "index_location": spec.index.location,
+    }
+    return {
+        **doc,
+        "chunk_grid": _with_chunk_shape(doc, shard_shape),
+        "codecs": [{"name": _CODEC, "configuration": configuration}],
+    }
+
+
+def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
+    """The sharding of a v3 document whose codecs mention it.
+
+    Raises
+    ------
+    SpecError, UnsupportedError
+        As `find_declaration`.
+    """
+    codecs = doc["codecs"]
+    codec = codecs[0] if isinstance(codecs, list) and len(codecs) == 1 else None
+    if not isinstance(codec, Mapping) or codec.get("name") != _CODEC:
+        raise UnsupportedError(
+            "the sharding codec stands beside or inside other codecs, so shards hold something "
+            "else than chunks: native='passthrough' leaves it to zarr"
+        )
+    check_known_members(codec, _CODEC_MEMBERS, f"the codec {_CODEC!r}")
+    configuration = codec.get("configuration")
+    if not isinstance(configuration, Mapping):
+        raise SpecError(f"the codec {_CODEC!r} needs a configuration, got {codec!r}")
+    check_known_members(configuration, _CODEC_OPTIONS, f"the codec {_CODEC!r}")
+    if not isinstance(configuration.get("codecs"), list):
+        raise SpecError(f"the codec {_CODEC!r} needs a list of codecs, got {codec!r}")
+    chunk_shape, index = _shape_at(configuration, "chunk_shape"), index_format(configuration)
+    grid = doc.get("chunk_grid")
+    options = grid.get("configuration") if isinstance(grid, Mapping) else None
+    if name_of(grid) != "regular" or not isinstance(options, Mapping):
+        raise UnsupportedError(
+            f"the chunk grid {grid!r} of a sharded array is not known, only 'regular'"
+        )
+    shard_shape = _shape_at(options, "chunk_shape")
+    if len(chunk_shape) != len(shard_shape) or len(chunk_shape) != _ndim(doc):
+        raise SpecError(
+            f"the array has {_ndim(doc)} dims, its shards {list(shard_shape)} and the chunks in "
+            f"them {list(chunk_shape)} must have as many"
+        )
+    for outer, inner in zip(shard_shape, chunk_shape, strict=True):
+        if inner < 1 or outer % inner:
+            raise SpecError(
+                f"shards of {list(shard_shape)} cannot be cut into chunks of {list(chunk_shape)}"
+            )
+    cps = tuple(outer // inner for outer, inner in zip(shard_shape, chunk_shape, strict=True))
+    return ShardingSpec(cps, index)

@@ -1,0 +1,225 @@
+"""The list ``storage_transformers`` of an array: names and configurations, in three spellings.
+
+The first transformer of the list is the nearest to the array, the last the nearest to the
+store. Spellings that are read; the first is written::
+
+    {"name": NAME, "configuration": {…}}                      draft 1.0; NAME alone is enough
+    {"storage_transformer": URI, "configuration": {…}}        early draft, with "format"
+    {"extension": URI, "type": …, "configuration": {…}}       zarr-python 2.13 to 2.18
+
+Whatever a sharding says beyond this is refused: it may change where chunks are. The index codec
+``bytes`` is ``endian`` in the example of ZEP 2.
+
+Source: sharding storage transformer draft, "Configuration"; its earlier draft; zarr-python
+2.18, ``zarr/meta.py`` and ``Array._load_metadata_nosync`` (the order of the list).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.index import DRAFT_INDEX, IndexFormat
+from zarr_shardstore.format.sharding_spec import ShardingSpec, check_chunks_per_shard
+
+SHARDING = "sharding"
+_SHARDING_URI = "https://purl.org/zarr/spec/storage_transformers/sharding/1.0"
+SHARDING_URIS = (_SHARDING_URI, _SHARDING_URI.replace("https:", "http:"))
+
+_NAME_MEMBERS = ("name", "storage_transformer", "extension")
+_TRANSFORMER_MEMBERS = {*_NAME_MEMBERS, "type", "configuration", "must_understand"}
+_SHARDING_OPTIONS = {"chunks_per_shard", "index_codecs", "index_location"}
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerSpec:
+    """One storage transformer as metadata states it, whatever the spelling.
+
+    Parameters
+    ----------
+    must_understand : bool
+        Whether values can only be read by a reader that knows the transformer.
+    """
+
+    name: str
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    must_understand: bool = True
+
+
+def name_of(extension: Any) -> Any:
+    """Name of a codec or another extension, which v3 spells as an object or a bare string.
+
+    >>> name_of({"name": "endian", "configuration": {"endian": "little"}})
+    'bytes'
+    """
+    name = extension.get("name") if isinstance(extension, Mapping) else extension
+    return "bytes" if name == "endian" else name
+
+
+def check_known_members(value: Mapping[str, Any], known: Set[str], what: str) -> None:
+    """Refuse members that are not known.
+
+    Raises
+    ------
+    UnsupportedError
+        If there are any; the message names them.
+    """
+    unknown = sorted(value.keys() - known)
+    if unknown:
+        raise UnsupportedError(f"{what} has the members {unknown}, which are not known here")
+
+
+def transformer_specs(transformers: Any) -> tuple[TransformerSpec, ...]:
+    """Read a list of storage transformers; whether a name is known is not looked at.
+
+    Raises
+    ------
+    SpecError
+        If it is no list, or an item has no name, or a configuration that is no object.
+    UnsupportedError
+        If a sharding has another format than ``"indexed"``, or members that are not known.
+    """
+    if not isinstance(transformers, Sequence) or isinstance(transformers, str | bytes):
+        raise SpecError(f"storage_transformers is a list, got {transformers!r}")
+    return tuple(map(_transformer_spec, transformers))
+
+
+def _transformer_spec(transformer: Any) -> TransformerSpec:
+    if isinstance(transformer, str):
+        transformer = {"name": transformer}
+    given = transformer if isinstance(transformer, Mapping) else {}
+    names = [given[member] for member in _NAME_MEMBERS if member in given]
+    configuration = given.get("configuration")
+    if configuration is None:
+        configuration = {}
+    must_understand = given.get("must_understand", True)
+    is_sound = (
+        names
+        and all(isinstance(name, str) for name in names)
+        and isinstance(configuration, Mapping)
+        and isinstance(must_understand, bool)
+    )
+    if not is_sound:
+        raise SpecError(
+            f"a storage transformer is an object with a name and a configuration, "
+            f"got {transformer!r}"
+        )
+    n_sharding = sum(name in (SHARDING, *SHARDING_URIS) for name in names)
+    if not n_sharding:
+        return TransformerSpec(names[0], dict(configuration), must_understand)
+    if n_sharding < len(names):
+        raise SpecError(f"a storage transformer has one name, got {names}")
+    check_known_members(given, _TRANSFORMER_MEMBERS, "the sharding transformer")
+    for layout in (given.get("type", "indexed"), configuration.get("format", "indexed")):
+        if layout != "indexed":
+            raise UnsupportedError(f"the sharding format {layout!r} is not known, only 'indexed'")
+    return TransformerSpec(SHARDING, {k: v for k, v in configuration.items() if k != "format"})
+
+
+def spell_transformers(specs: Sequence[TransformerSpec]) -> list[dict[str, Any]]:
+    """The list as it is written: the draft's spelling."""
+    return [
+        {
+            "name": s.name,
+            **({"configuration": dict(s.configuration)} if s.configuration else {}),
+            **({} if s.must_understand else {"must_understand": False}),
+        }
+        for s in specs
+    ]
+
+
+def spell_for_draft(specs: Sequence[TransformerSpec]) -> list[dict[str, Any]]:
+    """The list in a document of the draft hierarchy: what zarr-python 2.18 asks for is added."""
+    spelled = spell_transformers(specs)
+    for transformer in spelled:
+        if transformer["name"] == SHARDING:
+            transformer |= {"extension": _SHARDING_URI, "type": "indexed"}
+            if transformer["configuration"].get("chunks_per_shard") == []:
+                transformer["configuration"]["chunks_per_shard"] = [1]  # 2.18's 0-d
+    return spelled
+
+
+def sharding_transformer(spec: ShardingSpec) -> TransformerSpec:
+    """The transformer that declares `spec`; the draft's own index form needs no mention."""
+    configuration: dict[str, Any] = {"chunks_per_shard": list(spec.chunks_per_shard)}
+    if spec.index != DRAFT_INDEX:
+        configuration["index_codecs"] = index_codecs(spec.index)
+        configuration["index_location"] = spec.index.location
+    return TransformerSpec(SHARDING, configuration)
+
+
+def sharding_spec(configuration: Mapping[str, Any], ndim: int) -> ShardingSpec:
+    """What the configuration of a ``sharding`` transformer says about an array of `ndim`.
+
+    Raises
+    ------
+    SpecError
+        If chunks_per_shard is missing or not one number for each dimension.
+    UnsupportedError
+        If it has index codecs, or members, that are not known.
+    """
+    check_known_members(configuration, _SHARDING_OPTIONS, "the sharding transformer")
+    cps = configuration.get("chunks_per_shard")
+    if not isinstance(cps, Sequence) or isinstance(cps, str):
+        raise SpecError(
+            f"the sharding transformer needs chunks_per_shard, a list of whole numbers, "
+            f"got {dict(configuration)!r}"
+        )
+    if ndim == 0 and list(cps) == [1]:
+        cps = []  # zarr-python 2.18 writes [1] for a 0-d array
+    if len(cps) != ndim:
+        raise SpecError(
+            f"chunks_per_shard {list(cps)!r} has {len(cps)} numbers, the array {ndim} dims"
+        )
+    index = DRAFT_INDEX
+    if "index_codecs" in configuration or "index_location" in configuration:
+        index = index_format({"index_codecs": index_codecs(DRAFT_INDEX), **configuration})
+    return ShardingSpec(check_chunks_per_shard(cps), index)
+
+
+def index_codecs(form: IndexFormat) -> list[dict[str, Any]]:
+    """The ``index_codecs`` of an index."""
+    codecs: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": form.endian}}]
+    return [*codecs, {"name": "crc32c"}] if form.checksum else codecs
+
+
+def index_format(configuration: Mapping[str, Any]) -> IndexFormat:
+    """The index that ``index_codecs`` and ``index_location`` describe.
+
+    Raises
+    ------
+    SpecError
+        If there are no index codecs.
+    UnsupportedError
+        If they, or the location, are not known.
+    """
+    location, codecs = configuration.get("index_location", "end"), configuration.get("index_codecs")
+    if not isinstance(codecs, Sequence) or isinstance(codecs, str):
+        raise SpecError(f"index_codecs is a list, got {codecs!r}")
+    options = [_options_of(codec) for codec in codecs]
+    endian: Any = options[0].pop("endian", None) if options else None
+    is_known = (
+        [name_of(codec) for codec in codecs] in (["bytes"], ["bytes", "crc32c"])
+        and endian in ("little", "big")
+        and not any(options)
+        and location in ("start", "end")
+    )
+    if not is_known:
+        raise UnsupportedError(
+            f"the index of the shards, {list(codecs)!r} at the {location!r}, is not known"
+        )
+    return IndexFormat(checksum=len(codecs) == 2, location=location, endian=endian)
+
+
+def _options_of(codec: Any) -> dict[str, Any]:
+    """The configuration of a codec, with whatever else it says."""
+    if not isinstance(codec, Mapping):
+        return {}
+    configuration = codec.get("configuration")
+    if not isinstance(configuration, Mapping | None):
+        raise SpecError(f"the configuration of a codec is an object, got {codec!r}")
+    others = {k: v for k, v in codec.items() if k not in ("name", "configuration")}
+    others.pop("must_understand", None)
+    return {**others, **(configuration or {})}

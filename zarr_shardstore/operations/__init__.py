@@ -1,0 +1,1 @@
+"""The operations of the abstract store interface, as flows over many arrays."""

@@ -1,0 +1,183 @@
+"""Which chunks of a sharded array are stored: a listing that spells no chunk keys.
+
+Which chunks of a region are stored, from the indexes of the shards that it touches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from reprlib import repr as short
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.arrays.array_cache import KnownArrays, StoredArray
+from zarr_shardstore.errors import CorruptShardError, ShardStoreError, SpecError
+from zarr_shardstore.format.arguments import array_path, items_of
+from zarr_shardstore.format.grid import Box, grid_box
+from zarr_shardstore.format.index import MISSING, ShardIndex
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef
+from zarr_shardstore.metadata.documents import Node
+from zarr_shardstore.shards.chunks import read_indexes_with_held, split_at_sharding, with_held
+from zarr_shardstore.shards.pending import PendingShards
+from zarr_shardstore.shards.requests import Flow
+from zarr_shardstore.shards.shard_listing import KeyPages
+from zarr_shardstore.shards.stack import ValueTransformer, through
+
+Region: TypeAlias = Sequence[slice] | None
+"""In chunk coordinates, a slice for each dimension; dimensions at the end may be left out."""
+
+_MAX_CHUNKS = 2**32
+"""A byte for each; more is asked for by mistake, or by hostile metadata."""
+
+
+def box_of_region(region: Region, grid_shape: Coords) -> Box:
+    """The chunks of a region, clipped to the grid as Python clips slices.
+
+    Raises
+    ------
+    SpecError
+        If it has more dimensions than the grid, or steps, or too many chunks.
+    """
+    slices = () if region is None else tuple(items_of("region", region))
+    if len(slices) > len(grid_shape) or not all(isinstance(s, slice) for s in slices):
+        raise SpecError(
+            f"region is a slice for each of {len(grid_shape)} dims, got {short(region)}"
+        )
+    slices += (slice(None),) * (len(grid_shape) - len(slices))
+    box = []
+    for part, n in zip(slices, grid_shape, strict=True):
+        start, stop, step = part.indices(n)
+        if step != 1:
+            raise SpecError(f"a region has no steps, got {region!r}")
+        box.append((start, max(start, stop)))
+    n_chunks = math.prod(stop - start for start, stop in box)
+    if n_chunks > _MAX_CHUNKS:
+        raise SpecError(f"the region has {n_chunks} chunks, ask for at most {_MAX_CHUNKS} at once")
+    return tuple(box)
+
+
+def directory_of_box(layout: ArrayLayout, box: Box) -> str:
+    """The smallest directory of the base store that holds all shards that a box touches."""
+    ranges = _shard_ranges(layout, box)
+    first = layout.shard(tuple(r[0] for r in ranges)).key.split("/")
+    last = layout.shard(tuple(r[-1] for r in ranges)).key.split("/")
+    n_common = 0
+    while n_common < len(first) - 1 and first[n_common] == last[n_common]:
+        n_common += 1
+    return "".join(f"{part}/" for part in first[:n_common])
+
+
+def shards_of_box(layout: ArrayLayout, box: Box) -> Iterator[ShardRef]:
+    """All shards that a box touches, whether they are stored or not."""
+    return map(layout.shard, itertools.product(*_shard_ranges(layout, box)))
+
+
+def is_in_box(shard: ShardRef, box: Box) -> bool:
+    """Whether a shard may have chunks of a box."""
+    ranges = _shard_ranges(shard.layout, box)
+    return all(c in r for c, r in zip(shard.coords, ranges, strict=True))
+
+
+def mark_chunks(out: npt.NDArray[np.bool_], box: Box, shard: ShardRef, index: ShardIndex) -> None:
+    """Set what stands in `out`, which has the shape of the box, for the chunks of one shard."""
+    cps = shard.layout.spec.chunks_per_shard
+    present = (index.fields != MISSING).any(axis=1).reshape(cps)
+    covered = grid_box(shard.coords, cps, shard.layout.grid_shape)
+    both = [(max(a, c), max(a, c, min(b, d))) for (a, b), (c, d) in zip(box, covered, strict=True)]
+    there = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(both, covered, strict=True))
+    here = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(both, box, strict=True))
+    out[here] = present[there]
+
+
+def _shard_ranges(layout: ArrayLayout, box: Box) -> list[range]:
+    cps = layout.spec.chunks_per_shard
+    return [range(a // n, -(-b // n)) for (a, b), n in zip(box, cps, strict=True)]
+
+
+_SHARDS_PER_ROUND = 64
+
+_Versioned: TypeAlias = tuple[ShardRef, object]
+
+
+def chunks_initialized(
+    known: KnownArrays, pending: PendingShards, path: str, region: Region
+) -> Flow[npt.NDArray[np.bool_]]:
+    """Whether each chunk of a region of the array at `path` is stored.
+
+    Cost: a listing of the smallest directory that holds the shards of the region, and the indexes
+    of those that are there.
+
+    Raises
+    ------
+    SpecError
+        If there is no sharded array, or the region is not valid.
+    CorruptShardError
+        If an index is damaged.
+    """
+    array = yield from _sharded_array(known, path)
+    split = split_at_sharding(with_held(array.stack, pending))
+    assert split is not None
+    assert array.grid_shape is not None
+    sharding, below = split
+    box = box_of_region(region, array.grid_shape)
+    out = np.zeros([stop - start for start, stop in box], bool)
+    if not out.size:
+        return out
+    layout = sharding.layout
+
+    def take(shards: Sequence[_Versioned]) -> Flow[None]:
+        refs = [shard for shard, _ in shards]
+        indexes: Sequence[ShardIndex | CorruptShardError | None]
+        if below:
+            indexes = yield from through(below, sharding.read_indexes(refs))
+        else:
+            versions = [version for _, version in shards]
+            indexes = yield from read_indexes_with_held(refs, pending, versions)
+        for shard, index in zip(refs, indexes, strict=True):
+            if isinstance(index, CorruptShardError):
+                raise index
+            if index is not None:
+                mark_chunks(out, box, shard, index)
+
+    if not all(isinstance(transformer, ValueTransformer) for transformer in below):
+        # Shards may have other keys in the base store.
+        for part in _parts((shard, None) for shard in shards_of_box(layout, box)):
+            yield from take(part)
+        return out
+    pages = KeyPages([directory_of_box(layout, box)], pending)
+    while pages.has_more:
+        page = yield from pages.next_page()
+        found: list[_Versioned] = []
+        for key, version in zip(page, page.versions, strict=True):
+            shard = layout.shard_of_key(key) if key.startswith(layout.prefix) else None
+            if shard is not None and is_in_box(shard, box):
+                found.append((shard, version))
+        for part in _parts(iter(found)):
+            yield from take(part)
+    return out
+
+
+def _parts(shards: Iterator[_Versioned]) -> Iterator[list[_Versioned]]:
+    while part := list(islice(shards, _SHARDS_PER_ROUND)):
+        yield part
+
+
+def _sharded_array(known: KnownArrays, path: str) -> Flow[StoredArray]:
+    path = array_path(path)
+    is_there = False
+    for node in (Node("v3", path), Node("v2", path), Node("draft", path)):
+        array = (yield from known.know([node], known.now()))[node]
+        if isinstance(array, ShardStoreError):
+            raise array
+        if array is not None and split_at_sharding(array.stack) is not None:
+            return array
+        is_there |= array is not None
+    raise SpecError(
+        f"the array {path!r} is not sharded" if is_there else f"there is no array at {path!r}"
+    )

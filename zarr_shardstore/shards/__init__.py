@@ -1,0 +1,1 @@
+"""Read and update shards, as flows: generators that yield requests and do no I/O."""

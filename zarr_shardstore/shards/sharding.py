@@ -1,0 +1,219 @@
+"""The ``sharding`` transformer: requests for chunks become requests for shards.
+
+Source: sharding storage transformer draft, "API implementation".
+
+The write strategies: how a shard is changed. An option of a store, never of its data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from zarr_shardstore.format.index import ShardIndex
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
+from zarr_shardstore.metadata.transformer_list import sharding_spec
+from zarr_shardstore.shards.append import append_to_shard
+from zarr_shardstore.shards.index_reads import read_indexes
+from zarr_shardstore.shards.read import EntryRead, ReadOptions, read_entries
+from zarr_shardstore.shards.requests import (
+    Delete,
+    Exists,
+    Flow,
+    Found,
+    Get,
+    GetSize,
+    Modify,
+    Request,
+    Set,
+    SetIfNotExists,
+    SetPartial,
+    UpdateShard,
+)
+from zarr_shardstore.shards.rewrite import update_shard
+from zarr_shardstore.shards.shard_listing import chunks_present
+from zarr_shardstore.shards.stack import ArrayContext, together
+from zarr_shardstore.shards.updates import EntryUpdate, Erase, Modification, Patch, Put
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingTransformer:
+    """Packs the chunks of one array into shards.
+
+    Parameters
+    ----------
+    layout : ArrayLayout
+        Where chunks and shards are.
+    reading : ReadOptions
+        Coalescing.
+    """
+
+    layout: ArrayLayout
+    reading: ReadOptions
+
+    def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
+        """As `perform_on_chunks`; requests for keys that are no chunk keys are passed on."""
+        chunks = {i: c for i, r in enumerate(requests) if (c := self.chunk_of(r)) is not None}
+        if len(chunks) == len(requests):
+            return (yield from self.on_chunks(requests, list(chunks.values())))
+        others = [i for i in range(len(requests)) if i not in chunks]
+        flows = [_pass_on([requests[i] for i in others])]
+        if chunks:
+            flows.append(self.on_chunks([requests[i] for i in chunks], list(chunks.values())))
+        replies: list[Any] = [None] * len(requests)
+        results = yield from together(flows)
+        for positions, result in zip((others, list(chunks)), results, strict=False):
+            for i, reply in zip(positions, result, strict=True):
+                replies[i] = reply
+        return replies
+
+    def on_chunks(self, requests: Sequence[Request], chunks: Sequence[ChunkRef]) -> Flow[list[Any]]:
+        """As `perform_on_chunks`."""
+        return perform_on_chunks(requests, chunks, self.reading)
+
+    def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
+        """Keys of the chunks that shards hold, and their sizes; other keys as they are."""
+        layout = self.layout
+        shards = [
+            layout.shard_of_key(key) if key.startswith(layout.prefix) else None for key in keys
+        ]
+        indexes = iter((yield from self.read_indexes([s for s in shards if s is not None])))
+        above: list[tuple[str, int | None]] = []
+        for key, shard in zip(keys, shards, strict=True):
+            if shard is None:
+                above.append((key, None))
+                continue
+            index = next(indexes)
+            if index is not None:
+                above += chunks_present(shard, index)
+        return above
+
+    def read_indexes(self, shards: Sequence[ShardRef]) -> Flow[list[ShardIndex | None]]:
+        """Indexes of shards; ``None`` where there is no shard."""
+        return read_indexes(shards)
+
+    def chunk_of(self, request: Request) -> ChunkRef | None:
+        """The chunk that a request asks for; ``None``: its key is that of another transformer."""
+        key = _key_of(request)
+        if not key.startswith(self.layout.prefix):
+            return None
+        coords = self.layout.coords_of(key)
+        return None if coords is None else self.layout.chunk(coords, key)
+
+
+def sharding(configuration: Mapping[str, Any], array: ArrayContext) -> ShardingTransformer:
+    """Make the transformer that metadata calls ``sharding``."""
+    spec = sharding_spec(configuration, len(array.grid_shape))
+    layout = ArrayLayout(
+        array.path,
+        array.prefix,
+        array.encoding,
+        array.grid_shape,
+        spec,
+        array.index_key,
+        array.chunk_nbytes,
+    )
+    return ShardingTransformer(layout, array.reading)
+
+
+def perform_on_chunks(
+    requests: Sequence[Request], chunks: Sequence[ChunkRef], reading: ReadOptions
+) -> Flow[list[Any]]:
+    """Reply to requests for chunks, also of several arrays.
+
+    Parameters
+    ----------
+    chunks
+        The chunk of each request.
+
+    Cost: two rounds for all reads, as `read_entries`; one round for the sizes; one
+    `UpdateShard` for each shard that changes. All three side by side.
+    """
+    reads: dict[int, EntryRead] = {}
+    sizes: dict[int, ChunkRef] = {}
+    updates: dict[ShardRef, list[EntryUpdate]] = {}
+    for i, (request, chunk) in enumerate(zip(requests, chunks, strict=True)):
+        match request:
+            case Get(_, byte_range):
+                reads[i] = EntryRead(chunk, byte_range)
+            case GetSize() | Exists():
+                sizes[i] = chunk
+            case _:
+                updates.setdefault(chunk.shard, []).append(entry_update(request, chunk.entry_id))
+    flows: list[Flow[Any]] = []
+    if reads:
+        flows.append(_read(list(reads.values()), reading))
+    if sizes:
+        flows.append(_read_sizes(list(sizes.values())))
+    if updates:
+        flows.append(_update(updates))
+    results = iter((yield from together(flows)))
+    replies: list[Any] = [None] * len(requests)
+    for positions in (reads, sizes):
+        if positions:
+            for i, reply in zip(positions, next(results), strict=True):
+                replies[i] = reply
+    for i in sizes:
+        if isinstance(requests[i], Exists):
+            replies[i] = replies[i] is not None
+    return replies
+
+
+def _read(reads: Sequence[EntryRead], reading: ReadOptions) -> Flow[list[Found]]:
+    values = yield from read_entries(reads, reading)
+    return [Found(value, None) for value in values]
+
+
+def _read_sizes(chunks: Sequence[ChunkRef]) -> Flow[list[int | None]]:
+    """Size of each chunk in bytes; ``None`` if it is missing. No chunk is read."""
+    shards = list({chunk.shard.key: chunk.shard for chunk in chunks}.values())
+    indexes = yield from read_indexes(shards)
+    by_key = {shard.key: index for shard, index in zip(shards, indexes, strict=True)}
+    sizes: list[int | None] = []
+    for chunk in chunks:
+        index = by_key[chunk.shard.key]
+        entry = None if index is None else index.entry(chunk.entry_id)
+        sizes.append(None if entry is None else entry[1])
+    return sizes
+
+
+def _update(updates: Mapping[ShardRef, Sequence[EntryUpdate]]) -> Flow[None]:
+    yield [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
+
+
+def entry_update(request: Request, entry_id: int) -> EntryUpdate:
+    """The update of an entry that a request for its chunk asks for."""
+    match request:
+        case Set(_, value):
+            return Put(entry_id, value)
+        case SetIfNotExists(_, value):
+            return Put(entry_id, value, only_if_missing=True)
+        case SetPartial(_, pieces):
+            return Patch(entry_id, pieces)
+        case Modify(_, change):
+            return Modification(entry_id, change)
+        case Delete():
+            return Erase(entry_id)
+    raise TypeError(f"a transformer does not perform {request!r}")
+
+
+def _pass_on(requests: list[Request]) -> Flow[list[Any]]:
+    return (yield requests)
+
+
+def _key_of(request: Request) -> str:
+    assert not isinstance(request, UpdateShard), "the driver performs these"
+    return request.key  # type: ignore[union-attr]
+
+
+WriteStrategy: TypeAlias = Literal["rewrite", "append"]
+
+Strategy: TypeAlias = Literal["auto", "rewrite", "append"]
+"""What users choose: ``"auto"`` is ``"append"`` where the base store can do it."""
+
+WRITE_FLOWS: dict[WriteStrategy, Callable[..., Flow[list[Exception | None]]]] = {
+    "rewrite": update_shard,
+    "append": append_to_shard,
+}
+"""By strategy: the flow that commits updates of one shard. All take the same arguments."""

@@ -1,0 +1,349 @@
+"""The stack of storage transformers between one array and the base store.
+
+::
+
+    array ── requests for chunk keys ──▶ transformer 1 ──▶ … ──▶ transformer n ──▶ base store
+                                         nearest to the array
+
+A transformer replies to requests for the keys above it by making requests for keys below it,
+as a flow. So it decides, waits for nothing itself, and works under both drivers.
+
+Source: sharding storage transformer draft, "Storage transformer implementation"; Zarr v3
+draft of 2022, "Storage transformers".
+
+The ``crc32c`` transformer: each value ends in its checksum, which a read checks.
+
+::
+
+    ├── value ──┤ crc32c of the value, u32le ┤
+
+Above sharding it protects each chunk; below, each shard, which is then read whole.
+
+Source: zarr-specs#134, the discussion of checksums; RFC 3720, "CRC/Checksums" (crc32c).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import crc32c as _crc32c
+
+from zarr_shardstore.errors import CorruptValueError, SpecError, UnsupportedError
+from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
+from zarr_shardstore.format.ranges import resolve_range
+from zarr_shardstore.shards.index_reads import as_gets, with_indexes
+from zarr_shardstore.shards.read import ReadOptions
+from zarr_shardstore.shards.requests import (
+    Delete,
+    Exists,
+    Flow,
+    Found,
+    Get,
+    GetSize,
+    Modify,
+    Request,
+    Set,
+    SetIfNotExists,
+    SetPartial,
+    UpdateShard,
+    relay,
+)
+from zarr_shardstore.shards.updates import apply_pieces
+
+Bytes: TypeAlias = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayContext:
+    """What a transformer may know about the array that it is made for.
+
+    Parameters
+    ----------
+    path : str
+        Path of the array, ``""`` for the root.
+    prefix : str
+        What comes before the suffix in each chunk key: ``""`` or ends with ``/``.
+    encoding : ChunkKeyEncoding
+        Spelling of coordinates in chunk keys.
+    grid_shape : tuple of int
+        Number of chunks along each dimension.
+    document : mapping
+        Metadata document as readers see it.
+    reading : ReadOptions
+        How the store was told to read.
+    index_key : str, optional
+        Where the indexes of all shards of the array may be found in one object.
+    chunk_nbytes : int, optional
+        Size of a decoded chunk in bytes, if the data type tells.
+    """
+
+    path: str
+    prefix: str
+    encoding: ChunkKeyEncoding
+    grid_shape: Coords
+    document: Mapping[str, Any]
+    reading: ReadOptions
+    index_key: str | None = None
+    chunk_nbytes: int | None = None
+
+
+class StorageTransformer(Protocol):
+    """One transformer of one array. Stateless, so that any thread and any task may use it.
+
+    The keys above and below are chunk keys of the array, as its metadata spells them; a
+    transformer may put several values above into one below, as sharding does.
+    """
+
+    def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
+        """Reply to requests for keys above, in order, by requests for keys below.
+
+        The requests are `Get`, `Exists`, `GetSize`, `Set`, `SetIfNotExists`, `SetPartial`,
+        `Modify` and `Delete`; each has one key. A batch that is yielded may have any of
+        them, and gets one reply for each, as `zarr_shardstore.shards.requests` says.
+        """
+
+    def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
+        """Keys of the values that these keys below hold, with their sizes where they are known."""
+
+
+Stack: TypeAlias = "tuple[StorageTransformer, ...]"
+"""Transformers of one array, nearest to the array first."""
+
+
+class ValueTransformer(ABC):
+    """A transformer that keeps keys and changes values, each as a whole.
+
+    Cost: a read of a range, and of the size, reads the whole value.
+    """
+
+    @abstractmethod
+    def encode(self, key: str, value: Bytes, /) -> Bytes:
+        """The value that is stored."""
+
+    @abstractmethod
+    def decode(self, key: str, stored: Bytes, /) -> Bytes:
+        """The value that was stored. Raises an error that names `key` if it cannot."""
+
+    def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
+        """Relay the requests, with values encoded and decoded on the way."""
+        replies = yield [self._request_below(request) for request in requests]
+        return [self._reply_above(*pair) for pair in zip(requests, replies, strict=True)]
+
+    def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
+        """The same keys; sizes are not known."""
+        return [(key, None) for key in keys]
+        yield  # a flow without requests
+
+    def _request_below(self, request: Request) -> Request:
+        match request:
+            case Get(key) | GetSize(key):
+                return Get(key)
+            case Set(key, value):
+                return Set(key, self.encode(key, value))
+            case SetIfNotExists(key, value):
+                return SetIfNotExists(key, self.encode(key, value))
+            case SetPartial(key, pieces):
+                return self._modify(key, lambda old: apply_pieces(key, old, pieces))
+            case Modify(key, change):
+                return self._modify(key, change)
+            case Exists() | Delete():
+                return request
+        raise TypeError(f"a transformer does not perform {request!r}")
+
+    def _modify(self, key: str, change: Any) -> Modify:
+        def changed(stored: Bytes | None) -> Bytes:
+            old = None if stored is None else self.decode(key, stored)
+            return self.encode(key, change(old))
+
+        return Modify(key, changed)
+
+    def _reply_above(self, request: Request, reply: Any) -> Any:
+        if not isinstance(request, Get | GetSize):
+            return reply
+        found: Found = reply
+        value = None
+        if found.value is not None:
+            value = memoryview(self.decode(request.key, found.value))
+        if isinstance(request, GetSize):
+            return None if value is None else len(value)
+        if value is None:
+            return found
+        start, stop = resolve_range(request.byte_range, len(value))
+        return Found(value[start:stop], found.version, len(value))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOnlyTransformer:
+    """A transformer that changes nothing and refuses writes.
+
+    Parameters
+    ----------
+    path : str
+        Path of the array.
+    passed_over : tuple of str
+        Transformers of the array that are not known: what is written without them may
+        contradict what they keep.
+    """
+
+    path: str
+    passed_over: tuple[str, ...]
+
+    def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
+        """Relay reads.
+
+        Raises
+        ------
+        UnsupportedError
+            If a request is no read.
+        """
+        for request in requests:
+            if not isinstance(request, Get | Exists | GetSize):
+                names = ", ".join(map(repr, self.passed_over))
+                raise UnsupportedError(
+                    f"the array {self.path!r} is read-only, because the storage transformers "
+                    f"{names} are not known: install the packages that provide them, to write"
+                )
+        return (yield [*requests])
+
+    def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
+        """The same keys; sizes are not known."""
+        return [(key, None) for key in keys]
+        yield  # a flow without requests
+
+
+def perform(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
+    """Perform requests for keys above a stack by requests of the base store."""
+    if not stack:
+        return (yield from relay(requests))
+    updates = {i: r for i, r in enumerate(requests) if isinstance(r, UpdateShard)}
+    if not updates:  # transformers below a sharding know bytes only
+        replies = yield from through(stack[1:], stack[0].perform(as_gets(requests)))
+        return with_indexes(requests, replies)
+    # The driver updates a shard when it is its turn: what the shard lies on goes along.
+    others = [r for i, r in enumerate(requests) if i not in updates]
+    handed_over = [replace(update, below=stack) for update in updates.values()]
+    flows: list[Flow[list[Any]]] = [relay(handed_over)]
+    if others:
+        flows.append(perform(stack, others))
+    update_replies, *other_replies = yield from together(flows)
+    rest = iter(other_replies[0] if others else ())
+    done = iter(update_replies)
+    return [next(done) if i in updates else next(rest) for i in range(len(requests))]
+
+
+def through(stack: Stack, flow: Flow[Any]) -> Flow[Any]:
+    """Run a flow above a stack: the stack performs its requests."""
+    try:
+        batch = next(flow)
+        while True:
+            try:
+                replies = yield from perform(stack, batch)
+            except Exception as error:
+                batch = flow.throw(error)
+            else:
+                batch = flow.send(replies)
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        flow.close()
+
+
+def keys_above(stack: Stack, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
+    """Keys above a stack of the values that keys of the base store hold, with known sizes."""
+    sized: list[tuple[str, int | None]] = [(key, None) for key in keys]
+    for n in reversed(range(len(stack))):
+        flow = stack[n].keys_above([key for key, _ in sized])
+        sized = yield from through(stack[n + 1 :], flow)
+    return sized
+
+
+def together(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
+    """Run flows side by side: the batches of one round are one batch. Return their results.
+
+    If a request fails, each flow of that round is told, and may go on; those that end with an
+    error end the whole, when the others are done, with the first that says more than "it failed".
+    """
+    if len(flows) == 1:
+        return [(yield from flows[0])]
+    results: list[Any] = [None] * len(flows)
+    batches: dict[int, list[Request]] = {}
+    failures: list[Exception] = []
+    told: list[Exception] = []
+
+    def advance(i: int, step: Callable[[], list[Request]]) -> None:
+        try:
+            batches[i] = step()
+        except StopIteration as stop:
+            results[i] = stop.value
+        except Exception as error:
+            failures.append(error)
+
+    try:
+        for i, flow in enumerate(flows):
+            advance(i, partial(next, flow))
+        while batches and (told or not failures):
+            round_of, batches = batches, {}
+            try:
+                replies = yield [request for batch in round_of.values() for request in batch]
+            except Exception as error:
+                told.append(error)
+                for i in round_of:
+                    advance(i, partial(flows[i].throw, error))
+            else:
+                for i, batch in round_of.items():
+                    advance(i, partial(flows[i].send, replies[: len(batch)]))
+                    replies = replies[len(batch) :]
+        if failures:
+            raise next((f for f in failures if f not in told), failures[0])
+    finally:
+        for flow in flows:
+            flow.close()
+    return results
+
+
+_NBYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Crc32cTransformer(ValueTransformer):
+    """Appends a checksum to each value, and checks it in each read."""
+
+    def encode(self, key: str, value: bytes | memoryview) -> bytes:  # noqa: ARG002
+        """The value and its checksum."""
+        return b"".join([value, _crc32c.crc32c(value).to_bytes(_NBYTES, "little")])
+
+    def decode(self, key: str, stored: bytes | memoryview) -> memoryview:
+        """The value without its checksum, without a copy.
+
+        Raises
+        ------
+        CorruptValueError
+            If the checksum is not that of the value.
+        """
+        view = memoryview(stored)
+        if len(view) < _NBYTES:
+            raise CorruptValueError(f"{len(view)} bytes are too few for a checksum", key=key)
+        value = view[:-_NBYTES]
+        written = int.from_bytes(view[-_NBYTES:], "little")
+        computed = _crc32c.crc32c(value)
+        if written != computed:
+            raise CorruptValueError(
+                f"the checksum is {written:#010x}, the {len(value)} bytes before it give "
+                f"{computed:#010x}",
+                key=key,
+            )
+        return value
+
+
+def crc32c(
+    configuration: Mapping[str, Any],
+    array: ArrayContext,  # noqa: ARG001 - each factory takes it
+) -> Crc32cTransformer:
+    """Make the transformer that metadata calls ``crc32c``; it has no configuration."""
+    if configuration:
+        raise SpecError(f"the crc32c transformer has no configuration, got {dict(configuration)!r}")
+    return Crc32cTransformer()

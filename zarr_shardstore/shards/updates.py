@@ -1,0 +1,129 @@
+"""Updates of single entries: what a write asks for, before any strategy decides how.
+
+Source: sharding storage transformer draft, "API implementation", set_partial_values and
+erase_values; zarr-python 2.18, ``StoreV3.set_partial_values`` (a start behind the end, a
+negative start).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import index
+from typing import TypeAlias
+
+from zarr_shardstore.errors import SpecError
+
+Piece: TypeAlias = "tuple[int, bytes | memoryview]"
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Replace the whole value of an entry, or only fill it if it is missing."""
+
+    entry_id: int
+    value: bytes | memoryview
+    only_if_missing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Erase:
+    """Make an entry missing."""
+
+    entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Write pieces into the value of an entry; what they do not reach stays."""
+
+    entry_id: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def nbytes_from_start(self) -> int | None:
+        """Bytes that the pieces cover from 0 on without a gap; ``None`` if not all do."""
+        end = 0
+        for start, value in sorted(self.pieces, key=_start_and_nbytes):
+            if start != end:
+                return None
+            end += len(value)
+        return end
+
+
+@dataclass(frozen=True, slots=True)
+class Modification:
+    """Replace the value of an entry by what `change` makes of it (``None``: missing)."""
+
+    entry_id: int
+    change: Callable[[bytes | memoryview | None], bytes | memoryview]
+
+
+EntryUpdate: TypeAlias = Put | Erase | Patch | Modification
+
+
+def nbytes_of(update: EntryUpdate) -> float:
+    """Bytes that an update brings; infinity if only the update knows."""
+    match update:
+        case Put(_, value):
+            return len(value)
+        case Patch(_, pieces):
+            return sum(len(piece) for _, piece in pieces)
+        case Erase():
+            return 0
+    return math.inf
+
+
+def check_pieces(key: str, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """Return the pieces of one value in ascending order.
+
+    Raises
+    ------
+    SpecError
+        If two pieces overlap, or a negative start comes with another piece.
+    """
+    try:
+        # Of two at one place the empty one comes first: it covers nothing of the other.
+        ordered = tuple(sorted(((index(start), v) for start, v in pieces), key=_start_and_nbytes))
+    except TypeError as error:
+        raise SpecError(f"key {key!r}: each start is a whole number ({error})") from error
+    if ordered[0][0] < 0 and len(ordered) > 1:
+        raise SpecError(
+            f"key {key!r}: start {ordered[0][0]} counts from the end, so no other piece of the "
+            "same value can come with it"
+        )
+    for (start, value), (next_start, _) in pairwise(ordered):
+        if next_start < start + len(value):
+            raise SpecError(
+                f"key {key!r}: the values at {start} (of {len(value)} bytes) and at "
+                f"{next_start} overlap"
+            )
+    return ordered
+
+
+def apply_pieces(key: str, old: bytes | memoryview | None, pieces: Iterable[Piece]) -> bytes:
+    """Value after the pieces are written over `old`; a missing value counts as empty.
+
+    A piece may start behind the end only where others fill the gap. A negative start counts
+    from the end, and the value then ends with the piece.
+
+    Raises
+    ------
+    SpecError
+        If a piece starts outside the value.
+    """
+    buffer = bytearray(old or b"")
+    for start, value in pieces:
+        if start > len(buffer) or -start > len(buffer):
+            raise SpecError(
+                f"key {key!r}: start {start} lies outside the value, which has {len(buffer)} bytes"
+            )
+        stop = start + len(value) if start >= 0 else len(buffer)
+        buffer[start:stop] = value
+    return bytes(buffer)
+
+
+def _start_and_nbytes(piece: Piece) -> tuple[int, int]:
+    return piece[0], len(piece[1])

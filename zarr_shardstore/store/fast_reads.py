@@ -1,0 +1,120 @@
+"""Reads of chunks of which all is known but their bytes: no flow, no request but for these.
+
+An answer from here is the one that the flow would give; where anything is not known, or a batch
+holds writes, there is none, and the flow is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TypeAlias
+
+from zarr_shardstore.arrays.catalog import Catalog
+from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_range
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.driver import Runner
+from zarr_shardstore.io.local.cached_files import UNKNOWN, WarmValue, warm_file
+from zarr_shardstore.shards.index_reads import try_read_indexes
+from zarr_shardstore.shards.pending import PendingShards
+from zarr_shardstore.shards.read import ShardReads
+
+_MIN_TO_WARM = 8
+"""Chunks of a shard that are wanted together: for fewer the flow is not asked first."""
+
+_SHARDS_AT_ONCE = 64
+"""Shards whose indexes are read before their chunks; half of the files that are kept open."""
+
+KeyRange: TypeAlias = tuple[str, ByteRange | None]
+
+
+class WarmReads:
+    """Reads of local files by `zarr_shardstore.io.local.cached_files`; for other base stores none.
+
+    Thread safety: may be used from any thread.
+    """
+
+    def __init__(self, runner: Runner, catalog: Catalog, pending: PendingShards) -> None:
+        backend = runner.backend
+        self._root: str | None = None
+        if isinstance(backend, LocalBackend) and backend.keeps_handles:
+            self._root = backend.path_of("")
+        self._catalog = catalog
+        self._recent = catalog.recent
+        self._pending = pending
+        self._runner = runner
+        self._count = runner.counters.count_warm_read
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the base store is one that answers may come from."""
+        return self._root is not None
+
+    def get(self, key: str, byte_range: ByteRange | None, *, at_once: bool = False) -> WarmValue:
+        """The value of a chunk, ``None`` if it is missing, `UNKNOWN` if the flow must be asked.
+
+        Parameters
+        ----------
+        at_once
+            Rather `UNKNOWN` than to wait for a disk.
+        """
+        if self._root is None or self._pending:
+            return UNKNOWN
+        if byte_range is not None:
+            resolve_range(byte_range, 0)  # an error, whatever is there
+        for translator in self._recent.translators():
+            place = translator.translate(key)
+            if place is None:
+                continue
+            path = self._root + place[0]
+            file = warm_file(path)
+            spec = translator.layout.spec
+            if file is None or (file.spec is not spec and not file.is_read_as(spec)):
+                return UNKNOWN
+            read = file.read_at_once if at_once else file.read
+            value = read(path, place[1], byte_range)
+            if value is not UNKNOWN:
+                self._count()
+            return value
+        return UNKNOWN
+
+    def get_many(self, key_ranges: Sequence[KeyRange]) -> list[WarmValue]:
+        """As `get`, of many keys. Those of one shard are read together, or none of them is: what
+        one call reads of a shard was there at one moment.
+        """
+        if len(key_ranges) == 1:
+            return [self.get(*key_ranges[0])]
+        values: list[WarmValue] = [UNKNOWN] * len(key_ranges)
+        if not values or self._root is None or self._pending:
+            return values
+        keys = [key for key, _ in key_ranges]
+        byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
+        groups = self._recent.by_shard(keys, byte_ranges)
+        if not groups and len(keys) >= _MIN_TO_WARM:
+            with suppress(ShardStoreError):  # the flow will say so
+                self._runner.run(self._catalog.chunks_of(keys[:1]))
+            groups = self._recent.by_shard(keys, byte_ranges)
+        self._warm_up(groups)
+        for reads in groups:
+            path = self._root + reads.shard.key
+            file = warm_file(path)
+            if file is None or not file.is_read_as(reads.shard.layout.spec):
+                continue
+            found = file.read_many(path, reads.entry_ids, reads.byte_ranges)
+            if found is not None:
+                for i, value in zip(reads.positions, found, strict=True):
+                    values[i] = value
+                    self._count()
+        return values
+
+    def _warm_up(self, groups: Sequence[ShardReads]) -> None:
+        """Read the indexes of shards of which much is wanted, and nothing known."""
+        cold = [
+            reads.shard
+            for reads in groups
+            if len(reads.positions) >= _MIN_TO_WARM
+            and warm_file(f"{self._root}{reads.shard.key}") is None
+        ]
+        for first in range(0, len(cold), _SHARDS_AT_ONCE):
+            self._runner.run(try_read_indexes(cold[first : first + _SHARDS_AT_ONCE]))

@@ -1,1 +1,0 @@
-"""Floor 5: work on whole stores. It moves bytes and changes metadata, and decodes nothing."""
