@@ -2,7 +2,7 @@
 
 One run, all side by side, medians of several rounds, ratios to the native figure of the same
 pipeline. The machine's noise is the spread that is printed behind each median. Requests are
-not timed here; what they are is asserted in ``tests/store/test_request_counts.py``.
+not timed here; what they are is asserted in ``tests/performance/test_request_counts.py``.
 
     python benchmarks/arrays.py [--rounds 5] [--shape 256 256 128]
 """

@@ -20,8 +20,8 @@ from typing import Any
 
 import zarr
 
-from tests.faults.processes import azure_server, s3_server
-from tests.faults.shared_shards import WAYS, WRITERS, SharedArray, Way, Writers, open_base
+from tests.support.processes import azure_server, s3_server
+from tests.support.shared_shards import WAYS, WRITERS, SharedArray, Way, Writers, open_base
 
 BASES = ("memory", "local", "S3", "Azure")
 

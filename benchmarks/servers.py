@@ -1,7 +1,7 @@
 """Servers of files for benchmarks of reads, on this machine: nginx, or the one of the tests.
 
 ``ZARR_SHARDSTORE_NGINX`` names nginx, if it is not in ``PATH``. Without it
-``tests/store/counting_server.py`` serves the same files, far slower.
+``tests/support/counting_server.py`` serves the same files, far slower.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
-from tests.store.bases import BASES, objects_of, put
+from tests.support.bases import BASES, objects_of, put
 from zarr_shardstore import (
     CorruptShardError,
     DraftHierarchyStore,

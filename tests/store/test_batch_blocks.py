@@ -14,7 +14,7 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
-from tests.store.bases import BASES, temporary_directory, wait_until_free
+from tests.support.bases import BASES, temporary_directory, wait_until_free
 from zarr_shardstore import ShardingMapping, ShardingStore, UnpublishedError
 
 N = 64

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.store.bases import BASES
 from tests.store.test_like_a_dict import Async, Blocking, cases, check, operations
+from tests.support.bases import BASES
 from zarr_shardstore import ShardingStore
 
 STACKS = [None, None, ["crc32c", "sharding"], ["sharding", "crc32c"]]

@@ -20,8 +20,7 @@ import pytest
 import zarr
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
-from tests.store.counting_server import BUCKET, CountingServer, counting_server
-from tests.store.test_read_requests import (
+from tests.performance.test_read_requests import (
     ALL,
     CHUNKS_PER_SHARD,
     GRID,
@@ -40,6 +39,7 @@ from tests.store.test_read_requests import (
     value_of,
     values,
 )
+from tests.support.counting_server import BUCKET, CountingServer, counting_server
 from zarr_shardstore import ShardingMapping, ShardingStore, shard_store
 from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
 from zarr_shardstore.io.backends.obstore import ObstoreBackend

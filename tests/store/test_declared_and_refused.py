@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.store.draft import draft_array
+from tests.support.draft import draft_array
 from zarr_shardstore import (
     ShardingMapping,
     ShardingStore,

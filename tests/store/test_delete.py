@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.store.bases import BASES, objects_of
-from tests.store.draft import draft_array
+from tests.support.bases import BASES, objects_of
+from tests.support.draft import draft_array
 from zarr_shardstore import ReadOnlyError, ShardingMapping, SpecError
 
 SHARDING = [{"name": "sharding", "configuration": {"chunks_per_shard": [2, 2]}}]

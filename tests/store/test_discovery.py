@@ -15,7 +15,7 @@ import zarr
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
-from tests.store.bases import BASES, OtherMapping, objects_of, put
+from tests.support.bases import BASES, OtherMapping, objects_of, put
 from zarr_shardstore import ShardingMapping, ShardingStore, UnsupportedError
 
 

@@ -11,8 +11,8 @@ import zarr
 from zarr.codecs import BloscCodec, BytesCodec, TransposeCodec
 from zarr.core.sync import sync
 
-from tests.store.bases import BASES, objects_of
-from tests.store.draft import (
+from tests.support.bases import BASES, objects_of
+from tests.support.draft import (
     GROUP,
     draft_array,
     listed,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.sync import sync
 
-from tests.store.draft import (
+from tests.support.draft import (
     DOCUMENTS,
     GROUP,
     PROTOTYPE,

@@ -14,7 +14,8 @@ from zarr.codecs import Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore
 
-from tests.store.draft import (
+from tests.performance.test_request_counts import CountingStore
+from tests.support.draft import (
     PROTOTYPE,
     buffer,
     draft_array,
@@ -23,7 +24,6 @@ from tests.store.draft import (
     put,
     take,
 )
-from tests.store.test_request_counts import CountingStore
 from zarr_shardstore import (
     DraftHierarchyStore,
     ShardingStore,

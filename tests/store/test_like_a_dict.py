@@ -23,7 +23,7 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Suf
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import LocalStore, ObjectStore, WrapperStore
 
-from tests.store.bases import (
+from tests.support.bases import (
     BASES,
     forget_open_shards,
     fsspec_local,

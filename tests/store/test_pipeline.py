@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from zarr.storage import LocalStore, MemoryStore
 
-from tests.store.bases import temporary_directory
-from tests.store.pipeline_arrays import (
+from tests.support.bases import temporary_directory
+from tests.support.pipeline_arrays import (
     CHUNKS,
     KINDS,
     OURS,

@@ -22,8 +22,8 @@ from zarr.core.buffer import Buffer
 from zarr.registry import register_codec
 from zarr.storage import LocalStore, LoggingStore, MemoryStore
 
-from tests.store.pipeline_arrays import KINDS, OURS, SHAPE, THEIRS, make_array, make_store
-from tests.store.test_request_counts import CountingStore
+from tests.performance.test_request_counts import CountingStore
+from tests.support.pipeline_arrays import KINDS, OURS, SHAPE, THEIRS, make_array, make_store
 from zarr_shardstore import ShardingStore
 
 

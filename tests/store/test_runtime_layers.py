@@ -21,7 +21,7 @@ from zarr.experimental.cache_store import CacheStore
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, WrapperStore
 from zarr.testing.store import LatencyStore
 
-from tests.store.bases import objects_of, temporary_directory
+from tests.support.bases import objects_of, temporary_directory
 from zarr_shardstore import ShardingStore
 
 RNG = np.random.default_rng(23)

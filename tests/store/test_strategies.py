@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, ShardingCodec
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
-from tests.faults.any_size import INDEX_CODECS, Location, declare
-from tests.faults.stops import files_in
-from tests.store.bases import forget_open_shards, temporary_directory
+from tests.support.any_size import INDEX_CODECS, Location, declare
+from tests.support.bases import forget_open_shards, temporary_directory
+from tests.support.stops import files_in
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore, SpecError, reshard
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local import open_shards as open_shards_module

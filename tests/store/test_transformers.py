@@ -17,7 +17,7 @@ import pytest
 import zarr
 from zarr.core.sync import sync
 
-from tests.store.bases import BASES, objects_of, put
+from tests.support.bases import BASES, objects_of, put
 from zarr_shardstore import (
     CorruptShardError,
     CorruptValueError,

@@ -21,7 +21,7 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
-from tests.store.bases import BASES, objects_of
+from tests.support.bases import BASES, objects_of
 from zarr_shardstore import (
     ShardedCodecPipeline,
     ShardingMapping,

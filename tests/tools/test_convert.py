@@ -16,8 +16,8 @@ import zarr
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 from zarr.storage import LocalStore, MemoryStore
 
-from tests.store.bases import objects_of, put, temporary_directory
-from tests.tools.hierarchies import (
+from tests.support.bases import objects_of, put, temporary_directory
+from tests.support.hierarchies import (
     BASES,
     DRAFT,
     KINDS,

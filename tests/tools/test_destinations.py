@@ -16,8 +16,8 @@ import zarr
 from zarr.abc.store import Store
 from zarr.storage import LocalStore, LoggingStore, MemoryStore, ZipStore
 
-from tests.store.bases import fsspec_memory
-from tests.tools.hierarchies import V2, V3, ArrayOf, Counting, grid_coords, meaning, view
+from tests.support.bases import fsspec_memory
+from tests.support.hierarchies import V2, V3, ArrayOf, Counting, grid_coords, meaning, view
 from zarr_shardstore import (
     ShardingMapping,
     ShardingStore,

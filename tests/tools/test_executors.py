@@ -18,8 +18,8 @@ import pytest
 import zarr
 from zarr.storage import LocalStore, MemoryStore, ObjectStore, WrapperStore
 
-from tests.faults.stops import InCaller, empty_directories, files_in
-from tests.store.bases import OtherMapping, fsspec_memory, objects_of
+from tests.support.bases import OtherMapping, fsspec_memory, objects_of
+from tests.support.stops import InCaller, empty_directories, files_in
 from zarr_shardstore import ShardingStore, SpecError
 from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
 

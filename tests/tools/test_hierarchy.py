@@ -11,8 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.store.bases import put
-from tests.tools.hierarchies import BASES, DRAFT, KINDS, V2, V3, ArrayOf, Chunks, Kind, grid_coords
+from tests.support.bases import put
+from tests.support.hierarchies import (
+    BASES,
+    DRAFT,
+    KINDS,
+    V2,
+    V3,
+    ArrayOf,
+    Chunks,
+    Kind,
+    grid_coords,
+)
 from zarr_shardstore.inspect import contents
 from zarr_shardstore.inspect.contents import Hierarchy, find_hierarchy
 from zarr_shardstore.inspect.open_base import open_base

@@ -12,7 +12,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.store.bases import BASES, put
+from tests.support.bases import BASES, put
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, UnsupportedError
 from zarr_shardstore.format.index import MISSING, ZEP2_INDEX, ShardIndex
 from zarr_shardstore.format.ranges import Suffix
@@ -27,7 +27,7 @@ from zarr_shardstore.metadata.documents import dump_document
 from zarr_shardstore.shards.index_reads import found_index
 from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex, GetSize
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "zarr218"
+GOLDEN = Path(__file__).parents[1] / "interop" / "golden" / "zarr218"
 
 INDEX = 6 * 16 + 4
 """Bytes of the index of a shard of 2 × 3 chunks, with checksum."""

@@ -15,7 +15,7 @@ import xarray as xr
 import zarr
 from zarr.storage import LocalStore, MemoryStore
 
-from tests.store.bases import BASES, objects_of
+from tests.support.bases import BASES, objects_of
 from zarr_shardstore import (
     ReadOnlyError,
     ShardingMapping,

@@ -22,8 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec
 
-from tests.store.bases import objects_of, put
-from tests.tools.hierarchies import (
+from tests.support.bases import objects_of, put
+from tests.support.hierarchies import (
     BASES,
     KINDS,
     V2,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tools.hierarchies import KINDS, V3, ArrayOf, Coords, Counting, meaning, view
+from tests.support.hierarchies import KINDS, V3, ArrayOf, Coords, Counting, meaning, view
 from zarr_shardstore import SpecError, get_shard_info, reshard, shard_store, unshard_store
 from zarr_shardstore.convert import regions
 from zarr_shardstore.convert.regions import Place, regions_to_visit

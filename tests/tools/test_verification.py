@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.store.bases import OtherMapping
-from tests.tools.hierarchies import KINDS, ArrayOf, Coords, Kind, grid_coords
+from tests.support.bases import OtherMapping
+from tests.support.hierarchies import KINDS, ArrayOf, Coords, Kind, grid_coords
 from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError
 from zarr_shardstore.inspect.contents import STAGING

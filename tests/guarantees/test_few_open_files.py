@@ -1,0 +1,95 @@
+"""A process that may open few files: what is kept open gives way, whatever is read and written.
+
+256 is the limit of macOS unless one raises it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zarr_shardstore
+from tests.support import few_files
+from zarr_shardstore import ShardingMapping
+from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.open_shards import open_shards
+
+pytest.importorskip("resource")
+
+
+def run(*args: Any) -> dict[str, int]:
+    roots = Path(zarr_shardstore.__file__).parents[1], Path(few_files.__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, few_files.__file__, *map(str, args)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, roots))},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report: dict[str, int] = json.loads(done.stdout)
+    return report
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux does")
+@pytest.mark.parametrize("limit", [256, 64])
+@pytest.mark.parametrize("what", ["reads", "writes", "both", "arrays"])
+def test_a_process_that_may_open_few_files(tmp_path: Path, what: str, limit: int) -> None:
+    """1,000 shards, eight threads: no call fails, and half of the limit is left for the user."""
+    report = run(tmp_path, limit, what, "append")
+    assert report["n_open"] <= limit // 2
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("n_failures", [1, 2])
+def test_who_can_open_no_more_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, n_failures: int
+) -> None:
+    """Closes those that are kept, and tries once more. It may be others who have too many open:
+    then the error comes out, and nothing is lost."""
+    m = ShardingMapping(tmp_path, chunks_per_shard=4)
+    keys = [f"data/root/c{i}" for i in (0, 4, 8)]
+    m.update(dict.fromkeys(keys, b"a"))
+    assert len(open_shards.below(f"{tmp_path}/")) == 3
+    assert all(file._fd is not None for file in open_shards.below(f"{tmp_path}/"))
+    left = n_failures
+    real = os.open
+
+    def failing(path: Any, *args: Any, **options: Any) -> int:
+        nonlocal left
+        if left and str(path).endswith("note"):
+            left -= 1
+            raise OSError(code, os.strerror(code))
+        return real(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", failing)
+        if n_failures == 1:
+            assert m.get("note") is None
+        else:
+            with pytest.raises(OSError, match=os.strerror(code)):
+                m.get("note")
+    assert all(file._fd is None for file in open_shards.below(f"{tmp_path}/"))
+    m.update(dict.fromkeys(keys, b"b"))
+    assert dict(m) == dict.fromkeys(keys, b"b")
+
+
+@pytest.mark.parametrize("limit", [20, 64, 256, 1024, 4096, 1 << 20])
+def test_what_is_kept_and_used_leaves_room(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """Law: all shares together are less than the limit, for reads of many threads, too."""
+    monkeypatch.setattr(fs, "_limit", lambda: limit)
+    for n_threads in (1, 4, limit // 16 + 1):
+        monkeypatch.setattr("threading.active_count", lambda n=n_threads: n)
+        used = fs.max_warm_files() + 3 * fs.max_shards_of_writers()
+        used += n_threads * fs.max_files_of_a_read()
+        used += 3 * fs.max_shards_of_a_write()
+        assert used < limit
+        assert 1 <= fs.max_shards_of_a_read() < fs.max_files_of_a_read()

@@ -1,0 +1,197 @@
+"""Threads, processes and dask workers write chunks of the same shards: all are there in the end.
+
+``ZARR_SHARDSTORE_ROUNDS`` is how often, each time in another order, ``ZARR_SHARDSTORE_CHUNKS``
+how many chunks the 8 shards have together: 20 and 4096 for the full thing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import fsspec
+import pytest
+import zarr
+
+from tests.support.processes import azure_server, s3_server
+from tests.support.shared_shards import (
+    WAYS,
+    WRITERS,
+    SharedArray,
+    Way,
+    Writers,
+    open_base,
+)
+from tests.support.stops import files_in
+from zarr_shardstore import ShardConflictError, ShardingMapping
+from zarr_shardstore.io.local import locks
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX, held
+
+N_ROUNDS = int(os.environ.get("ZARR_SHARDSTORE_ROUNDS", "1"))
+N_CHUNKS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "128"))
+N_CHUNKS_ON_SERVERS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "48"))
+"""moto performs about 100 requests a second."""
+
+Started = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Started]:
+    """Writers and servers by name, each started when a test first needs it."""
+    servers = {"S3": s3_server, "Azure": azure_server}
+    running: dict[str, Any] = {}
+    with ExitStack() as stack:
+
+        def start(name: str) -> Any:
+            if name not in running:
+                running[name] = stack.enter_context((WRITERS | servers)[name]())
+            return running[name]
+
+        yield start
+
+
+def check_rounds(array: SharedArray, writers: Writers, way: Way) -> None:
+    """Every chunk that one writer wrote whole is there, as we read it and as zarr alone does."""
+    array.create()
+    for round_ in range(1, N_ROUNDS + 1):
+        seconds = writers.write(array, way, round_)
+        native = zarr.open_array(open_base(array.where), path="z", mode="r")
+        for z in (array.open(), native):
+            survivors = array.survivors(z, way, round_)
+            assert survivors.all(), f"round {round_}: {survivors.sum()} of {survivors.size}"
+        print(f"round {round_}: {survivors.sum()} of {survivors.size}, {seconds:.1f} s")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", [name for name in WRITERS if "thread" in name])
+@pytest.mark.parametrize("kind", ["memory", "fsspec memory"])
+def test_memory(started: Started, kind: str, name: str, way: Way) -> None:
+    """Writers of one process are kept apart: a commit in a `MemoryStore` is one step of zarr's
+    event loop, that in fsspec's memory is many."""
+    where = {"kind": kind, "path": f"{name}/{way}"}
+    check_rounds(SharedArray(where=where, n_chunks=N_CHUNKS), started(name), way)
+
+
+LOCAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "LocalStore": ("local", {}),
+    "LocalStore, lock files": ("local", {"locking": "lockfile"}),
+    "LocalStore, no locks": ("local", {"locking": "none"}),
+    "obstore": ("obstore local", {}),
+    "fsspec": ("fsspec local", {}),
+}
+
+
+LOCAL_CASES = [
+    ("8 threads, one store", "LocalStore"),
+    ("8 threads, one store", "LocalStore, no locks"),
+    ("8 threads, a store each", "LocalStore"),
+    ("8 threads, a store each", "LocalStore, no locks"),
+    *(("8 processes", base) for base in LOCAL if base != "LocalStore, no locks"),
+    ("4 dask workers", "LocalStore"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "way"),
+    [
+        (*case, way)
+        for case in LOCAL_CASES
+        for way in WAYS
+        # A part of a chunk needs its old value, and fsspec lets other processes see torn files.
+        if (case[1], way) != ("fsspec", "regions")
+    ],
+)
+def test_local_files(started: Started, name: str, base: str, way: Way, tmp_path: Path) -> None:
+    """Locks keep the processes apart; when all shards are at rest none is left behind."""
+    kind, options = LOCAL[base]
+    where = {"kind": kind, "path": str(tmp_path)}
+    array = SharedArray(where=where, n_chunks=N_CHUNKS, options=options)
+    check_rounds(array, started(name), way)
+    ShardingMapping(tmp_path).compact()
+    assert not [key for key in files_in(tmp_path) if key.endswith(LOCK_SUFFIX)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "4 dask workers, threads"])
+@pytest.mark.parametrize("server", ["S3", "Azure"])
+def test_object_stores(started: Started, server: str, name: str, way: Way) -> None:
+    """Conditional writes keep them apart, whatever hosts they run on."""
+    where = started(server) | {"prefix": f"{name}/{way}".replace(" ", "-").replace(",", "")}
+    check_rounds(SharedArray(where=where, n_chunks=N_CHUNKS_ON_SERVERS), started(name), way)
+
+
+# ------------------------------------------------------------------------- locks
+
+
+def _hold(path: str, locking: Any, begun: Any) -> None:
+    with held(path, locking):
+        begun.set()
+        time.sleep(600)
+
+
+@pytest.fixture
+def holder(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A process that holds the lock of a shard and does not let go."""
+    context = multiprocessing.get_context("spawn")
+    begun = context.Event()
+    path = str(tmp_path / "data/root/a/c0")
+    process = context.Process(target=_hold, args=(path, request.param, begun))
+    process.start()
+    try:
+        assert begun.wait(60)
+        yield process
+    finally:
+        process.kill()
+        process.join(60)
+
+
+@pytest.mark.parametrize("holder", ["os"], indirect=True)
+def test_a_lock_ends_with_its_process(holder: Any, tmp_path: Path) -> None:
+    """Who waits for a process that hangs gets an error, and nothing is written; when it is
+    killed, the next write works. Its lock is no key."""
+    m = ShardingMapping(tmp_path, chunks_per_shard=4)
+    with mock.patch.object(locks, "MAX_WAIT_S", 0.1), pytest.raises(ShardConflictError, match="c0"):
+        m["data/root/a/c1"] = b"1"
+    assert list(m) == []
+    m["data/root/a/c7"] = b"7"  # another shard
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join(60)
+    m["data/root/a/c1"] = b"1"
+    assert dict(m) == {"data/root/a/c1": b"1", "data/root/a/c7": b"7"}
+    m.flush()
+    assert sorted(files_in(tmp_path)) == ["data/root/a/c0", "data/root/a/c1"]
+
+
+@pytest.mark.parametrize("holder", ["lockfile"], indirect=True)
+def test_a_lock_file_outlives_its_process(holder: Any, tmp_path: Path) -> None:
+    """The error says which file to remove; then it goes on."""
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join(60)
+    m = ShardingMapping(tmp_path, chunks_per_shard=4, locking="lockfile")
+    lock = tmp_path / f"data/root/a/c0{LOCK_SUFFIX}"
+    with (
+        mock.patch.object(locks, "MAX_WAIT_S", 0.1),
+        pytest.raises(ShardConflictError, match="remove") as caught,
+    ):
+        m["data/root/a/c1"] = b"1"
+    assert str(lock) in str(caught.value)
+    lock.unlink()
+    m["data/root/a/c1"] = b"1"
+    assert dict(m) == {"data/root/a/c1": b"1"}
+
+
+def test_an_erased_directory_does_not_stop_who_waits(tmp_path: Path) -> None:
+    """The directory of the lock is made again."""
+    fs = fsspec.filesystem("file")
+    path = str(tmp_path / "a/b/c")
+    for _ in range(20):
+        with held(path, "os"):
+            pass
+        fs.rm(str(tmp_path / "a"), recursive=True)

@@ -1,0 +1,31 @@
+"""What the benchmarks assert of bytes and requests holds, also where nobody looks at times."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def output_of(script: str, tmp_path: Path) -> str:
+    """What a benchmark prints, small and once."""
+    command = [sys.executable, "-W", "error", str(BENCHMARKS / script), "--quick"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_writes(tmp_path: Path) -> None:
+    """Each part runs and prints its table."""
+    printed = output_of("writes.py", tmp_path)
+    for telling in ("chunk by chunk", "updates", "z[...] = data", "object store", "slices of"):
+        assert telling in printed
+
+
+def test_reads(tmp_path: Path) -> None:
+    """Each part runs, prints its table, and asks for no more than is promised."""
+    printed = output_of("reads.py", tmp_path)
+    for telling in ("bytes from shards", "random chunks", "z[:]", "cold", "warm", "requests: "):
+        assert telling in printed

@@ -1,0 +1,626 @@
+"""The command line: what it hands to the tools, what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+import zarr
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+import zarr_shardstore
+from tests.support.cli_stores import enter_directory_with_stores
+from zarr_shardstore import CorruptShardError, ShardingStore, SpecError
+from zarr_shardstore.cli import parsing
+from zarr_shardstore.cli.app import app
+from zarr_shardstore.cli.printing import printable
+from zarr_shardstore.cli.progress import ProgressBars, ProgressLines
+from zarr_shardstore.convert.report import ArrayReport, ConversionReport, Progress
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = [
+    *("shard", "unshard", "reshard", "to-native", "from-native"),
+    *("info", "compact", "consolidate", "map"),
+]
+CONVERSIONS = ["shard", "unshard", "reshard"]
+
+
+STEP = Progress("raw", "sharded", n_tasks=4, n_tasks_done=2, n_chunks=100, n_bytes=12_345)
+RAW = ArrayReport("raw", "v3", "sharded", (8, 8), "as asked", 4_096, 64, 1_234_567, 64, 2, 1.5)
+LABELS = ArrayReport("labels", "v2", "skipped", None, "not among the paths")
+REPORT = ConversionReport((RAW, LABELS), n_copied_keys=3, notes=("look\nhere",), seconds=1.5)
+
+
+@dataclass(frozen=True)
+class NativeReport:
+    """As that of `zarr_shardstore.native.bridge`."""
+
+    entries: tuple[Any, ...] = (SimpleNamespace(path="raw", action="translated", reason="as is"),)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"entries": [vars(entry) for entry in self.entries]}
+
+    def __str__(self) -> str:
+        return "translated 1 of 1 nodes"
+
+
+class StandIn:
+    """In the place of the tools that convert: records calls, and replies as it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.error: BaseException | None = None
+        self.report = REPORT
+        self.native_report = NativeReport()
+
+    def module(self, *names: str) -> Any:
+        return SimpleNamespace(**{name: self.function(name) for name in names})
+
+    def function(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append((name, args, kwargs))
+            if (progress := kwargs.get("progress")) is not None:
+                progress(STEP)
+                progress(replace(STEP, n_tasks_done=4, n_chunks=200))
+            if self.error is not None:
+                raise self.error
+            return self.native_report if "native" in name else self.report
+
+        return call
+
+
+def put_in_place(monkeypatch: pytest.MonkeyPatch, module: str, stand_in: Any) -> None:
+    monkeypatch.setitem(sys.modules, f"zarr_shardstore.{module}", stand_in)
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """In the place of the tools that translate metadata."""
+    stand_in = StandIn()
+    put_in_place(monkeypatch, "native.bridge", stand_in.module("to_native", "from_native"))
+    return stand_in
+
+
+@pytest.fixture
+def tools(native: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """In the place of all tools that change stores."""
+    put_in_place(
+        monkeypatch, "convert.api", native.module("shard_store", "unshard_store", "reshard")
+    )
+    return native
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a store of plain chunks and one of shards."""
+    return enter_directory_with_stores(tmp_path, monkeypatch)
+
+
+def run(*args: str, **options: Any) -> Result:
+    return CliRunner().invoke(app, list(args), **options)
+
+
+def one_sentence(result: Result, *, says: str) -> None:
+    """It failed with one line on stderr, and nothing on stdout."""
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert re.search(says, line), line
+    assert "Traceback" not in result.output
+
+
+# ------------------------------------------------------------- what the tools are asked
+
+
+def test_shard_hands_over_what_its_options_say(tools: StandIn) -> None:
+    """Each option once."""
+    result = run(
+        *("shard", "volume.zarr", "new.zarr", "--chunks-per-shard", "8,8", "--path", "raw"),
+        *("--path", "x/*", "--declaration", "storage_transformers", "--index-location", "start"),
+        *("--order", "C", "--destination-option", "anon=true", "--dry-run"),
+        *("--source-option", "key=text", "--source-option", 'kw={"a": 1}'),
+    )
+    assert result.exit_code == 0, result.output
+    ((name, args, kwargs),) = tools.calls
+    assert (name, args) == ("shard_store", ("volume.zarr", "new.zarr"))
+    assert kwargs.pop("progress") is not None
+    assert kwargs == {
+        "chunks_per_shard": (8, 8),
+        "paths": ["raw", "x/*"],
+        "declaration": "storage_transformers",
+        "index_location": "start",
+        "order": "C",
+        "executor": None,
+        "source_options": {"key": "text", "kw": {"a": 1}},
+        "destination_options": {"anon": True},
+        "dry_run": True,
+    }
+
+
+def test_what_is_not_said_is_left_to_the_tools(tools: StandIn) -> None:
+    """The defaults of all three conversions."""
+    for command in CONVERSIONS:
+        more = ["--chunks-per-shard", "none"] if command == "reshard" else []
+        assert run(command, "packed.zarr", "new.zarr", *more).exit_code == 0
+    shard, unshard, reshard = tools.calls
+    rest: dict[str, Any] = {"executor": None, "source_options": None, "destination_options": None}
+    rest |= {"paths": None, "dry_run": False}
+    spelled = {"declaration": None, "index_location": None, "order": "morton"}
+    for _, _, kwargs in tools.calls:
+        del kwargs["progress"]
+    assert shard[2] == {"chunks_per_shard": "auto", **spelled, **rest}
+    assert unshard == ("unshard_store", ("packed.zarr", "new.zarr"), rest)
+    assert reshard == ("reshard", ("packed.zarr", None, "new.zarr"), {**spelled, **rest})
+
+
+@pytest.mark.parametrize("module", ["convert.api", "native.bridge"])
+def test_what_is_handed_over_is_what_the_tools_take(module: str, tools: StandIn) -> None:
+    """The names of the arguments, so that the stand-in does not hide a change."""
+    file = Path(zarr_shardstore.__file__).parent / f"{module.replace('.', '/')}.py"
+    if not file.is_file():
+        pytest.skip(f"there is no {file.name}")
+    stand_in = sys.modules.pop(f"zarr_shardstore.{module}")
+    try:
+        true = import_module(f"zarr_shardstore.{module}")
+    finally:
+        sys.modules[f"zarr_shardstore.{module}"] = stand_in
+    for command in CONVERSIONS if module == "convert.api" else ["to-native", "from-native"]:
+        more = ["--chunks-per-shard", "2"] if command == "reshard" else []
+        assert run(command, "volume.zarr", *more, "--dry-run").exit_code == 0
+        name, args, kwargs = tools.calls[-1]
+        signature(getattr(true, name)).bind(*args, **kwargs)
+
+
+def test_native_commands_hand_over_what_their_options_say(tools: StandIn) -> None:
+    """And nothing else."""
+    assert run("to-native", "volume.zarr", "--ome", "--path", "raw", "--yes").exit_code == 0
+    assert run("from-native", "packed.zarr", "--zarr-format", "2", "--dry-run").exit_code == 0
+    assert tools.calls == [
+        (
+            "to_native",
+            ("volume.zarr",),
+            {"paths": ["raw"], "ome": True, "storage_options": None, "dry_run": False},
+        ),
+        (
+            "from_native",
+            ("packed.zarr",),
+            {"paths": None, "zarr_format": 2, "storage_options": None, "dry_run": True},
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        (["auto"], "auto"),
+        (["8"], 8),
+        (["8,8,4"], (8, 8, 4)),
+        (["none"], None),
+        (["raw/*=8,8,4", "labels=none"], {"raw/*": (8, 8, 4), "labels": None}),
+        (["a=b=2"], {"a=b": 2}),
+    ],
+)
+def test_chunks_per_shard(values: list[str], rule: Any) -> None:
+    """All forms."""
+    assert parsing.chunks_per_shard_of(values) == rule
+
+
+def test_typer_takes_our_usage_errors() -> None:
+    """They are typer's, so that it ends with 2."""
+    with pytest.raises(typer.BadParameter):
+        parsing.storage_options_of(["x"])
+    with pytest.raises(typer.BadParameter):
+        parsing.storage_options_of(["=x"])
+    assert parsing.storage_options_of([]) is None
+    assert run("info", "packed.zarr", "--source-option", "x").exit_code == 2
+    one_sentence(
+        run("info", "packed.zarr", "--source-option", "x=1"), says="storage_options go with a URL"
+    )
+
+
+@pytest.mark.parametrize(
+    "values", [["0"], ["8,"], ["x"], ["-1"], ["a=x"], ["8", "a=4"], [""], ["8x8"]]
+)
+def test_chunks_per_shard_that_say_nothing_are_wrong_usage(
+    values: list[str], tools: StandIn
+) -> None:
+    """Exit code 2, before anything is done."""
+    args = [arg for value in values for arg in ("--chunks-per-shard", value)]
+    result = run("shard", "volume.zarr", "new.zarr", *args)
+    assert result.exit_code == 2
+    assert "--chunks-per-shard" in result.stderr
+    assert not tools.calls
+
+
+def test_workers_and_processes() -> None:
+    """Threads if a number is said, processes if they are asked for; these are spawned."""
+    with parsing.executor_of(None, is_processes=False) as executor:
+        assert executor is None
+    with parsing.executor_of(3, is_processes=False) as executor:
+        assert isinstance(executor, ThreadPoolExecutor)
+        assert executor._max_workers == 3
+    with parsing.executor_of(1, is_processes=True) as executor:
+        assert isinstance(executor, ProcessPoolExecutor)
+        assert executor._mp_context is multiprocessing.get_context("spawn")
+        assert executor.submit(pow, 3, 2).result() == 9
+
+
+def test_an_error_ends_the_workers() -> None:
+    """What has not begun is cancelled, what has begun ends first."""
+    futures: list[Future[None]] = []
+
+    def interrupted() -> None:
+        with parsing.executor_of(1, is_processes=False) as executor:
+            assert executor is not None
+            futures.extend(executor.submit(time.sleep, 0.2) for _ in range(3))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [future.cancelled() for future in futures] == [False, True, True]
+    assert futures[0].done()
+
+
+# ------------------------------------------------------------- in place
+
+
+@pytest.mark.parametrize(
+    ("command", "destination"),
+    [
+        *((command, where) for command in CONVERSIONS for where in ([], ["./volume.zarr"])),
+        ("to-native", []),
+        ("from-native", []),
+    ],
+)
+def test_without_a_terminal_objects_are_replaced_only_if_yes_is_said(
+    command: str, destination: list[str], tools: StandIn
+) -> None:
+    """Exit code 2 says so; with --yes, and with --dry-run, it goes on."""
+    args = [
+        command,
+        "volume.zarr",
+        *destination,
+        *(["--chunks-per-shard", "2"] * (command[0] == "r")),
+    ]
+    result = run(*args)
+    assert result.exit_code == 2
+    assert "--yes" in result.stderr
+    assert not tools.calls
+    assert run(*args, "--dry-run").exit_code == 0
+    assert run(*args, "--yes").exit_code == 0
+    assert len(tools.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "asks"),
+    [
+        ("shard", "are replaced, after they were verified. Go on?"),
+        ("to-native", "The metadata documents of 'volume.zarr' are replaced. Go on?"),
+        ("from-native", "The metadata documents of 'volume.zarr' are replaced. Go on?"),
+    ],
+)
+def test_on_a_terminal_it_asks(
+    command: str, asks: str, tools: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No is an answer."""
+    monkeypatch.setattr(parsing, "_can_ask", lambda: True)
+    result = run(command, "volume.zarr", input="n\n")
+    assert result.exit_code == 1
+    assert asks in result.stderr
+    assert not tools.calls
+    assert run(command, "volume.zarr", input="y\n").exit_code == 0
+    assert len(tools.calls) == 1
+
+
+# ------------------------------------------------------------- how it ends
+
+
+def test_a_source_that_is_not_there_is_not_made(tools: StandIn, here: Path) -> None:
+    """In every command; a file is no store either."""
+    (here / "file").write_text("")
+    for command in COMMANDS:
+        more = ["--chunks-per-shard", "2"] if command == "reshard" else []
+        one_sentence(run(command, "nope.zarr", *more), says="'nope.zarr' does not exist")
+        one_sentence(run(command, f"file://{here}/nope.zarr", *more), says="does not exist")
+        one_sentence(run(command, "file", *more), says="is a file, not a directory")
+    assert not (here / "nope.zarr").exists()
+    assert not tools.calls
+
+
+def test_a_store_without_arrays_is_said(tools: StandIn, here: Path) -> None:
+    """Exit code 1: most often it is a path that was mistyped."""
+    (here / "empty").mkdir()
+    tools.report, tools.native_report = ConversionReport(()), NativeReport(())
+    for args in (["info"], ["to-native", "--yes"], ["from-native", "--yes"]):
+        one_sentence(run(*args, "empty"), says="no array in 'empty'")
+    result = run("shard", "empty", "new.zarr")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == "error: there is no array in 'empty'"
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (SpecError("the call is\nwrong"), r"error: the call is wrong$"),
+        (CorruptShardError("bad", shard_key="a/c/0"), "shard 'a/c/0': bad"),
+        (FileNotFoundError(2, "No such file or directory", "a/b"), "No such file .*: 'a/b'"),
+        (OSError("disk is gone"), "OSError: disk is gone"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (RuntimeError(), "RuntimeError"),
+    ],
+)
+def test_a_failure_is_one_sentence(tools: StandIn, error: Exception, says: str) -> None:
+    """And no traceback, which --debug shows."""
+    tools.error = error
+    result = run("shard", "volume.zarr", "new.zarr")
+    assert result.exit_code == 1
+    assert re.search(says, result.stderr.splitlines()[-1])
+    assert "Traceback" not in result.output
+    shown = run("shard", "volume.zarr", "new.zarr", "--debug")
+    assert shown.exception is error
+
+
+def test_an_interrupted_conversion_says_how_to_go_on(tools: StandIn) -> None:
+    """With the exit code that shells have for it."""
+    tools.error = KeyboardInterrupt()
+    result = run("shard", "volume.zarr", "new.zarr")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "interrupted: run the same command again to resume"
+
+
+# ------------------------------------------------------------- what is printed
+
+
+def test_conversions_print_what_became_of_each_array(tools: StandIn) -> None:
+    """As a table, and as JSON; progress goes to stderr."""
+    result = run("shard", "volume.zarr", "new.zarr")
+    _, raw, labels, note, total = result.stdout.splitlines()
+    assert re.search(r"^raw +v3 +sharded +8 × 8 +4,096 +64 +1.2 MB +as asked$", raw)
+    assert re.search(r"^labels +v2 +skipped +not among the paths$", labels)
+    assert note == r"note: look\nhere"
+    assert total == (
+        "4,096 chunks in 64 objects; 2 tasks done by an earlier run; 3 other keys copied; 1.5 s"
+    )
+    assert "raw sharded: 4 of 4 tasks, 200 chunks" in result.stderr
+    result = run("shard", "volume.zarr", "new.zarr", "--json")
+    assert json.loads(result.stdout) == json.loads(json.dumps(REPORT.as_dict()))
+
+
+def test_native_commands_print_what_became_of_each_node(tools: StandIn) -> None:
+    """As a table, and as JSON."""
+    for command in ("to-native", "from-native"):
+        lines = run(command, "volume.zarr", "--yes").stdout.splitlines()
+        assert lines == ["raw  translated  as is", "translated 1 of 1 nodes"]
+        found = json.loads(run(command, "volume.zarr", "--json", "--yes").stdout)
+        assert found == tools.native_report.as_dict()
+
+
+def test_a_dry_run_says_that_it_was_one(tools: StandIn) -> None:
+    """In words that cannot be taken for the other, and without counts of nothing."""
+    tools.report = replace(REPORT, dry_run=True)
+    _, raw, labels, _, total = run("shard", "volume.zarr", "--dry-run").stdout.splitlines()
+    assert re.search(r"^raw +v3 +would be sharded +8 × 8 +as asked$", raw)
+    assert "would be left" in labels
+    assert total == "nothing was changed: a dry run; 3 other keys would be copied"
+
+
+def test_info_shows_groups_arrays_and_figures() -> None:
+    """The same in a pipe of any width, without escape codes."""
+    result = run("info", "packed.zarr", env={"COLUMNS": "20"})
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    for figure in (
+        "raw uint16 20 × 30 v3, codec",
+        "chunks 2 × 3 40 of 100 40 % 480 bytes",
+        "shards 4 × 12 6 of 15 1.3 kB",
+        "1 array, 1 sharded; 40 chunks in 6 objects; 1.3 kB",
+    ):
+        assert figure in text, text
+    assert "\x1b" not in result.stdout
+    assert len(result.stdout.splitlines()) == 8, "nothing is wrapped"
+
+
+def test_compact_removes_dead_bytes(here: Path) -> None:
+    """And what a writer left that did not close its shards."""
+    store = ShardingStore(here / "dead", chunks_per_shard=4)
+    z = zarr.create_array(store, shape=(8,), chunks=(2,), dtype="u2", compressors=None)
+    for value in (1, 2):
+        z[:2] = value
+    shard = here / "dead/c/0"
+    nbytes = 4 + 4 * 16 + 4
+    assert shard.stat().st_size > nbytes
+    removed = shard.stat().st_size - nbytes
+    dry = json.loads(run("compact", "dead", "--dry-run", "--json").output)
+    expected = {"n_shards": 1, "n_compacted": 1, "removed_nbytes": removed, "errors": []}
+    assert dry == {**expected, "dry_run": True}
+    said = f"1 of 1 shard in dead compacted, {removed:,} bytes removed"
+    assert run("compact", "dead").output.strip() == said
+    assert "no shard" in run("compact", "dead").output
+    assert "no shard" in run("compact", "dead", "--dry-run").output
+    assert shard.read_bytes()[:4] == b"\2\0\2\0"
+    assert shard.stat().st_size == nbytes
+    assert [path.name for path in shard.parent.iterdir()] == ["0"]
+
+
+def test_compact_names_damage(here: Path) -> None:
+    """It fails, and the other shards are compacted; a dry run says so before."""
+    store = ShardingStore(here / "dead", chunks_per_shard=4)
+    z = zarr.create_array(store, shape=(16,), chunks=(2,), dtype="u2", compressors=None)
+    for value in (1, 2):
+        z[:2], z[8:10] = value, value
+    store.close()
+    (here / "dead/c/0").write_bytes(b"damaged")
+    for more in (["--dry-run"], []):
+        result = run("compact", "dead", *more)
+        assert result.exit_code == 1
+        assert "1 of 2 shards" in result.stdout
+        assert "! shard 'c/0'" in result.stderr
+
+
+def test_consolidate_collects_indexes(here: Path) -> None:
+    """Of one array or of all; once more is no error, no array is."""
+    would_be = run("consolidate", "packed.zarr", "raw", "--dry-run", "--json").output
+    assert json.loads(would_be) == {"paths": ["raw"], "dry_run": True}
+    assert "would be consolidated" in run("consolidate", "packed.zarr", "--dry-run").output
+    one_sentence(run("consolidate", "packed.zarr", "x", "--dry-run"), says="no array has the path")
+    assert not (here / "packed.zarr/raw/__shards.index").exists()
+    assert "1 array in packed.zarr" in run("consolidate", "packed.zarr", "raw").output
+    assert (here / "packed.zarr/raw/__shards.index").is_file()
+    assert "1 array" in run("consolidate", "packed.zarr").output
+    one_sentence(run("consolidate", "packed.zarr", "nothing"), says="no sharded array")
+
+
+def test_info_as_json() -> None:
+    """The whole report, in lines that nothing wraps."""
+    found = json.loads(run("info", "packed.zarr", "--json", "--path", "r*").stdout)
+    assert found["arrays"][0]["n_chunks"] == found["totals"]["n_chunks"] == 40
+    assert found["arrays"][0]["n_objects"] == 6
+    one_sentence(run("info", "packed.zarr", "--path", "x"), says="no array has the path 'x'")
+
+
+def test_info_shows_errors_and_notes_of_arrays(here: Path) -> None:
+    """A damaged shard is not hidden, and fails nothing else."""
+    (here / "packed.zarr/raw/c/0/0").write_bytes(b"damaged")
+    (here / "packed.zarr/bad").mkdir()
+    (here / "packed.zarr/bad/.zarray").write_text("{")
+    result = run("info", "packed.zarr")
+    assert result.exit_code == run("info", "packed.zarr", "--json").exit_code == 1
+    assert "! shard 'raw/c/0/0': the index of 8 entries" in result.stdout
+    assert "! 'bad/.zarray' holds no JSON object" in result.stdout
+    assert "2 errors" in result.stdout
+
+
+def test_names_do_not_move_the_cursor(here: Path) -> None:
+    """A path, and an error, with signs that a terminal obeys."""
+    (here / "packed.zarr/a\x1b[2J").mkdir()
+    (here / "packed.zarr/a\x1b[2J/.zarray").write_text("{")
+    result = run("info", "packed.zarr")
+    assert "\x1b" not in result.stdout
+    assert r"a\x1b[2J" in result.stdout
+    assert printable("a\nb\u202e[bold]") == r"a\nb\u202e[bold]"
+
+
+def test_map_draws_into_the_terminal_and_into_files(here: Path) -> None:
+    """Errors of shards on stderr."""
+    result = run("map", "packed.zarr", "raw")
+    assert result.stdout.splitlines()[2:7] == ["███", "███", "···", "···", "···"]
+    result = run("map", "packed.zarr", "/raw/", "--png", "m.png", "--html", "m.html")
+    assert result.stdout.splitlines() == ["drawn: m.png", "drawn: m.html"]
+    assert (here / "m.png").read_bytes().startswith(b"\x89PNG")
+    assert (here / "m.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    (here / "packed.zarr/raw/c/0/0").write_bytes(b"damaged")
+    result = run("map", "packed.zarr", "raw")
+    assert result.stdout.splitlines()[2] == "!██"
+    assert "raw/c/0/0" in result.stderr
+    assert result.exit_code == 1
+    one_sentence(run("map", "packed.zarr", "x"), says="no array at 'x'.* arrays in it: 'raw'")
+    one_sentence(run("map", "packed.zarr"), says="no array at ''.* arrays in it: 'raw'")
+
+
+def test_map_as_json(here: Path) -> None:
+    """How full each shard is; null where that is not known, and then status 1."""
+    zarr.create_array(str(here / "packed.zarr"), name="g/deep/er", shape=(4,), dtype="u1")
+    one_sentence(run("map", "packed.zarr", "g"), says="no array at 'g'.* below 'g': 'g/deep/er'$")
+    (here / "packed.zarr/raw/c/0/1").write_bytes(b"damaged")
+    result = run("map", "packed.zarr", "raw", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["fill"] == [[1, None, 1], [1, 1, 1], *[[0, 0, 0]] * 3]
+    assert found["counts"] == {"full": 5, "partial": 0, "missing": 9, "unreadable": 1}
+    assert (found["path"], found["chunks_per_shard"]) == ("raw", [2, 4])
+
+
+def test_a_rule_for_an_array_that_is_not_there(here: Path) -> None:
+    """It was meant for another one: an error, and nothing is done."""
+    before = sorted(here.rglob("*"))
+    rule = ["--chunks-per-shard", "S0=8", "--chunks-per-shard", "raw=2"]
+    for more in (["--yes"], ["--dry-run"], ["new.zarr"]):
+        result = run("shard", "volume.zarr", *rule, *more)
+        one_sentence(result, says="a rule for 'S0', and no array has such a path; there are 'raw'")
+    assert before == sorted(here.rglob("*"))
+
+
+def test_progress_lines_are_one_a_second_and_the_last() -> None:
+    """However many tasks there are."""
+    now, lines = 0.0, list[str]()
+    with ProgressLines(lines.append, lambda: now) as progress:
+        for n in range(1, 101):
+            now = n / 40
+            progress(replace(STEP, n_tasks=100, n_tasks_done=n, n_chunks=8 * n, n_bytes=1000 * n))
+    assert [line.split(",")[0] for line in lines] == [
+        "raw sharded: 40 of 100 tasks",
+        "raw sharded: 80 of 100 tasks",
+        "raw sharded: 100 of 100 tasks",
+    ]
+    assert "chunks/s" in lines[-1]
+    assert "kB/s" in lines[-1]
+
+
+def test_progress_bars_show_a_few_arrays() -> None:
+    """Rates and counts; arrays that ended make room, those under way stay."""
+    console = Console(force_terminal=True, width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with ProgressBars(console) as progress:
+        progress(replace(STEP, path="slow"))
+        for n in range(20):
+            progress(replace(STEP, path=f"a{n}\x1b", n_tasks_done=4))
+        shown = [task.description for task in progress._bars.tasks]
+        assert len(shown) == 8
+        assert shown[0] == "slow sharded"
+        assert r"a19\x1b sharded" in shown
+    console.file.close()
+
+
+# ------------------------------------------------------------- help
+
+
+def test_the_commands_are_these() -> None:
+    """So that the tests above have none forgotten."""
+    names = [command.name for command in app.registered_commands]
+    assert names == COMMANDS
+    listed = run("--help").stdout
+    assert all(f"  {name} " in listed for name in names)
+    assert "..." not in listed.split("Commands:")[1], "short help is cut"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_each_command_has_an_example_which_runs(command: str, native: StandIn) -> None:
+    """As it is written there; conversions with the true tools."""
+    text = run(command, "--help").stdout
+    (example,) = re.findall(r"Example: (.*)", text)
+    program, *args = shlex.split(example)
+    assert (program, args[0]) == ("zarr-shardstore", command)
+    if command == "shard":  # the one that makes what the others take
+        shutil.rmtree("packed.zarr")
+    result = run(*args)
+    assert result.exit_code == 0, result.output
+
+
+def test_the_readme_names_each_command() -> None:
+    """And the lines that call it have options that there are."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for command in COMMANDS:
+        assert f"zarr-shardstore {command}" in readme, command
+    for line in re.findall(r"^\$? ?(zarr-shardstore .*)$", readme, re.M):
+        _, command, *args = shlex.split(line, comments=True)
+        if command.startswith("--"):
+            continue
+        text = run(command, "--help").stdout
+        for option in re.findall(r"--[a-z-]+", " ".join(args)):
+            assert f"{option} " in text, line

@@ -1,0 +1,317 @@
+"""Read flows against recorded requests: rounds, races between them, damaged shards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.flows import Recorder
+from zarr_shardstore.errors import CorruptShardError
+from zarr_shardstore.format.index import DRAFT_INDEX, ZEP2_INDEX, IndexFormat
+from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.ranges import Range, Suffix
+from zarr_shardstore.format.shard import build_shard
+from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.shards.index_reads import read_indexes
+from zarr_shardstore.shards.read import EntryRead, ReadOptions, read_entries
+from zarr_shardstore.shards.requests import Get
+
+NO_GAPS = ReadOptions(max_gap_bytes=0, max_coalesced_bytes=1 << 20)
+
+
+def make_layout(form: IndexFormat = DRAFT_INDEX) -> ArrayLayout:
+    spec = ShardingSpec((2, 2), form)
+    return ArrayLayout("a", "a/", ChunkKeyEncoding("draft", "/"), (4, 4), spec)
+
+
+LAYOUT = make_layout()
+SHARD_00 = build_shard({0: b"zero", 1: b"one", 3: b"three"}, (2, 2), DRAFT_INDEX, "C")
+SHARD_11 = build_shard({2: b"two", 1: b""}, (2, 2), DRAFT_INDEX, "C")
+
+
+def reads_of(*coords: tuple[int, int], layout: ArrayLayout = LAYOUT) -> list[EntryRead]:
+    return [EntryRead(layout.chunk(c)) for c in coords]
+
+
+FAR = ReadOptions(max_gap_bytes=0, max_coalesced_bytes=2 << 20, max_requests_at_once=64)
+
+NEAR_GAPS = ReadOptions(max_gap_bytes=2)
+FAR_GAPS = ReadOptions(max_gap_bytes=2, max_requests_at_once=64)
+"""A gap of 32 bytes may be read along, but not for the sake of a request."""
+
+
+def layout_far(chunk_nbytes: int | None, form: IndexFormat = ZEP2_INDEX) -> ArrayLayout:
+    return replace(make_layout(form), chunk_nbytes=chunk_nbytes)
+
+
+def contents(values: list[memoryview | None]) -> list[bytes | None]:
+    return [None if v is None else bytes(v) for v in values]
+
+
+def test_two_rounds_one_index_request_a_shard_and_coalesced_spans() -> None:
+    """Five chunks of two shards: the exact requests, in two batches."""
+    recorder = Recorder({"a/c0/0": SHARD_00, "a/c1/1": SHARD_11})
+    reads = reads_of((0, 0), (3, 2), (0, 1), (1, 1), (0, 0))
+    values = recorder.run(read_entries(reads, NO_GAPS))
+    assert [v and bytes(v) for v in values] == [b"zero", b"two", b"one", b"three", b"zero"]
+    assert recorder.batches == [
+        [Get("a/c0/0", Suffix(64), settled=True), Get("a/c1/1", Suffix(64), settled=True)],
+        [Get("a/c0/0", Range(0, 12)), Get("a/c1/1", Range(0, 3))],
+    ]
+
+
+def test_missing_and_empty_chunks_need_no_second_round() -> None:
+    """A missing shard, a missing entry and an empty one are known from the index."""
+    recorder = Recorder({"a/c1/1": SHARD_11})
+    reads = reads_of((0, 0), (2, 2), (2, 3))
+    values = recorder.run(read_entries(reads, NO_GAPS))
+    assert [v if v is None else bytes(v) for v in values] == [None, None, b""]
+    assert len(recorder.batches) == 1
+
+
+def test_index_at_the_start_is_asked_from_the_start() -> None:
+    """index_location start needs no suffix range."""
+    layout = make_layout(IndexFormat(checksum=True, location="start"))
+    shard = build_shard({3: b"x"}, (2, 2), layout.spec.index)
+    recorder = Recorder({"a/c0/0": shard})
+    values = recorder.run(read_entries(reads_of((1, 1), layout=layout), NO_GAPS))
+    assert contents(values) == [b"x"]
+    assert recorder.batches[0] == [Get("a/c0/0", Range(0, 68))]
+
+
+def test_ranges_do_not_reach_into_the_neighbour() -> None:
+    """An over-long range ends with its entry."""
+    recorder = Recorder({"a/c0/0": SHARD_00})
+    chunk = LAYOUT.chunk((0, 0))
+    reads = [EntryRead(chunk, r) for r in (Range(2, 99), Range(50, 60), Suffix(99), Suffix(1))]
+    values = recorder.run(read_entries(reads, NO_GAPS))
+    assert contents(values) == [b"ro", b"", b"zero", b"o"]
+
+
+def test_a_shard_replaced_between_the_rounds_is_asked_again() -> None:
+    """The entries moved: without the check the reader would get another chunk's bytes."""
+    objects = {"a/c0/0": SHARD_00}
+
+    def replace(n_batches: int) -> None:
+        if n_batches == 1:
+            objects["a/c0/0"] = build_shard({0: b"ZERO", 1: b"ONE"}, (2, 2), DRAFT_INDEX, "F")
+
+    recorder = Recorder(objects, between=replace)
+    values = recorder.run(read_entries(reads_of((0, 1), (1, 1)), NO_GAPS))
+    assert values == [b"ONE", None]
+    assert len(recorder.batches) == 4
+
+
+def test_a_shard_that_is_replaced_all_the_time_is_read_whole() -> None:
+    """The last attempt takes one request, which a writer cannot come between."""
+    objects = {"a/c0/0": SHARD_00}
+
+    def replace(n_batches: int) -> None:
+        objects["a/c0/0"] = build_shard({0: b"%d" % n_batches}, (2, 2), DRAFT_INDEX)
+
+    recorder = Recorder(objects, between=replace)
+    values = recorder.run(read_entries(reads_of((0, 0)), NO_GAPS))
+    assert contents(values) == [b"4"]
+    assert recorder.batches[-1] == [Get("a/c0/0", settled=True)]
+
+
+def test_a_shard_removed_between_the_rounds_is_missing() -> None:
+    """Not an error: the reader sees the state after the removal."""
+    objects = {"a/c0/0": SHARD_00}
+    recorder = Recorder(objects, between=lambda _: objects.clear())
+    assert recorder.run(read_entries(reads_of((0, 0)), NO_GAPS)) == [None]
+
+
+def damaged(entry_id: int, offset: int, nbytes: int) -> bytes:
+    """SHARD_00 with another entry in its index."""
+    shard = bytearray(SHARD_00)
+    at = len(shard) - 64 + 16 * entry_id
+    shard[at : at + 16] = offset.to_bytes(8, "little") + nbytes.to_bytes(8, "little")
+    return bytes(shard)
+
+
+@pytest.mark.parametrize("tells_size", [True, False])
+@pytest.mark.parametrize(
+    ("offset", "nbytes"), [(70, 20), (0, 10**6), (2**63, 2**63), (2**64 - 1, 1), (10, 4)]
+)
+def test_an_entry_outside_the_data_names_shard_chunk_and_bytes(
+    tells_size: bool, offset: int, nbytes: int
+) -> None:
+    """Whether or not the base store tells the size; other chunks are still read."""
+    recorder = Recorder({"a/c0/0": damaged(1, offset, nbytes)}, tells_size=tells_size)
+    if (offset, nbytes) != (10, 4) or tells_size:  # (10, 4) reaches 2 bytes into the index
+        with pytest.raises(CorruptShardError) as info:
+            recorder.run(read_entries(reads_of((0, 1)), NO_GAPS))
+        assert info.value.shard_key == "a/c0/0"
+        assert info.value.chunk_key == "a/c0/1"
+        assert info.value.byte_range == (offset, offset + nbytes)
+    values = recorder.run(read_entries(reads_of((0, 0), (1, 1)), NO_GAPS))
+    assert contents(values) == [b"zero", b"three"]
+
+
+@pytest.mark.parametrize("n", [0, 1, 63])
+def test_a_truncated_shard(n: int) -> None:
+    """Shorter than its index."""
+    recorder = Recorder({"a/c0/0": SHARD_00[:n]})
+    with pytest.raises(CorruptShardError, match=f"takes 64 bytes, there are {n}"):
+        recorder.run(read_entries(reads_of((0, 0)), NO_GAPS))
+    with pytest.raises(CorruptShardError, match="a/c0/0"):
+        recorder.run(read_indexes([LAYOUT.shard((0, 0))]))
+
+
+def test_a_wrong_checksum() -> None:
+    """One flipped bit in the index of a shard with crc32c."""
+    layout = make_layout(ZEP2_INDEX)
+    shard = bytearray(build_shard({0: b"x"}, (2, 2), ZEP2_INDEX))
+    shard[10] ^= 1
+    recorder = Recorder({"a/c0/0": bytes(shard)})
+    with pytest.raises(CorruptShardError, match="checksum"):
+        recorder.run(read_entries(reads_of((0, 0), layout=layout), NO_GAPS))
+
+
+# ------------------------------------------------------------------ whole shards
+
+KIB = 1024
+ALL_OF_00 = [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("n_wanted", "chunk_nbytes", "is_whole"),
+    [
+        (4, 200 * KIB, True),
+        (3, 200 * KIB, True),  # most of it
+        (2, 256 * KIB, True),  # little is not wanted
+        (2, 256 * KIB + 1, False),
+        (1, 1, False),  # one is read by itself
+        (4, 512 * KIB, True),
+        (4, 512 * KIB + 1, False),  # more than one request may ask for
+        (4, None, False),  # nobody knows
+    ],
+)
+def test_what_is_read_whole(n_wanted: int, chunk_nbytes: int | None, is_whole: bool) -> None:
+    """In one request, if most of the shard is wanted or the rest is little; near by, never."""
+    layout = layout_far(chunk_nbytes)
+    objects = {"a/c0/0": build_shard({0: b"zero", 3: b"three"}, (2, 2), ZEP2_INDEX)}
+    reads = reads_of(*ALL_OF_00[:n_wanted], layout=layout)
+    expected = [b"zero", None, None, b"three"][:n_wanted]
+    recorder = Recorder(objects)
+    assert contents(recorder.run(read_entries(reads, FAR))) == expected
+    assert (recorder.batches == [[Get("a/c0/0")]]) == is_whole
+    near = Recorder(objects)
+    assert contents(near.run(read_entries(reads, NO_GAPS))) == expected
+    assert len(near.batches) == 2
+
+
+@pytest.mark.parametrize(("n_wanted", "is_whole"), [(3, False), (4, True)])
+def test_one_chunk_of_sixteen_is_too_little(n_wanted: int, is_whole: bool) -> None:
+    """Of small shards, too, a few of many chunks are read by themselves."""
+    spec = ShardingSpec((64,), ZEP2_INDEX)
+    encoding = ChunkKeyEncoding("draft", "/")
+    layout = ArrayLayout("a", "a/", encoding, (64,), spec, chunk_nbytes=10)
+    recorder = Recorder({"a/c0": build_shard({0: b"zero"}, (64,), ZEP2_INDEX)})
+    reads = [EntryRead(layout.chunk((i,))) for i in range(n_wanted)]
+    assert contents(recorder.run(read_entries(reads, FAR)))[0] == b"zero"
+    assert (recorder.batches == [[Get("a/c0")]]) == is_whole
+
+
+def test_ranges_are_not_counted_as_wanted() -> None:
+    """Of four chunks a few bytes each: two rounds."""
+    layout = layout_far(200 * KIB)
+    recorder = Recorder({"a/c0/0": build_shard({0: b"zero"}, (2, 2), ZEP2_INDEX)})
+    reads = [EntryRead(layout.chunk(c), Range(1, 3)) for c in ALL_OF_00]
+    assert contents(recorder.run(read_entries(reads, FAR))) == [b"er", None, None, None]
+    assert len(recorder.batches) == 2
+
+
+def test_what_is_not_wanted_of_many_shards_has_a_limit() -> None:
+    """Two chunks of each of 16 shards: half of these are read whole, 4 MiB are not wanted."""
+    layout = replace(layout_far(256 * KIB), grid_shape=(32, 2))
+    shard = build_shard({0: b"zero"}, (2, 2), ZEP2_INDEX)
+    recorder = Recorder({f"a/c{i}/0": shard for i in range(16)})
+    reads = reads_of(*((2 * i, j) for i in range(16) for j in (0, 1)), layout=layout)
+    assert contents(recorder.run(read_entries(reads, FAR))) == [b"zero", None] * 16
+    n_whole = sum(isinstance(r, Get) and r.byte_range is None for r in recorder.batches[0])
+    assert n_whole == 8
+
+
+def test_at_the_edge_only_chunks_of_the_array_count() -> None:
+    """One column of a shard is all that lies in the array."""
+    layout = replace(layout_far(200 * KIB), grid_shape=(2, 1))
+    recorder = Recorder({"a/c0/0": build_shard({0: b"a", 2: b"b"}, (2, 2), ZEP2_INDEX)})
+    reads = reads_of((0, 0), (1, 0), layout=layout)
+    assert contents(recorder.run(read_entries(reads, FAR))) == [b"a", b"b"]
+    assert recorder.batches == [[Get("a/c0/0")]]
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize("tells_size", [True, False])
+@pytest.mark.parametrize("nbytes", [1, 32, 64, 65, 100])
+def test_a_whole_shard_of_which_half_comes(location: Any, tells_size: bool, nbytes: int) -> None:
+    """It is asked for its index, which tells; also if half of it looks like an index."""
+    form = IndexFormat(checksum=True, location=location)
+    shard = build_shard({0: bytes(nbytes), 1: bytes(nbytes)}, (2, 2), form)
+    recorder = Recorder({"a/c0/0": shard}, tells_size=tells_size, cut={1})
+    reads = reads_of(*ALL_OF_00, layout=layout_far(1, form))
+    values = recorder.run(read_entries(reads, FAR))
+    assert contents(values) == [bytes(nbytes), bytes(nbytes), None, None]
+    assert recorder.batches[0] == [Get("a/c0/0")]
+
+
+def test_without_a_checksum_no_shard_is_read_whole() -> None:
+    """The beginning of one could pass for another."""
+    layout = layout_far(1, DRAFT_INDEX)
+    recorder = Recorder({"a/c0/0": SHARD_00})
+    values = recorder.run(read_entries(reads_of(*ALL_OF_00, layout=layout), FAR))
+    assert contents(values) == [b"zero", b"one", None, b"three"]
+    assert len(recorder.batches) == 2
+
+
+@pytest.mark.parametrize(("chunk_nbytes", "is_whole"), [(512 * KIB, True), (512 * KIB + 1, False)])
+def test_what_a_smaller_array_has_left_behind_counts(chunk_nbytes: int, is_whole: bool) -> None:
+    """One chunk is in the array; four may be in the shard."""
+    layout = replace(layout_far(chunk_nbytes), grid_shape=(1, 1))
+    recorder = Recorder({"a/c0/0": build_shard({0: b"a", 3: b"left"}, (2, 2), ZEP2_INDEX)})
+    assert contents(recorder.run(read_entries(reads_of((0, 0), layout=layout), FAR))) == [b"a"]
+    assert (recorder.batches == [[Get("a/c0/0")]]) == is_whole
+
+
+@pytest.mark.parametrize(("nbytes", "n_spans"), [(64 * KIB - 10, 64), (64 * KIB - 9, 100)])
+def test_longer_gaps_are_never_read_along(nbytes: int, n_spans: int) -> None:
+    """Those of 64 KiB at most; together 4 MiB, 36 of them are no more."""
+    spec = ShardingSpec((200,), ZEP2_INDEX)
+    layout = ArrayLayout("a", "a/", ChunkKeyEncoding("draft", "/"), (200,), spec)
+    entries = {i: bytes(10 if i % 2 == 0 else nbytes + 10) for i in range(200)}
+    recorder = Recorder({"a/c0": build_shard(entries, (200,), ZEP2_INDEX)})
+    reads = [EntryRead(layout.chunk((i,))) for i in range(0, 200, 2)]
+    options = ReadOptions(max_requests_at_once=64)
+    assert contents(recorder.run(read_entries(reads, options))) == [bytes(10)] * 100
+    assert len(recorder.batches[1]) == n_spans
+
+
+@pytest.mark.parametrize(("options", "n_spans"), [(FAR, 256), (NEAR_GAPS, 256), (FAR_GAPS, 64)])
+def test_gaps_are_read_along_to_spare_a_round(options: ReadOptions, n_spans: int) -> None:
+    """Every fourth chunk of 1,024 is wanted, 30 bytes apart: as many spans as go at once; not if
+    no gap is to be read along, and not near by."""
+    spec = ShardingSpec((1024,), ZEP2_INDEX)
+    layout = ArrayLayout("a", "a/", ChunkKeyEncoding("draft", "/"), (1024,), spec)
+    entries = {i: b"%010d" % i for i in range(1024)}
+    recorder = Recorder({"a/c0": build_shard(entries, (1024,), ZEP2_INDEX)})
+    wanted = range(0, 1024, 4)
+    reads = [EntryRead(layout.chunk((i,))) for i in wanted]
+    values = recorder.run(read_entries(reads, options))
+    assert contents(values) == [entries[i] for i in wanted]
+    _, spans = recorder.batches
+    assert len(spans) == n_spans
+
+
+def test_a_shard_is_read_whole_only_at_first() -> None:
+    """Then it is asked for its index: that it came whole and damaged says that it is changing."""
+    layout = layout_far(1)
+    shard = build_shard({0: b"zero"}, (2, 2), ZEP2_INDEX)
+    recorder = Recorder({"a/c0/0": shard}, cut={1})
+    values = recorder.run(read_entries(reads_of(*ALL_OF_00, layout=layout), FAR))
+    assert contents(values) == [b"zero", None, None, None]
+    assert recorder.batches[:2] == [[Get("a/c0/0")], [Get("a/c0/0", Suffix(68), settled=True)]]

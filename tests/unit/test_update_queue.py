@@ -1,0 +1,340 @@
+"""Small updates of open shards are committed in the event loop, and it never waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from zarr.core.buffer import cpu
+
+from tests.support.bases import forget_open_shards
+from zarr_shardstore import ShardingMapping, ShardingStore
+from zarr_shardstore.io import update_queue
+from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
+from zarr_shardstore.io.local.open_shards import open_shards
+
+N = 16
+SHARD = "data/root/a/c0"
+
+
+def key(i: int) -> str:
+    return f"data/root/a/c{i}"
+
+
+def buffer(value: bytes) -> Any:
+    return cpu.Buffer.from_bytes(value)
+
+
+@pytest.fixture(autouse=True)
+def no_clock() -> Iterator[None]:
+    """A machine that is busy is not slow."""
+    with mock.patch.object(update_queue, "_MAX_AT_ONCE_S", 60):
+        yield
+
+
+@pytest.fixture
+def threads() -> Iterator[list[int]]:
+    """Which thread made each write into a file."""
+    seen: list[int] = []
+
+    def write_at(*args: Any, write: Any = fs.write_at) -> None:
+        seen.append(threading.get_ident())
+        write(*args)
+
+    with mock.patch.object(fs, "write_at", write_at):
+        yield seen
+
+
+def opened(path: Path, **options: Any) -> ShardingStore:
+    """A store with a shard of two chunks that is open."""
+    store = ShardingStore(path, chunks_per_shard=N, **options)
+    for i in range(2):
+        store.set_sync(key(i), buffer(b"old"))
+    return store
+
+
+async def until_nobody_leads() -> None:
+    """A thread that went on with a commit looks once more whether others came."""
+    for _ in range(1000):
+        if not update_queue._queues:
+            break
+        await asyncio.sleep(0.001)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """What another process finds."""
+    forget_open_shards(path)
+    return {name: bytes(value) for name, value in ShardingMapping(path, chunks_per_shard=N).items()}
+
+
+async def test_a_small_update_takes_no_hop(tmp_path: Path, threads: list[int]) -> None:
+    store = opened(tmp_path)
+    threads.clear()
+    await store.set(key(1), buffer(b"new"))
+    await store.set(key(2), buffer(b"more"))
+    await store.delete(key(0))
+    assert set(threads) == {threading.get_ident()}
+    assert contents(tmp_path) == {key(1): b"new", key(2): b"more"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"durability": "power"}, {"strategy": "rewrite"}],
+    ids=lambda options: next(iter(options.values())),
+)
+async def test_what_may_wait_takes_a_hop(
+    options: dict[str, Any], tmp_path: Path, threads: list[int]
+) -> None:
+    """For the disk; or it rewrites the shard."""
+    store = opened(tmp_path, **options)
+    for value in (b"newer", b"newest", b"new"):
+        threads.clear()
+        await store.set(key(1), buffer(value))
+        assert threads
+        assert threading.get_ident() not in threads
+    assert contents(tmp_path) == {key(0): b"old", key(1): b"new"}
+
+
+async def test_what_is_large_takes_a_hop(tmp_path: Path, threads: list[int]) -> None:
+    store = opened(tmp_path)
+    large = bytes(300_000)
+    threads.clear()
+    await store.set(key(1), buffer(large))
+    assert threads
+    assert threading.get_ident() not in threads
+    assert contents(tmp_path) == {key(0): b"old", key(1): large}
+
+
+async def test_much_work_takes_a_hop_before_it_begins(tmp_path: Path) -> None:
+    """Many bytes are joined, many updates planned, before anything is written."""
+    store, other = opened(tmp_path), ShardingStore(tmp_path, chunks_per_shard=N)
+    await other.set(key(9), buffer(b"known"))
+    cases: dict[str, list[Any]] = {
+        "little": [store._set_partial_values([(key(5), 0, bytes(200_000))])],
+        "many": [store.set(key(i % 4), buffer(b"new")) for i in range(70)],
+        "pieces": [store._set_partial_values([(key(5), 0, bytes(300_000))])],
+        "whole": [store.set(key(i), buffer(bytes(20_000))) for i in range(N)],
+        "two stores": [s.set(key(1), buffer(b"new")) for s in (store, other)],
+    }
+    hops = {}
+    for name, calls in cases.items():
+        await until_nobody_leads()
+        in_thread = mock.Mock(side_effect=update_queue.lead_in_thread)
+        with mock.patch.object(update_queue, "lead_in_thread", in_thread):
+            await asyncio.gather(*calls)
+        hops[name] = in_thread.called
+    assert hops == {name: name != "little" for name in cases}
+    assert contents(tmp_path)[key(1)] == b"new"
+
+
+async def test_a_shard_that_is_not_open_takes_a_hop(tmp_path: Path, threads: list[int]) -> None:
+    store = opened(tmp_path)
+    forget_open_shards(tmp_path)
+    threads.clear()
+    await store.set(key(1), buffer(b"new"))
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_a_thread_goes_on_where_the_loop_must_not(tmp_path: Path, threads: list[int]) -> None:
+    """A shard that has become full is compacted: all that goes before is done in the loop, and
+    from then on the thread is the one that holds the shard."""
+    store = opened(tmp_path)
+    for i in range(N - 1):
+        await store.set(key(i), buffer(bytes(2000)))
+        await store.set(key(i), buffer(bytes([i])))
+    await until_nobody_leads()
+    threads.clear()
+    await store.set(key(N - 1), buffer(b"last"))
+    here = threading.get_ident()
+    assert threads[0] == here != threads[-1]
+    assert not os.path.exists(tmp_path / (SHARD + LOCK_SUFFIX)), "it is sealed"
+    assert (tmp_path / SHARD).stat().st_size < 1000, "it is compacted"
+    expected = {key(i): bytes([i]) for i in range(N - 1)}
+    assert contents(tmp_path) == {**expected, key(N - 1): b"last"}
+    await store.set(key(0), buffer(b"again"))
+    assert contents(tmp_path) == {**expected, key(0): b"again", key(N - 1): b"last"}
+
+
+async def test_who_holds_a_shard_needs_no_worker_thread(tmp_path: Path) -> None:
+    """All of them may be waiting for that very shard."""
+    store = opened(tmp_path)
+    pool, may_end = update_queue.worker_pool(), threading.Event()
+    try:
+        for _ in range(pool._max_workers):
+            pool.submit(may_end.wait, 60)
+        with mock.patch("zarr_shardstore.io.local.open_shards.MAX_LIGHT_NBYTES", 0):
+            await asyncio.wait_for(store.set(key(1), buffer(b"new")), 30)
+    finally:
+        may_end.set()
+    assert contents(tmp_path) == {key(0): b"old", key(1): b"new"}
+
+
+@pytest.mark.parametrize("limit", [0, 1000], ids=["held", "not held"])
+async def test_without_threads_all_is_done_in_the_loop(limit: int, tmp_path: Path) -> None:
+    """As at the end of the interpreter: nothing is lost, and nobody waits for ever."""
+    store = opened(tmp_path)
+    await store.set(key(0), buffer(b"old"))
+    value = bytes(limit + 1)
+    with (
+        mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("no thread")),
+        mock.patch.object(
+            update_queue.worker_pool(), "submit", side_effect=RuntimeError("no thread")
+        ),
+        mock.patch("zarr_shardstore.io.local.open_shards.MAX_LIGHT_NBYTES", limit),
+        mock.patch.object(update_queue, "MAX_LIGHT_NBYTES", 1000),
+    ):
+        await store.set(key(1), buffer(value))
+    assert contents(tmp_path) == {key(0): b"old", key(1): value}
+
+
+async def test_many_flushes_wait_for_no_thread(tmp_path: Path) -> None:
+    """Those that wait for a commit are not among the threads that make it."""
+    store = opened(tmp_path)
+    for _ in range(5):
+        calls = [store.set(key(1), buffer(bytes(300_000)))]
+        calls += [store.flush() for _ in range(2 * update_queue.worker_pool()._max_workers)]
+        await asyncio.wait_for(asyncio.gather(*calls), 60)
+    assert contents(tmp_path) == {key(0): b"old", key(1): bytes(300_000)}
+
+
+async def test_a_batch_is_published_by_a_thread(tmp_path: Path, threads: list[int]) -> None:
+    """It may be a whole shard, of any size."""
+    store = opened(tmp_path)
+    async with store.batch():
+        await store.set(key(1), buffer(b"new"))
+        await until_nobody_leads()
+        threads.clear()
+    assert threads
+    assert threading.get_ident() not in threads
+    assert contents(tmp_path) == {key(0): b"old", key(1): b"new"}
+
+
+async def test_the_loop_does_not_wait_for_a_lock(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    with closing(KeptLock(str(tmp_path / (SHARD + LOCK_SUFFIX)))) as other:
+        other.acquire(0)
+        task = asyncio.create_task(store.set(key(1), buffer(b"new")))
+        for _ in range(20):  # the loop runs
+            await asyncio.sleep(0.001)
+        assert not task.done()
+    await asyncio.wait_for(task, 60)
+    assert contents(tmp_path) == {key(0): b"old", key(1): b"new"}
+
+
+async def test_what_another_process_wrote_is_seen_first(tmp_path: Path) -> None:
+    """A shard that is open, but was changed elsewhere, is opened anew."""
+    store = opened(tmp_path)
+    path = f"{os.path.realpath(tmp_path)}/{SHARD}"
+    file = open_shards._files.pop(path)  # then the next writer is another process, to this one
+    ShardingMapping(tmp_path, chunks_per_shard=N)[key(3)] = b"other"
+    open_shards._files[path].close_all()
+    open_shards._files[path] = file
+    assert open_shards.hold_at_once(path) is None
+    assert not open_shards.is_used_here(path)
+    with closing(KeptLock(path + LOCK_SUFFIX)) as other:
+        other.acquire(0, "it is not held any more")
+    await store.set(key(1), buffer(b"new"))
+    assert contents(tmp_path) == {key(0): b"old", key(1): b"new", key(3): b"other"}
+
+
+async def test_updates_of_one_turn_are_one_commit(tmp_path: Path, threads: list[int]) -> None:
+    store = opened(tmp_path)
+    threads.clear()
+    await store.set(key(1), buffer(b"new"))
+    n_alone = len(threads)
+    threads.clear()
+    await asyncio.gather(*(store.set(key(i), buffer(b"newer")) for i in range(8)))
+    assert len(threads) == n_alone
+    assert contents(tmp_path) == {key(i): b"newer" for i in range(8)}
+
+
+async def test_an_error_reaches_the_caller_and_frees_the_shard(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    with (
+        mock.patch.object(fs, "write_at", side_effect=OSError("no room")),
+        pytest.raises(OSError, match="no room"),
+    ):
+        await store.set(key(1), buffer(b"new"))
+    assert contents(tmp_path) == {key(0): b"old", key(1): b"old"}
+    await store.set(key(1), buffer(b"newer"))
+    assert contents(tmp_path) == {key(0): b"old", key(1): b"newer"}
+
+
+async def test_a_slow_disk_is_left_to_threads(tmp_path: Path, threads: list[int]) -> None:
+    """For a while: then the loop tries once more."""
+    store = opened(tmp_path)
+    here = threading.get_ident()
+
+    def slowly(fd: int, pieces: Any, offset: int, write: Any = fs.write_at) -> None:
+        time.sleep(0.001)
+        write(fd, pieces, offset)
+
+    async def hops() -> bool:
+        await until_nobody_leads()
+        threads.clear()
+        await store.set(key(1), buffer(b"new"))
+        return here not in threads
+
+    with mock.patch.object(update_queue, "_MAX_AT_ONCE_S", 0.001):
+        with mock.patch.object(fs, "write_at", slowly):
+            assert not await hops()
+            assert await hops()
+        until = store._sharding.runner.at_once_from
+        assert until > time.monotonic()
+        assert await hops()
+    later = mock.Mock(monotonic=lambda: until + 1)
+    with mock.patch.object(update_queue, "time", later):
+        assert not await hops()
+
+
+@pytest.mark.parametrize("call", ["fstat", "pread"])
+def test_a_failing_look_at_a_shard_keeps_no_lock(call: str, tmp_path: Path) -> None:
+    opened(tmp_path)
+    path = f"{os.path.realpath(tmp_path)}/{SHARD}"
+    with (
+        mock.patch.object(os, call, side_effect=OSError("no disk")),
+        pytest.raises(OSError, match="no"),
+    ):
+        open_shards.hold_at_once(path)
+    assert not open_shards.is_used_here(path)
+    with closing(KeptLock(path + LOCK_SUFFIX)) as other:
+        other.acquire(0, "it is not held any more")
+    forget_open_shards(tmp_path)
+
+
+def test_a_shard_that_is_put_down_is_nobodys(tmp_path: Path) -> None:
+    """Not of the thread that put it down either: it reads as others do."""
+    opened(tmp_path)
+    path = f"{os.path.realpath(tmp_path)}/{SHARD}"
+    held = open_shards.hold_at_once(path)
+    assert held is not None
+    with held:
+        assert open_shards.is_used_here(path)
+        held.put_down()
+        assert not open_shards.is_used_here(path)
+        held.take_up()
+        assert open_shards.is_used_here(path)
+    assert not open_shards.is_used_here(path)
+
+
+def test_a_lock_that_was_removed_is_none(tmp_path: Path) -> None:
+    lock = KeptLock(str(tmp_path / "lock"))
+    assert not lock.acquire_at_once(), "its file is not open"
+    lock.acquire(0)
+    lock.release()
+    assert lock.acquire_at_once()
+    lock.release()
+    (tmp_path / "lock").unlink()
+    assert not lock.acquire_at_once()
+    lock.acquire(0)
+    lock.remove()
