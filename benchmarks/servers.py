@@ -23,7 +23,7 @@ from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 BUCKET = "bucket"
-_COUNTING_SERVER = Path(__file__).parents[1] / "tests" / "store" / "counting_server.py"
+_COUNTING_SERVER = Path(__file__).parents[1] / "tests" / "support" / "counting_server.py"
 _MAX_START_S = 30
 _numbers = count()
 

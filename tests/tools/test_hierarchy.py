@@ -24,14 +24,16 @@ from tests.support.hierarchies import (
     grid_coords,
 )
 from zarr_shardstore.inspect import contents
-from zarr_shardstore.inspect.contents import Hierarchy, find_hierarchy
+from zarr_shardstore.inspect.contents import StoreContents, find_hierarchy
 from zarr_shardstore.inspect.open_base import open_base
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.shards.requests import Flow, Get, ListDir, ListPrefix
 
 
-def find(objects: dict[str, bytes], flow: Flow[Hierarchy] | None = None) -> tuple[Any, list[Any]]:
+def find(
+    objects: dict[str, bytes], flow: Flow[StoreContents] | None = None
+) -> tuple[Any, list[Any]]:
     """The hierarchy of a dict, and the requests of each round."""
     backend = MappingBackend(dict(objects))
     flow = find_hierarchy() if flow is None else flow

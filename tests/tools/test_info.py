@@ -441,7 +441,7 @@ def test_a_shard_that_is_replaced_meanwhile_is_asked_again() -> None:
     assert grid.layout is not None
     ref = grid.layout.shard_of_key("a/c/0/0")
     assert ref is not None
-    index, size = GetIndex(ref, keep=False), GetSize("a/c/0/0")
+    index, size = GetIndex(ref, cache=False), GetSize("a/c/0/0")
     flow = occupancy._read_objects(grid, ["a/c/0/0"])
     assert next(flow) == [size, index, size]
     found = found_index(index, Found(memoryview(shard)[-INDEX:], None))

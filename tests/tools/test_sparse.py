@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.hierarchies import KINDS, V3, ArrayOf, Coords, Counting, meaning, view
 from zarr_shardstore import SpecError, get_shard_info, reshard, shard_store, unshard_store
 from zarr_shardstore.convert import regions
-from zarr_shardstore.convert.regions import Place, regions_to_visit
+from zarr_shardstore.convert.regions import ArrayLocation, regions_to_visit
 from zarr_shardstore.format.index import ZEP2_INDEX
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.sharding_spec import ShardingSpec
@@ -148,11 +148,11 @@ def test_regions_are_those_of_the_stored_objects(case: Any, name: str) -> None:
     assert len(found) == len(expected)
 
 
-def place_of(array: ArrayOf, base: Any, cps: Coords | None) -> Place:
+def place_of(array: ArrayOf, base: Any, cps: Coords | None) -> ArrayLocation:
     encoding = ChunkKeyEncoding(array.kind.style, array.kind.separator)  # type: ignore[arg-type]
     prefix = Node(array.kind.hierarchy, "a").chunk_prefix  # type: ignore[arg-type]
     spec = None if cps is None else ShardingSpec(cps, ZEP2_INDEX)
-    return Place(open_base(base), prefix, encoding, array.grid, spec)
+    return ArrayLocation(open_base(base), prefix, encoding, array.grid, spec)
 
 
 def test_requests_of_a_sparse_conversion() -> None:

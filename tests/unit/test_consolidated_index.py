@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_shardstore.format.consolidated_index import (
-    CollectedIndex,
-    CollectionWriter,
-    IndexCollection,
+    ConsolidatedIndex,
+    ConsolidatedIndexWriter,
+    IndexCopy,
     is_collected,
     is_collection,
     with_collection,
@@ -33,16 +33,14 @@ def index_of(fields: Any) -> ShardIndex:
     return ShardIndex(np.array(fields, np.uint64).reshape(-1, 2))
 
 
-def encode(
-    shards: dict[str, CollectedIndex], spec: ShardingSpec = SPEC, written_s: int = 1
-) -> bytes:
-    writer = CollectionWriter(spec)
+def encode(shards: dict[str, IndexCopy], spec: ShardingSpec = SPEC, written_s: int = 1) -> bytes:
+    writer = ConsolidatedIndexWriter(spec)
     for suffix, found in shards.items():
         writer.add(suffix, found)
     return writer.encode(written_s)
 
 
-ONE = encode({"c/0/1": CollectedIndex(index_of(FIELDS), '"abc"', 263)})
+ONE = encode({"c/0/1": IndexCopy(index_of(FIELDS), '"abc"', 263)})
 
 
 def by_hand(header: dict[str, Any], *blobs: bytes, magic: bytes = b"ZSHIDX\x00\x01") -> bytes:
@@ -67,8 +65,8 @@ HEADER = {
 }
 
 
-def decode(data: bytes, spec: ShardingSpec = SPEC) -> IndexCollection | None:
-    return IndexCollection.decode(data, spec)
+def decode(data: bytes, spec: ShardingSpec = SPEC) -> ConsolidatedIndex | None:
+    return ConsolidatedIndex.decode(data, spec)
 
 
 def test_the_layout() -> None:
@@ -101,7 +99,7 @@ def test_round_trip(spec: ShardingSpec, data: st.DataObject) -> None:
     number = st.one_of(st.integers(0, 2**64 - 1), st.just(MISSING))
     fields = st.lists(number, min_size=2 * spec.n_entries, max_size=2 * spec.n_entries)
     collected = st.builds(
-        CollectedIndex,
+        IndexCopy,
         fields.map(index_of),
         st.one_of(st.text(), st.integers(0, 2**40)),
         st.integers(0, 2**60),

@@ -1,4 +1,4 @@
-"""`KeyTranslator` says of any key what its array's layout says, whatever it has met before."""
+"""`KeyTable` says of any key what its array's layout says, whatever it has met before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zarr_shardstore.format import key_table
 from zarr_shardstore.format.index import DRAFT_INDEX
-from zarr_shardstore.format.key_table import KeyTranslator
+from zarr_shardstore.format.key_table import KeyTable
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.sharding_spec import ShardingSpec
@@ -69,7 +69,7 @@ def said_by_layout(layout: ArrayLayout, key: str) -> tuple[str, int] | None:
 )
 def test_translations(max_remembered: int, case: tuple[ArrayLayout, list[str]]) -> None:
     layout, keys = case
-    translate = KeyTranslator(layout).translate
+    translate = KeyTable(layout).translate
     with mock.patch.object(key_table, "_MAX_REMEMBERED", max_remembered):
         for key in keys + keys:
             assert translate(key) == said_by_layout(layout, key), key
@@ -82,7 +82,7 @@ def test_all_keys_of_a_grid_and_around(encoding: ChunkKeyEncoding, grid: Coords)
     cps = (3, 2, 4, 2)[: len(grid)]
     prefix = "data/root/a/" if encoding.style == "draft" else "a/"
     layout = ArrayLayout("a", prefix, encoding, grid, ShardingSpec(cps, DRAFT_INDEX))
-    translate = KeyTranslator(layout).translate
+    translate = KeyTable(layout).translate
     keys = [prefix + encoding.encode(c) for c in product(*(range(n + 2) for n in grid))]
     for key in random.Random(0).sample(keys, len(keys)):
         assert translate(key) == said_by_layout(layout, key), key
@@ -90,7 +90,7 @@ def test_all_keys_of_a_grid_and_around(encoding: ChunkKeyEncoding, grid: Coords)
 
 def test_what_is_remembered_is_bounded() -> None:
     layout = ArrayLayout("a", "a/", ENCODINGS[2], (40, 40), ShardingSpec((4, 4), DRAFT_INDEX))
-    keys = KeyTranslator(layout)
+    keys = KeyTable(layout)
     with mock.patch.object(key_table, "_MAX_REMEMBERED", 8):
         for i in range(40):
             for j in range(40):

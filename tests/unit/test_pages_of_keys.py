@@ -9,7 +9,7 @@ from tests.unit.test_pending import KEY, hold, shard_of, table
 from zarr_shardstore.shards import shard_listing
 from zarr_shardstore.shards.requests import CloseListing, ListPage
 from zarr_shardstore.shards.shard_listing import KeyPages, list_keys
-from zarr_shardstore.shards.updates import Erase, Put
+from zarr_shardstore.shards.updates import DeleteEntry, SetEntry
 
 HELD = "a/c1/0"
 
@@ -39,9 +39,9 @@ def test_one_page_a_request() -> None:
 def test_shards_that_are_only_held_come_last_and_once() -> None:
     """Those that are stored, too, come where they are stored; erasures alone make no shard."""
     pending = table()
-    recorder = hold(pending, Put(0, b"x"))
-    hold(pending, Put(0, b"y"), recorder=recorder, shard=shard_of((1, 0)))
-    hold(pending, Erase(0), recorder=recorder, shard=shard_of((0, 1)))
+    recorder = hold(pending, SetEntry(0, b"x"))
+    hold(pending, SetEntry(0, b"y"), recorder=recorder, shard=shard_of((1, 0)))
+    hold(pending, DeleteEntry(0), recorder=recorder, shard=shard_of((0, 1)))
     assert recorder.run(list_keys(["a/"], pending)) == [KEY, HELD]
     assert recorder.run(list_keys(["b/"], pending)) == []
 
@@ -50,7 +50,7 @@ def test_shards_that_are_only_held_come_last_and_once() -> None:
 def test_a_shard_that_is_published_meanwhile_comes_once(n_before: int) -> None:
     """Before the listing comes by, or after it."""
     pending = table()
-    recorder = hold(pending, Put(0, b"y"), shard=shard_of((1, 0)))
+    recorder = hold(pending, SetEntry(0, b"y"), shard=shard_of((1, 0)))
     recorder.objects |= dict.fromkeys(["a/d", "a/e"], b"")
     pages = KeyPages(["a/"], pending)
     listed: list[str] = []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
-from zarr_shardstore.shards.updates import Patch, apply_pieces, check_pieces
+from zarr_shardstore.shards.updates import PatchEntry, apply_pieces, check_pieces
 
 byte_ranges = st.one_of(
     st.none(),
@@ -106,4 +106,4 @@ def test_what_pieces_cover_from_the_start(
     pieces: tuple[tuple[int, bytes], ...], nbytes: int | None
 ) -> None:
     """Only pieces without a gap from 0 on say what a value will be."""
-    assert Patch(0, pieces).nbytes_from_start == nbytes
+    assert PatchEntry(0, pieces).nbytes_from_start == nbytes

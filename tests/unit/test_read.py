@@ -58,7 +58,7 @@ def test_two_rounds_one_index_request_a_shard_and_coalesced_spans() -> None:
     values = recorder.run(read_entries(reads, NO_GAPS))
     assert [v and bytes(v) for v in values] == [b"zero", b"two", b"one", b"three", b"zero"]
     assert recorder.batches == [
-        [Get("a/c0/0", Suffix(64), settled=True), Get("a/c1/1", Suffix(64), settled=True)],
+        [Get("a/c0/0", Suffix(64), consistent=True), Get("a/c1/1", Suffix(64), consistent=True)],
         [Get("a/c0/0", Range(0, 12)), Get("a/c1/1", Range(0, 3))],
     ]
 
@@ -115,7 +115,7 @@ def test_a_shard_that_is_replaced_all_the_time_is_read_whole() -> None:
     recorder = Recorder(objects, between=replace)
     values = recorder.run(read_entries(reads_of((0, 0)), NO_GAPS))
     assert contents(values) == [b"4"]
-    assert recorder.batches[-1] == [Get("a/c0/0", settled=True)]
+    assert recorder.batches[-1] == [Get("a/c0/0", consistent=True)]
 
 
 def test_a_shard_removed_between_the_rounds_is_missing() -> None:
@@ -314,4 +314,4 @@ def test_a_shard_is_read_whole_only_at_first() -> None:
     recorder = Recorder({"a/c0/0": shard}, cut={1})
     values = recorder.run(read_entries(reads_of(*ALL_OF_00, layout=layout), FAR))
     assert contents(values) == [b"zero", None, None, None]
-    assert recorder.batches[:2] == [[Get("a/c0/0")], [Get("a/c0/0", Suffix(68), settled=True)]]
+    assert recorder.batches[:2] == [[Get("a/c0/0")], [Get("a/c0/0", Suffix(68), consistent=True)]]

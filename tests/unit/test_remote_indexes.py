@@ -50,18 +50,20 @@ async def test_only_who_asks_gets_the_whole_shard() -> None:
     indexes = RemoteIndexes(base, lambda key: (scope, key), is_static=False)
     tasks = []
     for _ in range(2):
-        tasks.append(asyncio.create_task(indexes.get(GetIndex(SHARD, fresh=False, whole=True))))
+        tasks.append(
+            asyncio.create_task(indexes.get(GetIndex(SHARD, revalidate=False, with_data=True)))
+        )
         await asyncio.sleep(0.01)
     base.may_reply.set()
     first, second = await asyncio.gather(*tasks)
     assert base.asked == [Get(SHARD.key)]
-    assert first.is_read
-    assert not first.is_remembered
+    assert first.was_requested
+    assert not first.is_unverified
     assert first.decoded is not None
     assert not np.shares_memory(first.decoded.fields, np.frombuffer(OBJECT, "u1"))
     assert first.value is not None
     assert bytes(first.value) == OBJECT
-    assert second.is_remembered
+    assert second.is_unverified
     assert second.value is None
     assert second.decoded is not None
     assert second.decoded.entry(3) == (4, 5)
@@ -72,7 +74,7 @@ async def test_what_is_static_is_not_older_than_our_own_writes() -> None:
     base = SlowBase()
     scope = object()
     indexes = RemoteIndexes(base, lambda key: (scope, key), is_static=True)
-    request = GetIndex(SHARD, fresh=False)
+    request = GetIndex(SHARD, revalidate=False)
     before = asyncio.create_task(indexes.get(request))
     await asyncio.sleep(0.01)
     with indexes.changing(SHARD.key):
@@ -91,7 +93,7 @@ async def test_a_whole_shard_is_welcome_where_the_index_comes_alone() -> None:
     base = SlowBase()
     scope = object()
     indexes = RemoteIndexes(base, lambda key: (scope, key), is_static=False)
-    requests = [GetIndex(SHARD, fresh=False, whole=whole) for whole in (False, True)]
+    requests = [GetIndex(SHARD, revalidate=False, with_data=whole) for whole in (False, True)]
     tasks = []
     for request in requests:
         tasks.append(asyncio.create_task(indexes.get(request)))

@@ -16,7 +16,7 @@ from zarr_shardstore.format.shard import build_shard, split_shard
 from zarr_shardstore.format.sharding_spec import ShardingSpec
 from zarr_shardstore.shards.requests import Delete, Exists, Get, Set
 from zarr_shardstore.shards.rewrite import update_shard
-from zarr_shardstore.shards.updates import EntryUpdate, Erase, Patch, Put
+from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, PatchEntry, SetEntry
 
 KEY = "a/c0/0"
 OLD = {0: b"zero", 1: b"one", 3: b"three"}
@@ -46,7 +46,7 @@ def recorder() -> Recorder:
 
 def test_a_full_shard_is_one_set_and_no_read(recorder: Recorder) -> None:
     """All entries have a new value: nothing of the old shard matters."""
-    commit(recorder, *[[Put(i, b"%d" % i)] for i in range(4)])
+    commit(recorder, *[[SetEntry(i, b"%d" % i)] for i in range(4)])
     assert [[type(r) for r in batch] for batch in recorder.batches] == [[Set]]
     assert stored(recorder) == {i: b"%d" % i for i in range(4)}
 
@@ -54,7 +54,7 @@ def test_a_full_shard_is_one_set_and_no_read(recorder: Recorder) -> None:
 def test_at_the_edge_the_entries_in_the_array_are_enough() -> None:
     """Entries outside the array cannot be filled, so they need not be; the shard is new."""
     recorder = Recorder({})
-    commit(recorder, [Put(0, b"x"), Put(2, b"y")], grid=(4, 1))
+    commit(recorder, [SetEntry(0, b"x"), SetEntry(2, b"y")], grid=(4, 1))
     assert recorder.batches[0] == [Exists(KEY)]
     assert [[type(r) for r in batch] for batch in recorder.batches[1:]] == [[Set]]
 
@@ -62,7 +62,9 @@ def test_at_the_edge_the_entries_in_the_array_are_enough() -> None:
 @pytest.mark.parametrize("erase", [False, True])
 def test_entries_behind_the_edge_that_is_known_are_kept(recorder: Recorder, erase: bool) -> None:
     """Another store has appended to the array; its chunks are in the shard already."""
-    updates: list[EntryUpdate] = [Erase(0), Erase(2)] if erase else [Put(0, b"x"), Put(2, b"y")]
+    updates: list[EntryUpdate] = (
+        [DeleteEntry(0), DeleteEntry(2)] if erase else [SetEntry(0, b"x"), SetEntry(2, b"y")]
+    )
     commit(recorder, updates, grid=(4, 1))
     mine = {} if erase else {0: b"x", 2: b"y"}
     assert stored(recorder) == {**mine, 1: b"one", 3: b"three"}
@@ -70,34 +72,37 @@ def test_entries_behind_the_edge_that_is_known_are_kept(recorder: Recorder, eras
 
 def test_replacing_a_shard_at_the_edge_reads_its_index_only(recorder: Recorder) -> None:
     """Nothing lies behind the edge."""
-    commit(recorder, [Erase(1), Erase(3)])
+    commit(recorder, [DeleteEntry(1), DeleteEntry(3)])
     recorder.batches.clear()
-    commit(recorder, [Put(0, b"x"), Put(2, b"y")], grid=(4, 1))
-    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64), settled=True)]]
+    commit(recorder, [SetEntry(0, b"x"), SetEntry(2, b"y")], grid=(4, 1))
+    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64), consistent=True)]]
     assert len(recorder.batches) == 3
 
 
 def test_only_if_missing_in_a_commit_that_covers_the_shard(recorder: Recorder) -> None:
     """Whether it counts depends on what is stored, so the shard is read."""
-    commit(recorder, [Put(0, b"no", only_if_missing=True), *[Put(i, b"n") for i in (1, 2, 3)]])
+    commit(
+        recorder,
+        [SetEntry(0, b"no", only_if_missing=True), *[SetEntry(i, b"n") for i in (1, 2, 3)]],
+    )
     assert stored(recorder) == {0: b"zero", 1: b"n", 2: b"n", 3: b"n"}
 
 
 def test_pieces_behind_the_start_in_a_commit_that_covers_the_shard(recorder: Recorder) -> None:
     """The same for a piece that leaves the first bytes in place."""
-    commit(recorder, [Patch(0, ((1, b"E"),))], [Put(i, b"n") for i in (1, 2, 3)])
+    commit(recorder, [PatchEntry(0, ((1, b"E"),))], [SetEntry(i, b"n") for i in (1, 2, 3)])
     assert stored(recorder)[0] == b"zEro"
 
 
 def test_several_pieces_of_one_entry_in_one_commit(recorder: Recorder) -> None:
     """The longest reach from the start decides, not the last and not the sum."""
-    rest: list[EntryUpdate] = [Put(i, b"n") for i in (0, 1, 2)]
-    commit(recorder, [Patch(3, ((0, b"abc"),))], [Patch(3, ((0, b"AB"),))], rest)
+    rest: list[EntryUpdate] = [SetEntry(i, b"n") for i in (0, 1, 2)]
+    commit(recorder, [PatchEntry(3, ((0, b"abc"),))], [PatchEntry(3, ((0, b"AB"),))], rest)
     assert stored(recorder)[3] == b"ABcee"
     recorder.batches.clear()
-    commit(recorder, [Patch(3, ((0, b"12345"),))], [Patch(3, ((0, b"6"),))], rest)
+    commit(recorder, [PatchEntry(3, ((0, b"12345"),))], [PatchEntry(3, ((0, b"6"),))], rest)
     assert stored(recorder)[3] == b"62345"
-    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64), settled=True)]]
+    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64), consistent=True)]]
     assert len(recorder.batches) == 3, "nothing but the index was read"
 
 
@@ -105,15 +110,15 @@ def test_a_piece_is_judged_by_what_is_stored_though_all_is_replaced_later(
     recorder: Recorder,
 ) -> None:
     """It fits the stored value, so its caller gets no error."""
-    full = [Put(i, b"n") for i in range(4)]
-    assert commit(recorder, [Patch(0, ((1, b"E"),))], full) == [None, None]
+    full = [SetEntry(i, b"n") for i in range(4)]
+    assert commit(recorder, [PatchEntry(0, ((1, b"E"),))], full) == [None, None]
     assert stored(recorder) == dict.fromkeys(range(4), b"n")
 
 
 def test_a_piece_is_judged_without_the_failed_group_before_it(recorder: Recorder) -> None:
     """The failed one would have replaced the value; it did not, and the piece still fits."""
-    failing: list[EntryUpdate] = [Put(0, b""), Patch(1, ((99, b"x"),))]
-    error, none = commit(recorder, failing, [Patch(0, ((4, b"!"),))])
+    failing: list[EntryUpdate] = [SetEntry(0, b""), PatchEntry(1, ((99, b"x"),))]
+    error, none = commit(recorder, failing, [PatchEntry(0, ((4, b"!"),))])
     assert isinstance(error, SpecError)
     assert none is None
     assert stored(recorder) == {**OLD, 0: b"zero!"}
@@ -122,46 +127,51 @@ def test_a_piece_is_judged_without_the_failed_group_before_it(recorder: Recorder
 def test_a_damaged_entry_that_is_replaced_first_is_not_needed_later(recorder: Recorder) -> None:
     """The piece goes into the new value."""
     damage(recorder, 1)
-    commit(recorder, [Put(1, b"new")], [Patch(1, ((0, b"N"),))])
+    commit(recorder, [SetEntry(1, b"new")], [PatchEntry(1, ((0, b"N"),))])
     assert stored(recorder) == {**OLD, 1: b"New"}
 
 
 def test_a_part_is_one_read_and_one_set(recorder: Recorder) -> None:
     """What is not replaced is kept."""
-    commit(recorder, [Put(2, b"two")], [Put(0, b"ZERO")])
-    assert recorder.batches[0] == [Get(KEY, settled=True)]
+    commit(recorder, [SetEntry(2, b"two")], [SetEntry(0, b"ZERO")])
+    assert recorder.batches[0] == [Get(KEY, consistent=True)]
     assert [type(r) for r in recorder.batches[1]] == [Set]
     assert stored(recorder) == {0: b"ZERO", 1: b"one", 2: b"two", 3: b"three"}
 
 
 def test_erasing_all_is_one_delete_and_no_read(recorder: Recorder) -> None:
     """The whole shard goes."""
-    commit(recorder, [Erase(i) for i in range(4)])
+    commit(recorder, [DeleteEntry(i) for i in range(4)])
     assert recorder.batches == [[Delete(KEY)]]
 
 
 def test_erasing_the_last_entries_removes_the_shard(recorder: Recorder) -> None:
     """An all-missing shard would be an object for nothing."""
-    commit(recorder, [Erase(i) for i in (0, 1, 3)])
+    commit(recorder, [DeleteEntry(i) for i in (0, 1, 3)])
     assert recorder.objects == {}
 
 
 def test_erasing_what_is_missing_reads_the_index_and_writes_nothing(recorder: Recorder) -> None:
     """zarr erases each chunk that is all fill value, stored or not."""
-    commit(recorder, [Erase(2)])
-    assert recorder.batches == [[Get(KEY, Suffix(64), settled=True)]]
+    commit(recorder, [DeleteEntry(2)])
+    assert recorder.batches == [[Get(KEY, Suffix(64), consistent=True)]]
 
 
 def test_erasing_some_keeps_the_rest(recorder: Recorder) -> None:
     """The bytes of the erased entry are gone too."""
-    commit(recorder, [Erase(1)])
+    commit(recorder, [DeleteEntry(1)])
     assert stored(recorder) == {0: b"zero", 3: b"three"}
     assert b"one" not in recorder.objects[KEY]
 
 
 def test_the_last_update_of_an_entry_counts(recorder: Recorder) -> None:
     """Groups are applied in the order in which they arrived."""
-    commit(recorder, [Put(0, b"1")], [Erase(0)], [Put(0, b"3"), Patch(0, ((1, b"x"),))])
+    commit(
+        recorder,
+        [SetEntry(0, b"1")],
+        [DeleteEntry(0)],
+        [SetEntry(0, b"3"), PatchEntry(0, ((1, b"x"),))],
+    )
     assert stored(recorder)[0] == b"3x"
 
 
@@ -169,23 +179,23 @@ def test_only_if_missing(recorder: Recorder) -> None:
     """set_if_not_exists is decided under the shard's lock, also within one commit."""
     commit(
         recorder,
-        [Put(0, b"no", only_if_missing=True)],
-        [Put(2, b"first", only_if_missing=True)],
-        [Put(2, b"second", only_if_missing=True)],
+        [SetEntry(0, b"no", only_if_missing=True)],
+        [SetEntry(2, b"first", only_if_missing=True)],
+        [SetEntry(2, b"second", only_if_missing=True)],
     )
     assert stored(recorder) == {**OLD, 2: b"first"}
 
 
 def test_nothing_changed_nothing_written(recorder: Recorder) -> None:
     """All were there already."""
-    commit(recorder, [Put(0, b"no", only_if_missing=True)])
-    assert recorder.batches == [[Get(KEY, settled=True)]]
+    commit(recorder, [SetEntry(0, b"no", only_if_missing=True)])
+    assert recorder.batches == [[Get(KEY, consistent=True)]]
 
 
 def test_pieces_from_the_start_of_all_entries_of_a_new_shard_read_nothing() -> None:
     """The draft's set_partial_values of a whole shard: its absence is asked for, not read."""
     recorder = Recorder({})
-    commit(recorder, [Patch(i, ((0, b"abc"),)) for i in range(4)])
+    commit(recorder, [PatchEntry(i, ((0, b"abc"),)) for i in range(4)])
     assert recorder.batches[0] == [Exists(KEY)]
     assert [type(r) for r in recorder.batches[1]] == [Set]
     assert len(recorder.batches) == 2
@@ -193,11 +203,11 @@ def test_pieces_from_the_start_of_all_entries_of_a_new_shard_read_nothing() -> N
 
 def test_pieces_from_the_start_keep_the_tail_of_a_longer_value(recorder: Recorder) -> None:
     """The index tells that three is longer, so it is read."""
-    commit(recorder, [Patch(i, ((0, b"abcd"),)) for i in range(4)])
+    commit(recorder, [PatchEntry(i, ((0, b"abcd"),)) for i in range(4)])
     assert recorder.batches[:3] == [
         [Exists(KEY)],
-        [Get(KEY, Suffix(64), settled=True)],
-        [Get(KEY, settled=True)],
+        [Get(KEY, Suffix(64), consistent=True)],
+        [Get(KEY, consistent=True)],
     ]
     assert stored(recorder) == {0: b"abcd", 1: b"abcd", 2: b"abcd", 3: b"abcde"}
 
@@ -206,15 +216,18 @@ def test_pieces_from_the_start_that_cover_the_values_read_the_index_only(
     recorder: Recorder,
 ) -> None:
     """No stored byte survives."""
-    commit(recorder, [Patch(i, ((0, b"abcde"),)) for i in range(4)])
-    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64), settled=True)]]
+    commit(recorder, [PatchEntry(i, ((0, b"abcde"),)) for i in range(4)])
+    assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64), consistent=True)]]
     assert [type(r) for r in recorder.batches[2]] == [Set]
 
 
 def test_a_group_with_a_bad_piece_is_left_out_whole(recorder: Recorder) -> None:
     """The others of the commit are not harmed, and what it would have replaced is kept."""
     outcomes = commit(
-        recorder, [Put(2, b"two")], [Put(0, b"lost?"), Patch(1, ((9, b"x"),))], [Erase(3)]
+        recorder,
+        [SetEntry(2, b"two")],
+        [SetEntry(0, b"lost?"), PatchEntry(1, ((9, b"x"),))],
+        [DeleteEntry(3)],
     )
     assert [type(o) for o in outcomes] == [type(None), SpecError, type(None)]
     assert stored(recorder) == {0: b"zero", 1: b"one", 2: b"two"}
@@ -222,8 +235,8 @@ def test_a_group_with_a_bad_piece_is_left_out_whole(recorder: Recorder) -> None:
 
 def test_a_bad_group_that_would_have_covered_the_shard_loses_nothing(recorder: Recorder) -> None:
     """It seemed that nothing had to be read; without the bad group that is not so."""
-    full = [Put(i, b"new") for i in range(4)]
-    (error, none) = commit(recorder, [*full, Patch(0, ((99, b"x"),))], [Put(2, b"two")])
+    full = [SetEntry(i, b"new") for i in range(4)]
+    (error, none) = commit(recorder, [*full, PatchEntry(0, ((99, b"x"),))], [SetEntry(2, b"two")])
     assert isinstance(error, SpecError)
     assert none is None
     assert stored(recorder) == {**OLD, 2: b"two"}
@@ -241,18 +254,18 @@ def test_a_shard_with_a_damaged_entry_is_not_rewritten(recorder: Recorder) -> No
     """Rewriting would lose what is left of it; the message says what to do."""
     before = damage(recorder, 1)
     with pytest.raises(CorruptShardError, match=r"a/c0/1.*erase or overwrite this chunk first"):
-        commit(recorder, [Put(2, b"two")])
+        commit(recorder, [SetEntry(2, b"two")])
     assert recorder.objects[KEY] == before
 
 
-@pytest.mark.parametrize("update", [Put(1, b"new"), Erase(1)])
+@pytest.mark.parametrize("update", [SetEntry(1, b"new"), DeleteEntry(1)])
 def test_a_damaged_entry_can_be_overwritten_and_erased(
     recorder: Recorder, update: EntryUpdate
 ) -> None:
     """The way out that the message names works, and keeps the sound entries."""
     damage(recorder, 1)
     commit(recorder, [update])
-    expected = {**OLD, 1: b"new"} if isinstance(update, Put) else {0: b"zero", 3: b"three"}
+    expected = {**OLD, 1: b"new"} if isinstance(update, SetEntry) else {0: b"zero", 3: b"three"}
     assert stored(recorder) == expected
 
 
@@ -260,7 +273,7 @@ def test_a_damaged_entry_that_is_needed_first_and_replaced_later(recorder: Recor
     """The piece needs its bytes, so the commit fails as a whole, and nothing is written."""
     before = damage(recorder, 1)
     with pytest.raises(CorruptShardError):
-        commit(recorder, [Patch(1, ((1, b"x"),))], [Put(1, b"new")])
+        commit(recorder, [PatchEntry(1, ((1, b"x"),))], [SetEntry(1, b"new")])
     assert recorder.objects[KEY] == before
 
 
@@ -268,7 +281,11 @@ def test_a_damaged_entry_that_is_needed_first_and_replaced_later(recorder: Recor
 def test_a_truncated_shard_at_the_edge_can_be_replaced_and_erased(erase: bool) -> None:
     """All that the array has in it gets a new value; nothing else in it can be read."""
     recorder = Recorder({KEY: b"torn"})
-    commit(recorder, [Erase(0), Erase(2)] if erase else [Put(0, b"x"), Put(2, b"y")], grid=(4, 1))
+    commit(
+        recorder,
+        [DeleteEntry(0), DeleteEntry(2)] if erase else [SetEntry(0, b"x"), SetEntry(2, b"y")],
+        grid=(4, 1),
+    )
     assert stored(recorder) == ({} if erase else {0: b"x", 2: b"y"})
 
 
@@ -276,9 +293,9 @@ def test_a_truncated_shard_is_not_rewritten_but_can_be_replaced(recorder: Record
     """A full write needs nothing of it."""
     recorder.objects[KEY] = b"torn"
     with pytest.raises(CorruptShardError, match="nothing was written"):
-        commit(recorder, [Put(0, b"x")])
+        commit(recorder, [SetEntry(0, b"x")])
     assert recorder.objects[KEY] == b"torn"
-    commit(recorder, [Put(i, b"new") for i in range(4)])
+    commit(recorder, [SetEntry(i, b"new") for i in range(4)])
     assert stored(recorder) == dict.fromkeys(range(4), b"new")
 
 
@@ -295,11 +312,11 @@ def test_a_shard_that_is_cut_off_on_its_way_is_not_rewritten(
     shard = build_shard(LIKE_AN_INDEX, (2, 2), DRAFT_INDEX)
     recorder = Recorder({KEY: shard}, tells_size=tells_size, cut=cut)
     if len(cut) == 1:
-        commit(recorder, [Put(2, b"new")])
+        commit(recorder, [SetEntry(2, b"new")])
         assert stored(recorder) == LIKE_AN_INDEX | {2: b"new"}
     else:
         with pytest.raises(CorruptShardError, match="334 bytes"):
-            commit(recorder, [Put(2, b"new")])
+            commit(recorder, [SetEntry(2, b"new")])
         assert recorder.objects == {KEY: shard}
 
 
@@ -307,7 +324,7 @@ def test_a_shard_that_came_whole_is_not_asked_for_its_size() -> None:
     """Its last entry ends where the index begins."""
     shard = build_shard(LIKE_AN_INDEX, (2, 2), DRAFT_INDEX)
     recorder = Recorder({KEY: shard}, tells_size=False)
-    commit(recorder, [Put(2, b"new")])
+    commit(recorder, [SetEntry(2, b"new")])
     assert [[type(r) for r in batch] for batch in recorder.batches] == [[Get], [Set]]
 
 
@@ -316,5 +333,5 @@ def test_an_index_that_is_cut_off_at_the_edge_loses_nothing(tells_size: bool) ->
     """There may be entries behind the edge: that there is no index is looked at twice."""
     shard = build_shard(OLD, (2, 2), DRAFT_INDEX)
     recorder = Recorder({KEY: shard}, tells_size=tells_size, cut={2})
-    commit(recorder, [Put(0, b"x"), Put(2, b"y")], grid=(4, 1))
+    commit(recorder, [SetEntry(0, b"x"), SetEntry(2, b"y")], grid=(4, 1))
     assert stored(recorder) == OLD | {0: b"x", 2: b"y"}

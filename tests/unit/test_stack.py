@@ -34,10 +34,10 @@ from zarr_shardstore.shards.sharding import ShardingTransformer
 from zarr_shardstore.shards.stack import (
     Crc32cTransformer,
     ValueTransformer,
+    gather,
+    handle,
     keys_above,
-    perform,
-    through,
-    together,
+    run_above,
 )
 
 CRC = Crc32cTransformer()
@@ -69,9 +69,9 @@ def test_the_first_of_the_list_is_nearest_to_the_array() -> None:
     """It encodes first, and decodes last."""
     objects: dict[str, bytes] = {}
     stack = (Tagged(b"first "), Tagged(b"second "))
-    run(objects, perform(stack, [Set("k", b"value")]))
+    run(objects, handle(stack, [Set("k", b"value")]))
     assert objects == {"k": b"second first value"}
-    assert bytes(run(objects, perform(stack, [Get("k")]))[0].value) == b"value"
+    assert bytes(run(objects, handle(stack, [Get("k")]))[0].value) == b"value"
 
 
 def test_every_request_through_a_value_transformer() -> None:
@@ -83,16 +83,16 @@ def test_every_request_through_a_value_transformer() -> None:
         *(SetPartial("a", ((1, b"XX"),)), Modify("b", lambda old: bytes(old or b"") + b"!")),
     ]
     for request in requests:
-        run(objects, perform(stack, [request]))
+        run(objects, handle(stack, [request]))
     wanted = [Get("a"), Get("a", Range(1, 3)), Get("a", StartFrom(3)), Get("a", Suffix(2))]
-    founds = run(objects, perform(stack, [*wanted, Get("b"), Get("c")]))
+    founds = run(objects, handle(stack, [*wanted, Get("b"), Get("c")]))
     values = [None if f.value is None else bytes(f.value) for f in founds]
     assert values == [b"0XX3", b"XX", b"3", b"X3", b"yes!", None]
-    assert run(objects, perform(stack, [GetSize("a"), GetSize("c"), Exists("a"), Exists("c")])) == [
+    assert run(objects, handle(stack, [GetSize("a"), GetSize("c"), Exists("a"), Exists("c")])) == [
         *(4, None, True, False)
     ]
     assert run(objects, keys_above(stack, ["a", "b"])) == [("a", None), ("b", None)]
-    run(objects, perform(stack, [Delete("a"), Delete("b")]))
+    run(objects, handle(stack, [Delete("a"), Delete("b")]))
     assert objects == {}
 
 
@@ -101,7 +101,7 @@ def test_every_request_through_a_value_transformer() -> None:
 )
 def test_an_update_of_a_shard_takes_along_what_lies_below(stack: Any, below: Any) -> None:
     """The driver performs it, and must write the shard through the rest of the stack."""
-    flow = perform(stack, [Set("a/c0/1", b"x"), Delete("a/c3/3")])
+    flow = handle(stack, [Set("a/c0/1", b"x"), Delete("a/c3/3")])
     batch = next(flow)
     assert [type(r) for r in batch] == [UpdateShard, UpdateShard]
     assert [r.below for r in batch if isinstance(r, UpdateShard)] == [below, below]
@@ -111,9 +111,9 @@ def test_an_update_of_a_shard_takes_along_what_lies_below(stack: Any, below: Any
 def test_keys_that_are_not_of_the_sharding_are_passed_on(key: str) -> None:
     """Of a transformer above that changes keys, alone and beside chunks."""
     objects: dict[str, bytes] = {}
-    run(objects, perform((SHARDING,), [Set(key, b"other")]))
+    run(objects, handle((SHARDING,), [Set(key, b"other")]))
     assert objects == {key: b"other"}
-    founds = run(objects, perform((SHARDING,), [Get("a/c0/1"), Get(key), Exists(key)]))
+    founds = run(objects, handle((SHARDING,), [Get("a/c0/1"), Get(key), Exists(key)]))
     assert [founds[0].value, bytes(founds[1].value), founds[2]] == [None, b"other", True]
     assert run(objects, keys_above((SHARDING,), [key])) == [(key, None)]
 
@@ -147,12 +147,12 @@ def test_flows_together_share_rounds() -> None:
     """Batches of one round are one; each flow gets its own replies, and its own result."""
     recorder = Recorder({"a": b"A", "b": b"B"})
     flows = [asks([Exists("a")], [Exists("x"), Exists("b")]), asks([Exists("b"), Exists("y")])]
-    assert recorder.run(together(flows)) == [[[True], [False, True]], [[True, False]]]
+    assert recorder.run(gather(flows)) == [[[True], [False, True]], [[True, False]]]
     assert recorder.batches == [
         [Exists("a"), Exists("b"), Exists("y")],
         [Exists("x"), Exists("b")],
     ]
-    assert Recorder({}).run(together([])) == []
+    assert Recorder({}).run(gather([])) == []
 
 
 def test_flows_together_may_explain_a_failure() -> None:
@@ -171,13 +171,13 @@ def test_flows_together_may_explain_a_failure() -> None:
         finally:
             closed.append(name)
 
-    flow = together([explains("a", None), explains("b", SpecError("b is to blame"))])
+    flow = gather([explains("a", None), explains("b", SpecError("b is to blame"))])
     next(flow)
     assert flow.throw(OSError("broken")) == [GetSize("a"), GetSize("b")]
     with pytest.raises(SpecError, match="b is to blame"):
         flow.send([7, 7])
     assert closed == ["a", "b"]
-    flow = together([explains("a", None), explains("b", None)])
+    flow = gather([explains("a", None), explains("b", None)])
     next(flow)
     flow.throw(OSError("broken"))
     with pytest.raises(OSError, match="broken"):
@@ -195,7 +195,7 @@ def test_flows_together_may_go_on_after_a_failure() -> None:
             return f"{name} anyway"
         return name
 
-    flow = together([tries("a"), tries("b")])
+    flow = gather([tries("a"), tries("b")])
     next(flow)
     assert flow.throw(OSError("broken")) == [Exists("a"), Exists("b")]
     with pytest.raises(StopIteration) as stop:
@@ -213,5 +213,5 @@ def test_an_error_of_a_transformer_reaches_the_flow_above() -> None:
             return "noticed"
         return "missed"
 
-    assert run({"k": b"damaged"}, through((CRC,), above())) == "noticed"
-    assert Found(None, None) == run({}, perform((CRC,), [Get("k")]))[0]
+    assert run({"k": b"damaged"}, run_above((CRC,), above())) == "noticed"
+    assert Found(None, None) == run({}, handle((CRC,), [Get("k")]))[0]

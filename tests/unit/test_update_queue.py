@@ -239,7 +239,7 @@ async def test_what_another_process_wrote_is_seen_first(tmp_path: Path) -> None:
     ShardingMapping(tmp_path, chunks_per_shard=N)[key(3)] = b"other"
     open_shards._files[path].close_all()
     open_shards._files[path] = file
-    assert open_shards.hold_at_once(path) is None
+    assert open_shards.try_lock(path) is None
     assert not open_shards.is_used_here(path)
     with closing(KeptLock(path + LOCK_SUFFIX)) as other:
         other.acquire(0, "it is not held any more")
@@ -305,7 +305,7 @@ def test_a_failing_look_at_a_shard_keeps_no_lock(call: str, tmp_path: Path) -> N
         mock.patch.object(os, call, side_effect=OSError("no disk")),
         pytest.raises(OSError, match="no"),
     ):
-        open_shards.hold_at_once(path)
+        open_shards.try_lock(path)
     assert not open_shards.is_used_here(path)
     with closing(KeptLock(path + LOCK_SUFFIX)) as other:
         other.acquire(0, "it is not held any more")
@@ -316,7 +316,7 @@ def test_a_shard_that_is_put_down_is_nobodys(tmp_path: Path) -> None:
     """Not of the thread that put it down either: it reads as others do."""
     opened(tmp_path)
     path = f"{os.path.realpath(tmp_path)}/{SHARD}"
-    held = open_shards.hold_at_once(path)
+    held = open_shards.try_lock(path)
     assert held is not None
     with held:
         assert open_shards.is_used_here(path)

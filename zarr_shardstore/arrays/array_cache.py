@@ -1,7 +1,7 @@
 """What is known of the documents of one store: each is read once, and never stale.
 
 What another store of the process changes is noticed at the next operation, by a counter; what
-other processes change needs `KnownArrays.refresh`.
+other processes change needs `ArrayCache.refresh`.
 
 Arrays that were met last: their keys are translated without a look at documents.
 
@@ -28,11 +28,11 @@ from zarr_shardstore.arrays.registry import make_stack
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import COLLECTION_NAME, without_collection
 from zarr_shardstore.format.grid import is_inside
-from zarr_shardstore.format.key_table import KeyTranslator
+from zarr_shardstore.format.key_table import KeyTable
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef
 from zarr_shardstore.format.ranges import ByteRange
-from zarr_shardstore.metadata.declaration import Native, take_out
+from zarr_shardstore.metadata.declaration import Native, strip
 from zarr_shardstore.metadata.documents import (
     ArrayDocument,
     Node,
@@ -141,7 +141,7 @@ class ArrayReader:
             prefix=node.chunk_prefix,
             encoding=geometry.encoding,
             grid_shape=grid_shape,
-            document=take_out(without_collection(doc), document.declaration),
+            document=strip(without_collection(doc), document.declaration),
             reading=self.reading,
             index_key=node.chunk_prefix + COLLECTION_NAME if document.has_collection else None,
             chunk_nbytes=chunk_nbytes(doc, geometry.chunk_shape),
@@ -168,7 +168,7 @@ State: TypeAlias = "StoredArray | ShardStoreError | None"
 _synchronized = synchronized()
 
 
-class Knowledge:
+class Generation:
     """What was learned since the last change of any document by this process.
 
     An operation takes it once and learns only into it. A change puts another one in its place,
@@ -203,7 +203,7 @@ class Knowledge:
         return any(node in self.arrays for node in nodes)
 
 
-class KnownArrays:
+class ArrayCache:
     """What is at the places of one store that were asked for.
 
     Thread safety: may be used from any thread.
@@ -212,10 +212,10 @@ class KnownArrays:
     def __init__(self, policy: ShardingPolicy, reader: ArrayReader) -> None:
         self.reader = reader
         self._policy = policy
-        self._knowledge = Knowledge(n_document_changes())
+        self._knowledge = Generation(n_document_changes())
         self._erased: dict[Node, StoredArray] = {}
 
-    def now(self) -> Knowledge:
+    def now(self) -> Generation:
         """What is known, and as far as this process can tell still true."""
         knowledge = self._knowledge
         if knowledge.n_changes == n_document_changes():
@@ -223,10 +223,10 @@ class KnownArrays:
         return self._renewed()
 
     @_synchronized
-    def _renewed(self) -> Knowledge:
+    def _renewed(self) -> Generation:
         n_changes = n_document_changes()
         if self._knowledge.n_changes != n_changes:
-            self._knowledge = Knowledge(n_changes)
+            self._knowledge = Generation(n_changes)
         return self._knowledge
 
     def refresh(self) -> None:
@@ -282,14 +282,14 @@ class KnownArrays:
             }
         if node is not None and array is not None and is_alone:
             kept[node] = array
-        self._knowledge = Knowledge(n_changes, kept)
+        self._knowledge = Generation(n_changes, kept)
 
     def read(self, node: Node, data: bytes | memoryview | None) -> StoredArray | None:
         """What the stored document of `node` says; ``None``: there is none, or no array."""
         doc = None if data is None else parse_document(node, data)
         return None if doc is None else self.reader.read(node, doc)
 
-    def know(self, nodes: Sequence[Node], knowledge: Knowledge) -> Flow[dict[Node, State]]:
+    def know(self, nodes: Sequence[Node], knowledge: Generation) -> Flow[dict[Node, State]]:
         """What is at places; documents that are not known are read, in one round as a rule."""
         states: dict[Node, State] = {}
         for node in nodes:
@@ -304,7 +304,7 @@ class KnownArrays:
         return states | learned
 
     def _read_documents(
-        self, nodes: Sequence[Node], knowledge: Knowledge
+        self, nodes: Sequence[Node], knowledge: Generation
     ) -> Flow[dict[Node, State]]:
         learned: dict[Node, State] = {}
         # Where the store's own rule would apply, a document is not expected: ask whether it
@@ -336,19 +336,19 @@ class RecentArrays:
     Thread safety: may be used from any thread.
     """
 
-    def __init__(self, known: KnownArrays) -> None:
+    def __init__(self, known: ArrayCache) -> None:
         self._known = known
         # One tuple: another thread sees the old one or the new one.
-        self._arrays: tuple[Knowledge | None, int, tuple[KeyTranslator, ...]] = None, 0, ()
+        self._arrays: tuple[Generation | None, int, tuple[KeyTable, ...]] = None, 0, ()
 
-    def translators(self) -> tuple[KeyTranslator, ...]:
+    def translators(self) -> tuple[KeyTable, ...]:
         """Translations that hold now."""
         knowledge, n_arrays, translators = self._arrays
         if knowledge is self._known.now() and n_arrays == len(knowledge.arrays):
             return translators
         return ()
 
-    def met(self, layout: ArrayLayout | None, knowledge: Knowledge) -> None:
+    def met(self, layout: ArrayLayout | None, knowledge: Generation) -> None:
         """A chunk of this array was found with that knowledge."""
         if layout is None or not layout.ndim:
             return
@@ -358,7 +358,7 @@ class RecentArrays:
         if any(translator.layout is layout for translator in others):
             return
         kept = others[: _MAX_ARRAYS - 1]
-        self._arrays = knowledge, len(knowledge.arrays), (KeyTranslator(layout), *kept)
+        self._arrays = knowledge, len(knowledge.arrays), (KeyTable(layout), *kept)
 
     def chunks_of(self, keys: Sequence[str]) -> list[ChunkRef | None]:
         """The chunks of these arrays that keys name; ``None``: look elsewhere."""
@@ -386,7 +386,7 @@ class RecentArrays:
             group.add(i, entry_id, None if byte_ranges is None else byte_ranges[i])
         return list(groups.values())
 
-    def _places(self, keys: Sequence[str]) -> Iterator[tuple[int, KeyTranslator, str, int]]:
+    def _places(self, keys: Sequence[str]) -> Iterator[tuple[int, KeyTable, str, int]]:
         """Position of a key, who translates it, its shard key and entry id; of other keys none."""
         translators = self.translators()
         if not translators:

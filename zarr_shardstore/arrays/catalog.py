@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import (
-    Knowledge,
-    KnownArrays,
+    ArrayCache,
+    Generation,
     RecentArrays,
     State,
     StoredArray,
@@ -42,7 +42,7 @@ from zarr_shardstore.shards.shard_listing import GridDirectory, locate_directory
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class InvalidChunkKey:
     """A key in an array that is no chunk key of it.
 
     Parameters
@@ -61,7 +61,7 @@ class Misfit:
 
 
 @dataclass(frozen=True, slots=True)
-class StackedKey:
+class TransformedKey:
     """A key of an array whose stack is not just one sharding."""
 
     key: str
@@ -76,7 +76,7 @@ class _Located:
     coords: Coords
 
 
-_Answer: TypeAlias = "_Located | Misfit | ShardStoreError | None"
+_Answer: TypeAlias = "_Located | InvalidChunkKey | ShardStoreError | None"
 """``None``: the key is no chunk key."""
 
 
@@ -86,12 +86,14 @@ class Catalog:
     Thread safety: may be used from any thread.
     """
 
-    def __init__(self, policy: ShardingPolicy, known: KnownArrays) -> None:
+    def __init__(self, policy: ShardingPolicy, known: ArrayCache) -> None:
         self._policy = policy
         self._known = known
         self.recent = RecentArrays(known)
 
-    def chunks_of(self, keys: Sequence[str]) -> Flow[list[ChunkRef | StackedKey | Misfit | None]]:
+    def chunks_of(
+        self, keys: Sequence[str]
+    ) -> Flow[list[ChunkRef | TransformedKey | InvalidChunkKey | None]]:
         """The chunks that keys name; ``None`` for a key that passes through.
 
         Before a key is called a misfit its document is read again: another process may have
@@ -102,7 +104,9 @@ class Catalog:
         SpecError, UnsupportedError
             If a key is not valid, or the document of an array that it belongs to is bad.
         """
-        chunks: list[ChunkRef | StackedKey | Misfit | None] = [*self.recent.chunks_of(keys)]
+        chunks: list[ChunkRef | TransformedKey | InvalidChunkKey | None] = [
+            *self.recent.chunks_of(keys)
+        ]
         if len(keys) > 1 and chunks[0] is None and self._meet(keys[0]):
             chunks = [*self.recent.chunks_of(keys)]
         left = [i for i, chunk in enumerate(chunks) if chunk is None]
@@ -140,28 +144,28 @@ class Catalog:
         self._met(answer.owner, knowledge)
         return True
 
-    def _met(self, owner: StoredArray | ArrayLayout, knowledge: Knowledge) -> None:
+    def _met(self, owner: StoredArray | ArrayLayout, knowledge: Generation) -> None:
         layout = owner.layout if isinstance(owner, StoredArray) else owner
         self.recent.met(layout, knowledge)
 
     def _find_chunks(
         self, keys: Sequence[str]
-    ) -> Flow[list[ChunkRef | StackedKey | Misfit | None]]:
+    ) -> Flow[list[ChunkRef | TransformedKey | InvalidChunkKey | None]]:
         knowledge = self._known.now()
         answers = yield from self._locate(keys, knowledge, in_grid=True)
-        misfits = {a.node for a in answers if isinstance(a, Misfit)}
+        misfits = {a.node for a in answers if isinstance(a, InvalidChunkKey)}
         if misfits:
             for node in misfits:
                 knowledge.forget(node)
             answers = yield from self._locate(keys, knowledge, in_grid=True)
-        chunks: list[ChunkRef | StackedKey | Misfit | None] = []
+        chunks: list[ChunkRef | TransformedKey | InvalidChunkKey | None] = []
         shards: dict[tuple[int, Coords], ShardRef] = {}  # one object for all chunks of a shard
         for key, answer in zip(keys, answers, strict=True):
             match answer:
                 case ShardStoreError():
                     raise answer
                 case _Located(StoredArray() as array, coords) if array.layout is None:
-                    chunks.append(StackedKey(key, array))
+                    chunks.append(TransformedKey(key, array))
                 case _Located(owner, coords):
                     chunks.append(_layout_of(owner).chunk(coords, key, shards))
                 case _:
@@ -183,17 +187,17 @@ class Catalog:
 
     def shards_of(
         self, base_keys: Sequence[str]
-    ) -> Flow[list[ShardRef | StackedKey | ShardStoreError | None]]:
+    ) -> Flow[list[ShardRef | TransformedKey | ShardStoreError | None]]:
         """The shards that keys of the base store name; ``None`` for a key that is none.
 
         Where the document of an array is bad, the error stands in the place of the shard.
         """
         answers = yield from self._locate(base_keys, self._known.now(), in_grid=False)
-        shards: list[ShardRef | StackedKey | ShardStoreError | None] = []
+        shards: list[ShardRef | TransformedKey | ShardStoreError | None] = []
         for key, answer in zip(base_keys, answers, strict=True):
             match answer:
                 case _Located(StoredArray() as array) if array.layout is None:
-                    shards.append(StackedKey(key, array))
+                    shards.append(TransformedKey(key, array))
                 case _Located(owner, coords):
                     shards.append(ShardRef(_layout_of(owner), coords, key))
                 case ShardStoreError():
@@ -258,7 +262,7 @@ class Catalog:
         )
 
     def _locate(
-        self, keys: Sequence[str], knowledge: Knowledge, *, in_grid: bool
+        self, keys: Sequence[str], knowledge: Generation, *, in_grid: bool
     ) -> Flow[list[_Answer]]:
         known: dict[Node, State] = {}
         answers: list[_Answer] = [None] * len(keys)
@@ -285,7 +289,7 @@ class Catalog:
         return answers
 
     def _locate_one(
-        self, key: str, in_grid: bool, knowledge: Knowledge, just_learned: dict[Node, State]
+        self, key: str, in_grid: bool, knowledge: Generation, just_learned: dict[Node, State]
     ) -> _Answer | list[Node]:
         """What is known about a key, or which documents must be read to know more."""
         for nodes, suffix in self._candidates(key):
@@ -317,7 +321,7 @@ class Catalog:
         return None if is_usual else self._locate_odd(key, in_grid, knowledge, just_learned)
 
     def _locate_odd(
-        self, key: str, in_grid: bool, knowledge: Knowledge, just_learned: dict[Node, State]
+        self, key: str, in_grid: bool, knowledge: Generation, just_learned: dict[Node, State]
     ) -> _Answer | list[Node]:
         """A key that the usual grammar of chunk keys does not give to an array.
 
@@ -344,7 +348,7 @@ class Catalog:
                     return array
                 if array is not None and array.is_spelled_oddly:
                     answer = _locate_in(array, key, suffix, in_grid)
-                    if not isinstance(answer, Misfit) or answer.is_outside:
+                    if not isinstance(answer, InvalidChunkKey) or answer.is_outside:
                         return answer
         return None
 
@@ -369,7 +373,7 @@ class Catalog:
         try:
             cps = self._policy.for_array(node.path, len(coords))
         except SpecError as error:
-            return Misfit(node, False, f"key {key!r}: {error}")
+            return InvalidChunkKey(node, False, f"key {key!r}: {error}")
         if cps is None:
             return None
         return _Located(_layout_by_rule(node, encoding, cps), coords)
@@ -409,14 +413,14 @@ def _locate_in(array: StoredArray, key: str, suffix: str, in_grid: bool) -> _Ans
     coords = encoding.decode(suffix, ndim)
     if coords is None:
         first = array.node.chunk_prefix + encoding.encode((0,) * ndim)
-        return Misfit(
+        return InvalidChunkKey(
             array.node,
             False,
             f"key {key!r} is no chunk key of the array {path!r}, which has {ndim} dimensions "
             f"and keys like {first!r}",
         )
     if in_grid and not is_inside(coords, grid_shape):
-        return Misfit(
+        return InvalidChunkKey(
             array.node,
             True,
             f"key {key!r} lies outside the array {path!r}, which has {grid_shape} chunks",

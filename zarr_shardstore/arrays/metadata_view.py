@@ -27,14 +27,14 @@ from zarr_shardstore.metadata.consolidated import members, with_members
 from zarr_shardstore.metadata.declaration import (
     MARKER,
     Declared,
-    declare,
+    apply,
     declare_native,
     find_declaration,
     has_sharding_codec,
     is_native_by_choice,
-    put_back,
+    reapply,
     sharding_shapes,
-    take_out,
+    strip,
 )
 from zarr_shardstore.metadata.documents import (
     ArrayDocument,
@@ -67,7 +67,7 @@ class _Stored(NamedTuple):
     array: StoredArray | None
 
 
-class View:
+class MetadataView:
     """Documents as readers see them, and as they are stored.
 
     Parameters
@@ -109,7 +109,7 @@ class View:
     def _shown(self, doc: Document, array: StoredArray) -> Document:
         doc = without_collection(doc)
         if array.document.declaration is not None:
-            return take_out(doc, array.document.declaration)
+            return strip(doc, array.document.declaration)
         if is_native_by_choice(doc):
             return {name: value for name, value in doc.items() if name != MARKER}
         return doc
@@ -217,7 +217,7 @@ class View:
             declared = self._new_arrays.declare(node, twin.document.transformers)
         else:
             declared = yield from self._declared_as_new(node, doc, geometry)
-        return doc if declared is None else declare(doc, declared)
+        return doc if declared is None else apply(doc, declared)
 
     def _put_back(self, node: Node, doc: Document, old: _Stored) -> Document | None:
         """`doc` as the update of a stored array that it is; ``None`` if it is another array."""
@@ -241,7 +241,7 @@ class View:
             return None
         if before.declaration is None:
             return doc
-        return put_back(doc, old.doc, before.declaration)
+        return reapply(doc, old.doc, before.declaration)
 
     def _stored_native(self, node: Node, doc: Document, old: _Stored) -> Document:
         """A document with a sharding codec of its own."""

@@ -45,7 +45,7 @@ from zarr_shardstore.draft.hierarchy_store import DraftHierarchyStore
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError
 from zarr_shardstore.format.shard import EntryOrder, check_order
 from zarr_shardstore.inspect.contents import STAGING, find_hierarchy
-from zarr_shardstore.inspect.open_base import OpenBase, open_base
+from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.base import Backend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
@@ -388,7 +388,11 @@ def _convert_by(
 
 
 def _prepared(
-    request: _Request, base: OpenBase, target: OpenBase, in_place: bool, workers: Executor
+    request: _Request,
+    base: BaseStoreHandle,
+    target: BaseStoreHandle,
+    in_place: bool,
+    workers: Executor,
 ) -> tuple[Conversion, tuple[str, ...]]:
     hierarchy = base.run(find_hierarchy())
     states = array_states(hierarchy.arrays.values())
@@ -428,7 +432,7 @@ def _prepared(
     return conversion, tuple(map(_note_of_unlisted, hierarchy.unlisted))
 
 
-def _refuse_links(base: OpenBase, plans: Sequence[ArrayPlan]) -> None:
+def _refuse_links(base: BaseStoreHandle, plans: Sequence[ArrayPlan]) -> None:
     """Refuse arrays whose objects are elsewhere: listings do not follow links, and files cannot
     be renamed to another disk.
 
@@ -455,7 +459,7 @@ def _note_of_unlisted(node: Node) -> str:
     )
 
 
-def _finish_what_was_begun(base: OpenBase) -> tuple[str, ...]:
+def _finish_what_was_begun(base: BaseStoreHandle) -> tuple[str, ...]:
     """Finish conversions in place that keep readers out: there is no way back."""
     notes = []
     for manifest in read_manifests(base):
@@ -469,7 +473,7 @@ def _finish_what_was_begun(base: OpenBase) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _check_executor(executor: Executor, base: OpenBase, target: OpenBase) -> None:
+def _check_executor(executor: Executor, base: BaseStoreHandle, target: BaseStoreHandle) -> None:
     """Processes have no part in what is in the memory of this one, or in a file that it writes."""
     if isinstance(executor, ThreadPoolExecutor):
         return

@@ -21,11 +21,11 @@ from zarr_shardstore.inspect.contents import FoundArray
 from zarr_shardstore.metadata.declaration import (
     MARKER,
     Declared,
-    declare,
+    apply,
     find_declaration,
     has_sharding_codec,
     is_native_by_choice,
-    take_out,
+    strip,
 )
 from zarr_shardstore.metadata.documents import (
     Geometry,
@@ -174,13 +174,13 @@ def _declared_as(
     above: tuple[TransformerSpec, ...] = ()
     if declared is not None:
         above, _ = _split(declared.transformers, len(doc["shape"]))
-        doc = take_out(doc, declared.how)
+        doc = strip(doc, declared.how)
     sharding = () if form.spec is None else (sharding_transformer(form.spec),)
     transformers = (*above, *sharding)
     new = new_arrays.declare(node, transformers)
     if new is not None and declared is not None and keeps_declaration:
         new = Declared(declared.how, transformers)
-    return dict(doc) if new is None else declare(doc, new)
+    return dict(doc) if new is None else apply(doc, new)
 
 
 def _without_choice(doc: Mapping[str, Any]) -> Mapping[str, Any]:

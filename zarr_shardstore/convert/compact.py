@@ -9,11 +9,11 @@ from typing import Any
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.inspect.occupancy import read_shards
-from zarr_shardstore.inspect.open_base import OpenBase, open_base
+from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.operations.upkeep import shards_below
 from zarr_shardstore.shards.requests import Flow, GetSize
-from zarr_shardstore.shards.stack import Stack, through
+from zarr_shardstore.shards.stack import Stack, run_above
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 
 
@@ -86,7 +86,7 @@ def compact_store(
 
 
 def _expected(
-    base: OpenBase, shards: list[tuple[ShardRef, Stack]], errors: list[ShardStoreError]
+    base: BaseStoreHandle, shards: list[tuple[ShardRef, Stack]], errors: list[ShardStoreError]
 ) -> CompactionReport:
     dead: list[int] = []
     failures = list(map(str, errors))
@@ -101,4 +101,4 @@ def _expected(
 
 
 def _read(shard: ShardRef, below: Stack) -> Flow[Any]:
-    return (yield from through(below, read_shards([shard])))
+    return (yield from run_above(below, read_shards([shard])))

@@ -40,7 +40,7 @@ from zarr_shardstore.convert.other_keys import with_copies
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.inspect.contents import STAGING, parents_of
-from zarr_shardstore.inspect.open_base import OpenBase
+from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata.documents import (
     Hierarchy,
     Node,
@@ -121,17 +121,17 @@ class Manifest:
         """Whether values that were staged for the one are those of the other."""
         return replace(self, state="staging") == replace(other, state="staging")
 
-    def write(self, base: OpenBase) -> None:
+    def write(self, base: BaseStoreHandle) -> None:
         """Store it."""
         base.perform([Set(self._key, dump_document({"version": _VERSION, **asdict(self)}))])
 
-    def at_state(self, base: OpenBase, state: State) -> Manifest:
+    def at_state(self, base: BaseStoreHandle, state: State) -> Manifest:
         """Store that the conversion has come to another state; return it."""
         manifest = replace(self, state=state)
         manifest.write(base)
         return manifest
 
-    def remove(self, base: OpenBase) -> None:
+    def remove(self, base: BaseStoreHandle) -> None:
         """The conversion is over: the manifest goes first, so that nobody repeats its end."""
         base.perform([Delete(self._key)])
         base.perform([DeletePrefix(self.directory)])
@@ -147,7 +147,7 @@ def directory_of(node: Node) -> str:
     return f"{STAGING}{digest}/"
 
 
-def read_manifests(base: OpenBase) -> list[Manifest]:
+def read_manifests(base: BaseStoreHandle) -> list[Manifest]:
     """Those of all conversions that were begun and not finished.
 
     Raises
@@ -166,7 +166,7 @@ def read_manifests(base: OpenBase) -> list[Manifest]:
     return manifests
 
 
-def remove_leftovers(base: OpenBase) -> None:
+def remove_leftovers(base: BaseStoreHandle) -> None:
     """Remove what conversions have left behind that removed their manifest, and stopped then."""
     (names,) = base.perform([ListDir(STAGING)])
     names = [name for name in names if _IS_DIGEST.fullmatch(name)]
@@ -192,13 +192,13 @@ _AT_ONCE = 1000
 """Objects that are moved or removed by one call."""
 
 
-def replace_values(base: OpenBase, manifest: Manifest) -> None:
+def replace_values(base: BaseStoreHandle, manifest: Manifest) -> None:
     """Put staged values, all of them verified, in the place of the old ones."""
     base.perform([Persist()])
     finish(base, manifest.at_state(base, "replacing"))
 
 
-def finish(base: OpenBase, manifest: Manifest) -> None:
+def finish(base: BaseStoreHandle, manifest: Manifest) -> None:
     """Go on where a conversion of one array stopped, once all values are staged."""
     encoding, ndim = manifest.encoding, manifest.ndim
     if manifest.state == "replacing":
@@ -220,13 +220,13 @@ def finish(base: OpenBase, manifest: Manifest) -> None:
     manifest.remove(base)
 
 
-def keeps_out_readers(base: OpenBase, manifest: Manifest) -> bool:
+def keeps_out_readers(base: BaseStoreHandle, manifest: Manifest) -> bool:
     """Whether a document of the array is one that readers refuse, or cannot be read."""
     docs = _documents_now(base, manifest)
     return any(doc is None or is_unfinished(doc) for doc in docs.values())
 
 
-def take_back(base: OpenBase, manifest: Manifest) -> None:
+def take_back(base: BaseStoreHandle, manifest: Manifest) -> None:
     """Return from ``replacing`` to ``staging`` while the array has its old documents.
 
     Nothing was removed yet, and values may have been written since: what is staged must be
@@ -237,13 +237,13 @@ def take_back(base: OpenBase, manifest: Manifest) -> None:
     manifest.at_state(base, "staging")
 
 
-def _documents_now(base: OpenBase, manifest: Manifest) -> dict[str, dict[str, Any] | None]:
+def _documents_now(base: BaseStoreHandle, manifest: Manifest) -> dict[str, dict[str, Any] | None]:
     found = base.perform([Get(key) for key in manifest.documents])
     docs = [None if reply.value is None else parse_json(reply.value) for reply in found]
     return dict(zip(manifest.documents, docs, strict=True))
 
 
-def _write_documents(base: OpenBase, documents: Mapping[str, Mapping[str, Any]]) -> None:
+def _write_documents(base: BaseStoreHandle, documents: Mapping[str, Mapping[str, Any]]) -> None:
     """Write documents of an array, and the copies that groups have of them.
 
     Copies are written first: through those of the group nobody shall see an array that its
@@ -253,7 +253,7 @@ def _write_documents(base: OpenBase, documents: Mapping[str, Mapping[str, Any]])
     base.perform([Set(key, dump_document(doc)) for key, doc in documents.items()])
 
 
-def _write_copies(base: OpenBase, documents: Mapping[str, Mapping[str, Any]]) -> None:
+def _write_copies(base: BaseStoreHandle, documents: Mapping[str, Mapping[str, Any]]) -> None:
     copies: list[Request] = []
     for key, path in _keys_of_copies(documents):
         (reply,) = base.perform([Get(key)])
@@ -278,7 +278,7 @@ def _keys_of_copies(documents: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def keys_of_values(
-    base: OpenBase, prefix: str, encoding: ChunkKeyEncoding, ndim: int
+    base: BaseStoreHandle, prefix: str, encoding: ChunkKeyEncoding, ndim: int
 ) -> Iterator[Sequence[str]]:
     """Keys below a prefix that are spelled as those of values; some at a time.
 

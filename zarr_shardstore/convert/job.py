@@ -26,7 +26,7 @@ from zarr_shardstore.convert.in_place import (
 )
 from zarr_shardstore.convert.other_keys import check_other_keys, copy_other_keys
 from zarr_shardstore.convert.plan import ArrayPlan
-from zarr_shardstore.convert.regions import Place, n_regions, regions_to_visit
+from zarr_shardstore.convert.regions import ArrayLocation, n_regions, regions_to_visit
 from zarr_shardstore.convert.report import ArrayReport, OnProgress, Progress
 from zarr_shardstore.convert.task import ArrayTask, TaskResult, run_task
 from zarr_shardstore.errors import ShardConflictError, SpecError
@@ -37,7 +37,7 @@ from zarr_shardstore.format.consolidated_index import (
 )
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.inspect.open_base import OpenBase
+from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata.documents import document_key, dump_document, parse_json
 from zarr_shardstore.shards.requests import Delete, DeleteMany, DeletePrefix, Get, Set, Tidy
 
@@ -113,8 +113,8 @@ Documents = Mapping[str, Mapping[str, Any]]
 class Conversion:
     """What is to be done, and with what."""
 
-    source: OpenBase
-    target: OpenBase
+    source: BaseStoreHandle
+    target: BaseStoreHandle
     in_place: bool
     plans: Sequence[ArrayPlan]
     other_keys: Sequence[str]
@@ -368,7 +368,7 @@ class Conversion:
         )
 
 
-def _check_objects(target: Place, n_objects: int) -> None:
+def _check_objects(target: ArrayLocation, n_objects: int) -> None:
     """Refuse to go on if workers have written objects that are not to be seen here.
 
     Raises

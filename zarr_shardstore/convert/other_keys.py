@@ -14,7 +14,7 @@ import numpy as np
 from zarr_shardstore.convert.transfer import BATCH_NBYTES, Wanted, read_wanted
 from zarr_shardstore.errors import CorruptValueError, SpecError
 from zarr_shardstore.format.consolidated_index import without_collection
-from zarr_shardstore.inspect.open_base import OpenBase
+from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata.consolidated import (
     directory_of_v2_consolidated,
     members,
@@ -43,7 +43,7 @@ def with_copies(doc: Mapping[str, Any], path: str, new: Documents) -> Mapping[st
 
 
 def check_other_keys(
-    source: OpenBase, target: OpenBase, keys: Sequence[str], documents: Documents
+    source: BaseStoreHandle, target: BaseStoreHandle, keys: Sequence[str], documents: Documents
 ) -> None:
     """Refuse a target that has something else under one of the keys, or of the documents.
 
@@ -74,7 +74,7 @@ _NODES = frozenset({"zarr.json", ".zarray", ".zgroup"})
 """Names of the documents of which a directory has one, or one for each format."""
 
 
-def _check_nodes(target: OpenBase, keys: Sequence[str]) -> None:
+def _check_nodes(target: BaseStoreHandle, keys: Sequence[str]) -> None:
     """Refuse a target that has a document of another kind in the directory of one of these.
 
     Readers would find both: each format another array, or an array and a group.
@@ -96,7 +96,7 @@ def _check_nodes(target: OpenBase, keys: Sequence[str]) -> None:
 
 
 def copy_other_keys(
-    source: OpenBase, target: OpenBase, keys: Sequence[str], documents: Documents
+    source: BaseStoreHandle, target: BaseStoreHandle, keys: Sequence[str], documents: Documents
 ) -> None:
     """Copy keys, deepest first: who sees a group sees what is in it. Read them back.
 
@@ -146,7 +146,7 @@ def _is_document_of_group(key: str) -> bool:
     return is_v3 or directory_of_v2_consolidated(key) is not None
 
 
-def _pieces(base: OpenBase, key: str) -> Iterator[bytes | memoryview]:
+def _pieces(base: BaseStoreHandle, key: str) -> Iterator[bytes | memoryview]:
     """The value of a key, in pieces."""
     (size,) = base.perform([GetSize(key)])
     if size is not None and size > BATCH_NBYTES:

@@ -14,7 +14,7 @@ import numpy as np
 
 from zarr_shardstore.arrays.policy import NewArrays, ShardingPolicy
 from zarr_shardstore.convert.array_state import ArrayState, Form
-from zarr_shardstore.convert.regions import Place, block_shape
+from zarr_shardstore.convert.regions import ArrayLocation, block_shape
 from zarr_shardstore.convert.report import Action
 from zarr_shardstore.convert.task import ArrayTask
 from zarr_shardstore.errors import SpecError, UnsupportedError
@@ -24,7 +24,7 @@ from zarr_shardstore.format.index import IndexFormat
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.format.sharding_spec import ShardingSpec
-from zarr_shardstore.inspect.open_base import OpenBase
+from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata.auto_shards import choose_chunks_per_shard
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.shards.requests import GetSize
@@ -40,7 +40,7 @@ _UNKNOWN_NBYTES = 1_000_000
 """Taken where no chunk was found and the data type tells no size."""
 
 
-def chunks_per_shard_by_size(base: OpenBase, state: ArrayState) -> tuple[Coords, str]:
+def chunks_per_shard_by_size(base: BaseStoreHandle, state: ArrayState) -> tuple[Coords, str]:
     """Choose chunks per shard from the sizes of stored chunks, and say why.
 
     Cost: up to 1,024 requests for sizes, spread over the grid; nothing is listed.
@@ -76,7 +76,7 @@ def _some_keys(state: ArrayState) -> Iterator[list[str]]:
         yield [prefix + encode(tuple(map(int, c))) for c in coords[i : i + _ROUND]]
 
 
-Choose: TypeAlias = "Callable[[OpenBase, ArrayState], tuple[Form, str]]"
+Choose: TypeAlias = "Callable[[BaseStoreHandle, ArrayState], tuple[Form, str]]"
 """The form that an array shall have, and why."""
 
 
@@ -119,8 +119,8 @@ class ArrayPlan:
 
     def task(
         self,
-        source: OpenBase,
-        target: OpenBase,
+        source: BaseStoreHandle,
+        target: BaseStoreHandle,
         target_prefix: str,
         order: EntryOrder,
         *,
@@ -131,11 +131,13 @@ class ArrayPlan:
         if self.action == "copied":
             # Objects are values: what is in them does not matter.
             here = self._place(source, self.state.form)
-            plain = Place(source, here.prefix, here.encoding, here.object_grid_shape, None)
+            plain = ArrayLocation(source, here.prefix, here.encoding, here.object_grid_shape, None)
             if nominal is not None and self.state.form.spec is not None:
                 nominal *= self.state.form.spec.n_entries
             source_place = plain
-            target_place = Place(target, target_prefix, plain.encoding, plain.grid_shape, None)
+            target_place = ArrayLocation(
+                target, target_prefix, plain.encoding, plain.grid_shape, None
+            )
         else:
             source_place = self._place(source, self.state.form)
             target_place = self._place(target, self.form, target_prefix)
@@ -143,11 +145,11 @@ class ArrayPlan:
             source_place, target_place, self.region_shape, order, nominal, may_be_there
         )
 
-    def _place(self, base: OpenBase, form: Form, prefix: str | None = None) -> Place:
+    def _place(self, base: BaseStoreHandle, form: Form, prefix: str | None = None) -> ArrayLocation:
         geometry = self.state.geometry
         assert geometry is not None
         own = self.state.node.chunk_prefix
-        return Place(
+        return ArrayLocation(
             base,
             own if prefix is None else prefix,
             geometry.encoding,
@@ -156,10 +158,10 @@ class ArrayPlan:
         )
 
 
-_NOWHERE: OpenBase = None  # type: ignore[assignment]
+_NOWHERE: BaseStoreHandle = None  # type: ignore[assignment]
 
 
-def plan_array(base: OpenBase, state: ArrayState, choose: Choose | None) -> ArrayPlan:
+def plan_array(base: BaseStoreHandle, state: ArrayState, choose: Choose | None) -> ArrayPlan:
     """Decide what is done with an array; without `choose` it keeps its form."""
     if choose is None:
         return ArrayPlan(state, state.form, "skipped", "not among the paths", is_chosen=False)
@@ -178,7 +180,7 @@ def to_shards(new_arrays: NewArrays) -> Choose:
     """Shards as the options of a store for new arrays say, none larger than the grid."""
     policy = new_arrays.policy
 
-    def choose(base: OpenBase, state: ArrayState) -> tuple[Form, str]:
+    def choose(base: BaseStoreHandle, state: ArrayState) -> tuple[Form, str]:
         now = state.form
         grid = state.grid_shape
         ndim = len(grid)
@@ -218,7 +220,7 @@ def clip_to_grid(cps: Coords, grid_shape: Coords) -> Coords:
 _HAS_THEM = "it has these shards already"
 
 
-def to_plain(_base: OpenBase, state: ArrayState) -> tuple[Form, str]:
+def to_plain(_base: BaseStoreHandle, state: ArrayState) -> tuple[Form, str]:
     """Each chunk in an object of its own."""
     if state.form.spec is None:
         return state.form, "it has no shards"

@@ -34,7 +34,7 @@ from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.shard import EntryOrder, order_entries
 from zarr_shardstore.format.sharding_spec import ShardingSpec
-from zarr_shardstore.inspect.open_base import OpenBase
+from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.shards.requests import CloseListing, GetSize, KeyCursor, ListPage
 
 _BLOCK = 4096
@@ -42,7 +42,7 @@ _BLOCK = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ArrayLocation:
     """Keys and form of the values of one array in one base store.
 
     Parameters
@@ -55,7 +55,7 @@ class Place:
         Of the shards; ``None`` if each value has a key of its own.
     """
 
-    base: OpenBase
+    base: BaseStoreHandle
     prefix: str
     encoding: ChunkKeyEncoding
     grid_shape: Coords
@@ -108,7 +108,7 @@ class Region:
         coords = coords_of_entries(self.ids, self.coords, self.shape)
         return np.array(coords, dtype=np.intp).reshape(len(self.ids), len(self.shape))
 
-    def keys(self, place: Place) -> list[str]:
+    def keys(self, place: ArrayLocation) -> list[str]:
         """Keys of the values in order, where each has one of its own."""
         keys = keys_of_box(place.prefix, place.encoding, self.box)
         return [keys[i] for i in self.positions.tolist()]
@@ -192,7 +192,7 @@ class RegionList:
         return tuple(reversed(coords))
 
 
-def regions_to_visit(places: Sequence[Place], region_shape: Coords) -> RegionList:
+def regions_to_visit(places: Sequence[ArrayLocation], region_shape: Coords) -> RegionList:
     """The regions in which one of these places has an object; or all.
 
     Parameters
@@ -213,7 +213,7 @@ def regions_to_visit(places: Sequence[Place], region_shape: Coords) -> RegionLis
     return RegionList(grid_shape, finder.numbers())
 
 
-def _is_dense(place: Place) -> bool:
+def _is_dense(place: ArrayLocation) -> bool:
     """Whether many places of the grid hold an object, as far as some of them tell."""
     rng = np.random.default_rng(0)
     lengths = [min(n, _MAX_INT64) for n in place.object_grid_shape]
@@ -224,7 +224,7 @@ def _is_dense(place: Place) -> bool:
     return sum(size is not None for size in sizes) >= _N_DENSE
 
 
-def _has_links(place: Place) -> bool:
+def _has_links(place: ArrayLocation) -> bool:
     """Whether objects may lie behind a link to a directory: listings do not follow it."""
     return place.base.runner.backend.linked_directory(place.prefix) is not None
 
@@ -247,7 +247,7 @@ class _Finder:
         self._merge()
         return self._found
 
-    def list_objects(self, place: Place) -> bool:
+    def list_objects(self, place: ArrayLocation) -> bool:
         """List the objects of a place; ``False`` if walking the grid is no more work."""
         encoding, ndim, prefix = place.encoding, len(place.grid_shape), place.prefix
         dims = encoding.dims_of_components(ndim)
@@ -269,7 +269,7 @@ class _Finder:
         place.base.perform([CloseListing(cursor)])
         return False
 
-    def _add(self, place: Place, coords: Sequence[Coords]) -> bool:
+    def _add(self, place: ArrayLocation, coords: Sequence[Coords]) -> bool:
         """Add the regions that objects lie in; ``False`` if these are most of the grid."""
         cps = (1,) * len(self._grid_shape) if place.spec is None else place.spec.chunks_per_shard
         size = np.array(cps, dtype=self._dtype)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import crc32c
 import numpy as np
 
-from zarr_shardstore.convert.regions import Place, Region
+from zarr_shardstore.convert.regions import ArrayLocation, Region
 from zarr_shardstore.convert.transfer import (
     BATCH_NBYTES,
     Batch,
@@ -32,7 +32,7 @@ from zarr_shardstore.format.index import MISSING, ShardIndex
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.inspect.open_base import OpenBase
+from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.io.uploads import Upload
 from zarr_shardstore.shards.index_reads import read_indexes
 from zarr_shardstore.shards.requests import Delete, DeleteMany, Exists, GetMany, GetSize, Set
@@ -63,8 +63,8 @@ class ArrayTask:
         Nothing is written: the target has the array already, and a difference is an error.
     """
 
-    source: Place
-    target: Place
+    source: ArrayLocation
+    target: ArrayLocation
     region_shape: Coords
     order: EntryOrder
     nominal_nbytes: int | None
@@ -230,7 +230,9 @@ def _index_bytes(shard: ShardRef, ids: list[int], sizes: list[int]) -> bytes:
     return ShardIndex(fields).encode(spec.index)
 
 
-def _try_checksums_of_shard(place: Place, shard: ShardRef) -> dict[int, tuple[int, int]] | None:
+def _try_checksums_of_shard(
+    place: ArrayLocation, shard: ShardRef
+) -> dict[int, tuple[int, int]] | None:
     """Those of a shard that may be there; ``None`` if it is not, or not whole."""
     try:
         return _checksums_of_shard(place, shard)
@@ -238,7 +240,7 @@ def _try_checksums_of_shard(place: Place, shard: ShardRef) -> dict[int, tuple[in
         return None
 
 
-def _checksums_of_shard(place: Place, shard: ShardRef) -> dict[int, tuple[int, int]]:
+def _checksums_of_shard(place: ArrayLocation, shard: ShardRef) -> dict[int, tuple[int, int]]:
     """Size and crc32c of each entry of a stored shard, read from the store."""
     (size,) = place.base.perform([GetSize(shard.key)])
     (index,) = place.base.run(read_indexes([shard]))
@@ -302,7 +304,7 @@ def _write_values(task: ArrayTask, region: Region, values: Values) -> TaskResult
     return _result(written, len(written.ids), was_there=was_there)
 
 
-def _verify_values(base: OpenBase, keys: Mapping[int, str], written: _Checksums) -> None:
+def _verify_values(base: BaseStoreHandle, keys: Mapping[int, str], written: _Checksums) -> None:
     """Read values back.
 
     Raises
@@ -332,7 +334,7 @@ def _verify_values(base: OpenBase, keys: Mapping[int, str], written: _Checksums)
         start = stop
 
 
-def _checksums_of_large(base: OpenBase, key: str, entry_id: int) -> _Checksums:
+def _checksums_of_large(base: BaseStoreHandle, key: str, entry_id: int) -> _Checksums:
     (size,) = base.perform([GetSize(key)])
     one = np.array([size or 0])
     zero = np.zeros(1, dtype=np.int64)

@@ -14,12 +14,12 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.convert.regions import Place, Region
+from zarr_shardstore.convert.regions import ArrayLocation, Region
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.format.index import MISSING, IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import Range, plan_spans
-from zarr_shardstore.inspect.open_base import OpenBase
+from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.shards.index_reads import corrupt, read_indexes
 from zarr_shardstore.shards.requests import Get, GetMany, GetSize, Request
 
@@ -83,7 +83,7 @@ class Values:
 
     Parameters
     ----------
-    base : OpenBase
+    base : BaseStoreHandle
         Holds them.
     region : Region
         Which, and in which order.
@@ -97,7 +97,7 @@ class Values:
 
     def __init__(
         self,
-        base: OpenBase,
+        base: BaseStoreHandle,
         region: Region,
         keys: list[str] | None,
         wanted: Wanted | None,
@@ -142,7 +142,7 @@ class Values:
                 yield Batch(some, found)
 
 
-def values_of(place: Place, region: Region, nominal_nbytes: int | None) -> Values:
+def values_of(place: ArrayLocation, region: Region, nominal_nbytes: int | None) -> Values:
     """The values of a region.
 
     Parameters
@@ -161,7 +161,7 @@ def values_of(place: Place, region: Region, nominal_nbytes: int | None) -> Value
     return Values(place.base, region, None, _whole_objects(place.base, keys, region))
 
 
-def read_wanted(base: OpenBase, wanted: Wanted) -> Iterator[Batch]:
+def read_wanted(base: BaseStoreHandle, wanted: Wanted) -> Iterator[Batch]:
     """Read byte ranges in batches; those near to each other by one request.
 
     Raises
@@ -183,7 +183,7 @@ def read_wanted(base: OpenBase, wanted: Wanted) -> Iterator[Batch]:
         start = stop
 
 
-def _pieces(base: OpenBase, wanted: Wanted, i: int) -> Iterator[Batch]:
+def _pieces(base: BaseStoreHandle, wanted: Wanted, i: int) -> Iterator[Batch]:
     """One range that is larger than a batch."""
     key, entry_id = wanted.keys[int(wanted.which[i])], int(wanted.ids[i])
     first, last = int(wanted.starts[i]), int(wanted.stops[i])
@@ -194,7 +194,7 @@ def _pieces(base: OpenBase, wanted: Wanted, i: int) -> Iterator[Batch]:
         yield Batch([entry_id], [piece], continues=start > first, goes_on=stop < last)
 
 
-def _read_ranges(base: OpenBase, wanted: Wanted, start: int, stop: int) -> list[memoryview]:
+def _read_ranges(base: BaseStoreHandle, wanted: Wanted, start: int, stop: int) -> list[memoryview]:
     first, last = int(wanted.starts[start]), int(wanted.stops[stop - 1])
     is_one_run = np.array_equal(wanted.starts[start + 1 : stop], wanted.stops[start : stop - 1])
     if first < last and is_one_run and (wanted.which[start:stop] == wanted.which[start]).all():
@@ -240,7 +240,7 @@ def _checked(key: str, data: memoryview | None, nbytes: int) -> memoryview:
     return data
 
 
-def _entries(place: Place, region: Region) -> Wanted:
+def _entries(place: ArrayLocation, region: Region) -> Wanted:
     """Where the values of a region lie in shards."""
     spec, layout = place.spec, place.layout
     assert spec is not None
@@ -282,7 +282,7 @@ def check_entries(shard: ShardRef, index: ShardIndex, size: int) -> None:
         raise corrupt(shard, damage, "; nothing was removed") from damage
 
 
-def _whole_objects(base: OpenBase, keys: list[str], region: Region) -> Wanted:
+def _whole_objects(base: BaseStoreHandle, keys: list[str], region: Region) -> Wanted:
     sizes: list[int | None] = base.perform([GetSize(key) for key in keys])
     there = [i for i, size in enumerate(sizes) if size is not None]
     nbytes = np.array([sizes[i] for i in there], dtype=np.int64)

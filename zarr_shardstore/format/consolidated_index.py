@@ -52,7 +52,7 @@ _Doc: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class CollectedIndex:
+class IndexCopy:
     """The index of a shard of which more than one process can tell whether it still holds."""
 
     index: ShardIndex
@@ -68,7 +68,7 @@ class _Place(NamedTuple):
     nbytes: int
 
 
-class CollectionWriter:
+class ConsolidatedIndexWriter:
     """Takes one index after the other; keeps them compressed."""
 
     def __init__(self, spec: ShardingSpec) -> None:
@@ -81,7 +81,7 @@ class CollectionWriter:
     def __len__(self) -> int:
         return len(self._blobs)
 
-    def add(self, suffix: str, found: CollectedIndex) -> None:
+    def add(self, suffix: str, found: IndexCopy) -> None:
         """The index of the shard whose key ends so."""
         blob = zlib.compress(_shuffled(found.index.fields), _LEVEL)
         self._blobs.append(blob)
@@ -97,7 +97,7 @@ class CollectionWriter:
         return _MAGIC + crc32c.crc32c(rest).to_bytes(4, "little") + rest
 
 
-class IndexCollection:
+class ConsolidatedIndex:
     """What such an object says; each index is decoded when it is asked for.
 
     Parameters
@@ -115,7 +115,7 @@ class IndexCollection:
         self._data = data
 
     @classmethod
-    def decode(cls, data: bytes | memoryview, spec: ShardingSpec) -> IndexCollection | None:
+    def decode(cls, data: bytes | memoryview, spec: ShardingSpec) -> ConsolidatedIndex | None:
         """Read an object; ``None`` if it is damaged, not known, or of shards of another form."""
         data = memoryview(data)
         body = data[12:]
@@ -147,7 +147,7 @@ class IndexCollection:
         """Memory that it takes, about."""
         return len(self._data) + _ITEM_NBYTES * len(self._places)
 
-    def find(self, suffix: str) -> CollectedIndex | None:
+    def find(self, suffix: str) -> IndexCopy | None:
         """The index of the shard whose key ends so; ``None`` if it is not here, or is damaged."""
         place = self._places.get(suffix)
         if place is None:
@@ -160,7 +160,7 @@ class IndexCollection:
             return None
         if len(plain) != nbytes:
             return None
-        return CollectedIndex(ShardIndex(_unshuffled(plain)), place.version, place.size)
+        return IndexCopy(ShardIndex(_unshuffled(plain)), place.version, place.size)
 
     def drop(self, suffix: str) -> None:
         """Forget the index of a shard: it is that of another one by now."""

@@ -18,7 +18,7 @@ _MAX_REMEMBERED = 65_536
 """Rows, last coordinates, and shards; more are forgotten all at once."""
 
 
-class KeyTranslator:
+class KeyTable:
     """Says as `ArrayLayout.chunk` which shard and which entry a key names.
 
     Thread safety: may be used from any thread.
@@ -35,7 +35,7 @@ class KeyTranslator:
     >>> from zarr_shardstore.format.sharding_spec import ShardingSpec
     >>> layout = ArrayLayout("a", "a/", ChunkKeyEncoding("default", "/"), (100, 100),
     ...                      ShardingSpec((32, 2), DRAFT_INDEX))
-    >>> translate = KeyTranslator(layout).translate
+    >>> translate = KeyTable(layout).translate
     >>> translate("a/c/96/18"), translate("a/c/96/018"), translate("a/c/96/100")
     (('a/c/3/9', 0), None, None)
     """
@@ -61,7 +61,7 @@ class KeyTranslator:
         self._last: dict[str, tuple[str, int]] = {}
         self._shards: dict[str, ShardRef] = {}
         # What is left of a key without its last coordinate is a key with a dimension less.
-        self._of_rows = KeyTranslator(_without_last(layout)) if layout.ndim > 1 else None
+        self._of_rows = KeyTable(_without_last(layout)) if layout.ndim > 1 else None
 
     def translate(self, key: str) -> tuple[str, int] | None:
         """Shard key and entry id of a chunk key; ``None`` if it is none of this array."""

@@ -59,7 +59,7 @@ class FoundArray:
 
 
 @dataclass(slots=True)
-class Hierarchy:
+class StoreContents:
     """Everything in a store but the chunks and shards of its arrays.
 
     Parameters
@@ -79,13 +79,13 @@ class Hierarchy:
     unlisted: list[Node] = field(default_factory=list)
 
 
-def find_hierarchy(root: str = "") -> Flow[Hierarchy]:
+def find_hierarchy(root: str = "") -> Flow[StoreContents]:
     """Find all arrays, and all other keys, at and below a directory of a base store.
 
     Cost: for each directory that holds no chunks one listing and two documents, all
     directories of one depth in one round; the documents of a draft hierarchy in one listing.
     """
-    found = Hierarchy()
+    found = StoreContents()
     draft: dict[str, Node] = {}
     if not root:
         draft = yield from _find_draft_arrays(found)
@@ -107,7 +107,7 @@ def parents_of(node: Node) -> list[str]:
     return ["/".join(segments[:n]) for n in reversed(range(len(segments)))]
 
 
-def _find_draft_arrays(found: Hierarchy) -> Flow[dict[str, Node]]:
+def _find_draft_arrays(found: StoreContents) -> Flow[dict[str, Node]]:
     """The arrays of a draft hierarchy, by the directory of their chunks."""
     (names,) = yield [ListDir(_DRAFT_META)]
     keys = [_DRAFT_META + name for name in names]
@@ -126,7 +126,7 @@ def _find_draft_arrays(found: Hierarchy) -> Flow[dict[str, Node]]:
 
 
 def _visit(
-    directories: Sequence[str], draft: Mapping[str, Node], found: Hierarchy
+    directories: Sequence[str], draft: Mapping[str, Node], found: StoreContents
 ) -> Flow[list[str]]:
     """Look at directories, or keys that may be some; return what may be directories below."""
     replies: list[Found] = yield [
@@ -167,7 +167,7 @@ def _visit(
     return below
 
 
-def _find_documents(directories: Sequence[str], found: Hierarchy) -> Flow[None]:
+def _find_documents(directories: Sequence[str], found: StoreContents) -> Flow[None]:
     """Find the documents of directories that are not listed, as attributes of arrays."""
     keys = [
         directory + name
@@ -183,7 +183,7 @@ def _find_documents(directories: Sequence[str], found: Hierarchy) -> Flow[None]:
 
 
 def _names_below(
-    directory: str, names: Sequence[str], own: Sequence[Node], found: Hierarchy
+    directory: str, names: Sequence[str], own: Sequence[Node], found: StoreContents
 ) -> list[str]:
     geometries = [g for node in own if (g := found.arrays[node].geometry) is not None]
     below = []
@@ -216,7 +216,7 @@ def _n_names(geometry: Geometry | None) -> int:
     return math.prod(grid[dim] for dim in first)
 
 
-def _add(found: Hierarchy, node: Node, data: memoryview) -> bool:
+def _add(found: StoreContents, node: Node, data: memoryview) -> bool:
     """Add the array that a document describes; whether it describes one."""
     doc = parse_json(data)
     if doc is None or not is_array_document(node, doc):

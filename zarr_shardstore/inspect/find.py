@@ -10,7 +10,7 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import array_path, paths_of
 from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.inspect.contents import FoundArray, find_hierarchy
-from zarr_shardstore.inspect.open_base import OpenBase
+from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata.documents import (
     Hierarchy,
     Node,
@@ -31,7 +31,9 @@ _DOCUMENTS_AT_ONCE = 256
 _HIERARCHIES: tuple[Hierarchy, ...] = ("v3", "v2", "draft")
 
 
-def find_arrays(base: OpenBase, paths: Iterable[str] | str | None = None) -> list[FoundArray]:
+def find_arrays(
+    base: BaseStoreHandle, paths: Iterable[str] | str | None = None
+) -> list[FoundArray]:
     """The arrays of a store, sorted by path.
 
     What has the name of an array document and holds no JSON object is among them, with an
@@ -70,7 +72,7 @@ def _is_named(path: str, pattern: str) -> bool:
     return not pattern or path.startswith(f"{pattern}/") or fnmatchcase(path, pattern)
 
 
-def arrays_at(base: OpenBase, path: str) -> list[FoundArray]:
+def arrays_at(base: BaseStoreHandle, path: str) -> list[FoundArray]:
     """The arrays at a path: of each hierarchy at most one."""
     path = check_prefix(array_path(path))
     return base.run(_read_documents([Node(hierarchy, path) for hierarchy in _HIERARCHIES]))

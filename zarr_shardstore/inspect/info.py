@@ -14,7 +14,7 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.inspect.contents import FoundArray
 from zarr_shardstore.inspect.find import arrays_at, find_arrays, read_array
 from zarr_shardstore.inspect.occupancy import ObjectGrid, rounds_of_objects
-from zarr_shardstore.inspect.open_base import OpenBase, open_base
+from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.metadata.declaration import Declaration, has_sharding_codec
 from zarr_shardstore.metadata.documents import Hierarchy, Node
@@ -261,7 +261,9 @@ def get_shard_info(
     return StoreInfo(base.describe(), tuple(_info(base, array, by_node) for array in found))
 
 
-def _info(base: OpenBase, found: FoundArray, by_node: Mapping[Node, FoundArray]) -> ArrayInfo:
+def _info(
+    base: BaseStoreHandle, found: FoundArray, by_node: Mapping[Node, FoundArray]
+) -> ArrayInfo:
     node, doc = found.node, found.doc
     info = ArrayInfo(
         path=node.path, hierarchy=node.hierarchy, shape=_shape_of(doc), dtype=_dtype_of(doc)
@@ -295,7 +297,7 @@ def _info(base: OpenBase, found: FoundArray, by_node: Mapping[Node, FoundArray])
     return _with_figures(base, grid, info)
 
 
-def _with_figures(base: OpenBase, grid: ObjectGrid, info: ArrayInfo) -> ArrayInfo:
+def _with_figures(base: BaseStoreHandle, grid: ObjectGrid, info: ArrayInfo) -> ArrayInfo:
     n_chunks = n_objects = stored = chunk_nbytes = index_nbytes = dead = n_errors = 0
     smallest: int | None = None
     largest: int | None = None

@@ -19,12 +19,12 @@ from zarr_shardstore.format.grid import chunk_grid_shape, is_inside
 from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
-from zarr_shardstore.inspect.open_base import OpenBase
+from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.shards.index_reads import corrupt, try_read_indexes
 from zarr_shardstore.shards.requests import Flow, GetSize, ListDir, ListPrefix, relay
 from zarr_shardstore.shards.shard_listing import entries_present
 from zarr_shardstore.shards.sharding import ShardingTransformer
-from zarr_shardstore.shards.stack import Stack, keys_above, through, together
+from zarr_shardstore.shards.stack import Stack, gather, keys_above, run_above
 
 _OBJECTS_AT_ONCE = 64
 """Objects in a round: as many as a backend asks for at once."""
@@ -115,7 +115,7 @@ class Round:
     errors: list[str] = field(default_factory=list)
 
 
-def rounds_of_objects(base: OpenBase, grid: ObjectGrid) -> Iterator[Round]:
+def rounds_of_objects(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[Round]:
     """Look at all objects of an array, some at a time. No chunk is read.
 
     Where a transformer lies below sharding, its values are read, whole if they have to be.
@@ -135,7 +135,7 @@ def rounds_of_objects(base: OpenBase, grid: ObjectGrid) -> Iterator[Round]:
             yield _look_at(base, grid, keys[i : i + n_at_once])
 
 
-def _look_at(base: OpenBase, grid: ObjectGrid, keys: Sequence[str]) -> Round:
+def _look_at(base: BaseStoreHandle, grid: ObjectGrid, keys: Sequence[str]) -> Round:
     """One round; an object that cannot be read blocks no other one."""
     try:
         return base.run(_read_objects(grid, keys))
@@ -161,7 +161,7 @@ def _look_at(base: OpenBase, grid: ObjectGrid, keys: Sequence[str]) -> Round:
     return whole
 
 
-def _unreadable(base: OpenBase, grid: ObjectGrid, key: str, error: Exception) -> Round:
+def _unreadable(base: BaseStoreHandle, grid: ObjectGrid, key: str, error: Exception) -> Round:
     (size,) = base.perform([GetSize(key)])
     coords = grid.coords_of(key)
     cells = [] if coords is None else [Cell(coords, None)]
@@ -177,10 +177,10 @@ def _read_objects(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
     shards = [shard for key in shard_keys if (shard := grid.layout.shard_of_key(key)) is not None]
     done = Round()
     for attempt in range(_N_ATTEMPTS):
-        results = yield from together(
+        results = yield from gather(
             [
                 relay([GetSize(key) for key in keys] if attempt == 0 else []),
-                through(grid.below, read_shards(shards)),
+                run_above(grid.below, read_shards(shards)),
             ]
         )
         if attempt == 0:
@@ -218,7 +218,7 @@ def read_shards(shards: Sequence[ShardRef]) -> Flow[list[tuple[Cell | None, str 
     """What each shard holds, and what is wrong with it; indexes and sizes in one round."""
     if not shards:
         return []
-    indexes, sizes = yield from together(
+    indexes, sizes = yield from gather(
         [try_read_indexes(shards, keep=False), relay([GetSize(shard.key) for shard in shards])]
     )
     found: list[tuple[Cell | None, str | None]] = []
@@ -270,7 +270,7 @@ def _n_covered(
     return int(np.maximum(stops - np.maximum(starts, reached), 0).sum())
 
 
-def _keys(base: OpenBase, grid: ObjectGrid) -> Iterator[list[str]]:
+def _keys(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[list[str]]:
     """Keys of the objects of the grid, directory by directory if they may be very many."""
     geometry, prefix = grid.array.document.geometry, grid.array.node.chunk_prefix
     assert geometry is not None

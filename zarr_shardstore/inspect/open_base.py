@@ -16,7 +16,7 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.inspect.contents import STAGING
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.backends.store_traits import has_no_such_key, is_in_memory, location_of
-from zarr_shardstore.io.driver import Runner
+from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.seal import seal_all
 from zarr_shardstore.io.uploads import Upload
 from zarr_shardstore.shards.requests import Flow, Request, UpdateShard
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class OpenBase:
+class BaseStoreHandle:
     """A base store and the driver for it; blocking, and picklable as the store is.
 
     Parameters
@@ -41,7 +41,7 @@ class OpenBase:
     """
 
     store: BaseStore
-    runner: Runner
+    runner: Driver
     is_read_only: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -64,14 +64,14 @@ class OpenBase:
         """Begin to store an object piece by piece."""
         return self.runner.backend.upload(key)
 
-    def is_same(self, other: OpenBase) -> bool:
+    def is_same(self, other: BaseStoreHandle) -> bool:
         """Whether both are the same objects."""
         if self.runner.backend.scope("") == other.runner.backend.scope(""):
             return True
         (how, root), (how_there, there) = self._location(), other._location()
         return how == how_there and _is_same_place(str(how), root, there)
 
-    def overlaps(self, other: OpenBase) -> bool:
+    def overlaps(self, other: BaseStoreHandle) -> bool:
         """Whether objects of the one are objects of the other, too, as far as can be told."""
         (how, root), (how_there, there) = self._location(), other._location()
         return how == how_there and (root.startswith(there) or there.startswith(root))
@@ -136,7 +136,7 @@ class OpenBase:
 def open_base(
     store: BaseStoreLike | ShardingStore | ShardingMapping | DraftHierarchyStore,
     storage_options: Mapping[str, Any] | None = None,
-) -> OpenBase:
+) -> BaseStoreHandle:
     """Open whatever `ShardingStore` wraps; of a store that wraps already, what it wraps.
 
     Raises
@@ -157,7 +157,7 @@ def open_base(
             raise SpecError(f"{str(there)!r} is a file, not the directory of a store")
     if isinstance(base, Store) and not base.supports_listing:
         raise UnsupportedError(f"{base} lists no keys: what it holds cannot be found")
-    return OpenBase(base, Runner(backend_of(base), _refuse_update), is_read_only)
+    return BaseStoreHandle(base, Driver(backend_of(base), _refuse_update), is_read_only)
 
 
 def _is_same_place(how: str, root: str, there: str) -> bool:

@@ -21,7 +21,7 @@ from zarr_shardstore.format.grid import Box, grid_box
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.inspect.find import arrays_at, find_arrays, read_array
 from zarr_shardstore.inspect.occupancy import ObjectGrid, rounds_of_objects
-from zarr_shardstore.inspect.open_base import OpenBase, open_base
+from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 
 MAX_CELLS = 2**26
@@ -107,7 +107,7 @@ class ShardMap:
 _MAX_NAMED = 10
 
 
-def _there(base: OpenBase, path: str) -> str:
+def _there(base: BaseStoreHandle, path: str) -> str:
     """The arrays below a path, else all that there are, for a message."""
     paths = [array.node.path for array in find_arrays(base)]
     pattern = path.strip("/")

@@ -150,7 +150,7 @@ async def one_ahead(step: Callable[[], Awaitable[T | None]]) -> AsyncGenerator[T
         await asyncio.gather(task, return_exceptions=True)
 
 
-class Flights(Generic[T]):
+class SingleFlight(Generic[T]):
     """Requests that are under way, by what they ask for.
 
     Thread safety: may be used from any thread; tasks of one event loop wait for each other's.
@@ -196,7 +196,7 @@ A = TypeVar("A")
 _Turn = list[tuple[Q, "asyncio.Future[A]"]]
 
 
-class Gatherer(Generic[Q, A]):
+class CallBatcher(Generic[Q, A]):
     """Gathers questions, and asks them together.
 
     Parameters

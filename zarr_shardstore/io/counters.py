@@ -68,7 +68,7 @@ class Counters:
                 if reply.nbytes_collected is not None:
                     n_collections += 1
                     nbytes += reply.nbytes_collected
-                if reply.is_read:
+                if reply.was_requested:
                     n_index_requests += 1
                     if reply.value is not None:
                         nbytes += len(reply.value)

@@ -11,18 +11,25 @@ from typing import Any, TypeAlias, TypeVar
 
 from zarr.core.sync import _get_loop, sync
 
-from zarr_shardstore.io import update_queue
 from zarr_shardstore.io.backends.base import Backend, Held, Perform, Session
 from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.local.fs import max_shards_of_a_write
 from zarr_shardstore.io.update_queue import (
+    QueuedUpdate,
+    abandon,
     commit_blocking,
-    held_by_thread,
+    commit_inline,
+    has_waiting,
+    join,
     lead_async,
-    lead_at_once,
     lead_blocking,
     lead_in_thread,
+    leave_loop,
+    locked_by_worker,
+    take,
     until_not_replaced,
+    wait_blocking,
+    worker_pool,
 )
 from zarr_shardstore.io.write_epochs import UNSTABLE, publishing, version_of
 from zarr_shardstore.shards.requests import (
@@ -60,7 +67,7 @@ _MAX_WAIT_S = 10.0
 """Then the reply is taken as it is: its checks find what is torn."""
 
 
-class Runner:
+class Driver:
     """Runs flows against a backend.
 
     Parameters
@@ -98,7 +105,9 @@ class Runner:
         light; another thread may go on then."""
         with self.backend.session() as session:
             return (
-                yield from _steps(flow, lambda batch: self._perform(batch, session), held.is_light)
+                yield from _steps(
+                    flow, lambda batch: self._perform(batch, session), held.can_commit_inline
+                )
             )
 
     async def _run_for(self, blocked: asyncio.AbstractEventLoop | None, flow: Flow[T]) -> T:
@@ -145,19 +154,17 @@ class Runner:
 
     def _commit(self, request: UpdateShard) -> None:
         scope = self.backend.scope(request.shard.key)
-        pending = update_queue.Pending(self, request)
+        pending = QueuedUpdate(self, request)
         try:
-            if update_queue.join(scope, pending, leads_itself=True):
-                commit_blocking(update_queue.take(scope, pending))
-                if update_queue.has_waiting(
-                    scope, pending
-                ):  # they do not wait for us, nor we for them
+            if join(scope, pending, leads_itself=True):
+                commit_blocking(take(scope, pending))
+                if has_waiting(scope, pending):  # they do not wait for us, nor we for them
                     lead_in_thread(scope, pending)
         except BaseException:
-            update_queue.abandon(scope, pending)
+            abandon(scope, pending)
             raise
         if pending.done is not None:
-            update_queue.wait_blocking(scope, pending.done)
+            wait_blocking(scope, pending.done)
         elif pending.error is not None:
             raise pending.error
 
@@ -171,7 +178,7 @@ class Runner:
         """
         if only_reads and self.backend.mode == "thread":
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(update_queue.worker_pool(), self.run, flow)
+            return await loop.run_in_executor(worker_pool(), self.run, flow)
         return await _drive_async(flow, self._perform_async)
 
     async def _perform_async(self, batch: list[Request]) -> list[Any]:
@@ -205,7 +212,7 @@ class Runner:
                 return self.backend.perform(requests)
             case "thread":
                 loop = asyncio.get_running_loop()
-                pool = update_queue.worker_pool()
+                pool = worker_pool()
                 return await loop.run_in_executor(pool, self.backend.perform, requests)
             case "async":
                 return await self.backend.perform_async(requests)
@@ -213,9 +220,9 @@ class Runner:
     async def _commit_async(self, request: UpdateShard) -> None:
         loop = asyncio.get_running_loop()
         scope = self.backend.scope(request.shard.key)
-        pending = update_queue.Pending(self, request, loop)
+        pending = QueuedUpdate(self, request, loop)
         try:
-            if update_queue.join(scope, pending, _blocked.get()):
+            if join(scope, pending, _blocked.get()):
                 try:
                     # One turn of the loop: siblings that are ready to write join this commit.
                     await asyncio.sleep(0)
@@ -227,7 +234,7 @@ class Runner:
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException:
-            update_queue.abandon(scope, pending)
+            abandon(scope, pending)
             raise
         assert pending.done is not None, "who waits in an event loop has a future"
         if pending.done.done():
@@ -251,14 +258,14 @@ class Runner:
             case "inline":
                 lead_blocking(scope, leader)
             case "thread":
-                update_queue.leave_loop(scope)
+                leave_loop(scope)
                 if at_once:
-                    lead_at_once(scope, leader)
+                    commit_inline(scope, leader)
                 else:
                     lead_in_thread(scope, leader)
             case "async":
                 if loop is not asyncio.get_running_loop():
-                    update_queue.leave_loop(scope)
+                    leave_loop(scope)
                     asyncio.run_coroutine_threadsafe(lead_async(scope, leader), loop)
                     return
                 begun = asyncio.Event()
@@ -267,28 +274,28 @@ class Runner:
                 def done(task: asyncio.Task[None]) -> None:
                     _leading.discard(task)
                     if task.cancelled() and not begun.is_set():  # the loop ended before that
-                        update_queue.leave_loop(scope)
+                        leave_loop(scope)
                         asyncio.run_coroutine_threadsafe(lead_async(scope, leader), _get_loop())
 
                 _leading.add(task)
                 task.add_done_callback(done)
 
-    async def update_async(self, members: list[update_queue.Pending]) -> Sequence[Exception | None]:
+    async def update_async(self, members: list[QueuedUpdate]) -> Sequence[Exception | None]:
         """Commit updates of one shard, with other processes kept out, or begun anew after them."""
         return await until_not_replaced(lambda: self._try_update(members))
 
-    async def _try_update(self, members: list[update_queue.Pending]) -> Sequence[Exception | None]:
+    async def _try_update(self, members: list[QueuedUpdate]) -> Sequence[Exception | None]:
         view = self.backend.optimistic()
         if view is not None:
-            runner = Runner(view, self._update_flow, self.counters)
+            runner = Driver(view, self._update_flow, self.counters)
             return await runner.run_async(self.update_flow(members))
-        hold = self.backend.hold(members[0].request.shard.key)
-        async with nullcontext() if hold is None else held_by_thread(hold):
+        lock = self.backend.lock(members[0].request.shard.key)
+        async with nullcontext() if lock is None else locked_by_worker(lock):
             return await self.run_async(self.update_flow(members))
 
     # -------------------------------------------------------------- shared
 
-    def update_flow(self, members: list[update_queue.Pending]) -> Flow[Sequence[Exception | None]]:
+    def update_flow(self, members: list[QueuedUpdate]) -> Flow[Sequence[Exception | None]]:
         """The flow that commits updates of one shard, in the order in which they came."""
         return self._update_flow(members[0].request, [m.request.updates for m in members])
 
@@ -340,7 +347,7 @@ class Runner:
 
 
 _blocked: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("_blocked", default=None)
-"""The event loop that waits for this task, see `Runner.run`."""
+"""The event loop that waits for this task, see `Driver.run`."""
 
 _leading: set[asyncio.Task[None]] = set()
 """Keeps leaders alive: an event loop holds its tasks only weakly."""
@@ -363,13 +370,13 @@ def _drive(flow: Flow[T], perform: Perform) -> T:
 
 
 def _steps(
-    flow: Flow[T], perform: Perform, is_light: Callable[[list[Request]], bool]
+    flow: Flow[T], perform: Perform, can_commit_inline: Callable[[list[Request]], bool]
 ) -> Generator[None, None, T]:
     """Drive a flow, with a pause before each batch that is not light."""
     try:
         batch = next(flow)
         while True:
-            if not is_light(batch):
+            if not can_commit_inline(batch):
                 yield
             try:
                 replies = perform(batch)

@@ -15,7 +15,7 @@ from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.base import Backend
 from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.driver import Runner
+from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.open_shards import open_shards
 from zarr_shardstore.io.local.shard_files import ShardFile
 from zarr_shardstore.shards.append import seal_shard
@@ -100,7 +100,7 @@ def _seal(file: ShardFile, shard: ShardRef, order: EntryOrder) -> None:
     def update() -> Flow[None]:
         yield [UpdateShard(shard, ())]
 
-    Runner(file.owner, sealing).run(update())
+    Driver(file.owner, sealing).run(update())
     if is_another:
         open_shards.forget(file)
 

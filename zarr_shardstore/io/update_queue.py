@@ -51,7 +51,7 @@ from zarr_shardstore.synchronized import synchronized
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class QueuedUpdate:
     """An update that waits for its commit by `owner`, the runner of the store it came from."""
 
     owner: Any
@@ -77,8 +77,8 @@ class Pending:
 class _Queue:
     leader: object
     loop: asyncio.AbstractEventLoop | None
-    waiting: list[Pending] = field(default_factory=list)
-    taken: list[Pending] = field(default_factory=list)
+    waiting: list[QueuedUpdate] = field(default_factory=list)
+    taken: list[QueuedUpdate] = field(default_factory=list)
     """By its leader, for the commit under way."""
 
 
@@ -90,7 +90,7 @@ _pool: ThreadPoolExecutor | None = None
 @_synchronized
 def join(
     scope: Hashable,
-    pending: Pending,
+    pending: QueuedUpdate,
     blocked: asyncio.AbstractEventLoop | None = None,
     *,
     leads_itself: bool = False,
@@ -139,7 +139,7 @@ def join(
 
 
 @_synchronized
-def take(scope: Hashable, leader: object) -> list[Pending]:
+def take(scope: Hashable, leader: object) -> list[QueuedUpdate]:
     """All updates that wait for a shard; if there are none, its queue is closed."""
     queue = _queues.get(scope)
     if queue is None or queue.leader is not leader:
@@ -295,7 +295,7 @@ def lead_blocking(scope: Hashable, leader: object) -> None:
         commit_blocking(taken)
 
 
-def commit_blocking(taken: list[Pending]) -> None:
+def commit_blocking(taken: list[QueuedUpdate]) -> None:
     """Commit updates that were taken, in this thread."""
     _exhaust(_commit(taken, at_once=False))
 
@@ -341,7 +341,7 @@ def lead_in_thread(
         go_on()
 
 
-def lead_at_once(scope: Hashable, leader: object) -> None:
+def commit_inline(scope: Hashable, leader: object) -> None:
     """As `lead_blocking`, for an event loop that must not wait: what may take long, and what
     comes after it, is done by another thread.
     """
@@ -363,7 +363,7 @@ def lead_at_once(scope: Hashable, leader: object) -> None:
         lead_in_thread(scope, leader, steps, is_held=pause == "held")
 
 
-def _are_small(taken: list[Pending]) -> bool:
+def _are_small(taken: list[QueuedUpdate]) -> bool:
     """Whether updates are little work before and beside what is written, too."""
     runner = taken[0].owner
     updates = [update for pending in taken for update in pending.request.updates]
@@ -380,7 +380,7 @@ def _exhaust(steps: Iterable[_Pause]) -> None:
         pass
 
 
-def _commit(taken: list[Pending], *, at_once: bool) -> Generator[_Pause, None, None]:
+def _commit(taken: list[QueuedUpdate], *, at_once: bool) -> Generator[_Pause, None, None]:
     """Commit updates that were taken.
 
     Parameters
@@ -397,15 +397,15 @@ def _commit(taken: list[Pending], *, at_once: bool) -> Generator[_Pause, None, N
 
 
 def _commit_group(
-    runner: Any, members: list[Pending], *, at_once: bool
+    runner: Any, members: list[QueuedUpdate], *, at_once: bool
 ) -> Generator[_Pause, None, Sequence[Exception | None]]:
     key = members[0].request.shard.key
-    held = runner.backend.hold_at_once(key) if at_once else None
+    held = runner.backend.try_lock(key) if at_once else None
     outcomes: Sequence[Exception | None]
     if held is None:
         if at_once:
             yield "free"
-        with runner.backend.hold(key) or nullcontext():
+        with runner.backend.lock(key) or nullcontext():
             outcomes = runner.run(runner.update_flow(members))
         return outcomes
     with held:
@@ -453,21 +453,21 @@ async def lead_async(scope: Hashable, former: object, begun: asyncio.Event | Non
 
 
 @asynccontextmanager
-async def held_by_thread(hold: AbstractContextManager[None]) -> AsyncIterator[None]:
+async def locked_by_worker(lock: AbstractContextManager[None]) -> AsyncIterator[None]:
     """Wait for a lock without blocking the event loop."""
-    entered = asyncio.get_running_loop().run_in_executor(worker_pool(), hold.__enter__)
+    entered = asyncio.get_running_loop().run_in_executor(worker_pool(), lock.__enter__)
     try:
         await asyncio.shield(entered)
     except asyncio.CancelledError:
-        entered.add_done_callback(lambda f: f.exception() or hold.__exit__(None, None, None))
+        entered.add_done_callback(lambda f: f.exception() or lock.__exit__(None, None, None))
         raise
     try:
         yield
     finally:
-        hold.__exit__(None, None, None)
+        lock.__exit__(None, None, None)
 
 
-def _groups(taken: list[Pending]) -> list[tuple[Any, list[Pending]]]:
+def _groups(taken: list[QueuedUpdate]) -> list[tuple[Any, list[QueuedUpdate]]]:
     """Updates to commit together: of one store, and of one mind about the layout."""
     groups = []
     for _, pending in groupby(taken, key=lambda p: (id(p.owner), p.request.shard, p.request.below)):
@@ -476,7 +476,7 @@ def _groups(taken: list[Pending]) -> list[tuple[Any, list[Pending]]]:
     return groups
 
 
-def _settle(members: list[Pending], outcome: _Outcome) -> None:
+def _settle(members: list[QueuedUpdate], outcome: _Outcome) -> None:
     """Tell each waiting caller what became of its update."""
     errors = [outcome] * len(members) if isinstance(outcome, Exception) else outcome
     for pending, error in zip(members, errors, strict=True):

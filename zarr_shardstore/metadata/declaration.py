@@ -114,7 +114,7 @@ def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declare
     return Declared("codec", (sharding_transformer(_spec_of_codec(doc)),))
 
 
-def take_out(doc: Mapping[str, Any], how: Declaration) -> Document:
+def strip(doc: Mapping[str, Any], how: Declaration) -> Document:
     """The document as the reader of plain chunks shall see it."""
     match how:
         case "filters":
@@ -135,8 +135,8 @@ def take_out(doc: Mapping[str, Any], how: Declaration) -> Document:
             return {**doc, "chunk_grid": grid, "codecs": _with_common_names(inner["codecs"])}
 
 
-def declare(doc: Mapping[str, Any], declared: Declared) -> Document:
-    """The document as it is stored: `take_out` gives `doc` back."""
+def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
+    """The document as it is stored: `strip` gives `doc` back."""
     match declared.how:
         case "filters":
             spelled = spell_transformers(declared.transformers)
@@ -160,7 +160,7 @@ def declare(doc: Mapping[str, Any], declared: Declared) -> Document:
             return _with_codec(doc, sharding_spec(transformer.configuration, _ndim(doc)))
 
 
-def put_back(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration) -> Document:
+def reapply(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration) -> Document:
     """`doc` with the declaration that the `stored` document of the same chunks has, as spelled."""
     match how:
         case "filters":

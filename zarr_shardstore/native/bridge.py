@@ -16,11 +16,11 @@ from zarr.abc.store import Store
 from zarr_shardstore.arrays.array_cache import count_document_change, n_document_changes
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.inspect.contents import find_hierarchy
-from zarr_shardstore.inspect.open_base import OpenBase, open_base
+from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.metadata.documents import document_key, dump_document, parse_json
 from zarr_shardstore.native.native_plan import (
-    Change,
+    DocumentChange,
     NativeEntry,
     plan_from_native,
     plan_to_native,
@@ -159,7 +159,7 @@ def from_native(
     return _apply(base, change, dry_run)
 
 
-def _open(store: AnyStore, options: Mapping[str, Any] | None, dry_run: bool) -> OpenBase:
+def _open(store: AnyStore, options: Mapping[str, Any] | None, dry_run: bool) -> BaseStoreHandle:
     base = open_base(store, options)
     if not dry_run:
         check_writable(isinstance(store, Store) and store.read_only)
@@ -202,7 +202,7 @@ def _draft_refusal() -> UnsupportedError:
     )
 
 
-def _apply(base: OpenBase, change: Change, dry_run: bool) -> NativeReport:
+def _apply(base: BaseStoreHandle, change: DocumentChange, dry_run: bool) -> NativeReport:
     writes, removals = change.writes, change.removals
     report = NativeReport(tuple(change.entries), len(writes), len(removals), dry_run)
     if not dry_run and (writes or removals):

@@ -146,7 +146,7 @@ class NativeEntry:
     reason: str
 
 
-class Change:
+class DocumentChange:
     """A change of the documents of a store, as far as it is decided."""
 
     def __init__(self, docs: Documents, paths: Iterable[str] | None) -> None:
@@ -200,7 +200,7 @@ class Change:
         ]
 
 
-def plan_to_native(docs: Documents, paths: Iterable[str] | None, ome: bool) -> Change:
+def plan_to_native(docs: Documents, paths: Iterable[str] | None, ome: bool) -> DocumentChange:
     """What makes the selected nodes v3, and sharded by the codec.
 
     Raises
@@ -208,7 +208,7 @@ def plan_to_native(docs: Documents, paths: Iterable[str] | None, ome: bool) -> C
     SpecError, UnsupportedError
         If a document is not valid, or v3 cannot express it; the message names the node.
     """
-    change = Change(docs, paths)
+    change = DocumentChange(docs, paths)
     for path in change.selected:
         with _naming(path):
             _make_native(change, path, ome)
@@ -222,7 +222,7 @@ def plan_to_native(docs: Documents, paths: Iterable[str] | None, ome: bool) -> C
 
 def plan_from_native(
     docs: Documents, paths: Iterable[str] | None, zarr_format: Literal[2, 3]
-) -> Change:
+) -> DocumentChange:
     """What makes the selected nodes ones that are sharded by a transformer.
 
     Raises
@@ -230,7 +230,7 @@ def plan_from_native(
     SpecError, UnsupportedError
         If a document is not valid, or the format cannot express it; the message names the node.
     """
-    change = Change(docs, paths)
+    change = DocumentChange(docs, paths)
     step = _make_v2 if zarr_format == 2 else _make_transformed
     for path in change.selected:
         with _naming(path):
@@ -240,7 +240,7 @@ def plan_from_native(
     return change
 
 
-def _make_native(change: Change, path: str, ome: bool) -> None:
+def _make_native(change: DocumentChange, path: str, ome: bool) -> None:
     stored, v2 = change.v3(path), change.v2(path)
     left_over = change.docs.get(_key(path, ".zattrs"))
     if stored is not None:
@@ -261,7 +261,7 @@ def _make_native(change: Change, path: str, ome: bool) -> None:
         change.remove(path, [".zattrs"])
 
 
-def _make_transformed(change: Change, path: str) -> None:
+def _make_transformed(change: DocumentChange, path: str) -> None:
     stored = change.v3(path)
     if stored is None:
         change.reasons[path] = "no v3 node"
@@ -274,7 +274,7 @@ def _make_transformed(change: Change, path: str) -> None:
         change.reasons[path] = "a group"
 
 
-def _make_v2(change: Change, path: str) -> None:
+def _make_v2(change: DocumentChange, path: str) -> None:
     stored, v2 = change.v3(path), change.v2(path)
     if stored is None:
         change.reasons[path] = "v2 already"
@@ -311,7 +311,7 @@ def _native(doc: Mapping[str, Any], ome: bool) -> Document:
     return {**doc, "attributes": to_ome_05(attributes_of(doc))} if ome else dict(doc)
 
 
-def _name_dimensions(change: Change, path: str) -> None:
+def _name_dimensions(change: DocumentChange, path: str) -> None:
     group = change.v3(path)
     if group is None or _is_array(group):
         return

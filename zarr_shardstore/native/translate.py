@@ -54,10 +54,10 @@ from zarr_shardstore.metadata.data_types import DataType, parse_numpy
 from zarr_shardstore.metadata.declaration import (
     Declaration,
     Declared,
-    declare,
+    apply,
     find_declaration,
     has_sharding_codec,
-    take_out,
+    strip,
 )
 from zarr_shardstore.metadata.documents import plain_geometry
 from zarr_shardstore.metadata.fill_values import fill_value_of_v2, fill_value_of_v3
@@ -181,7 +181,7 @@ def declared_by_codec(doc: Mapping[str, Any]) -> Document:
             "its chunks are shards of the codec themselves, and shards of shards are not written: "
             "rewrite the array"
         )
-    return _declare_again(take_out(doc, declared.how), declared, "codec")
+    return _declare_again(strip(doc, declared.how), declared, "codec")
 
 
 def declared_by_transformers(doc: Mapping[str, Any]) -> Document:
@@ -196,7 +196,7 @@ def declared_by_transformers(doc: Mapping[str, Any]) -> Document:
     if declared is None or declared.how != "codec":
         return dict(doc)
     _check_known(doc)
-    return _declare_again(take_out(doc, "codec"), declared, "storage_transformers")
+    return _declare_again(strip(doc, "codec"), declared, "storage_transformers")
 
 
 def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
@@ -213,7 +213,7 @@ def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Docume
     _check_members(doc, _V2_MEMBERS)
     _check_known(doc)
     declared = find_declaration(doc)
-    plain = dict(doc) if declared is None else take_out(doc, "filters")
+    plain = dict(doc) if declared is None else strip(doc, "filters")
     try:
         shape, chunks, fill_value = list(plain["shape"]), plain["chunks"], plain["fill_value"]
         filters = list(plain.get("filters") or ())
@@ -259,7 +259,7 @@ def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     has_collection, doc = is_collected(doc), without_collection(doc)
     _check_known(doc)
     declared = find_declaration(doc)
-    plain = dict(doc) if declared is None else take_out(doc, declared.how)
+    plain = dict(doc) if declared is None else strip(doc, declared.how)
     _check_members(plain, _V3_MEMBERS)
     if has_sharding_codec(plain):
         raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
@@ -294,7 +294,7 @@ def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
         "dimension_separator": options.get("separator", "."),
     }
     if declared is not None:
-        translated = declare(translated, replace(declared, how="filters"))
+        translated = apply(translated, replace(declared, how="filters"))
     return with_collection(translated) if has_collection else translated, attributes
 
 
@@ -332,7 +332,7 @@ def _declare_again(plain: Document, declared: Declared, how: Declaration) -> Doc
             f"it has the storage transformers {[t.name for t in declared.transformers]}, and only "
             "one sharding can be declared by the codec: copy the array into a store without them"
         )
-    return declare(plain, Declared(how, declared.transformers))
+    return apply(plain, Declared(how, declared.transformers))
 
 
 def _fill_value_of_v2(value: Any, data_type: DataType | None) -> Any:

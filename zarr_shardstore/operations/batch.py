@@ -11,7 +11,7 @@ from typing import Any, Self, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnpublishedError
 from zarr_shardstore.format.arguments import whole_number
-from zarr_shardstore.operations.flush import Publisher
+from zarr_shardstore.operations.flush import Flusher
 from zarr_shardstore.shards.pending import PendingShards
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.synchronized import synchronized
@@ -186,7 +186,7 @@ class Batch:
     def __init__(
         self,
         state: BatchState,
-        publisher: Publisher,
+        publisher: Flusher,
         run: Callable[[Flow[_Failures]], _Failures],
         run_async: Callable[[Flow[_Failures]], Coroutine[Any, Any, _Failures]],
         max_nbytes: int | None,

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from zarr_shardstore.arrays.array_cache import KnownArrays, StoredArray
-from zarr_shardstore.arrays.catalog import Catalog, Misfit, StackedKey
+from zarr_shardstore.arrays.array_cache import ArrayCache, StoredArray
+from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.arguments import items_of
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.metadata.documents import Node, node_of_document
-from zarr_shardstore.operations.flush import Publisher
+from zarr_shardstore.operations.flush import Flusher
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.operations.routing import Owner, Router, is_document
 from zarr_shardstore.shards.chunks import hold_updates
@@ -30,7 +30,7 @@ from zarr_shardstore.shards.requests import (
     UpdateShard,
 )
 from zarr_shardstore.shards.shard_listing import GridDirectory
-from zarr_shardstore.shards.updates import Erase
+from zarr_shardstore.shards.updates import DeleteEntry
 
 _ERASURES_AT_ONCE = 1 << 18
 """Of entries, in memory: about 25 MB."""
@@ -43,9 +43,9 @@ class Eraser:
         self,
         router: Router,
         catalog: Catalog,
-        known: KnownArrays,
+        known: ArrayCache,
         listing: Listing,
-        publisher: Publisher,
+        publisher: Flusher,
         pending: PendingShards,
         refuse_links: Callable[[str], None],
     ) -> None:
@@ -121,7 +121,7 @@ class Eraser:
         misfits = [
             key
             for key, owner in zip(keys, owners, strict=True)
-            if isinstance(owner, Misfit) and not owner.is_outside
+            if isinstance(owner, InvalidChunkKey) and not owner.is_outside
         ]
         objects: set[str] = set()
         if misfits:
@@ -133,7 +133,7 @@ class Eraser:
         requests: list[Delete] = []
         kept: list[Owner] = []
         for key, owner in zip(keys, owners, strict=True):
-            is_misfit = isinstance(owner, Misfit)
+            is_misfit = isinstance(owner, InvalidChunkKey)
             if not is_misfit or key in objects:
                 requests.append(Delete(key))
                 kept.append(None if is_misfit else owner)
@@ -156,7 +156,7 @@ class Eraser:
             match found:
                 case ShardRef():
                     shards.append(found)
-                case StackedKey(key, array):
+                case TransformedKey(key, array):
                     stacked.setdefault(array.node, (array, []))[1].append(key)
                 case ShardStoreError():
                     stream.errors.append(found)
@@ -174,7 +174,7 @@ class Eraser:
         batch: list[Request] = []
         n_erasures = 0
         for shard in shards:
-            erasures = tuple(map(Erase, shard.entries_with(prefix).tolist()))
+            erasures = tuple(map(DeleteEntry, shard.entries_with(prefix).tolist()))
             if erasures and self._pending.is_open:
                 yield from hold_updates(shard, erasures, self._router.reading, self._pending)
             elif erasures:

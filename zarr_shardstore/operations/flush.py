@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zarr_shardstore.arrays.array_cache import KnownArrays, StoredArray
-from zarr_shardstore.arrays.catalog import Catalog, StackedKey
+from zarr_shardstore.arrays.array_cache import ArrayCache, StoredArray
+from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT
 from zarr_shardstore.format.layout import ShardRef
@@ -18,13 +18,13 @@ _SHARDS_AT_ONCE = 64
 """Shards that are handed to the driver together."""
 
 
-class Publisher:
+class Flusher:
     """Flows that publish the held values of one store.
 
     To publish a shard is to commit no update of it: whoever commits takes along what is held.
     """
 
-    def __init__(self, catalog: Catalog, known: KnownArrays, pending: PendingShards) -> None:
+    def __init__(self, catalog: Catalog, known: ArrayCache, pending: PendingShards) -> None:
         self._catalog = catalog
         self._known = known
         self._pending = pending
@@ -149,12 +149,12 @@ class Publisher:
             raise error
 
 
-def _update(held: Pending, now: ShardRef | StackedKey | None) -> UpdateShard | ShardStoreError:
+def _update(held: Pending, now: ShardRef | TransformedKey | None) -> UpdateShard | ShardStoreError:
     layout, below = held.shard.layout, held.below
     if isinstance(now, ShardRef):
         if has_same_entries(now.layout, layout):
             return UpdateShard(now, ())
-    elif isinstance(now, StackedKey):
+    elif isinstance(now, TransformedKey):
         split = split_at_sharding(now.array.stack)
         if split is not None and has_same_entries(split[0].layout, layout):
             return UpdateShard(held.shard, (), split[1])

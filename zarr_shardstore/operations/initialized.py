@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.arrays.array_cache import KnownArrays, StoredArray
+from zarr_shardstore.arrays.array_cache import ArrayCache, StoredArray
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError, SpecError
 from zarr_shardstore.format.arguments import array_path, items_of
 from zarr_shardstore.format.grid import Box, grid_box
@@ -27,7 +27,7 @@ from zarr_shardstore.shards.chunks import read_indexes_with_held, split_at_shard
 from zarr_shardstore.shards.pending import PendingShards
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import KeyPages
-from zarr_shardstore.shards.stack import ValueTransformer, through
+from zarr_shardstore.shards.stack import ValueTransformer, run_above
 
 Region: TypeAlias = Sequence[slice] | None
 """In chunk coordinates, a slice for each dimension; dimensions at the end may be left out."""
@@ -106,7 +106,7 @@ _Versioned: TypeAlias = tuple[ShardRef, object]
 
 
 def chunks_initialized(
-    known: KnownArrays, pending: PendingShards, path: str, region: Region
+    known: ArrayCache, pending: PendingShards, path: str, region: Region
 ) -> Flow[npt.NDArray[np.bool_]]:
     """Whether each chunk of a region of the array at `path` is stored.
 
@@ -135,7 +135,7 @@ def chunks_initialized(
         refs = [shard for shard, _ in shards]
         indexes: Sequence[ShardIndex | CorruptShardError | None]
         if below:
-            indexes = yield from through(below, sharding.read_indexes(refs))
+            indexes = yield from run_above(below, sharding.read_indexes(refs))
         else:
             versions = [version for _, version in shards]
             indexes = yield from read_indexes_with_held(refs, pending, versions)
@@ -168,7 +168,7 @@ def _parts(shards: Iterator[_Versioned]) -> Iterator[list[_Versioned]]:
         yield part
 
 
-def _sharded_array(known: KnownArrays, path: str) -> Flow[StoredArray]:
+def _sharded_array(known: ArrayCache, path: str) -> Flow[StoredArray]:
     path = array_path(path)
     is_there = False
     for node in (Node("v3", path), Node("v2", path), Node("draft", path)):

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import StoredArray
-from zarr_shardstore.arrays.catalog import Catalog, StackedKey
+from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError
 from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.keys import check_prefix
@@ -54,7 +54,7 @@ _NBYTES_PER_ROUND = 16 * 1024 * 1024
 _STACKED_NBYTES = 160
 """About what a key above a stack takes, with its size, in bytes."""
 
-Located: TypeAlias = tuple[str, object, ShardRef | StackedKey | ShardStoreError | None]
+Located: TypeAlias = tuple[str, object, ShardRef | TransformedKey | ShardStoreError | None]
 """A base key, its version as it was listed, and what it names."""
 
 
@@ -112,7 +112,7 @@ class KeyStream:
                     if not isinstance(last, ListedValues):
                         parts.append(last := ListedValues([]))
                     last.sizes.append((base_key, None))
-                case StackedKey(key, array):
+                case TransformedKey(key, array):
                     stacked.setdefault(array.node, (array, []))[1].append(key)
                 case ShardStoreError():
                     self.errors.append(found)
@@ -195,7 +195,7 @@ def _may_hold(located: Located, prefix: str) -> bool:
         case ShardRef():
             # All shards of an array count: also one that lies outside a grid that has shrunk.
             return found.layout.prefix.startswith(prefix) or found.has_entries_with(prefix)
-        case StackedKey(key, array):
+        case TransformedKey(key, array):
             split = split_at_sharding(array.stack)
             others = [t for t in array.stack if split is None or t is not split[0]]
             if not all(isinstance(transformer, ValueTransformer) for transformer in others):
@@ -212,7 +212,7 @@ def _nbytes_of(located: Located) -> int:
     match located[2]:
         case ShardRef() as shard:
             return shard.layout.spec.index_nbytes
-        case StackedKey(_, array):
+        case TransformedKey(_, array):
             found = split_at_sharding(array.stack)
             n_keys = found[0].layout.spec.n_entries if found else 1
             return n_keys * _STACKED_NBYTES

@@ -15,23 +15,23 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
-from zarr_shardstore.arrays.array_cache import KnownArrays
-from zarr_shardstore.arrays.catalog import Catalog, Misfit, StackedKey
+from zarr_shardstore.arrays.array_cache import ArrayCache
+from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.grid import shard_coords_of
 from zarr_shardstore.format.keys import Coords, check_key
 from zarr_shardstore.format.layout import ChunkRef
 from zarr_shardstore.metadata.consolidated import directory_of_v2_consolidated
 from zarr_shardstore.metadata.documents import Node, node_of_document
-from zarr_shardstore.operations.flush import Publisher
+from zarr_shardstore.operations.flush import Flusher
 from zarr_shardstore.shards.chunks import perform_or_hold, with_held
 from zarr_shardstore.shards.pending import PendingShards
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import Exists, Flow, Get, GetSize, Request, relay
 from zarr_shardstore.shards.sharding import ShardingTransformer
-from zarr_shardstore.shards.stack import Stack, perform, together
+from zarr_shardstore.shards.stack import Stack, gather, handle
 
-Owner: TypeAlias = "ChunkRef | StackedKey | Misfit | None"
+Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
 """What a key names; ``None``: it passes through."""
 
 
@@ -41,8 +41,8 @@ class Router:
     def __init__(
         self,
         catalog: Catalog,
-        known: KnownArrays,
-        publisher: Publisher,
+        known: ArrayCache,
+        publisher: Flusher,
         pending: PendingShards,
         reading: ReadOptions,
     ) -> None:
@@ -71,7 +71,7 @@ class Router:
         """
         owners = yield from self._catalog.chunks_of(keys)
         for owner in owners:
-            if isinstance(owner, Misfit):
+            if isinstance(owner, InvalidChunkKey):
                 raise SpecError(owner.message)
         return owners
 
@@ -83,7 +83,7 @@ class Router:
         for i, owner in enumerate(owners):
             if isinstance(owner, ChunkRef):
                 chunks.append(i)
-            elif isinstance(owner, StackedKey):
+            elif isinstance(owner, TransformedKey):
                 array = owner.array
                 stacks.setdefault(array.node, (array.stack, []))[1].append(i)
             elif not _is_outside(owner):
@@ -97,9 +97,9 @@ class Router:
             parts.append((others, relay([requests[i] for i in others])))
         for whole_stack, positions in stacks.values():
             stack = with_held(whole_stack, self._pending)
-            parts.append((positions, perform(stack, [requests[i] for i in positions])))
+            parts.append((positions, handle(stack, [requests[i] for i in positions])))
         replies: list[Any] = [None] * len(requests)
-        results = yield from together([flow for _, flow in parts])
+        results = yield from gather([flow for _, flow in parts])
         for (positions, _), result in zip(parts, results, strict=True):
             for i, reply in zip(positions, result, strict=True):
                 replies[i] = reply
@@ -115,7 +115,7 @@ def is_document(key: str) -> bool:
 
 def _is_outside(owner: Owner) -> bool:
     """Whether the key is one of a chunk outside the array: it is missing, whatever is stored."""
-    return isinstance(owner, Misfit) and owner.is_outside
+    return isinstance(owner, InvalidChunkKey) and owner.is_outside
 
 
 def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[Sequence[Hashable]]:
@@ -138,7 +138,7 @@ def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[Sequence[Hashable]]
 
 
 def _shard_ids(
-    owner: ChunkRef | StackedKey | Misfit | None, keys: Sequence[str]
+    owner: ChunkRef | TransformedKey | InvalidChunkKey | None, keys: Sequence[str]
 ) -> Sequence[Hashable]:
     """Shard coordinates of the keys of one array, in which `owner` is; other keys as they are."""
     coords_of: Callable[[str], Coords | None]
@@ -146,7 +146,7 @@ def _shard_ids(
         layout = owner.shard.layout
         coords_of, prefix = layout.coords_of, layout.prefix
         chunks_per_shard = layout.spec.chunks_per_shard
-    elif isinstance(owner, StackedKey):
+    elif isinstance(owner, TransformedKey):
         coords_of, prefix = owner.array.coords_of, owner.array.node.chunk_prefix
         shardings = [t for t in owner.array.stack if isinstance(t, ShardingTransformer)]
         if not shardings:

@@ -9,13 +9,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from zarr_shardstore.arrays.array_cache import KnownArrays, StoredArray
-from zarr_shardstore.arrays.catalog import Catalog, StackedKey
+from zarr_shardstore.arrays.array_cache import ArrayCache, StoredArray
+from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
 from zarr_shardstore.arrays.document_reads import read_documents
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.consolidated_index import (
     COLLECTION_NAME,
-    CollectionWriter,
+    ConsolidatedIndexWriter,
     is_collected,
     with_collection,
 )
@@ -31,7 +31,7 @@ from zarr_shardstore.shards.pending import PendingShards
 from zarr_shardstore.shards.requests import Flow, Recorded, RecordIndex, Set, UpdateShard
 from zarr_shardstore.shards.rewrite import compact_shard
 from zarr_shardstore.shards.shard_listing import KeyPages
-from zarr_shardstore.shards.stack import Stack, through
+from zarr_shardstore.shards.stack import Stack, run_above
 from zarr_shardstore.shards.updates import EntryUpdate
 
 
@@ -52,7 +52,7 @@ def compaction_of(*, order: EntryOrder, can_append: bool) -> UpdateFlow:
             yield from seal_shard(shard, order=order, max_dead_share=0)
         else:
             one = compact_shard(shard, order=order)
-            yield from through(below, one) if below else one
+            yield from run_above(below, one) if below else one
         return [None] * len(groups)
 
     return flow
@@ -69,7 +69,7 @@ def shards_below(
     for *_, found in (yield from stream.all_located()):
         if isinstance(found, ShardRef):
             shards.append((found, ()))
-        elif isinstance(found, StackedKey):
+        elif isinstance(found, TransformedKey):
             shards += _shard_of(found)
         elif found is not None:
             errors.append(found)
@@ -93,7 +93,7 @@ def compact_below(listing: Listing, prefix: str) -> Flow[None]:
     raise_first(errors)
 
 
-def _shard_of(stacked: StackedKey) -> list[tuple[ShardRef, Stack]]:
+def _shard_of(stacked: TransformedKey) -> list[tuple[ShardRef, Stack]]:
     found = split_at_sharding(stacked.array.stack)
     if found is None:
         return []
@@ -113,7 +113,7 @@ class _Collected:
     """What was recorded of one array."""
 
     layout: ArrayLayout
-    writer: CollectionWriter
+    writer: ConsolidatedIndexWriter
     young: list[ShardRef] = field(default_factory=list)
 
     def take(self, shard: ShardRef, found: Recorded) -> None:
@@ -124,7 +124,7 @@ class _Collected:
 
 
 def consolidate_below(
-    catalog: Catalog, known: KnownArrays, pending: PendingShards, path: str
+    catalog: Catalog, known: ArrayCache, pending: PendingShards, path: str
 ) -> Flow[list[str]]:
     """Collect the indexes of the sharded arrays at or below a path; return the paths of these.
 
@@ -167,12 +167,12 @@ def consolidate_below(
 
 
 def _shard_of_key(
-    key: str, found: ShardRef | StackedKey | ShardStoreError | None
+    key: str, found: ShardRef | TransformedKey | ShardStoreError | None
 ) -> ShardRef | None:
     """The shard that a base key names, if its index can be read without other transformers."""
     if isinstance(found, ShardRef):
         return found
-    if isinstance(found, StackedKey):
+    if isinstance(found, TransformedKey):
         split = split_at_sharding(found.array.stack)
         if split is not None and not split[1]:
             return split[0].layout.shard_of_key(key)
@@ -189,7 +189,7 @@ def _record(shards: Sequence[ShardRef], arrays: dict[ArrayLayout, _Collected]) -
         for shard, found in zip(part, replies, strict=True):
             layout = shard.layout
             if layout not in arrays:
-                arrays[layout] = _Collected(layout, CollectionWriter(layout.spec))
+                arrays[layout] = _Collected(layout, ConsolidatedIndexWriter(layout.spec))
             arrays[layout].take(shard, found)
 
 
@@ -202,7 +202,7 @@ def _record_young(array: _Collected) -> Flow[None]:
         yield from _record(young[1:], {array.layout: array})
 
 
-def _nodes_of(layout: ArrayLayout, known: KnownArrays) -> Flow[list[Node]]:
+def _nodes_of(layout: ArrayLayout, known: ArrayCache) -> Flow[list[Node]]:
     """Places of the documents that describe the array; none, if only an option does."""
     if layout.encoding.style == "draft":
         nodes = [Node("draft", layout.path)]
@@ -218,7 +218,7 @@ def _nodes_of(layout: ArrayLayout, known: KnownArrays) -> Flow[list[Node]]:
     return found
 
 
-def _store(array: _Collected, nodes: Sequence[Node], known: KnownArrays) -> Flow[None]:
+def _store(array: _Collected, nodes: Sequence[Node], known: ArrayCache) -> Flow[None]:
     """Store the collection, then say so in the documents: who sees these finds it."""
     data = array.writer.encode(int(time.time()))
     yield [Set(array.layout.prefix + COLLECTION_NAME, data)]

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from zarr_shardstore.arrays.array_cache import ArrayReader, Knowledge, KnownArrays
+from zarr_shardstore.arrays.array_cache import ArrayCache, ArrayReader, Generation
 from zarr_shardstore.arrays.catalog import Catalog
 from zarr_shardstore.arrays.document_reads import read_documents, whole_documents
-from zarr_shardstore.arrays.metadata_view import View
+from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.policy import NewArrays
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import check_key
@@ -27,7 +27,7 @@ from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.metadata.documents import node_of_document
 from zarr_shardstore.operations.batch import BatchState
 from zarr_shardstore.operations.erase import Eraser
-from zarr_shardstore.operations.flush import Publisher
+from zarr_shardstore.operations.flush import Flusher
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.operations.routing import Owner, Router, is_document
 from zarr_shardstore.shards.chunks import update_with_held
@@ -45,7 +45,7 @@ from zarr_shardstore.shards.requests import (
     UpdateShard,
 )
 from zarr_shardstore.shards.sharding import Strategy, WriteStrategy, perform_on_chunks
-from zarr_shardstore.shards.stack import through
+from zarr_shardstore.shards.stack import run_above
 from zarr_shardstore.shards.updates import EntryUpdate, Piece, apply_pieces, check_pieces
 
 Value: TypeAlias = bytes | memoryview
@@ -87,11 +87,11 @@ class Operations:
         self.options = options
         self._strategy = strategy
         reader = ArrayReader(options.native, options.reading)
-        self.known = KnownArrays(new_arrays.policy, reader)
+        self.known = ArrayCache(new_arrays.policy, reader)
         self.catalog = Catalog(new_arrays.policy, self.known)
         self.batches = BatchState()
         self._pending = self.batches.pending
-        self.publisher = Publisher(self.catalog, self.known, self._pending)
+        self.publisher = Flusher(self.catalog, self.known, self._pending)
         self.listing = Listing(self.catalog, self._pending)
         self._router = Router(
             self.catalog, self.known, self.publisher, self._pending, options.reading
@@ -105,7 +105,7 @@ class Operations:
             self._pending,
             refuse_links,
         )
-        self._view = View(new_arrays, reader)
+        self._view = MetadataView(new_arrays, reader)
 
     def update_shard(
         self, request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
@@ -121,7 +121,7 @@ class Operations:
             strategy=strategy,
             max_dead_nbytes=self.options.max_dead_bytes,
         )
-        return through(request.below, flow) if request.below else flow
+        return run_above(request.below, flow) if request.below else flow
 
     # --------------------------------------------------------------- reads
 
@@ -311,7 +311,7 @@ class Operations:
         key: str,
         data: memoryview | None,
         byte_range: ByteRange | None,
-        knowledge: Knowledge,
+        knowledge: Generation,
     ) -> memoryview | None:
         """A stored document as readers see it; what it says is learned on the way."""
         node = node_of_document(key)

@@ -1,7 +1,7 @@
 """Write flow of the ``append`` strategy: a write costs its chunk and its entry of the index.
 
 For base stores whose files can be changed in their place. What is written into a shard file,
-and in which order, is decided by `OpenedShard`; here, when: a shard that is not there is
+and in which order, is decided by `ShardWriter`; here, when: a shard that is not there is
 created with a gap, one that is replaced as a whole is rewritten, one with too many dead bytes
 is compacted instead of growing, and one that is full is sealed.
 
@@ -39,14 +39,14 @@ from zarr_shardstore.shards.rewrite import (
 from zarr_shardstore.shards.shard_writer import (
     Bytes,
     FileStep,
-    OpenedShard,
+    ShardWriter,
     gap_nbytes,
     page_aligned,
 )
-from zarr_shardstore.shards.updates import EntryUpdate, Erase, Put
+from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, SetEntry
 
 
-def open_shard(shard: ShardRef, data_end: int | None = None) -> Flow[OpenedShard | None]:
+def open_shard(shard: ShardRef, data_end: int | None = None) -> Flow[ShardWriter | None]:
     """Open a shard to change it in its place; ``None`` if there is none.
 
     Raises
@@ -79,7 +79,7 @@ def store_with_gap(
 
 
 def new_values(
-    shard: ShardRef, opened: OpenedShard | None, groups: Sequence[Sequence[EntryUpdate]]
+    shard: ShardRef, opened: ShardWriter | None, groups: Sequence[Sequence[EntryUpdate]]
 ) -> Flow[tuple[list[Exception | None], dict[int, Bytes | None]]]:
     """What groups of updates make of the entries of a shard; each group whole or not at all.
 
@@ -118,13 +118,13 @@ def new_values(
 
 
 def _read_needed(
-    shard: ShardRef, opened: OpenedShard | None, updates: Iterable[EntryUpdate]
+    shard: ShardRef, opened: ShardWriter | None, updates: Iterable[EntryUpdate]
 ) -> Flow[dict[int, Bytes | None]]:
     """Stored values of the entries whose new one depends on it."""
     needed: dict[int, bool] = {}
     for update in updates:
-        is_independent = isinstance(update, Erase) or (
-            isinstance(update, Put) and not update.only_if_missing
+        is_independent = isinstance(update, DeleteEntry) or (
+            isinstance(update, SetEntry) and not update.only_if_missing
         )
         needed.setdefault(update.entry_id, not is_independent)
     places = {
@@ -167,7 +167,7 @@ def read_ranges(shard: ShardRef, ranges: Sequence[Range]) -> Flow[list[memoryvie
     return values
 
 
-def check_kept(opened: OpenedShard, replaced: Container[int] = ()) -> None:
+def check_kept(opened: ShardWriter, replaced: Container[int] = ()) -> None:
     """Refuse a change of a shard that keeps a damaged entry.
 
     Raises
@@ -181,12 +181,12 @@ def check_kept(opened: OpenedShard, replaced: Container[int] = ()) -> None:
         raise corrupt(opened.shard, damage, KEEP_HINT) from damage
 
 
-def change_shard(opened: OpenedShard, steps: list[FileStep]) -> Flow[None]:
+def change_shard(opened: ShardWriter, steps: list[FileStep]) -> Flow[None]:
     """Take steps that are planned with an opened shard."""
     yield [ChangeShard(opened.shard.key, steps)]
 
 
-def live_entries(opened: OpenedShard, without: Iterable[int] = ()) -> Flow[dict[int, Bytes]]:
+def live_entries(opened: ShardWriter, without: Iterable[int] = ()) -> Flow[dict[int, Bytes]]:
     """Bytes of the entries of a shard, by their ids, but for those `without`.
 
     Raises
@@ -290,7 +290,7 @@ def _create(shard: ShardRef, values: dict[int, Bytes], order: EntryOrder) -> Flo
 
 
 def _store(
-    opened: OpenedShard,
+    opened: ShardWriter,
     new: dict[int, Bytes | None],
     order: EntryOrder,
     max_dead_nbytes: int | None,
@@ -319,7 +319,7 @@ def _store(
         yield from _seal(opened, order, MAX_DEAD_SHARE)
 
 
-def _seal(opened: OpenedShard, order: EntryOrder, max_dead_share: float) -> Flow[None]:
+def _seal(opened: ShardWriter, order: EntryOrder, max_dead_share: float) -> Flow[None]:
     shard = opened.shard
     try:
         check_kept(opened)
@@ -334,7 +334,7 @@ def _seal(opened: OpenedShard, order: EntryOrder, max_dead_share: float) -> Flow
     yield [CloseShard(shard.key)]
 
 
-def _is_mostly_dead(opened: OpenedShard, max_share: float) -> bool:
+def _is_mostly_dead(opened: ShardWriter, max_share: float) -> bool:
     # A gap that is smaller than the index cannot be trimmed, so it counts as dead.
     n_index = opened.shard.layout.spec.index_nbytes
     n_left = opened.gap_nbytes if opened.gap_nbytes < n_index else 0

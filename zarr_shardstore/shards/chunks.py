@@ -43,10 +43,10 @@ from zarr_shardstore.shards.stack import (
     ReadOnlyTransformer,
     Stack,
     ValueTransformer,
-    through,
-    together,
+    gather,
+    run_above,
 )
-from zarr_shardstore.shards.updates import EntryUpdate, Put
+from zarr_shardstore.shards.updates import EntryUpdate, SetEntry
 
 _SHARDS_PER_ROUND = 64
 """Shards whose indexes are read at once for a listing."""
@@ -85,7 +85,7 @@ def perform_or_hold(
         flows.append(
             perform_on_chunks([requests[i] for i in passed], [chunks[i] for i in passed], reading)
         )
-    results = yield from together(flows)
+    results = yield from gather(flows)
     if passed:
         for i, reply in zip(passed, results[-1], strict=True):
             replies[i] = reply
@@ -241,7 +241,7 @@ def overlaid_index(
     n_entries = shard.layout.spec.n_entries
     fields = np.full((n_entries, 2), MISSING, np.uint64) if index is None else index.fields.copy()
     for i, final in entries.items():
-        fields[i] = (0, len(final.value)) if isinstance(final, Put) else MISSING
+        fields[i] = (0, len(final.value)) if isinstance(final, SetEntry) else MISSING
     overlaid = ShardIndex(fields)
     return overlaid if len(overlaid.present_ids()) else None
 
@@ -276,8 +276,8 @@ def _emptied(erased: Sequence[Pending]) -> Flow[set[str]]:
     gone: set[str] = set()
     for first in range(0, len(erased), _SHARDS_PER_ROUND):
         part = erased[first : first + _SHARDS_PER_ROUND]
-        flows = [through(p.below, try_read_indexes([p.shard])) for p in part]
-        for p, (index,) in zip(part, (yield from together(flows)), strict=True):
+        flows = [run_above(p.below, try_read_indexes([p.shard])) for p in part]
+        for p, (index,) in zip(part, (yield from gather(flows)), strict=True):
             if isinstance(index, ShardIndex) and overlaid_index(p.shard, index, p.entries) is None:
                 gone.add(p.shard.key)
     return gone
@@ -287,7 +287,7 @@ def _emptied(erased: Sequence[Pending]) -> Flow[set[str]]:
 
 
 def _reply(request: Request, held: Final) -> Any:
-    value = memoryview(held.value) if isinstance(held, Put) else None
+    value = memoryview(held.value) if isinstance(held, SetEntry) else None
     match request:
         case Exists():
             return value is not None

@@ -86,7 +86,7 @@ def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
     founds: list[Found] = [Found(None, None)] * len(shards)
     left: list[int] = list(range(len(shards)))
     for n_left in reversed(range(_N_ATTEMPTS_IN_ONE_PIECE)):
-        replies = yield [Get(shards[i].key, settled=True) for i in left]
+        replies = yield [Get(shards[i].key, consistent=True) for i in left]
         for i, found in zip(left, replies, strict=True):
             founds[i] = found
         unknown = [i for i in left if _may_be_cut_off(shards[i], founds[i])]
@@ -135,10 +135,10 @@ def get_of_index(request: GetIndex) -> Get:
     spec = request.shard.layout.spec
     nbytes = spec.index_nbytes
     byte_range: ByteRange | None = None
-    if not request.whole:
+    if not request.with_data:
         byte_range = Range(0, nbytes) if spec.index.location == "start" else Suffix(nbytes)
     # Without a checksum an index cannot tell that it is half written.
-    return Get(request.shard.key, byte_range, request.settled or not spec.index.checksum)
+    return Get(request.shard.key, byte_range, request.consistent or not spec.index.checksum)
 
 
 def found_index(request: GetIndex, found: Found) -> FoundIndex:
@@ -146,9 +146,9 @@ def found_index(request: GetIndex, found: Found) -> FoundIndex:
     if found.value is None:
         return FoundIndex(None, found.version, found.size)
     spec = request.shard.layout.spec
-    value = found.value if request.whole else None
+    value = found.value if request.with_data else None
     try:
-        if not request.whole:
+        if not request.with_data:
             index = ShardIndex.decode(found.value, spec.n_entries, spec.index)
         elif is_whole(found):
             index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
@@ -218,7 +218,7 @@ def try_read_indexes(
     seen = versions or [None] * len(shards)
     for is_settled in (False, True):  # at first it may be that a writer is changing the index
         replies: list[FoundIndex] = yield [
-            GetIndex(shards[i], is_settled, version=seen[i], keep=keep) for i in left
+            GetIndex(shards[i], is_settled, version=seen[i], cache=keep) for i in left
         ]
         damaged = []
         for i, found in zip(left, replies, strict=True):

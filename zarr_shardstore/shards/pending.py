@@ -31,15 +31,15 @@ from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.shards.stack import Stack
 from zarr_shardstore.shards.updates import (
+    DeleteEntry,
     EntryUpdate,
-    Erase,
-    Modification,
-    Patch,
-    Put,
+    MapEntry,
+    PatchEntry,
+    SetEntry,
     apply_pieces,
 )
 
-Final: TypeAlias = Put | Erase
+Final: TypeAlias = SetEntry | DeleteEntry
 """What an entry will be: nothing of its stored value matters."""
 
 _ENTRY_NBYTES = 100
@@ -48,12 +48,14 @@ _ENTRY_NBYTES = 100
 
 def is_final(update: EntryUpdate) -> bool:
     """Whether an update says by itself what the entry will be."""
-    return isinstance(update, Erase) or (isinstance(update, Put) and not update.only_if_missing)
+    return isinstance(update, DeleteEntry) or (
+        isinstance(update, SetEntry) and not update.only_if_missing
+    )
 
 
 def nbytes_of(final: Final) -> int:
     """What a final value takes in memory, in bytes."""
-    return max(len(final.value), _ENTRY_NBYTES) if isinstance(final, Put) else _ENTRY_NBYTES
+    return max(len(final.value), _ENTRY_NBYTES) if isinstance(final, SetEntry) else _ENTRY_NBYTES
 
 
 def resolve_updates(
@@ -93,9 +95,9 @@ def resolve_updates(
             new[i] = _resolved(shard, update, before)
         elif i not in stored or i in outdated:
             return None
-        elif stored[i] is None or not isinstance(update, Put):
+        elif stored[i] is None or not isinstance(update, SetEntry):
             old = stored[i]
-            found = None if old is None else Put(i, old)
+            found = None if old is None else SetEntry(i, old)
             new[i] = _resolved(shard, update, found)
     return new
 
@@ -103,20 +105,20 @@ def resolve_updates(
 def _resolved(shard: ShardRef, update: EntryUpdate, before: Final | None) -> Final:
     """What becomes of an entry; `before` is what it was, ``None``: missing in the base store."""
     i = update.entry_id
-    old = before.value if isinstance(before, Put) else None
+    old = before.value if isinstance(before, SetEntry) else None
     match update:
-        case Erase():
+        case DeleteEntry():
             return update
-        case Put(only_if_missing=True) if isinstance(before, Put):
+        case SetEntry(only_if_missing=True) if isinstance(before, SetEntry):
             return before
-        case Put(_, value, only_if_missing):
+        case SetEntry(_, value, only_if_missing):
             # It is still only filled if it is missing when it is published, for the sake of
             # other stores; but not if this batch erased it.
-            return Put(i, _own(value), only_if_missing and before is None)
-        case Patch():
-            return Put(i, apply_pieces(shard.chunk_key(i), old, update.pieces))
-        case Modification():
-            return Put(i, _own(update.change(old)))
+            return SetEntry(i, _own(value), only_if_missing and before is None)
+        case PatchEntry():
+            return SetEntry(i, apply_pieces(shard.chunk_key(i), old, update.pieces))
+        case MapEntry():
+            return SetEntry(i, _own(update.change(old)))
 
 
 def _own(value: bytes | memoryview) -> bytes:
@@ -134,7 +136,7 @@ class Pending(NamedTuple):
     @property
     def has_values(self) -> bool:
         """Whether the shard will hold anything for certain."""
-        return any(isinstance(final, Put) for final in self.entries.values())
+        return any(isinstance(final, SetEntry) for final in self.entries.values())
 
 
 @dataclass(slots=True, eq=False)

@@ -188,7 +188,7 @@ def _read_groups(
             wanted = [(reads.shard, reads.n_wanted()) for reads in pending]
             whole = are_worth_whole(wanted, options.max_coalesced_bytes)
         replies: list[FoundIndex] = yield [
-            GetIndex(reads.shard, settled=is_again, fresh=is_again, whole=is_worth)
+            GetIndex(reads.shard, consistent=is_again, revalidate=is_again, with_data=is_worth)
             for reads, is_worth in zip(pending, whole, strict=True)
         ]
         pending = yield from _read_spans(pending, replies, values, options)
@@ -224,7 +224,7 @@ def _read_spans(
             continue
         if plan is not None and plan.spans:
             planned.append(plan)
-        elif found.is_remembered:
+        elif found.is_unverified:
             doubtful.append((reads.shard, found))
     if not planned and not doubtful:
         return again

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from zarr_shardstore.format.consolidated_index import CollectedIndex
+from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
@@ -40,7 +40,7 @@ class Found(NamedTuple):
 class Get(NamedTuple):
     """Read an object or a range of it. Reply: `Found`.
 
-    `settled` asks for bytes that no writer is about to change in their place: the reply waits
+    `consistent` asks for bytes that no writer is about to change in their place: the reply waits
     for its change to end, and a change that was cut off is not seen. Where objects are never
     changed in their place it means nothing.
 
@@ -51,7 +51,7 @@ class Get(NamedTuple):
 
     key: str
     byte_range: ByteRange | None = None
-    settled: bool = False
+    consistent: bool = False
     together: Hashable | None = None
     opened: bool = False
 
@@ -67,9 +67,9 @@ class FoundIndex(NamedTuple):
     """As of `Found`."""
     damage: IndexDamageError | None = None
     """Why the index cannot be decoded."""
-    is_read: bool = True
-    """By this request. Otherwise it was known, and it is seen to be the same or `is_remembered`."""
-    is_remembered: bool = False
+    was_requested: bool = True
+    """True if this request read the index. False if it came from a cache."""
+    is_unverified: bool = False
     """It was read by an earlier request, or by one that had begun before: what it says is true
     if bytes of the shard that are read now have the same version."""
     nbytes_collected: int | None = None
@@ -82,18 +82,18 @@ class FoundIndex(NamedTuple):
 class GetIndex:
     """Read the index of a shard. Reply: `FoundIndex`.
 
-    `settled` is that of `Get`. A `fresh` one is read now, or found to be the same as it was: also
-    by its `version`, if the caller has just seen that in a listing. One that is not to `keep` is
-    remembered only if reading it again would take a round trip. `whole` asks for all bytes of the
-    shard along with an index that is not known.
+    `consistent` is that of `Get`. With `revalidate` the index is read now, or found to be the
+    same as it was: also by its `version`, if the caller has just seen that in a listing. Without
+    `cache` it is kept only if reading it again would take a round trip. `with_data` asks for all
+    bytes of the shard along with an index that is not known.
     """
 
     shard: ShardRef
-    settled: bool = False
-    fresh: bool = True
+    consistent: bool = False
+    revalidate: bool = True
     version: object = None
-    keep: bool = True
-    whole: bool = False
+    cache: bool = True
+    with_data: bool = False
 
     @property
     def key(self) -> str:
@@ -104,7 +104,7 @@ class GetIndex:
 @dataclass(frozen=True, slots=True)
 class RecordIndex:
     """Read the index of a shard, and a version of the shard that any process can compare. Only
-    for base stores with `has_lasting_versions`. Reply: `CollectedIndex`; ``None`` if there is no
+    for base stores with `has_lasting_versions`. Reply: `IndexCopy`; ``None`` if there is no
     shard, or it is damaged or being changed; ``"young"`` if it has changed just now, so that
     its version does not tell yet.
 
@@ -115,7 +115,7 @@ class RecordIndex:
     waits: bool = False
 
 
-Recorded: TypeAlias = "CollectedIndex | Literal['young'] | None"
+Recorded: TypeAlias = "IndexCopy | Literal['young'] | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +176,10 @@ class SetWithGaps:
 @dataclass(frozen=True, slots=True)
 class OpenShard:
     """Open a shard to change it in its place; the caller holds it. Only for base stores that
-    can append. Reply: `OpenedShard`, or ``None`` if there is no shard. Raises
+    can append. Reply: `ShardWriter`, or ``None`` if there is no shard. Raises
     `IndexDamageError` if its index cannot be decoded.
 
-    `data_end` is what `OpenedShard` calls so, for whoever has just stored the shard.
+    `data_end` is what `ShardWriter` calls so, for whoever has just stored the shard.
     """
 
     shard: ShardRef

@@ -20,11 +20,11 @@ from zarr_shardstore.format.shard import EntryOrder, build_shard, index_of_shard
 from zarr_shardstore.shards.index_reads import corrupt, read_indexes, read_whole_shards
 from zarr_shardstore.shards.requests import Delete, Exists, Flow, Found, Get, GetSize, Set
 from zarr_shardstore.shards.updates import (
+    DeleteEntry,
     EntryUpdate,
-    Erase,
-    Modification,
-    Patch,
-    Put,
+    MapEntry,
+    PatchEntry,
+    SetEntry,
     apply_pieces,
 )
 
@@ -76,7 +76,7 @@ def _try_update(
     """Commit the groups; or none of them, and return the first that is wrong, and why."""
     updates = [update for group in groups for update in group]
     known, _ = _entries_known_without_reading(updates)
-    is_erasure = all(isinstance(update, Erase) for update in updates)
+    is_erasure = all(isinstance(update, DeleteEntry) for update in updates)
     if replaces_all_entries(shard, updates) and (yield from _is_replaced_whole(shard, known)):
         old: dict[int, Bytes] = {}
     elif is_erasure and not (yield from _has_any(shard, known.keys())):
@@ -125,15 +125,15 @@ def _entries_known_without_reading(
     for update in updates:
         is_known = known.get(update.entry_id, 0) is None
         match update:
-            case Erase() | Put(only_if_missing=False):
+            case DeleteEntry() | SetEntry(only_if_missing=False):
                 known[update.entry_id] = None
-            case Patch() if not is_known:
+            case PatchEntry() if not is_known:
                 nbytes = update.nbytes_from_start
                 if nbytes is None:
                     must_read = True
                 else:
                     known[update.entry_id] = max(nbytes, known.get(update.entry_id) or 0)
-            case Put() | Modification() if not is_known:
+            case SetEntry() | MapEntry() if not is_known:
                 must_read = True
     return known, must_read
 
@@ -186,8 +186,8 @@ def _read_entries_to_keep(
     """Stored entries, but for those whose first update replaces them: these may be damaged."""
     is_replaced: dict[int, bool] = {}
     for update in updates:
-        replaces = isinstance(update, Erase) or (
-            isinstance(update, Put) and not update.only_if_missing
+        replaces = isinstance(update, DeleteEntry) or (
+            isinstance(update, SetEntry) and not update.only_if_missing
         )
         is_replaced.setdefault(update.entry_id, replaces)
     replaced = [i for i, yes in is_replaced.items() if yes]
@@ -213,15 +213,15 @@ def apply_updates(
         i = update.entry_id
         before = new[i] if i in new else old.get(i)
         match update:
-            case Erase():
+            case DeleteEntry():
                 new[i] = None
-            case Put(only_if_missing=True) if before is not None:
+            case SetEntry(only_if_missing=True) if before is not None:
                 pass
-            case Put():
+            case SetEntry():
                 new[i] = update.value
-            case Patch():
+            case PatchEntry():
                 new[i] = apply_pieces(shard.chunk_key(i), before, update.pieces)
-            case Modification():
+            case MapEntry():
                 new[i] = update.change(before)
 
 

@@ -95,7 +95,7 @@ FileStep: TypeAlias = WriteAt | Truncate | Barrier
 """What is done with the files of a shard, one step after the other."""
 
 
-class OpenedShard:
+class ShardWriter:
     """What a writer knows of a shard file; valid while nobody else changes it.
 
     Parameters

@@ -33,8 +33,8 @@ from zarr_shardstore.shards.requests import (
 )
 from zarr_shardstore.shards.rewrite import update_shard
 from zarr_shardstore.shards.shard_listing import chunks_present
-from zarr_shardstore.shards.stack import ArrayContext, together
-from zarr_shardstore.shards.updates import EntryUpdate, Erase, Modification, Patch, Put
+from zarr_shardstore.shards.stack import ArrayContext, gather
+from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, MapEntry, PatchEntry, SetEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ShardingTransformer:
         if chunks:
             flows.append(self.on_chunks([requests[i] for i in chunks], list(chunks.values())))
         replies: list[Any] = [None] * len(requests)
-        results = yield from together(flows)
+        results = yield from gather(flows)
         for positions, result in zip((others, list(chunks)), results, strict=False):
             for i, reply in zip(positions, result, strict=True):
                 replies[i] = reply
@@ -148,7 +148,7 @@ def perform_on_chunks(
         flows.append(_read_sizes(list(sizes.values())))
     if updates:
         flows.append(_update(updates))
-    results = iter((yield from together(flows)))
+    results = iter((yield from gather(flows)))
     replies: list[Any] = [None] * len(requests)
     for positions in (reads, sizes):
         if positions:
@@ -186,15 +186,15 @@ def entry_update(request: Request, entry_id: int) -> EntryUpdate:
     """The update of an entry that a request for its chunk asks for."""
     match request:
         case Set(_, value):
-            return Put(entry_id, value)
+            return SetEntry(entry_id, value)
         case SetIfNotExists(_, value):
-            return Put(entry_id, value, only_if_missing=True)
+            return SetEntry(entry_id, value, only_if_missing=True)
         case SetPartial(_, pieces):
-            return Patch(entry_id, pieces)
+            return PatchEntry(entry_id, pieces)
         case Modify(_, change):
-            return Modification(entry_id, change)
+            return MapEntry(entry_id, change)
         case Delete():
-            return Erase(entry_id)
+            return DeleteEntry(entry_id)
     raise TypeError(f"a transformer does not perform {request!r}")
 
 

@@ -215,33 +215,33 @@ class ReadOnlyTransformer:
         yield  # a flow without requests
 
 
-def perform(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
+def handle(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
     """Perform requests for keys above a stack by requests of the base store."""
     if not stack:
         return (yield from relay(requests))
     updates = {i: r for i, r in enumerate(requests) if isinstance(r, UpdateShard)}
     if not updates:  # transformers below a sharding know bytes only
-        replies = yield from through(stack[1:], stack[0].perform(as_gets(requests)))
+        replies = yield from run_above(stack[1:], stack[0].perform(as_gets(requests)))
         return with_indexes(requests, replies)
     # The driver updates a shard when it is its turn: what the shard lies on goes along.
     others = [r for i, r in enumerate(requests) if i not in updates]
     handed_over = [replace(update, below=stack) for update in updates.values()]
     flows: list[Flow[list[Any]]] = [relay(handed_over)]
     if others:
-        flows.append(perform(stack, others))
-    update_replies, *other_replies = yield from together(flows)
+        flows.append(handle(stack, others))
+    update_replies, *other_replies = yield from gather(flows)
     rest = iter(other_replies[0] if others else ())
     done = iter(update_replies)
     return [next(done) if i in updates else next(rest) for i in range(len(requests))]
 
 
-def through(stack: Stack, flow: Flow[Any]) -> Flow[Any]:
+def run_above(stack: Stack, flow: Flow[Any]) -> Flow[Any]:
     """Run a flow above a stack: the stack performs its requests."""
     try:
         batch = next(flow)
         while True:
             try:
-                replies = yield from perform(stack, batch)
+                replies = yield from handle(stack, batch)
             except Exception as error:
                 batch = flow.throw(error)
             else:
@@ -257,11 +257,11 @@ def keys_above(stack: Stack, keys: Sequence[str]) -> Flow[list[tuple[str, int | 
     sized: list[tuple[str, int | None]] = [(key, None) for key in keys]
     for n in reversed(range(len(stack))):
         flow = stack[n].keys_above([key for key, _ in sized])
-        sized = yield from through(stack[n + 1 :], flow)
+        sized = yield from run_above(stack[n + 1 :], flow)
     return sized
 
 
-def together(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
+def gather(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
     """Run flows side by side: the batches of one round are one batch. Return their results.
 
     If a request fails, each flow of that round is told, and may go on; those that end with an

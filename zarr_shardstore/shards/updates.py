@@ -20,7 +20,7 @@ Piece: TypeAlias = "tuple[int, bytes | memoryview]"
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class SetEntry:
     """Replace the whole value of an entry, or only fill it if it is missing."""
 
     entry_id: int
@@ -29,14 +29,14 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Erase:
+class DeleteEntry:
     """Make an entry missing."""
 
     entry_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Patch:
+class PatchEntry:
     """Write pieces into the value of an entry; what they do not reach stays."""
 
     entry_id: int
@@ -54,24 +54,24 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True)
-class Modification:
+class MapEntry:
     """Replace the value of an entry by what `change` makes of it (``None``: missing)."""
 
     entry_id: int
     change: Callable[[bytes | memoryview | None], bytes | memoryview]
 
 
-EntryUpdate: TypeAlias = Put | Erase | Patch | Modification
+EntryUpdate: TypeAlias = SetEntry | DeleteEntry | PatchEntry | MapEntry
 
 
 def nbytes_of(update: EntryUpdate) -> float:
     """Bytes that an update brings; infinity if only the update knows."""
     match update:
-        case Put(_, value):
+        case SetEntry(_, value):
             return len(value)
-        case Patch(_, pieces):
+        case PatchEntry(_, pieces):
             return sum(len(piece) for _, piece in pieces)
-        case Erase():
+        case DeleteEntry():
             return 0
     return math.inf
 

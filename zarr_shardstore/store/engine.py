@@ -20,10 +20,10 @@ from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.format.shard import EntryOrder, check_order
 from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, Durability, FileOptions
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
-from zarr_shardstore.io.concurrency import Gatherer
+from zarr_shardstore.io.concurrency import CallBatcher
 from zarr_shardstore.io.counters import Stats
-from zarr_shardstore.io.driver import Runner
-from zarr_shardstore.io.local.cached_files import UNKNOWN
+from zarr_shardstore.io.driver import Driver
+from zarr_shardstore.io.local.cached_files import MISS
 from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.io.seal import seal_all, seal_all_async
 from zarr_shardstore.io.update_queue import worker_pool
@@ -43,7 +43,7 @@ from zarr_shardstore.operations.values import Operations, Options
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.sharding import Strategy, WriteStrategy
-from zarr_shardstore.store.fast_reads import WarmReads
+from zarr_shardstore.store.fast_reads import FastReads
 
 Value: TypeAlias = bytes | memoryview
 KeyRange: TypeAlias = tuple[str, ByteRange | None]
@@ -51,7 +51,7 @@ Transformer: TypeAlias = str | Mapping[str, Any]
 Transformers: TypeAlias = Transformer | Sequence[Transformer] | None
 
 
-class Sharding:
+class ShardingEngine:
     """A base store with sharding: operations and driver.
 
     Pickles without what it learned about arrays; another process learns it anew.
@@ -81,22 +81,22 @@ class Sharding:
         self.operations = Operations(
             new_arrays, replace(options, reading=reading), strategy, backend.refuse_links
         )
-        self.runner = Runner(backend, self.operations.update_shard)
+        self.runner = Driver(backend, self.operations.update_shard)
         pending = self.operations.batches.pending
-        self.warm = WarmReads(self.runner, self.operations.catalog, pending)
-        self._gatherer = Gatherer(self.get_many)
+        self.warm = FastReads(self.runner, self.operations.catalog, pending)
+        self._gatherer = CallBatcher(self.get_many)
 
     async def get(self, key: str, byte_range: ByteRange | None) -> Value | None:
         """One value, or a range of it; ``None`` if the key is missing."""
         value = self.warm.get(key, byte_range, at_once=True)
-        if value is UNKNOWN:
+        if value is MISS:
             return await self._gatherer.answer((key, byte_range))
         return value
 
     def get_blocking(self, key: str, byte_range: ByteRange | None) -> Value | None:
         """As `get`."""
         value = self.warm.get(key, byte_range)
-        if value is UNKNOWN:
+        if value is MISS:
             return self.runner.run(self.operations.get(key, byte_range))
         return value
 
@@ -113,7 +113,7 @@ class Sharding:
         if not self.warm.is_possible:
             return self.runner.run(self.operations.get_many(key_ranges))
         values: list[Any] = self.warm.get_many(key_ranges)
-        left = [i for i, value in enumerate(values) if value is UNKNOWN]
+        left = [i for i, value in enumerate(values) if value is MISS]
         if left:
             found = self.runner.run(self.operations.get_many([key_ranges[i] for i in left]))
             for i, value in zip(left, found, strict=True):
@@ -121,7 +121,7 @@ class Sharding:
         return values
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Sharding, self._parts
+        return ShardingEngine, self._parts
 
     @property
     def _parts(self) -> tuple[BaseStore, NewArrays, Options, FileOptions, bool]:
@@ -129,7 +129,7 @@ class Sharding:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Sharding)
+            isinstance(other, ShardingEngine)
             and self.runner.backend == other.runner.backend
             and self.new_arrays == other.new_arrays
             and self.options == other.options
@@ -164,7 +164,7 @@ class Sharding:
         """As `flush`."""
         await seal_all_async(self.runner.backend, self.options.order)
 
-    def compacting(self, prefix: str) -> tuple[Runner, Flow[None]]:
+    def compacting(self, prefix: str) -> tuple[Driver, Flow[None]]:
         """The flow that compacts the shards below a prefix, and its driver.
 
         Raises
@@ -180,7 +180,7 @@ class Sharding:
         backend, operations = self.runner.backend, self.operations
         compaction = compaction_of(order=self.options.order, can_append=backend.can_append)
         flow = compact_below(operations.listing, prefix)
-        return Runner(backend, compaction, self.runner.counters), flow
+        return Driver(backend, compaction, self.runner.counters), flow
 
     def compact(self, prefix: str) -> None:
         """Compact the shards below a prefix, blocking."""
@@ -226,12 +226,12 @@ class Sharding:
         """Whether the base store refuses writes."""
         return isinstance(self.base, Store) and self.base.read_only
 
-    def writable(self) -> Sharding:
+    def writable(self) -> ShardingEngine:
         """The same with a base store that takes writes, as far as it offers that."""
         if not self.is_base_read_only or not isinstance(self.base, Store):
             return self
         base = self.base.with_read_only(False)
-        return Sharding(base, *self._parts[1:])
+        return ShardingEngine(base, *self._parts[1:])
 
     def describe(self) -> str:
         """Arguments that make this, for a repr."""
@@ -287,7 +287,7 @@ def open_sharding(
     max_coalesced_bytes: int | None,
     storage_options: Mapping[str, Any] | None,
     static: bool,
-) -> Sharding:
+) -> ShardingEngine:
     """Check the options that both stores take, and open the base store.
 
     Raises
@@ -321,7 +321,7 @@ def open_sharding(
     base = base_store_of(store, storage_options)
     index = check_index(index_codecs, index_location)
     new_arrays = NewArrays(ShardingPolicy(chunks_per_shard), declaration, transformers, index)
-    return Sharding(
+    return ShardingEngine(
         base, new_arrays, Options(order, reading, native, strategy, max_dead_bytes), files, static
     )
 

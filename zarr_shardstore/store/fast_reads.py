@@ -14,8 +14,8 @@ from zarr_shardstore.arrays.catalog import Catalog
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_range
 from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.driver import Runner
-from zarr_shardstore.io.local.cached_files import UNKNOWN, WarmValue, warm_file
+from zarr_shardstore.io.driver import Driver
+from zarr_shardstore.io.local.cached_files import MISS, CachedValue, warm_file
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.pending import PendingShards
 from zarr_shardstore.shards.read import ShardReads
@@ -29,13 +29,13 @@ _SHARDS_AT_ONCE = 64
 KeyRange: TypeAlias = tuple[str, ByteRange | None]
 
 
-class WarmReads:
+class FastReads:
     """Reads of local files by `zarr_shardstore.io.local.cached_files`; for other base stores none.
 
     Thread safety: may be used from any thread.
     """
 
-    def __init__(self, runner: Runner, catalog: Catalog, pending: PendingShards) -> None:
+    def __init__(self, runner: Driver, catalog: Catalog, pending: PendingShards) -> None:
         backend = runner.backend
         self._root: str | None = None
         if isinstance(backend, LocalBackend) and backend.keeps_handles:
@@ -51,16 +51,16 @@ class WarmReads:
         """Whether the base store is one that answers may come from."""
         return self._root is not None
 
-    def get(self, key: str, byte_range: ByteRange | None, *, at_once: bool = False) -> WarmValue:
-        """The value of a chunk, ``None`` if it is missing, `UNKNOWN` if the flow must be asked.
+    def get(self, key: str, byte_range: ByteRange | None, *, at_once: bool = False) -> CachedValue:
+        """The value of a chunk, ``None`` if it is missing, `MISS` if the flow must be asked.
 
         Parameters
         ----------
         at_once
-            Rather `UNKNOWN` than to wait for a disk.
+            Rather `MISS` than to wait for a disk.
         """
         if self._root is None or self._pending:
-            return UNKNOWN
+            return MISS
         if byte_range is not None:
             resolve_range(byte_range, 0)  # an error, whatever is there
         for translator in self._recent.translators():
@@ -71,21 +71,21 @@ class WarmReads:
             file = warm_file(path)
             spec = translator.layout.spec
             if file is None or (file.spec is not spec and not file.is_read_as(spec)):
-                return UNKNOWN
+                return MISS
             read = file.read_at_once if at_once else file.read
             value = read(path, place[1], byte_range)
-            if value is not UNKNOWN:
+            if value is not MISS:
                 self._count()
             return value
-        return UNKNOWN
+        return MISS
 
-    def get_many(self, key_ranges: Sequence[KeyRange]) -> list[WarmValue]:
+    def get_many(self, key_ranges: Sequence[KeyRange]) -> list[CachedValue]:
         """As `get`, of many keys. Those of one shard are read together, or none of them is: what
         one call reads of a shard was there at one moment.
         """
         if len(key_ranges) == 1:
             return [self.get(*key_ranges[0])]
-        values: list[WarmValue] = [UNKNOWN] * len(key_ranges)
+        values: list[CachedValue] = [MISS] * len(key_ranges)
         if not values or self._root is None or self._pending:
             return values
         keys = [key for key, _ in key_ranges]

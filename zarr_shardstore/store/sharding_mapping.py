@@ -28,7 +28,7 @@ from zarr_shardstore.operations.listing import raise_first
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.sharding import Strategy
 from zarr_shardstore.store.engine import (
-    Sharding,
+    ShardingEngine,
     Transformers,
     check_writable,
     open_sharding,
@@ -67,7 +67,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
     [b'bc', None]
     """
 
-    _sharding: Sharding
+    _sharding: ShardingEngine
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.initialized import Region
 from zarr_shardstore.operations.routing import shard_ids
 from zarr_shardstore.shards.sharding import Strategy
-from zarr_shardstore.store.engine import Sharding, Transformers, open_sharding
+from zarr_shardstore.store.engine import ShardingEngine, Transformers, open_sharding
 from zarr_shardstore.store.zarr_interface import Value, ZarrInterface
 
 _OF_THE_DRAFT = ("set_partial_values", "erase", "erase_values", "erase_prefix")
@@ -167,7 +167,7 @@ class ShardingStore(ZarrInterface):
         self._sharding = sharding
 
     @classmethod
-    def _of(cls, sharding: Sharding, read_only: bool) -> Self:
+    def _of(cls, sharding: ShardingEngine, read_only: bool) -> Self:
         """A store, not open, on what another one is made of."""
         self = cls.__new__(cls)
         Store.__init__(self, read_only=read_only)

@@ -19,11 +19,11 @@ from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.io.backends.resolve import BaseStore
 from zarr_shardstore.io.buffers import as_view, own_bytes, range_of, to_buffer_of
 from zarr_shardstore.io.concurrency import one_ahead
-from zarr_shardstore.io.local.cached_files import UNKNOWN
+from zarr_shardstore.io.local.cached_files import MISS
 from zarr_shardstore.operations.listing import raise_first
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import Listed
-from zarr_shardstore.store.engine import Sharding, check_writable
+from zarr_shardstore.store.engine import ShardingEngine, check_writable
 
 _KEYS_BETWEEN_TURNS = 4096
 """Other tasks get a turn after so many keys: whoever only lists waits for nothing."""
@@ -38,7 +38,7 @@ class ZarrInterface(Store):
     Thread safety: may be used from any thread and any event loop.
     """
 
-    _sharding: Sharding
+    _sharding: ShardingEngine
 
     @property
     def base(self) -> BaseStore:
@@ -268,7 +268,7 @@ class ZarrInterface(Store):
         """As `get`, blocking."""
         part = None if byte_range is None else range_of(byte_range)
         value = self._sharding.warm.get(key, part)
-        if value is UNKNOWN:
+        if value is MISS:
             value = self._sharding.get_blocking(key, part)
         return to_buffer_of(value, prototype)
 

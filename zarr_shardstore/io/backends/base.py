@@ -72,12 +72,12 @@ class Backend(Protocol):
     def scope(self, key: str) -> Hashable:
         """Identity of an object in this process, whichever store object it is reached by."""
 
-    def hold(self, key: str) -> AbstractContextManager[None] | None:
+    def lock(self, key: str) -> AbstractContextManager[None] | None:
         """What keeps other processes from updating an object meanwhile, blocking; ``None`` if
         there is nothing like that."""
 
-    def hold_at_once(self, key: str) -> Held | None:
-        """As `hold`, held already, if nobody had to be waited for, and small updates of the
+    def try_lock(self, key: str) -> Held | None:
+        """As `lock`, held already, if nobody had to be waited for, and small updates of the
         object take no longer than a hop to another thread; ``None`` otherwise."""
 
     def optimistic(self) -> Backend | None:
@@ -107,7 +107,7 @@ class Held(AbstractContextManager[None]):
     """An object that is held until the context ends."""
 
     @abstractmethod
-    def is_light(self, batch: list[Request]) -> bool:
+    def can_commit_inline(self, batch: list[Request]) -> bool:
         """Whether these requests for it take no longer than a hop to another thread."""
 
     @abstractmethod

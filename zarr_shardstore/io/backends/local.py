@@ -23,7 +23,7 @@ from zarr_shardstore.io.backends.key_pages import KeyPages, keys_below
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.cached_files import (
-    WarmFile,
+    CachedShardFile,
     forget,
     forget_below,
     remember,
@@ -121,16 +121,16 @@ class LocalBackend:
     def scope(self, key: str) -> Hashable:
         return ("file", self.real_root + key)
 
-    def hold(self, key: str) -> AbstractContextManager[None]:
+    def lock(self, key: str) -> AbstractContextManager[None]:
         if self.can_append:
             return open_shards.holding(self.real_root + key)
         path, locking = self.real_root + key, self._options.locking
         return hold_to_replace(path, locking, in_this_thread=True)
 
-    def hold_at_once(self, key: str) -> Held | None:
+    def try_lock(self, key: str) -> Held | None:
         if not self.can_append or self._is_durable:
             return None
-        return open_shards.hold_at_once(self.real_root + key)
+        return open_shards.try_lock(self.real_root + key)
 
     has_versions = True
     has_lasting_versions = True
@@ -256,8 +256,8 @@ class LocalBackend:
         get = get_of_index(request)
         found = found_index(request, self.perform_one(get, files))
         file = files.get(key)
-        if file is not None and found.decoded is not None and request.keep:
-            warm = WarmFile(found.decoded, shard.layout.spec, file.handle, file.status)
+        if file is not None and found.decoded is not None and request.cache:
+            warm = CachedShardFile(found.decoded, shard.layout.spec, file.handle, file.status)
             remember(self._root + key, warm, file.opened_ns)
         return found
 
@@ -283,7 +283,7 @@ class LocalBackend:
         warm.was_used = True
         file.known = warm
         files[shard.key] = file
-        return FoundIndex(warm.index, file.version, file.size, is_read=False)
+        return FoundIndex(warm.index, file.version, file.size, was_requested=False)
 
     @property
     def keeps_handles(self) -> bool:

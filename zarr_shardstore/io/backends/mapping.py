@@ -82,10 +82,10 @@ class MappingBackend:
     def scope(self, key: str) -> Hashable:
         return ("mapping", id(self.mapping), key)
 
-    def hold(self, key: str) -> None:  # noqa: ARG002  the protocol's
+    def lock(self, key: str) -> None:  # noqa: ARG002  the protocol's
         return None  # no other process has this mapping
 
-    def hold_at_once(self, key: str) -> None:  # noqa: ARG002
+    def try_lock(self, key: str) -> None:  # noqa: ARG002
         return None
 
     def optimistic(self) -> None:

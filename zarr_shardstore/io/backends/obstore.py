@@ -18,14 +18,14 @@ from typing import Any
 
 from zarr.storage import ObjectStore
 
-from zarr_shardstore.format.consolidated_index import CollectedIndex
+from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
 from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, FileOptions, Mode
 from zarr_shardstore.io.backends.key_pages import next_page_with_versions
 from zarr_shardstore.io.backends.store_traits import path_of_file
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend, concurrently
 from zarr_shardstore.io.index_cache import RememberedIndex
-from zarr_shardstore.io.remote.consolidated_reads import CollectedIndexes
+from zarr_shardstore.io.remote.consolidated_reads import ConsolidatedIndexes
 from zarr_shardstore.io.remote.etags import is_strong, version_of_meta
 from zarr_shardstore.io.remote.object_calls import ObjectReader
 from zarr_shardstore.io.remote.remote_index import RemoteIndexes
@@ -77,7 +77,7 @@ class ObstoreBackend(ZarrBackend):
             def identity_of(key: str) -> Hashable:
                 return (*identity, key)
 
-            collected = CollectedIndexes(self._get_at_most, identity_of)
+            collected = ConsolidatedIndexes(self._get_at_most, identity_of)
             self._indexes = RemoteIndexes(
                 self, identity_of, is_static=is_static, collected=collected
             )
@@ -130,7 +130,7 @@ class ObstoreBackend(ZarrBackend):
         found = await self._indexes.get(GetIndex(request.shard))
         if found.decoded is None or found.size is None or not is_strong(found.version):
             return None
-        return CollectedIndex(found.decoded, str(found.version), found.size)
+        return IndexCopy(found.decoded, str(found.version), found.size)
 
     async def _metas(self, prefix: str) -> AsyncIterator[tuple[str, object]]:
         """Keys, as `ObjectStore.list_prefix` has them, and versions."""

@@ -31,13 +31,13 @@ from zarr_shardstore.io.backends.store_traits import (
     scope_of_store,
 )
 from zarr_shardstore.io.buffers import byte_request_of, to_buffer
-from zarr_shardstore.io.concurrency import Flights
+from zarr_shardstore.io.concurrency import SingleFlight
 from zarr_shardstore.io.index_cache import RememberedIndex
 from zarr_shardstore.io.local.consistent import (
     hold_to_replace,
     is_appended_to,
     is_hidden,
-    read_settled,
+    read_consistent,
 )
 from zarr_shardstore.io.local.files import (
     is_directory,
@@ -122,7 +122,7 @@ class ZarrBackend:
         is_static: bool = False,
     ) -> None:
         self.store = store
-        self._flights: Flights[Found] = Flights()
+        self._flights: SingleFlight[Found] = SingleFlight()
         self._indexes: RemoteIndexes | None = None
         if is_static and not has_sync_surface(store):  # those of zarr that have one are local
             identity = object()
@@ -158,7 +158,7 @@ class ZarrBackend:
     def scope(self, key: str) -> Hashable:
         return scope_of_store(self.store, key)
 
-    def hold(self, key: str) -> AbstractContextManager[None] | None:
+    def lock(self, key: str) -> AbstractContextManager[None] | None:
         path = path_of_file(self.store, key)
         if path is not None:
             overwrites = not self.replaces_at_once
@@ -167,7 +167,7 @@ class ZarrBackend:
             _warn_of_other_writers()
         return None
 
-    def hold_at_once(self, key: str) -> None:  # noqa: ARG002
+    def try_lock(self, key: str) -> None:  # noqa: ARG002
         return None
 
     def optimistic(self) -> Backend | None:
@@ -202,12 +202,12 @@ class ZarrBackend:
             case Get(key, byte_range, is_settled):
                 before = self._state_to_settle(key)
                 if before is not None and is_appended_to(before[0]):
-                    return read_settled(before[0], byte_range)
+                    return read_consistent(before[0], byte_range)
                 found = found_of(store.get_sync(key, byte_range=byte_request_of(byte_range)))
                 if may_be_cut(self.store, found, byte_range):
                     found = cut(found_of(store.get_sync(key)), byte_range)
                 if is_settled and before is not None and _is_unsettled(*before):
-                    return read_settled(before[0], byte_range)
+                    return read_consistent(before[0], byte_range)
                 return found
             case Exists(key):
                 return store.get_sync(key, byte_range=RangeByteRequest(0, 1)) is not None
@@ -315,7 +315,7 @@ class ZarrBackend:
                             return found
                 loop = asyncio.get_running_loop()
                 pool = worker_pool()
-                return await loop.run_in_executor(pool, read_settled, before[0], byte_range)
+                return await loop.run_in_executor(pool, read_consistent, before[0], byte_range)
             case GetMany(keys):
                 founds = await concurrently([self.reads.get(key, None) for key in keys])
                 return [found.value for found in founds]

@@ -40,14 +40,14 @@ _MAX_SPAN_NBYTES = 16 * 1024 * 1024
 """Read in one go; as long as one of its chunks is in use, all of it stays in memory."""
 
 
-class Unknown(Enum):
+class Miss(Enum):
     """That an answer takes more than one look."""
 
-    UNKNOWN = "unknown"
+    MISS = "unknown"
 
 
-UNKNOWN: Final = Unknown.UNKNOWN
-WarmValue: TypeAlias = "bytes | memoryview | Literal[Unknown.UNKNOWN] | None"
+MISS: Final = Miss.MISS
+CachedValue: TypeAlias = "bytes | memoryview | Literal[Miss.MISS] | None"
 
 
 class FileHandle:
@@ -70,7 +70,7 @@ class FileHandle:
         self.close()
 
 
-class WarmFile(RememberedIndex):
+class CachedShardFile(RememberedIndex):
     """A shard file with a known index.
 
     Parameters
@@ -128,10 +128,10 @@ class WarmFile(RememberedIndex):
             and status.st_size == self._size
         )
 
-    def read(self, path: str, entry_id: int, byte_range: ByteRange | None) -> WarmValue:
+    def read(self, path: str, entry_id: int, byte_range: ByteRange | None) -> CachedValue:
         """The value of a chunk, ``None`` if it is missing; blocking.
 
-        `UNKNOWN`: the file is another one now, or an entry is damaged.
+        `MISS`: the file is another one now, or an entry is damaged.
         """
         handle = self.handle
         offset, nbytes = self._entries[2 * entry_id], self._entries[2 * entry_id + 1]
@@ -141,19 +141,19 @@ class WarmFile(RememberedIndex):
         else:
             stop = offset + nbytes
             if offset < self._data_start or stop > self._data_stop or handle is None:
-                return UNKNOWN
+                return MISS
             if byte_range is not None:
                 first, last = resolve_range(byte_range, nbytes)
                 offset, nbytes = offset + first, last - first
             data = os.pread(handle.fd, nbytes, offset)
             if len(data) != nbytes:
-                return UNKNOWN
+                return MISS
         try:
             status = os.stat(path)
         except OSError:
-            return UNKNOWN
+            return MISS
         if not self.is_same(status):
-            return UNKNOWN
+            return MISS
         self.was_used = True
         return data
 
@@ -170,7 +170,7 @@ class WarmFile(RememberedIndex):
         byte_ranges
             Of the values; ``None``: all of each.
 
-        So they are what the shard held at one moment. ``None``: as `UNKNOWN` of `read`.
+        So they are what the shard held at one moment. ``None``: as `MISS` of `read`.
         """
         values: list[bytes | memoryview | None] = [None] * len(entry_ids)
         handle, entries = self.handle, self._entries
@@ -205,28 +205,28 @@ class WarmFile(RememberedIndex):
         self.was_used = True
         return values if self.is_same(status) else None
 
-    def read_at_once(self, path: str, entry_id: int, byte_range: ByteRange | None) -> WarmValue:
-        """As `read`; also `UNKNOWN` if the bytes are not in memory, and would be waited for."""
+    def read_at_once(self, path: str, entry_id: int, byte_range: ByteRange | None) -> CachedValue:
+        """As `read`; also `MISS` if the bytes are not in memory, and would be waited for."""
         handle = self.handle
         offset, nbytes = self._entries[2 * entry_id], self._entries[2 * entry_id + 1]
         if offset == MISSING and nbytes == MISSING:
             return self.read(path, entry_id, byte_range)
         if offset < self._data_start or offset + nbytes > self._data_stop or handle is None:
-            return UNKNOWN
+            return MISS
         if byte_range is not None:
             first, last = resolve_range(byte_range, nbytes)
             offset, nbytes = offset + first, last - first
         if nbytes > MAX_INLINE_NBYTES or not _can_read_at_once:
-            return UNKNOWN
+            return MISS
         data = bytearray(nbytes)
         try:
             if os.preadv(handle.fd, [data], offset, os.RWF_NOWAIT) != nbytes:
-                return UNKNOWN
+                return MISS
             status = os.stat(path)
         except OSError:  # it would block, or this file system does not know
-            return UNKNOWN
+            return MISS
         if not self.is_same(status):
-            return UNKNOWN
+            return MISS
         self.was_used = True
         return memoryview(data).toreadonly()
 
@@ -253,13 +253,13 @@ def _close_all() -> None:
     _open.clear()
 
 
-def warm_file(path: str) -> WarmFile | None:
+def warm_file(path: str) -> CachedShardFile | None:
     """The shard file at a path, if its index is known. It may be another one now."""
     found = index_cache.find(path)
-    return found if isinstance(found, WarmFile) else None
+    return found if isinstance(found, CachedShardFile) else None
 
 
-def remember(path: str, file: WarmFile, opened_ns: int) -> None:
+def remember(path: str, file: CachedShardFile, opened_ns: int) -> None:
     """Remember a file, if nobody can write into it and leave its time as it is.
 
     Parameters
@@ -273,7 +273,7 @@ def remember(path: str, file: WarmFile, opened_ns: int) -> None:
         _keep_open(path)
 
 
-def reopened(path: str, file: WarmFile, handle: FileHandle) -> None:
+def reopened(path: str, file: CachedShardFile, handle: FileHandle) -> None:
     """Keep the handle of a file again."""
     handle.is_shared = True
     file.handle = handle

@@ -13,7 +13,7 @@ from typing import Self
 from zarr_shardstore.format.consolidated_index import is_collection
 from zarr_shardstore.format.journal import Repair
 from zarr_shardstore.format.ranges import ByteRange, Range, resolve_range
-from zarr_shardstore.io.local.cached_files import FileHandle, WarmFile, open_to_read
+from zarr_shardstore.io.local.cached_files import CachedShardFile, FileHandle, open_to_read
 from zarr_shardstore.io.local.fs import read_at, state_of
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, Locking, held, shared
 from zarr_shardstore.io.local.open_shards import open_shards
@@ -49,7 +49,7 @@ def is_appended_to(path: str) -> bool:
     return not open_shards.is_replaced(path) and os.path.exists(path + JOURNAL_SUFFIX)
 
 
-def read_settled(path: str, byte_range: ByteRange | None) -> Found:
+def read_consistent(path: str, byte_range: ByteRange | None) -> Found:
     """Read a file when nobody changes it, as it is when an interrupted change is taken back."""
     with ExitStack() as opened:
 
@@ -123,7 +123,7 @@ class OpenFile:
         self.opened_ns = time.time_ns()
         self._n_overwrites = open_shards.n_overwrites
         self.handle = open_to_read(path)
-        self.known: WarmFile | None = None
+        self.known: CachedShardFile | None = None
         self.version = object()  # not the file itself: it shall not stay open with a reply
         try:
             self.status = status = os.fstat(self.handle.fd)

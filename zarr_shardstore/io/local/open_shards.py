@@ -73,7 +73,7 @@ class _OpenShards:
         """Hold a shard to replace it, or to change it in its place."""
         return _Holding(self, path)
 
-    def hold_at_once(self, path: str) -> Held | None:
+    def try_lock(self, path: str) -> Held | None:
         """As `holding`, held already; ``None`` if the shard is not open, or somebody else has it
         locked or changed."""
         if path not in self._files:
@@ -228,7 +228,7 @@ class _Holding(Held):
     def _is_in_use(self) -> bool:
         return self._shards.is_used_by(self._path, self._token)
 
-    def is_light(self, batch: list[Request]) -> bool:
+    def can_commit_inline(self, batch: list[Request]) -> bool:
         return all(_is_light(request) for request in batch)
 
     def put_down(self) -> None:

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Literal, Protocol
 
-from zarr_shardstore.format.consolidated_index import CollectedIndex
+from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.journal import Repair, decode_journal, find_repair
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange, resolve_range
@@ -44,7 +44,7 @@ from zarr_shardstore.shards.requests import FoundIndex, GetIndex, Recorded, Requ
 from zarr_shardstore.shards.shard_writer import (
     Barrier,
     FileStep,
-    OpenedShard,
+    ShardWriter,
     Truncate,
     WriteAt,
 )
@@ -76,7 +76,7 @@ class ShardFile:
         self._token = secrets.randbits(64)
         self._fd: int | None = None
         self._journal: int | None = None
-        self._opened: OpenedShard | None = None
+        self._opened: ShardWriter | None = None
         self._is_synced = False
         self._left: FileState = None
 
@@ -168,13 +168,13 @@ class ShardFile:
 
     # ------------------------------------------------------------- changes
 
-    def open(self, shard: ShardRef, data_end: int | None = None) -> OpenedShard | None:
+    def open(self, shard: ShardRef, data_end: int | None = None) -> ShardWriter | None:
         """The shard as it is; ``None`` if there is none.
 
         Parameters
         ----------
         data_end
-            As of `OpenedShard`, if the caller knows.
+            As of `ShardWriter`, if the caller knows.
 
         Raises
         ------
@@ -203,7 +203,7 @@ class ShardFile:
         index = os.pread(self._fd, spec.index_nbytes, start)
         if data_end is None and self.has_journal:
             data_end = _data_end_of(self.path, start)
-        self._opened = OpenedShard(shard, index, size, data_end, self._token)
+        self._opened = ShardWriter(shard, index, size, data_end, self._token)
         self.shard = shard
         return self._opened
 
@@ -213,7 +213,7 @@ class ShardFile:
         assert self._fd is not None, "only of an opened shard"
         return read_at(self._fd, *resolve_range(byte_range, os.fstat(self._fd).st_size))
 
-    def _is_as_left(self, opened: OpenedShard, status: os.stat_result) -> bool:
+    def _is_as_left(self, opened: ShardWriter, status: os.stat_result) -> bool:
         """Whether the file of that status is the one that is known, with the index that is known.
 
         Other programs may have renamed another one to its name, or written into it. Where they
@@ -412,10 +412,10 @@ def record_index(backend: _Backend, shard: ShardRef, *, waits: bool) -> Recorded
     path = backend.path_of(shard.key)
     before = state_of(path)
     found: FoundIndex
-    (found,) = backend.perform([GetIndex(shard, settled=True)])
+    (found,) = backend.perform([GetIndex(shard, consistent=True)])
     if before is None or found.decoded is None or os.path.exists(path + JOURNAL_SUFFIX):
         return None
     _, size, mtime_ns = before
     if time.time_ns() - mtime_ns < _MIN_AGE_NS or state_of(path) != before:
         return "young"
-    return CollectedIndex(found.decoded, mtime_ns // 1_000_000_000, size)
+    return IndexCopy(found.decoded, mtime_ns // 1_000_000_000, size)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable
 from typing import NamedTuple
 
-from zarr_shardstore.format.consolidated_index import IndexCollection
+from zarr_shardstore.format.consolidated_index import ConsolidatedIndex
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
-from zarr_shardstore.io.concurrency import Flights
+from zarr_shardstore.io.concurrency import SingleFlight
 from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
 from zarr_shardstore.io.remote.etags import ObjectVersion, is_strong, version_recorded
 from zarr_shardstore.shards.requests import Found
@@ -23,11 +23,11 @@ the directory that was made later has other times; its shards, too."""
 
 
 class _KnownCollection:
-    """An `IndexCollection` in the cache of indexes."""
+    """An `ConsolidatedIndex` in the cache of indexes."""
 
     __slots__ = ("collection", "spec", "was_used")
 
-    def __init__(self, collection: IndexCollection) -> None:
+    def __init__(self, collection: ConsolidatedIndex) -> None:
         self.collection = collection
         self.spec = collection.spec
         self.was_used = False
@@ -45,7 +45,7 @@ class Finding(NamedTuple):
     """Of the collection, if it was asked for by this."""
 
 
-class CollectedIndexes:
+class ConsolidatedIndexes:
     """Finds indexes of shards in the collections of one base store.
 
     Parameters
@@ -65,7 +65,7 @@ class CollectedIndexes:
     ) -> None:
         self._read = read
         self._identity_of = identity_of
-        self._flights: Flights[tuple[IndexCollection | None, int | None]] = Flights()
+        self._flights: SingleFlight[tuple[ConsolidatedIndex | None, int | None]] = SingleFlight()
         self._useless: dict[str, None] = {}
 
     async def find(self, shard: ShardRef) -> Finding:
@@ -98,7 +98,7 @@ class CollectedIndexes:
         """This process has changed an object: perhaps a collection."""
         self._useless.pop(key, None)
 
-    def _known(self, layout: ArrayLayout) -> IndexCollection | None:
+    def _known(self, layout: ArrayLayout) -> ConsolidatedIndex | None:
         if layout.index_key is None:
             return None
         item = index_cache.get(self._identity_of(layout.index_key), layout.spec)
@@ -106,7 +106,7 @@ class CollectedIndexes:
 
     async def _load(
         self, key: str, layout: ArrayLayout
-    ) -> tuple[IndexCollection | None, int | None]:
+    ) -> tuple[ConsolidatedIndex | None, int | None]:
         known = self._known(layout)
         if known is not None:  # another flight has just landed
             return known, None
@@ -117,7 +117,7 @@ class CollectedIndexes:
         nbytes = 0 if found.value is None else len(found.value)
         collection = None
         if found.value is not None and is_strong(found.version):
-            collection = IndexCollection.decode(found.value, layout.spec)
+            collection = ConsolidatedIndex.decode(found.value, layout.spec)
         if collection is None or not _is_original(collection, found.version):
             self._useless[key] = None
             return None, nbytes
@@ -128,7 +128,7 @@ class CollectedIndexes:
         return collection, nbytes
 
 
-def _is_original(collection: IndexCollection, version: object) -> bool:
+def _is_original(collection: ConsolidatedIndex, version: object) -> bool:
     """Whether times of files that it recorded may be those of the objects beside it."""
     if not collection.has_file_times:
         return True

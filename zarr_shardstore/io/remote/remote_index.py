@@ -12,9 +12,9 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from zarr_shardstore.io.concurrency import Flights
+from zarr_shardstore.io.concurrency import SingleFlight
 from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
-from zarr_shardstore.io.remote.consolidated_reads import CollectedIndexes, Finding
+from zarr_shardstore.io.remote.consolidated_reads import ConsolidatedIndexes, Finding
 from zarr_shardstore.io.remote.etags import is_listed_as
 from zarr_shardstore.shards.index_reads import found_index, get_of_index
 from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex
@@ -55,13 +55,13 @@ class RemoteIndexes:
         identity_of: Callable[[str], Hashable],
         *,
         is_static: bool,
-        collected: CollectedIndexes | None = None,
+        collected: ConsolidatedIndexes | None = None,
     ) -> None:
         self._base = base
         self._identity_of = identity_of
         self._is_static = is_static
         self._collected = collected
-        self._flights: Flights[FoundIndex] = Flights()
+        self._flights: SingleFlight[FoundIndex] = SingleFlight()
         self._n_changes = 0
 
     @contextmanager
@@ -84,7 +84,7 @@ class RemoteIndexes:
         """The index, and whether it is one that was asked for before."""
         scope = self._identity_of(request.key)
         known = self._known(scope, request)
-        if known is None and not request.settled and (not request.fresh or request.version):
+        if known is None and not request.consistent and (not request.revalidate or request.version):
             known, nbytes = await self._find_collected(scope, request)
             if nbytes is not None:
                 found = await self._get(request, scope, known)
@@ -94,15 +94,15 @@ class RemoteIndexes:
     async def _get(
         self, request: GetIndex, scope: Hashable, known: RememberedIndex | None
     ) -> FoundIndex:
-        if known is not None and not request.settled:
+        if known is not None and not request.consistent:
             is_true = self._is_static and known.is_checked
-            if is_true or (request.fresh and is_listed_as(known.version, request.version)):
-                return FoundIndex(known.index, known.version, known.size, is_read=False)
-        if request.fresh:
+            if is_true or (request.revalidate and is_listed_as(known.version, request.version)):
+                return FoundIndex(known.index, known.version, known.size, was_requested=False)
+        if request.revalidate:
             return await self._ask(request, scope, known)
         if known is not None:
             return FoundIndex(
-                known.index, known.version, known.size, is_read=False, is_remembered=True
+                known.index, known.version, known.size, was_requested=False, is_unverified=True
             )
         # Nobody compares what is static: a request that is older than our change is of no use.
         flight = (scope, self._n_changes) if self._is_static else scope
@@ -110,7 +110,7 @@ class RemoteIndexes:
         if is_ours:
             return found
         # The bytes may be older than the question; the index is looked at again.
-        return found._replace(is_read=False, is_remembered=True, value=None)
+        return found._replace(was_requested=False, is_unverified=True, value=None)
 
     def _known(self, scope: Hashable, request: GetIndex) -> RememberedIndex | None:
         item = index_cache.get(scope, request.shard.layout.spec)
