@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 import numpy as np
@@ -18,12 +17,12 @@ from zarr_shardstore.convert.regions import ArrayLocation, block_shape
 from zarr_shardstore.convert.report import Action
 from zarr_shardstore.convert.task import ArrayTask
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.arguments import paths_of
 from zarr_shardstore.format.grid import n_entries_of
 from zarr_shardstore.format.index import IndexFormat
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.inspect.find import select_paths
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata.auto_shards import choose_chunks_per_shard
 from zarr_shardstore.metadata.documents import Node
@@ -227,29 +226,20 @@ def to_plain(_base: BaseStoreHandle, state: ArrayState) -> tuple[Form, str]:
     return Form(None), "as asked"
 
 
-def matching(states: Sequence[ArrayState], paths: Iterable[str] | None) -> set[Node]:
-    """The arrays that paths name: their own, those of groups above them, or patterns.
+def matching(states: Sequence[ArrayState], paths: Iterable[str] | str | None) -> set[Node]:
+    """Return the arrays that the argument `paths` names.
 
     Raises
     ------
     SpecError
         If a path names no array.
+    UnsupportedError
+        If one of them cannot be converted, and was named.
     """
+    selected = select_paths({state.path for state in states}, paths)
+    chosen = {state.node for state in states if state.path in selected}
     if paths is None:
-        return {state.node for state in states}
-    chosen: set[Node] = set()
-    for pattern in paths_of(paths):
-        found = {
-            state.node
-            for state in states
-            if not pattern
-            or state.path == pattern
-            or state.path.startswith(f"{pattern}/")
-            or fnmatchcase(state.path, pattern)
-        }
-        if not found:
-            raise SpecError(f"no array has the path {pattern!r}; there are {_names(states)}")
-        chosen |= found
+        return chosen
     for state in states:
         if state.node in chosen and state.obstacle:
             raise UnsupportedError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from zarr_shardstore.arrays.array_cache import ArrayReader, StoredArray
@@ -61,15 +61,46 @@ def find_arrays(
         if not matches:
             if every is None:
                 every = base.run(_find_all())
-            matches = [array for node, array in every.items() if _is_named(node.path, pattern)]
-        if not matches:
-            raise SpecError(f"no array has the path {pattern!r} in {base.describe()}")
+            selected = select_paths({node.path for node in every}, pattern)
+            matches = [array for node, array in every.items() if node.path in selected]
         found |= {array.node: array for array in matches}
     return _in_order(found)
 
 
-def _is_named(path: str, pattern: str) -> bool:
-    return not pattern or path.startswith(f"{pattern}/") or fnmatchcase(path, pattern)
+def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> set[str]:
+    """Return those of the paths of `nodes` that the argument `paths` of a tool names.
+
+    It names arrays and groups, or gives patterns of these (``"raw/*"``). A group stands for
+    everything below it.
+
+    >>> sorted(select_paths(["mask", "raw/a", "raw/b/x"], ["raw/b", "m*"]))
+    ['mask', 'raw/b/x']
+
+    Raises
+    ------
+    SpecError
+        If a path or pattern names nothing.
+    """
+    if paths is None:
+        return set(nodes)
+    selected: set[str] = set()
+    for pattern in paths_of(paths):
+        found = {path for path in nodes if any(_matches(at, pattern) for at in _lineage(path))}
+        if not found:
+            names = ", ".join(map(repr, sorted(nodes)[:10])) or "none"
+            raise SpecError(f"no array has the path {pattern!r}, and no group; there are {names}")
+        selected |= found
+    return selected
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return path == pattern or fnmatchcase(path, pattern)
+
+
+def _lineage(path: str) -> list[str]:
+    """Return the paths of the root, of all groups above a node, and of the node itself."""
+    ends = [i for i, letter in enumerate(path) if letter == "/"]
+    return ["", *(path[:end] for end in ends), path]
 
 
 def arrays_at(base: BaseStoreHandle, path: str) -> list[FoundArray]:

@@ -18,11 +18,10 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.arguments import paths_of
+from zarr_shardstore.inspect.find import select_paths
 from zarr_shardstore.metadata.consolidated import (
     all_members,
     consolidated_v2,
@@ -153,7 +152,7 @@ class DocumentChange:
         self.docs = docs
         self.after: dict[str, Document] = dict(docs)
         self.nodes = sorted({key.rpartition("/")[0] for key in docs})
-        self.selected = _selected(self.nodes, paths)
+        self.selected = sorted(select_paths(self.nodes, paths))
         self.reasons: dict[str, str] = {}
 
     def v3(self, path: str) -> Document | None:
@@ -360,19 +359,6 @@ def _is_array(doc: Mapping[str, Any]) -> bool:
 def _is_same(one: Any, other: Any) -> bool:
     """Whether both are the same JSON; Python holds ``1``, ``1.0`` and ``true`` for equal."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-
-
-def _selected(nodes: list[str], paths: Iterable[str] | None) -> list[str]:
-    """The nodes that paths and patterns name, and all below these."""
-    if paths is None:
-        return nodes
-    chosen: set[str] = set()
-    for pattern in paths_of(paths):
-        hits = [path for path in nodes if fnmatchcase(path, pattern)]
-        if not hits:
-            raise SpecError(f"no array or group is named {pattern!r}")
-        chosen.update(p for p in nodes for hit in hits if p == hit or p.startswith(_key(hit, "")))
-    return sorted(chosen)
 
 
 def _key(path: str, name: str) -> str:
