@@ -19,7 +19,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
 import zarr_shardstore
-from tests.support.bases import BASES, objects_of, put
+from tests.support.bases import BASES, put
 from zarr_shardstore import (
     CorruptShardError,
     ReadOnlyError,
@@ -29,6 +29,7 @@ from zarr_shardstore import (
     SpecError,
     UnsupportedError,
 )
+from zarr_shardstore.testing import objects_of
 
 PROTOTYPE = default_buffer_prototype()
 

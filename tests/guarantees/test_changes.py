@@ -14,7 +14,6 @@ import zarr.api.asynchronous as za
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
-from tests.support.bases import objects_of
 from zarr_shardstore import (
     CorruptShardError,
     CorruptValueError,
@@ -24,6 +23,7 @@ from zarr_shardstore import (
     register_storage_transformer,
 )
 from zarr_shardstore.shards.stack import ValueTransformer
+from zarr_shardstore.testing import objects_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated metadata")
 

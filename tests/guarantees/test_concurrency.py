@@ -23,11 +23,12 @@ from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_protot
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
-from tests.support.bases import BASES, fsspec_memory, objects_of, wait_until_free
+from tests.support.bases import BASES, fsspec_memory, wait_until_free
 from zarr_shardstore import ShardConflictError, ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.io import update_queue
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.shards.requests import Set
+from zarr_shardstore.testing import objects_of
 
 PROTOTYPE = default_buffer_prototype()
 COORDS = [(i, j) for i in range(8) for j in range(8)]

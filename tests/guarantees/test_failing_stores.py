@@ -28,13 +28,14 @@ from zarr.core.sync import sync
 
 from tests.support import failing
 from tests.support.bases import wait_until_free
-from tests.support.failing import BASES, Base, Faults, Kind, open_files
+from tests.support.failing import BASES, Base, open_files
 from tests.support.stops import files_in
 from zarr_shardstore import ShardingMapping, ShardingStore, UnpublishedError
 from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import cached_files, locks
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.seal import seal_all
+from zarr_shardstore.testing.stores import Faults, Kind
 
 Values: TypeAlias = Mapping[str, bytes | None]
 Outcome: TypeAlias = "Sequence[bytes | None] | Exception | None"

@@ -23,10 +23,11 @@ import zarr
 from zarr.storage import LocalStore
 
 from tests.support import convert_once
-from tests.support.bases import objects_of, put
+from tests.support.bases import put
 from tests.support.processes import MAX_SECONDS, child, s3_server
 from tests.support.stops import empty_directories, files_in, write_files
 from zarr_shardstore import ShardConflictError, ShardingStore, UnfinishedConversionError
+from zarr_shardstore.testing import objects_of
 
 N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "48"))
 N_KILLS_ON_S3 = max(6, N_KILLS * 2 // 7)

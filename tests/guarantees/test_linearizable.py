@@ -35,7 +35,6 @@ from zarr.core.sync import sync
 from tests.support.bases import BASES, put, temporary_directory
 from tests.support.client_processes import Processes, client_processes
 from tests.support.convert_once import open_store as open_base
-from tests.support.histories import Event, judge, short
 from tests.support.shard_calls import (
     DOCUMENTS,
     SHARDS,
@@ -61,6 +60,7 @@ from tests.support.shard_calls import (
     value,
 )
 from zarr_shardstore import ShardingStore
+from zarr_shardstore.testing.histories import Event, judge, short
 
 N_ROUNDS = int(os.environ.get("ZARR_SHARDSTORE_ROUNDS", "1"))
 N_PROCESSES = 3

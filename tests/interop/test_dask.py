@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.support.bases import BASES, objects_of
+from tests.support.bases import BASES
 from zarr_shardstore import ShardingStore
+from zarr_shardstore.testing import objects_of
 
 RNG = np.random.default_rng(11)
 DATA = RNG.integers(1, 30_000, (25, 14), dtype="int32")

@@ -25,9 +25,10 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
-from tests.support.bases import BASES, objects_of
+from tests.support.bases import BASES
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.convert.api import shard_store, unshard_store
+from zarr_shardstore.testing import objects_of
 
 with warnings.catch_warnings():
     # ome-zarr 0.18 makes an instance of a class of its own that it deprecates.

@@ -17,8 +17,9 @@ from zarr.codecs import BloscCodec
 from zarr.core.buffer import cpu
 from zarr.storage import MemoryStore
 
-from tests.support.bases import BASES, objects_of
+from tests.support.bases import BASES
 from zarr_shardstore import ShardingStore
+from zarr_shardstore.testing import objects_of
 
 pytestmark = [
     # xarray consolidates by default, and zarr says that this is not in its format 3.

@@ -33,8 +33,9 @@ from zarr_vectors.types.polylines import read_polylines, write_polylines
 from zarr_vectors.validate import validate
 
 import zarr_shardstore
-from tests.support.bases import BASES, objects_of
+from tests.support.bases import BASES
 from zarr_shardstore import ShardingStore, UnsupportedError
+from zarr_shardstore.testing import objects_of
 
 pytestmark = pytest.mark.filterwarnings(
     # It keeps each chunk as one value of variable length.

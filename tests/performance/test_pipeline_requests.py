@@ -15,7 +15,6 @@ from zarr.core.buffer import Buffer, cpu
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore, ObjectStore
 
-from tests.performance.test_request_counts import CountingStore
 from tests.support.pipeline_arrays import (
     CHUNKS_PER_SHARD,
     KINDS,
@@ -27,6 +26,7 @@ from tests.support.pipeline_arrays import (
 )
 from zarr_shardstore import ShardingStore
 from zarr_shardstore.store import pipeline as pipeline_module
+from zarr_shardstore.testing import CountingStore
 
 
 @pytest.fixture(autouse=True)

@@ -6,69 +6,19 @@ The base store counts calls of its public methods, as an object store would bill
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import pytest
 import zarr
-from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
-from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_prototype
-from zarr.storage import MemoryStore
+from zarr.abc.store import RangeByteRequest, SuffixByteRequest
+from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.operations.routing import is_document
+from zarr_shardstore.testing import CountingStore
 
 PROTOTYPE = default_buffer_prototype()
-
-
-class CountingStore(MemoryStore):
-    """A memory store that records what it is asked for.
-
-    ``rounds`` counts calls that were made while no other call was under way.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: list[tuple[str, ByteRequest | None]] = []
-        self.writes: list[tuple[str, str]] = []
-        self.rounds = 0
-        self._under_way = 0
-
-    async def _turn(self) -> None:
-        self.rounds += self._under_way == 0
-        self._under_way += 1
-        for _ in range(20):  # let everything that is asked for at once arrive
-            await asyncio.sleep(0)
-        self._under_way -= 1
-
-    async def get(
-        self,
-        key: str,
-        prototype: BufferPrototype | None = None,
-        byte_range: ByteRequest | None = None,
-    ) -> Buffer | None:
-        self.reads.append((key, byte_range))
-        await self._turn()
-        return await super().get(key, prototype, byte_range)
-
-    async def get_partial_values(
-        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
-    ) -> list[Buffer | None]:
-        key_ranges = list(key_ranges)
-        self.reads += key_ranges
-        await self._turn()
-        return [await MemoryStore.get(self, key, prototype, r) for key, r in key_ranges]
-
-    async def set(self, key: str, value: Buffer, byte_range: Any = None) -> None:
-        self.writes.append(("set", key))
-        await super().set(key, value, byte_range)
-
-    async def delete(self, key: str) -> None:
-        self.writes.append(("delete", key))
-        await super().delete(key)
-
-    def forget(self) -> None:
-        self.reads, self.writes, self.rounds = [], [], 0
 
 
 def buffer(value: bytes) -> Buffer:

@@ -12,7 +12,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
-from tests.support.bases import BASES, objects_of, put
+from tests.support.bases import BASES, put
 from zarr_shardstore import (
     CorruptShardError,
     DraftHierarchyStore,
@@ -23,6 +23,7 @@ from zarr_shardstore import (
     SpecError,
     UnpublishedError,
 )
+from zarr_shardstore.testing import objects_of
 
 CPS: Any = {"chunks_per_shard": 4}
 

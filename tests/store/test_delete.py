@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.bases import BASES, objects_of
+from tests.support.bases import BASES
 from tests.support.draft import draft_array
 from zarr_shardstore import ReadOnlyError, ShardingMapping, SpecError
+from zarr_shardstore.testing import objects_of
 
 SHARDING = [{"name": "sharding", "configuration": {"chunks_per_shard": [2, 2]}}]
 CHUNKS = [f"data/root/a/c{i}/{j}" for i in range(4) for j in range(4)]

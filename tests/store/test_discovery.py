@@ -15,8 +15,9 @@ import zarr
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
-from tests.support.bases import BASES, OtherMapping, objects_of, put
+from tests.support.bases import BASES, OtherMapping, put
 from zarr_shardstore import ShardingMapping, ShardingStore, UnsupportedError
+from zarr_shardstore.testing import objects_of
 
 
 @pytest.fixture(params=BASES, ids=list(BASES))

@@ -11,7 +11,7 @@ import zarr
 from zarr.codecs import BloscCodec, BytesCodec, TransposeCodec
 from zarr.core.sync import sync
 
-from tests.support.bases import BASES, objects_of
+from tests.support.bases import BASES
 from tests.support.draft import (
     GROUP,
     draft_array,
@@ -25,6 +25,7 @@ from zarr_shardstore import (
     ShardingStore,
 )
 from zarr_shardstore.draft.draft_documents import ENTRY_POINT
+from zarr_shardstore.testing import objects_of
 
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]
 if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):

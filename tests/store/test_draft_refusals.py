@@ -14,7 +14,6 @@ from zarr.codecs import Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore
 
-from tests.performance.test_request_counts import CountingStore
 from tests.support.draft import (
     PROTOTYPE,
     buffer,
@@ -32,6 +31,7 @@ from zarr_shardstore import (
     UnsupportedError,
 )
 from zarr_shardstore.errors import ReadOnlyError
+from zarr_shardstore.testing import CountingStore
 
 
 def refused(store: DraftHierarchyStore, run: Coroutine[Any, Any, Any], base: Any) -> str:

@@ -23,16 +23,11 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Suf
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import LocalStore, ObjectStore, WrapperStore
 
-from tests.support.bases import (
-    BASES,
-    forget_open_shards,
-    fsspec_local,
-    objects_of,
-    temporary_directory,
-)
+from tests.support.bases import BASES, forget_open_shards, fsspec_local, temporary_directory
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.shards.sharding import Strategy
+from zarr_shardstore.testing import objects_of
 
 N_OPERATIONS = 12
 N_EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "60"))

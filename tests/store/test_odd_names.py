@@ -15,13 +15,14 @@ import zarr
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
-from tests.support.bases import BASES, objects_of, put
+from tests.support.bases import BASES, put
 from zarr_shardstore import (
     DraftHierarchyStore,
     ShardingMapping,
     ShardingStore,
     UnsupportedError,
 )
+from zarr_shardstore.testing import objects_of
 
 # Arrays by path with their number of dimensions. No array lies inside another one.
 HIERARCHIES: dict[str, dict[str, int]] = {

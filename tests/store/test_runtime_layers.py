@@ -21,8 +21,9 @@ from zarr.experimental.cache_store import CacheStore
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, WrapperStore
 from zarr.testing.store import LatencyStore
 
-from tests.support.bases import objects_of, temporary_directory
+from tests.support.bases import temporary_directory
 from zarr_shardstore import ShardingStore
+from zarr_shardstore.testing import objects_of
 
 RNG = np.random.default_rng(23)
 PIPELINES = ["BatchedCodecPipeline"]

@@ -17,7 +17,7 @@ import pytest
 import zarr
 from zarr.core.sync import sync
 
-from tests.support.bases import BASES, objects_of, put
+from tests.support.bases import BASES, put
 from zarr_shardstore import (
     CorruptShardError,
     CorruptValueError,
@@ -28,6 +28,7 @@ from zarr_shardstore import (
     UnsupportedError,
     register_storage_transformer,
 )
+from zarr_shardstore.testing import objects_of
 from zarr_shardstore.transformers import (
     ArrayContext,
     Delete,

@@ -21,7 +21,7 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
-from tests.support.bases import BASES, objects_of
+from tests.support.bases import BASES
 from zarr_shardstore import (
     ShardedCodecPipeline,
     ShardingMapping,
@@ -29,6 +29,7 @@ from zarr_shardstore import (
     SpecError,
     UnsupportedError,
 )
+from zarr_shardstore.testing import objects_of
 
 RNG = np.random.default_rng(7)
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]

@@ -20,10 +20,9 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from zarr_shardstore.io import update_queue
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.local.open_shards import _synchronized as one_thread_at_a_time
 from zarr_shardstore.io.local.open_shards import open_shards
-from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX, ShardFile
+from zarr_shardstore.io.local.shard_files import ShardFile
 
 
 class OtherMapping(MutableMapping[str, bytes]):
@@ -75,25 +74,6 @@ BASES: dict[str, Callable[[], Any]] = {
     "fsspec": fsspec_memory,
     "fsspec local": fsspec_local,
 }
-
-
-def objects_of(base: Any) -> dict[str, bytes]:
-    """Everything that a base store holds, but locks and journals: shards that are changed in
-    their place have them until they are sealed."""
-    if not isinstance(base, Store):
-        return dict(base)
-
-    async def read() -> dict[str, bytes]:
-        objects = {}
-        async for key in base.list():
-            if key.endswith((LOCK_SUFFIX, JOURNAL_SUFFIX)):
-                continue
-            value = await base.get(key, default_buffer_prototype())
-            assert value is not None
-            objects[key] = value.to_bytes()
-        return objects
-
-    return sync(read())
 
 
 def put(base: Any, key: str, value: bytes) -> None:

@@ -23,7 +23,6 @@ from typing import Any, TypeAlias
 
 import zarr_shardstore
 from tests.support.convert_once import open_store as open_base
-from tests.support.histories import Event
 from tests.support.shard_calls import (
     Call,
     Options,
@@ -32,6 +31,7 @@ from tests.support.shard_calls import (
     perform_blocking,
     run_program,
 )
+from zarr_shardstore.testing.histories import Event
 
 __all__ = ["MAX_SECONDS", "Processes", "Where", "client_processes"]
 

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import os
-import threading
-import time
 import uuid
 from collections.abc import (
-    AsyncIterator,
-    Awaitable,
     Callable,
-    Collection,
-    Coroutine,
-    Iterable,
     Iterator,
 )
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 from unittest import mock
 
 import fsspec
@@ -29,246 +20,11 @@ import obstore
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.memory import MemoryFileSystem
 from obstore.store import MemoryStore as ObstoreMemory
-from zarr.abc.store import ByteRequest, Store
-from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_prototype
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
 from tests.support.bases import OtherMapping
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
-
-Keys: TypeAlias = list[str]
-Buffers: TypeAlias = list[Buffer | None]
-Kind: TypeAlias = Literal["error", "lost reply", "short read", "slow"]
-
-SLOW_S = 0.001
-
-_READS = ("get", "get_partial_values", "getitem", "cat_file", "pread", "read")
-_MAY_BE_ASKED_AGAIN = (*_READS, "getsize", "info", "head", "open to read", "fstat")
-_WITHOUT_EFFECT = (*_MAY_BE_ASKED_AGAIN, "exists", "stat", "list_prefix", "iter", "find")
-_NOT_NEEDED = ("mkdir", "stat directory", "list_dir")
-"""Calls whose error the caller need not see. A read may be tried in another way; a lock may be
-given up without a sound, and batches try again to get it; if a directory is there nobody asks who
-made it; and new arrays look around, where a store can list, whether they have chunks already."""
-
-
-class Faults:
-    """Counts the calls of one base store, and makes some fail.
-
-    Parameters
-    ----------
-    kind
-        ``"error"``: without effect. ``"lost reply"``: the call has its effect, and then an error;
-        only calls that have one are counted. Every second one of both is a time-out. ``"short
-        read"``: half of the bytes asked for; only reads are counted. ``"slow"``: the right reply,
-        late.
-    at
-        Numbers of the calls, from 0 on.
-    """
-
-    def __init__(self, kind: Kind = "error", at: Collection[int] = ()) -> None:
-        self.kind = kind
-        self.at = at
-        self.n_calls = 0
-        self.failed: list[str] = []
-        self.has_lock_failed = False
-        self.errors: list[Exception] = []
-        self._is_on = threading.local()
-        self._lock = threading.Lock()
-
-    @property
-    def must_come_out(self) -> bool:
-        """Whether a call failed whose error somebody must see."""
-        silent = (*_MAY_BE_ASKED_AGAIN, *_NOT_NEEDED)
-        return bool(self.errors) and any(
-            name not in silent and not name.endswith(" lock") for name in self.failed
-        )
-
-    @property
-    def is_replaced(self) -> bool:
-        """Whether the caller may see another error: who asks if a directory is there gets no."""
-        return "stat directory" in self.failed
-
-    def raised(self, error: BaseException) -> bool:
-        """Whether it is one of the errors since `forget`; asyncio of Python 3.11 copies some."""
-        return any(error is e or repr(error) == repr(e) for e in self.errors)
-
-    def forget(self) -> None:
-        self.failed.clear()
-        self.errors.clear()
-
-    def call(self, name: str, function: Callable[[], Any]) -> Any:
-        """Make one call. Those that it makes itself are not counted."""
-        if getattr(self._is_on, "inside", False):
-            return function()
-        self._is_on.inside = True
-        try:
-            number = self._count(name)
-            if number is None:
-                return function()
-            if self.kind == "slow" or number % 2:
-                time.sleep(SLOW_S)
-            if self.kind == "error":
-                raise self._error(name, number)
-            return self._after(name, number, function())
-        finally:
-            self._is_on.inside = False
-
-    async def call_async(self, name: str, function: Callable[[], Awaitable[Any]]) -> Any:
-        number = self._count(name)
-        if number is None:
-            return await function()
-        if self.kind == "slow" or number % 2:
-            await asyncio.sleep(SLOW_S)
-        if self.kind == "error":
-            raise self._error(name, number)
-        return self._after(name, number, await function())
-
-    @contextmanager
-    def ignored(self) -> Iterator[None]:
-        """Calls of this thread that are not counted."""
-        self._is_on.inside = True
-        try:
-            yield
-        finally:
-            self._is_on.inside = False
-
-    def _count(self, name: str) -> int | None:
-        """The number of a call that shall fail."""
-        with self._lock:
-            if self.kind == "short read" and name not in _READS:
-                return None
-            if self.kind == "lost reply" and name in _WITHOUT_EFFECT:
-                return None
-            self.n_calls += 1
-            number = self.n_calls - 1
-            return number if number in self.at else None
-
-    def _error(self, name: str, number: int) -> Exception:
-        code = errno.ENOSPC if name in ("open", "pwrite", "pwritev", "set") else errno.EIO
-        error: Exception = OSError(code, f"{name} failed, call {number}")
-        if number % 2:
-            error = TimeoutError(f"{name} took too long, call {number}")
-        self.failed.append(name)
-        self.errors.append(error)
-        self.has_lock_failed |= name.endswith(" lock")
-        return error
-
-    def _after(self, name: str, number: int, result: Any) -> Any:
-        if self.kind == "lost reply":
-            raise self._error(name, number)
-        if self.kind != "short read":
-            return result
-        self.failed.append(name)
-        return half(result)
-
-
-def half(result: Any) -> Any:
-    """The first half of the bytes of a reply, also of one about several objects."""
-    if isinstance(result, list):
-        return [half(value) for value in result]
-    if isinstance(result, Buffer):
-        return cpu.Buffer.from_bytes(half(result.to_bytes()))
-    return result[: len(result) // 2] if isinstance(result, bytes) else result
-
-
-class FailingStore(Store):
-    """Any store of zarr; async."""
-
-    def __init__(self, store: Store, faults: Faults) -> None:
-        super().__init__()
-        self.store = store
-        self.faults = faults
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    __hash__ = None  # type: ignore[assignment]
-
-    supports_writes = supports_deletes = supports_listing = True
-
-    async def _call(self, name: str, *args: Any) -> Any:
-        return await self.faults.call_async(name, lambda: getattr(self.store, name)(*args))
-
-    async def get(
-        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
-        value: Buffer | None = await self._call("get", key, prototype, byte_range)
-        return value
-
-    async def get_partial_values(
-        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
-    ) -> Buffers:
-        values: Buffers = await self._call("get_partial_values", prototype, [*key_ranges])
-        return values
-
-    async def exists(self, key: str) -> bool:
-        return bool(await self._call("exists", key))
-
-    async def getsize(self, key: str) -> int:
-        return int(await self._call("getsize", key))
-
-    async def set(self, key: str, value: Buffer) -> None:
-        await self._call("set", key, value)
-
-    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        await self._call("set_if_not_exists", key, value)
-
-    async def delete(self, key: str) -> None:
-        await self._call("delete", key)
-
-    async def delete_dir(self, prefix: str) -> None:
-        await self._call("delete_dir", prefix)
-
-    async def list(self) -> AsyncIterator[str]:
-        async for key in self.list_prefix(""):
-            yield key
-
-    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        async def keys() -> Keys:
-            return [key async for key in self.store.list_prefix(prefix)]
-
-        for key in await self.faults.call_async("list_prefix", keys):
-            yield key
-
-    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        async def names() -> Keys:
-            return [name async for name in self.store.list_dir(prefix)]
-
-        for name in await self.faults.call_async("list_dir", names):
-            yield name
-
-
-class BlockingFailingStore(FailingStore):
-    """One that can block, too, as some are since zarr 3.2."""
-
-    def get_sync(
-        self,
-        key: str,
-        *,
-        prototype: BufferPrototype | None = None,
-        byte_range: ByteRequest | None = None,
-    ) -> Buffer | None:
-        prototype = prototype or default_buffer_prototype()
-        value: Buffer | None = self._call_blocking("get", key, prototype, byte_range)
-        return value
-
-    def set_sync(self, key: str, value: Buffer) -> None:
-        self._call_blocking("set", key, value)
-
-    def delete_sync(self, key: str) -> None:
-        self._call_blocking("delete", key)
-
-    def _call_blocking(self, name: str, *args: Any) -> Any:
-        return self.faults.call(name, lambda: _result(getattr(self.store, name)(*args)))
-
-
-def _result(coro: Coroutine[Any, Any, Any]) -> Any:
-    """Of a coroutine that waits for nothing."""
-    try:
-        coro.send(None)
-    except StopIteration as stop:
-        return stop.value
-    raise AssertionError("it waits")
+from zarr_shardstore.testing.stores import BlockingFailingStore, FailingStore, Faults, half
 
 
 class FailingMapping(OtherMapping):

@@ -12,9 +12,9 @@ import obstore
 from zarr.storage import ObjectStore
 
 from tests.support.bases import BASES as COMMON_BASES
-from tests.support.bases import objects_of
 from zarr_shardstore import ShardingMapping
 from zarr_shardstore.draft.draft_documents import ENTRY_POINT
+from zarr_shardstore.testing import objects_of
 
 Coords = tuple[int, ...]
 Chunks = dict[Coords, bytes]

@@ -12,8 +12,8 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 
-from tests.support.histories import Event
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
+from zarr_shardstore.testing.histories import Event
 
 __all__ = [
     "CHUNKS_PER_SHARD",

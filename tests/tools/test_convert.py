@@ -16,7 +16,7 @@ import zarr
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 from zarr.storage import LocalStore, MemoryStore
 
-from tests.support.bases import objects_of, put, temporary_directory
+from tests.support.bases import put, temporary_directory
 from tests.support.hierarchies import (
     BASES,
     DRAFT,
@@ -45,6 +45,7 @@ from zarr_shardstore.convert.report import Progress
 from zarr_shardstore.errors import ReadOnlyError, UnfinishedConversionError
 from zarr_shardstore.inspect import contents
 from zarr_shardstore.shards.requests import Get, GetMany, GetSize, ListDir, ListPrefix
+from zarr_shardstore.testing import objects_of
 
 
 def full(kind: Kind = V3, path: str = "a", grid: Coords = (3, 2)) -> ArrayOf:

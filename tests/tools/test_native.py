@@ -15,7 +15,7 @@ import xarray as xr
 import zarr
 from zarr.storage import LocalStore, MemoryStore
 
-from tests.support.bases import BASES, objects_of
+from tests.support.bases import BASES
 from zarr_shardstore import (
     ReadOnlyError,
     ShardingMapping,
@@ -24,6 +24,7 @@ from zarr_shardstore import (
     from_native,
     to_native,
 )
+from zarr_shardstore.testing import objects_of
 
 DOCUMENTS = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 V2 = [*DOCUMENTS[1:]]

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec
 
-from tests.support.bases import objects_of, put
+from tests.support.bases import put
 from tests.support.hierarchies import (
     BASES,
     KINDS,
@@ -41,6 +41,7 @@ from tests.support.hierarchies import (
 from zarr_shardstore import ShardingMapping
 from zarr_shardstore.convert import other_keys, task, transfer
 from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
+from zarr_shardstore.testing import objects_of
 
 INDEXES: list[dict[str, Any]] = [
     {},

@@ -1,17 +1,17 @@
-"""Is a concurrent history linearizable? The search of Wing and Gong, with Lowe's memory.
+"""Check concurrent histories for linearizability: the search of Wing and Gong, cached as Lowe does.
 
 ::
 
     client 1   ├── set 1 ──┤      ├── get: 1 ──┤
     client 2        ├─────── set 2 ──────┤          linearizable: set 2, set 1, get
 
-A history is linearizable if one can give each operation an instant between its invocation and
-its response, so that a sequential object, which performs them in the order of these instants,
-gives the results that were seen. Small histories only: the search is exponential in the number
+A history is linearizable if each operation can be given an instant between its invocation and its
+response, such that a sequential object that performs the operations in this order replies with the
+results that were seen. Small histories only: the search is exponential in the number
 of operations that overlap.
 
 Source: Wing and Gong, "Testing and verifying concurrent objects" (1993); Lowe, "Testing for
-linearizability" (2017), section 3: what was tried is remembered. There is no maintained package
+linearizability" (2017), section 3: tried states are cached. There is no maintained package
 for it on PyPI; knossos (Clojure) and porcupine (Go) are the known ones.
 """
 
@@ -21,8 +21,6 @@ import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
-
-__all__ = ["Event", "Verdict", "judge", "short"]
 
 State = TypeVar("State", bound=Hashable)
 Call = TypeVar("Call")
@@ -35,11 +33,11 @@ class Event(Generic[Call]):
     Parameters
     ----------
     client
-        Who performed it; only for people who read the history.
+        Name of the client, for people who read the history.
     invoked, responded : int
         Instants, by a clock that all clients share.
     result
-        What the client got.
+        Reply that the client got.
     """
 
     client: str
@@ -70,6 +68,7 @@ class Verdict(Generic[State, Call]):
 
     @property
     def is_linearizable(self) -> bool:
+        """True if every event has a place in the order."""
         return not self.rest
 
     def __str__(self) -> str:
@@ -94,7 +93,7 @@ def judge(
     *,
     is_read: Callable[[Call], bool] = lambda _: False,
 ) -> Verdict[State, Call]:
-    """Look for an order of the events that a sequential object would explain.
+    """Find an order of the events that a sequential object explains.
 
     Parameters
     ----------
@@ -103,8 +102,8 @@ def judge(
     step
         The sequential object: the state after a call, and its result.
     is_read
-        Whether a call never changes the state. Such a call is taken as soon as it fits, with
-        no other tried in its place: it fits in any order in which it comes later, too.
+        True if a call never changes the state. Such a call is placed as soon as it fits: it would
+        fit later, too, so no other order needs a try.
     """
     events = sorted(events, key=lambda event: event.invoked)
     tried: set[tuple[int, State]] = set()
@@ -112,7 +111,7 @@ def judge(
     best = Verdict([], initial, events)
 
     def search(left: int, state: State) -> bool:
-        """Put the events of the set `left`, which is never tried twice in one state, behind."""
+        """Append the events of the set `left`; no set is tried twice in one state."""
         nonlocal best
         if (left, state) in tried:
             return False
@@ -142,5 +141,5 @@ def judge(
 
 
 def short(value: object) -> str:
-    """The repr, with "a*9" for nine times a."""
+    """Return the repr, with "a*9" for nine times a."""
     return re.sub(r"(\\x..|\\.|.)\1{4,}", lambda m: f"{m[1]}*{len(m[0]) // len(m[1])}", repr(value))

@@ -1,0 +1,378 @@
+"""Stores that fail at chosen requests, and stores that count them.
+
+::
+
+    faults = Faults("lost reply", at={3})            # the fourth request that changes bytes
+    store = ShardingStore(FailingStore(MemoryStore(), faults))
+
+    base = CountingStore()
+    ... ShardingStore(base) ...
+    assert len(base.reads) == 2 and base.rounds == 2
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+)
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
+
+from zarr.abc.store import ByteRequest, Store
+from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import MemoryStore
+
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+
+Kind: TypeAlias = Literal["error", "lost reply", "short read", "slow"]
+
+_SLOW_S = 0.001
+
+_READS = ("get", "get_partial_values", "getitem", "cat_file", "pread", "read")
+_RETRIED = (*_READS, "getsize", "info", "head", "open to read", "fstat")
+_WITHOUT_EFFECT = (*_RETRIED, "exists", "stat", "list_prefix", "iter", "find")
+_OPTIONAL = ("mkdir", "stat directory", "list_dir")
+"""Calls whose error the caller of a store need not see. A lock may be released without a reply,
+a directory that exists needs no maker, and a new array lists only to look for older chunks."""
+
+
+class Faults:
+    """Choice of the requests that fail, and record of those that did.
+
+    Parameters
+    ----------
+    kind
+        ``"error"``: the request has no effect. ``"lost reply"``: the request has its effect and
+        then raises; only requests with an effect are counted. Every second error of both kinds
+        is a `TimeoutError`, the others are `OSError`. ``"short read"``: the reply has half of the
+        bytes; only reads are counted. ``"slow"``: the reply is right and late.
+    at
+        Numbers of the requests that fail, from 0 on.
+
+    Attributes
+    ----------
+    n_calls : int
+        Requests that were counted.
+    failed : list of str
+        Names of the requests that failed, since `forget`.
+    errors : list of Exception
+        The errors that were raised, since `forget`.
+    has_lock_failed : bool
+        True if the request that failed was about a lock file.
+
+    Notes
+    -----
+    Thread safety: may be used from any thread.
+    """
+
+    def __init__(self, kind: Kind = "error", at: Collection[int] = ()) -> None:
+        self.kind = kind
+        self.at = at
+        self.n_calls = 0
+        self.failed: list[str] = []
+        self.has_lock_failed = False
+        self.errors: list[Exception] = []
+        self._is_on = threading.local()
+        self._lock = threading.Lock()
+
+    @property
+    def must_come_out(self) -> bool:
+        """True if a request failed whose error the caller of the store must see."""
+        silent = (*_RETRIED, *_OPTIONAL)
+        return bool(self.errors) and any(
+            name not in silent and not name.endswith(" lock") for name in self.failed
+        )
+
+    @property
+    def is_replaced(self) -> bool:
+        """True if the caller may see another error: ``isdir`` replies no where it fails."""
+        return "stat directory" in self.failed
+
+    def raised(self, error: BaseException) -> bool:
+        """Return whether `error` is one of `errors`; asyncio of Python 3.11 copies some."""
+        return any(error is e or repr(error) == repr(e) for e in self.errors)
+
+    def forget(self) -> None:
+        """Clear `failed` and `errors`."""
+        self.failed.clear()
+        self.errors.clear()
+
+    def call(self, name: str, function: Callable[[], Any]) -> Any:
+        """Make one request. Requests inside `function` are not counted."""
+        if getattr(self._is_on, "inside", False):
+            return function()
+        self._is_on.inside = True
+        try:
+            number = self._count(name)
+            if number is None:
+                return function()
+            if self.kind == "slow" or number % 2:
+                time.sleep(_SLOW_S)
+            if self.kind == "error":
+                raise self._error(name, number)
+            return self._after(name, number, function())
+        finally:
+            self._is_on.inside = False
+
+    async def call_async(self, name: str, function: Callable[[], Awaitable[Any]]) -> Any:
+        """Make one request, as `call`."""
+        number = self._count(name)
+        if number is None:
+            return await function()
+        if self.kind == "slow" or number % 2:
+            await asyncio.sleep(_SLOW_S)
+        if self.kind == "error":
+            raise self._error(name, number)
+        return self._after(name, number, await function())
+
+    @contextmanager
+    def ignored(self) -> Iterator[None]:
+        """Count no requests of this thread."""
+        self._is_on.inside = True
+        try:
+            yield
+        finally:
+            self._is_on.inside = False
+
+    def _count(self, name: str) -> int | None:
+        """Return the number of a request that must fail."""
+        with self._lock:
+            if self.kind == "short read" and name not in _READS:
+                return None
+            if self.kind == "lost reply" and name in _WITHOUT_EFFECT:
+                return None
+            self.n_calls += 1
+            number = self.n_calls - 1
+            return number if number in self.at else None
+
+    def _error(self, name: str, number: int) -> Exception:
+        code = errno.ENOSPC if name in ("open", "pwrite", "pwritev", "set") else errno.EIO
+        error: Exception = OSError(code, f"{name} failed, call {number}")
+        if number % 2:
+            error = TimeoutError(f"{name} took too long, call {number}")
+        self.failed.append(name)
+        self.errors.append(error)
+        self.has_lock_failed |= name.endswith(" lock")
+        return error
+
+    def _after(self, name: str, number: int, result: Any) -> Any:
+        if self.kind == "lost reply":
+            raise self._error(name, number)
+        if self.kind != "short read":
+            return result
+        self.failed.append(name)
+        return half(result)
+
+
+def half(result: Any) -> Any:
+    """Return the first half of the bytes of a reply, also of a reply about several objects."""
+    if isinstance(result, list):
+        return [half(value) for value in result]
+    if isinstance(result, Buffer):
+        return cpu.Buffer.from_bytes(half(result.to_bytes()))
+    return result[: len(result) // 2] if isinstance(result, bytes) else result
+
+
+class FailingStore(Store):
+    """A zarr store whose requests fail as `faults` say.
+
+    Parameters
+    ----------
+    store
+        The store that replies.
+    faults
+        Which requests fail, and how.
+    """
+
+    def __init__(self, store: Store, faults: Faults) -> None:
+        super().__init__()
+        self.store = store
+        self.faults = faults
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    supports_writes = supports_deletes = supports_listing = True
+
+    async def _call(self, name: str, *args: Any) -> Any:
+        return await self.faults.call_async(name, lambda: getattr(self.store, name)(*args))
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        value: Buffer | None = await self._call("get", key, prototype, byte_range)
+        return value
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        values: list[Buffer | None] = await self._call(
+            "get_partial_values", prototype, [*key_ranges]
+        )
+        return values
+
+    async def exists(self, key: str) -> bool:
+        return bool(await self._call("exists", key))
+
+    async def getsize(self, key: str) -> int:
+        return int(await self._call("getsize", key))
+
+    async def set(self, key: str, value: Buffer) -> None:
+        await self._call("set", key, value)
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        await self._call("set_if_not_exists", key, value)
+
+    async def delete(self, key: str) -> None:
+        await self._call("delete", key)
+
+    async def delete_dir(self, prefix: str) -> None:
+        await self._call("delete_dir", prefix)
+
+    async def list(self) -> AsyncIterator[str]:
+        async for key in self.list_prefix(""):
+            yield key
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        async def keys() -> list[str]:
+            return [key async for key in self.store.list_prefix(prefix)]
+
+        for key in await self.faults.call_async("list_prefix", keys):
+            yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        async def names() -> list[str]:
+            return [name async for name in self.store.list_dir(prefix)]
+
+        for name in await self.faults.call_async("list_dir", names):
+            yield name
+
+
+class BlockingFailingStore(FailingStore):
+    """A `FailingStore` with zarr's blocking methods; `store` must never suspend a coroutine."""
+
+    def get_sync(
+        self,
+        key: str,
+        *,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        prototype = prototype or default_buffer_prototype()
+        value: Buffer | None = self._call_blocking("get", key, prototype, byte_range)
+        return value
+
+    def set_sync(self, key: str, value: Buffer) -> None:
+        self._call_blocking("set", key, value)
+
+    def delete_sync(self, key: str) -> None:
+        self._call_blocking("delete", key)
+
+    def _call_blocking(self, name: str, *args: Any) -> Any:
+        return self.faults.call(name, lambda: _result(getattr(self.store, name)(*args)))
+
+
+def _result(coro: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine that never suspends."""
+    try:
+        coro.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("the coroutine suspended")
+
+
+class CountingStore(MemoryStore):
+    """A memory store that records its requests.
+
+    Attributes
+    ----------
+    reads : list of (key, byte range)
+        The reads, in order; ``None``: of a whole object.
+    writes : list of (``"set"`` or ``"delete"``, key)
+        The writes, in order.
+    rounds : int
+        Reads that began while no other read was under way: reads that are made together count
+        as one, as they cost one latency.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[tuple[str, ByteRequest | None]] = []
+        self.writes: list[tuple[str, str]] = []
+        self.rounds = 0
+        self._under_way = 0
+
+    async def _turn(self) -> None:
+        self.rounds += self._under_way == 0
+        self._under_way += 1
+        for _ in range(20):  # let all reads of this round arrive
+            await asyncio.sleep(0)
+        self._under_way -= 1
+
+    async def get(
+        self,
+        key: str,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        self.reads.append((key, byte_range))
+        await self._turn()
+        return await super().get(key, prototype, byte_range)
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        key_ranges = list(key_ranges)
+        self.reads += key_ranges
+        await self._turn()
+        return [await MemoryStore.get(self, key, prototype, r) for key, r in key_ranges]
+
+    async def set(self, key: str, value: Buffer, byte_range: Any = None) -> None:
+        self.writes.append(("set", key))
+        await super().set(key, value, byte_range)
+
+    async def delete(self, key: str) -> None:
+        self.writes.append(("delete", key))
+        await super().delete(key)
+
+    def forget(self) -> None:
+        """Clear the records."""
+        self.reads, self.writes, self.rounds = [], [], 0
+
+
+def objects_of(base: Any) -> dict[str, bytes]:
+    """Return all objects of a base store, without the side files of shards that are open.
+
+    Parameters
+    ----------
+    base
+        A zarr store, or a mapping.
+    """
+    if not isinstance(base, Store):
+        return dict(base)
+
+    async def read() -> dict[str, bytes]:
+        objects = {}
+        async for key in base.list():
+            if key.endswith((LOCK_SUFFIX, JOURNAL_SUFFIX)):
+                continue
+            value = await base.get(key, default_buffer_prototype())
+            assert value is not None
+            objects[key] = value.to_bytes()
+        return objects
+
+    return sync(read())
