@@ -179,7 +179,7 @@ def test_other_stores_keep_their_writes() -> None:
     with store.batch():
         z[0] = 1
         other[1] = 2
-        store._sharding.runner.run(
+        store._sharding.driver.run(
             store._sharding.operations.set("z/c/2", b"\x03", only_if_missing=True)
         )
         other[2] = 9

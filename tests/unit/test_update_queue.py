@@ -289,7 +289,7 @@ async def test_a_slow_disk_is_left_to_threads(tmp_path: Path, threads: list[int]
         with mock.patch.object(fs, "write_at", slowly):
             assert not await hops()
             assert await hops()
-        until = store._sharding.runner.at_once_from
+        until = store._sharding.driver.at_once_from
         assert until > time.monotonic()
         assert await hops()
     later = mock.Mock(monotonic=lambda: until + 1)

@@ -373,7 +373,7 @@ def _convert_by(
     base.seal()  # a shard that is sealed later would be one that was changed meanwhile
     # Where nothing is finished first, what is refused leaves no trace, not even a lock.
     prepared = None if in_place else _prepared(request, base, target, in_place, workers)
-    with exclusive(target.runner.backend, STAGING, f"a conversion of {target.describe()}"):
+    with exclusive(target.driver.backend, STAGING, f"a conversion of {target.describe()}"):
         remove_leftovers(target)
         try:
             if prepared is None:
@@ -443,7 +443,7 @@ def _refuse_links(base: BaseStoreHandle, plans: Sequence[ArrayPlan]) -> None:
     """
     for plan in plans:
         prefix = plan.state.node.chunk_prefix
-        link = None if plan.action == "skipped" else base.runner.backend.linked_directory(prefix)
+        link = None if plan.action == "skipped" else base.driver.backend.linked_directory(prefix)
         if link is not None:
             raise SpecError(
                 f"objects of the array {plan.state.path!r} lie behind the link {link!r}: in "

@@ -41,7 +41,7 @@ class BaseStoreHandle:
     """
 
     store: BaseStore
-    runner: Driver
+    driver: Driver
     is_read_only: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -49,24 +49,24 @@ class BaseStoreHandle:
 
     def run(self, flow: Flow[T]) -> T:
         """Run a flow of requests in this thread."""
-        return self.runner.run(flow)
+        return self.driver.run(flow)
 
     def perform(self, requests: Sequence[Request]) -> list[Any]:
         """Perform independent requests, and wait for the replies."""
-        return self.runner.run(_one_round(requests))
+        return self.driver.run(_one_round(requests))
 
     def seal(self) -> None:
         """Bring the shards to rest that this process has changed in their place."""
         if not self.is_read_only:
-            seal_all(self.runner.backend)
+            seal_all(self.driver.backend)
 
     def upload(self, key: str) -> Upload:
         """Begin to store an object piece by piece."""
-        return self.runner.backend.upload(key)
+        return self.driver.backend.upload(key)
 
     def is_same(self, other: BaseStoreHandle) -> bool:
         """Whether both are the same objects."""
-        if self.runner.backend.scope("") == other.runner.backend.scope(""):
+        if self.driver.backend.scope("") == other.driver.backend.scope(""):
             return True
         (how, root), (how_there, there) = self._location(), other._location()
         return how == how_there and _is_same_place(str(how), root, there)
@@ -80,7 +80,7 @@ class BaseStoreHandle:
         """What the store is in, and what comes before its keys there."""
         if isinstance(self.store, Store):
             return location_of(self.store)
-        return self.runner.backend.scope(""), ""
+        return self.driver.backend.scope(""), ""
 
     @property
     def is_in_memory(self) -> bool:
@@ -130,7 +130,7 @@ class BaseStoreHandle:
         """The store, for messages."""
         if isinstance(self.store, Store):
             return " ".join(str(self.store).split())  # icechunk's has several lines
-        return repr(self.runner.backend)
+        return repr(self.driver.backend)
 
 
 def open_base(

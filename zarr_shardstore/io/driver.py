@@ -287,8 +287,8 @@ class Driver:
     async def _try_update(self, members: list[QueuedUpdate]) -> Sequence[Exception | None]:
         view = self.backend.optimistic()
         if view is not None:
-            runner = Driver(view, self._update_flow, self.counters)
-            return await runner.run_async(self.update_flow(members))
+            driver = Driver(view, self._update_flow, self.counters)
+            return await driver.run_async(self.update_flow(members))
         lock = self.backend.lock(members[0].request.shard.key)
         async with nullcontext() if lock is None else locked_by_worker(lock):
             return await self.run_async(self.update_flow(members))

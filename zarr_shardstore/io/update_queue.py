@@ -52,7 +52,7 @@ from zarr_shardstore.synchronized import synchronized
 
 @dataclass(slots=True, eq=False)
 class QueuedUpdate:
-    """An update that waits for its commit by `owner`, the runner of the store it came from."""
+    """An update that waits for its commit by `owner`, the driver of the store it came from."""
 
     owner: Any
     request: UpdateShard
@@ -346,16 +346,16 @@ def commit_inline(scope: Hashable, leader: object) -> None:
     comes after it, is done by another thread.
     """
     taken = take(scope, leader)
-    runner = taken[0].owner
+    driver = taken[0].owner
     begun = time.monotonic()
-    if begun < runner.at_once_from or not _are_small(taken):
+    if begun < driver.at_once_from or not _are_small(taken):
         lead_in_thread(scope, leader, _commit(taken, at_once=False))
         return
     steps = _commit(taken, at_once=True)
     pause = next(steps, None)
     took = time.monotonic() - begun
     if took > _MAX_AT_ONCE_S:
-        runner.at_once_from = begun + took * _PAUSE_PER_S
+        driver.at_once_from = begun + took * _PAUSE_PER_S
     if pause is None:
         if has_waiting(scope, leader):
             lead_in_thread(scope, leader)
@@ -365,12 +365,12 @@ def commit_inline(scope: Hashable, leader: object) -> None:
 
 def _are_small(taken: list[QueuedUpdate]) -> bool:
     """Whether updates are little work before and beside what is written, too."""
-    runner = taken[0].owner
+    driver = taken[0].owner
     updates = [update for pending in taken for update in pending.request.updates]
     return (
         len(updates) <= _MAX_UPDATES_AT_ONCE
         # Without an update what a batch holds is published: it may be all of a shard.
-        and all(pending.owner is runner and pending.request.updates for pending in taken)
+        and all(pending.owner is driver and pending.request.updates for pending in taken)
         and sum(map(nbytes_of, updates)) <= MAX_LIGHT_NBYTES
     )
 
@@ -388,28 +388,28 @@ def _commit(taken: list[QueuedUpdate], *, at_once: bool) -> Generator[_Pause, No
     at_once
         Pause before what may take long. Any thread may go on.
     """
-    for runner, members in _groups(taken):
+    for driver, members in _groups(taken):
         try:
-            outcome: _Outcome = yield from _commit_group(runner, members, at_once=at_once)
+            outcome: _Outcome = yield from _commit_group(driver, members, at_once=at_once)
         except Exception as error:
             outcome = error
         _settle(members, outcome)
 
 
 def _commit_group(
-    runner: Any, members: list[QueuedUpdate], *, at_once: bool
+    driver: Any, members: list[QueuedUpdate], *, at_once: bool
 ) -> Generator[_Pause, None, Sequence[Exception | None]]:
     key = members[0].request.shard.key
-    held = runner.backend.try_lock(key) if at_once else None
+    held = driver.backend.try_lock(key) if at_once else None
     outcomes: Sequence[Exception | None]
     if held is None:
         if at_once:
             yield "free"
-        with runner.backend.lock(key) or nullcontext():
-            outcomes = runner.run(runner.update_flow(members))
+        with driver.backend.lock(key) or nullcontext():
+            outcomes = driver.run(driver.update_flow(members))
         return outcomes
     with held:
-        steps = runner.run_in_steps(runner.update_flow(members), held)
+        steps = driver.run_in_steps(driver.update_flow(members), held)
         while True:
             try:
                 next(steps)
@@ -441,9 +441,9 @@ async def lead_async(scope: Hashable, former: object, begun: asyncio.Event | Non
             taken = take(scope, leader)
             if not taken:
                 return
-            for runner, members in _groups(taken):
+            for driver, members in _groups(taken):
                 try:
-                    outcome: _Outcome = await runner.update_async(members)
+                    outcome: _Outcome = await driver.update_async(members)
                 except Exception as error:
                     outcome = error
                 _settle(members, outcome)

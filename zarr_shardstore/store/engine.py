@@ -81,9 +81,9 @@ class ShardingEngine:
         self.operations = Operations(
             new_arrays, replace(options, reading=reading), strategy, backend.refuse_links
         )
-        self.runner = Driver(backend, self.operations.update_shard)
+        self.driver = Driver(backend, self.operations.update_shard)
         pending = self.operations.batches.pending
-        self.warm = FastReads(self.runner, self.operations.catalog, pending)
+        self.warm = FastReads(self.driver, self.operations.catalog, pending)
         self._gatherer = CallBatcher(self.get_many)
 
     async def get(self, key: str, byte_range: ByteRange | None) -> Value | None:
@@ -97,7 +97,7 @@ class ShardingEngine:
         """As `get`."""
         value = self.warm.get(key, byte_range)
         if value is MISS:
-            return self.runner.run(self.operations.get(key, byte_range))
+            return self.driver.run(self.operations.get(key, byte_range))
         return value
 
     async def get_many(self, key_ranges: Sequence[KeyRange]) -> Sequence[Value | None]:
@@ -106,16 +106,16 @@ class ShardingEngine:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(worker_pool(), self.get_many_blocking, key_ranges)
         flow = self.operations.get_many(key_ranges)
-        return await self.runner.run_async(flow, only_reads=True)
+        return await self.driver.run_async(flow, only_reads=True)
 
     def get_many_blocking(self, key_ranges: Sequence[KeyRange]) -> Sequence[Value | None]:
         """As `get_many`."""
         if not self.warm.is_possible:
-            return self.runner.run(self.operations.get_many(key_ranges))
+            return self.driver.run(self.operations.get_many(key_ranges))
         values: list[Any] = self.warm.get_many(key_ranges)
         left = [i for i, value in enumerate(values) if value is MISS]
         if left:
-            found = self.runner.run(self.operations.get_many([key_ranges[i] for i in left]))
+            found = self.driver.run(self.operations.get_many([key_ranges[i] for i in left]))
             for i, value in zip(left, found, strict=True):
                 values[i] = value
         return values
@@ -130,7 +130,7 @@ class ShardingEngine:
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, ShardingEngine)
-            and self.runner.backend == other.runner.backend
+            and self.driver.backend == other.driver.backend
             and self.new_arrays == other.new_arrays
             and self.options == other.options
             and self.files == other.files
@@ -149,20 +149,20 @@ class ShardingEngine:
         """A batch of writes, to be entered."""
         operations = self.operations
         return Batch(
-            operations.batches, operations.publisher, self.runner.run, run_async, max_nbytes
+            operations.batches, operations.publisher, self.driver.run, run_async, max_nbytes
         )
 
     def stats(self) -> Stats:
         """What was asked of the base store."""
-        return self.runner.counters.stats()
+        return self.driver.counters.stats()
 
     def flush(self) -> None:
         """Seal the shards that were changed in their place, blocking."""
-        seal_all(self.runner.backend, self.options.order)
+        seal_all(self.driver.backend, self.options.order)
 
     async def flush_async(self) -> None:
         """As `flush`."""
-        await seal_all_async(self.runner.backend, self.options.order)
+        await seal_all_async(self.driver.backend, self.options.order)
 
     def compacting(self, prefix: str) -> tuple[Driver, Flow[None]]:
         """The flow that compacts the shards below a prefix, and its driver.
@@ -177,15 +177,15 @@ class ShardingEngine:
                 f"in {self.base} nothing can be removed or replaced, so no byte would become free: "
                 "convert it into another store"
             )
-        backend, operations = self.runner.backend, self.operations
+        backend, operations = self.driver.backend, self.operations
         compaction = compaction_of(order=self.options.order, can_append=backend.can_append)
         flow = compact_below(operations.listing, prefix)
-        return Driver(backend, compaction, self.runner.counters), flow
+        return Driver(backend, compaction, self.driver.counters), flow
 
     def compact(self, prefix: str) -> None:
         """Compact the shards below a prefix, blocking."""
-        runner, flow = self.compacting(prefix)
-        runner.run(flow)
+        driver, flow = self.compacting(prefix)
+        driver.run(flow)
 
     def chunks_initialized(self, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
         """The flow that says which chunks of an array are stored."""
@@ -210,13 +210,13 @@ class ShardingEngine:
         """As `consolidating`, when shards are sealed; blocking."""
         flow = self.consolidating(path)
         self.flush()
-        return self.runner.run(flow)
+        return self.driver.run(flow)
 
     def check_consolidation(self) -> None:
         """Raise `UnsupportedError` if the base store tells no versions."""
-        if not self.runner.backend.has_lasting_versions:
+        if not self.driver.backend.has_lasting_versions:
             raise UnsupportedError(
-                f"{self.runner.backend!r} tells no versions of its objects, so nobody could see "
+                f"{self.driver.backend!r} tells no versions of its objects, so nobody could see "
                 "that a consolidated index still holds: open the store by its path, or through "
                 "obstore"
             )
@@ -235,7 +235,7 @@ class ShardingEngine:
 
     def describe(self) -> str:
         """Arguments that make this, for a repr."""
-        parts = [repr(self.runner.backend)]
+        parts = [repr(self.driver.backend)]
         new, default = self.new_arrays, NewArrays(ShardingPolicy())
         if new.policy.chunks_per_shard is not None:
             parts.append(f"chunks_per_shard={new.policy.chunks_per_shard!r}")

@@ -35,16 +35,16 @@ class FastReads:
     Thread safety: may be used from any thread.
     """
 
-    def __init__(self, runner: Driver, catalog: Catalog, pending: PendingShards) -> None:
-        backend = runner.backend
+    def __init__(self, driver: Driver, catalog: Catalog, pending: PendingShards) -> None:
+        backend = driver.backend
         self._root: str | None = None
         if isinstance(backend, LocalBackend) and backend.keeps_handles:
             self._root = backend.path_of("")
         self._catalog = catalog
         self._recent = catalog.recent
         self._pending = pending
-        self._runner = runner
-        self._count = runner.counters.count_warm_read
+        self._driver = driver
+        self._count = driver.counters.count_warm_read
 
     @property
     def is_possible(self) -> bool:
@@ -93,7 +93,7 @@ class FastReads:
         groups = self._recent.by_shard(keys, byte_ranges)
         if not groups and len(keys) >= _MIN_TO_WARM:
             with suppress(ShardStoreError):  # the flow will say so
-                self._runner.run(self._catalog.chunks_of(keys[:1]))
+                self._driver.run(self._catalog.chunks_of(keys[:1]))
             groups = self._recent.by_shard(keys, byte_ranges)
         self._warm_up(groups)
         for reads in groups:
@@ -117,4 +117,4 @@ class FastReads:
             and warm_file(f"{self._root}{reads.shard.key}") is None
         ]
         for first in range(0, len(cold), _SHARDS_AT_ONCE):
-            self._runner.run(try_read_indexes(cold[first : first + _SHARDS_AT_ONCE]))
+            self._driver.run(try_read_indexes(cold[first : first + _SHARDS_AT_ONCE]))

@@ -159,7 +159,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         return self._run(self._sharding.chunks_initialized(path, region))
 
     def _run(self, flow: Flow[T]) -> T:
-        return self._sharding.runner.run(flow)
+        return self._sharding.driver.run(flow)
 
     def _write(self, flow: Flow[None]) -> None:
         check_writable(self.read_only)
@@ -168,7 +168,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def batch(self, *, max_nbytes: int | None = None) -> Batch:
         """As `ShardingStore.batch`."""
         check_writable(self.read_only)
-        return self._sharding.batch(max_nbytes, self._sharding.runner.run_async)
+        return self._sharding.batch(max_nbytes, self._sharding.driver.run_async)
 
     # ------------------------------------------------------------------ mapping
 

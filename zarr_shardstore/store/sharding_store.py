@@ -261,8 +261,8 @@ class ShardingStore(ZarrInterface):
         """
         self._check_writable()
         await self._ensure_open()
-        runner, flow = self._sharding.compacting(prefix)
-        await runner.run_async(flow)
+        driver, flow = self._sharding.compacting(prefix)
+        await driver.run_async(flow)
 
     def compact_sync(self, prefix: str = "") -> None:
         """As `compact`, blocking."""

@@ -98,7 +98,7 @@ class ZarrInterface(Store):
 
     async def _run(self, flow: Flow[T], *, only_reads: bool = False) -> T:
         await self._ensure_open()
-        return await self._sharding.runner.run_async(flow, only_reads=only_reads)
+        return await self._sharding.driver.run_async(flow, only_reads=only_reads)
 
     # -------------------------------------------------------------------- reads
 
@@ -275,12 +275,12 @@ class ZarrInterface(Store):
     def set_sync(self, key: str, value: Value) -> None:
         """As `set`, blocking."""
         self._check_writable()
-        self._sharding.runner.run(self._sharding.operations.set(key, as_view(value)))
+        self._sharding.driver.run(self._sharding.operations.set(key, as_view(value)))
 
     def delete_sync(self, key: str) -> None:
         """As `delete`, blocking."""
         self._check_writable()
-        self._sharding.runner.run(self._sharding.operations.erase_values([key]))
+        self._sharding.driver.run(self._sharding.operations.erase_values([key]))
 
 
 def _directory(prefix: str) -> str:
