@@ -34,7 +34,7 @@ from zarr_shardstore import (
     shard_store,
     to_native,
 )
-from zarr_shardstore.format.consolidated_index import with_collection
+from zarr_shardstore.format.consolidated_index import with_consolidated_index
 from zarr_shardstore.metadata.documents import dump_document, node_of_document
 
 VALUES: list[Any] = [None, True, 5, -1, 1.5, "x", "sharding", [], [5], ["x"], {}, {"a": 5}]
@@ -54,7 +54,7 @@ def flat(zarr_format: int = 3, **options: Any) -> Base:
     if zarr_format == 2:
         zarr.consolidate_metadata(store, zarr_format=2)
     key = "a/zarr.json" if zarr_format == 3 else "a/.zarray"
-    base[key] = dump_document(with_collection(json.loads(base[key])))
+    base[key] = dump_document(with_consolidated_index(json.loads(base[key])))
     return base
 
 

@@ -17,10 +17,10 @@ from zarr_shardstore.format.consolidated_index import (
     ConsolidatedIndex,
     ConsolidatedIndexWriter,
     IndexCopy,
-    is_collected,
-    is_collection,
-    with_collection,
-    without_collection,
+    declares_consolidated_index,
+    is_consolidated_index_key,
+    with_consolidated_index,
+    without_consolidated_index,
 )
 from zarr_shardstore.format.index import DRAFT_INDEX, MISSING, ZEP2_INDEX, IndexFormat, ShardIndex
 from zarr_shardstore.format.sharding_spec import ShardingSpec
@@ -210,17 +210,17 @@ def test_what_is_dropped_is_not_found_again() -> None:
 def test_a_document_says_that_there_is_one() -> None:
     """By a member that others ignore."""
     doc = {"zarr_format": 3}
-    marked = with_collection(doc)
-    assert not is_collected(doc)
-    assert is_collected(marked)
+    marked = with_consolidated_index(doc)
+    assert not declares_consolidated_index(doc)
+    assert declares_consolidated_index(marked)
     assert marked == {"zarr_format": 3, "zarr_shardstore_index": {"must_understand": False}}
-    assert without_collection(marked) == doc
-    assert without_collection(doc) is doc
-    assert not is_collected({"zarr_shardstore_index": None})
+    assert without_consolidated_index(marked) == doc
+    assert without_consolidated_index(doc) is doc
+    assert not declares_consolidated_index({"zarr_shardstore_index": None})
 
 
 def test_names_of_collections() -> None:
-    assert is_collection("__shards.index")
-    assert is_collection("a/b/__shards.index")
-    assert not is_collection("a/my__shards.index")
-    assert not is_collection("a/__shards.index/b")
+    assert is_consolidated_index_key("__shards.index")
+    assert is_consolidated_index_key("a/b/__shards.index")
+    assert not is_consolidated_index_key("a/my__shards.index")
+    assert not is_consolidated_index_key("a/__shards.index/b")

@@ -26,7 +26,10 @@ from zarr_shardstore.arrays.document_reads import read_documents
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.registry import make_stack
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
-from zarr_shardstore.format.consolidated_index import COLLECTION_NAME, without_collection
+from zarr_shardstore.format.consolidated_index import (
+    CONSOLIDATED_INDEX_NAME,
+    without_consolidated_index,
+)
 from zarr_shardstore.format.grid import is_inside
 from zarr_shardstore.format.key_table import KeyTable
 from zarr_shardstore.format.keys import Coords
@@ -141,9 +144,11 @@ class ArrayReader:
             prefix=node.chunk_prefix,
             encoding=geometry.encoding,
             grid_shape=grid_shape,
-            document=strip(without_collection(doc), document.declaration),
+            document=strip(without_consolidated_index(doc), document.declaration),
             reading=self.reading,
-            index_key=node.chunk_prefix + COLLECTION_NAME if document.has_collection else None,
+            index_key=node.chunk_prefix + CONSOLIDATED_INDEX_NAME
+            if document.has_consolidated_index
+            else None,
             chunk_nbytes=chunk_nbytes(doc, geometry.chunk_shape),
         )
         stack = make_stack(document.transformers, context)

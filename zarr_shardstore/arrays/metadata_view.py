@@ -16,9 +16,9 @@ from zarr_shardstore.arrays.document_reads import read_documents
 from zarr_shardstore.arrays.policy import NewArrays
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import (
-    is_collected,
-    with_collection,
-    without_collection,
+    declares_consolidated_index,
+    with_consolidated_index,
+    without_consolidated_index,
 )
 from zarr_shardstore.format.index import IndexDamageError
 from zarr_shardstore.format.keys import draft_candidate
@@ -107,7 +107,7 @@ class MetadataView:
         return data if doc is None else self._presented_members(path, doc, data)
 
     def _shown(self, doc: Document, array: StoredArray) -> Document:
-        doc = without_collection(doc)
+        doc = without_consolidated_index(doc)
         if array.document.declaration is not None:
             return strip(doc, array.document.declaration)
         if is_native_by_choice(doc):
@@ -222,8 +222,10 @@ class MetadataView:
     def _put_back(self, node: Node, doc: Document, old: _Stored) -> Document | None:
         """`doc` as the update of a stored array that it is; ``None`` if it is another array."""
         kept = self._declared_as_before(node, doc, old)
-        has_collection = old.doc is not None and is_collected(old.doc)
-        return with_collection(kept) if has_collection and kept is not None else kept
+        has_consolidated_index = old.doc is not None and declares_consolidated_index(old.doc)
+        return (
+            with_consolidated_index(kept) if has_consolidated_index and kept is not None else kept
+        )
 
     def _declared_as_before(self, node: Node, doc: Document, old: _Stored) -> Document | None:
         if old.doc is None or old.array is None:

@@ -13,7 +13,7 @@ from typing import Any
 from zarr_shardstore.arrays.policy import NewArrays
 from zarr_shardstore.arrays.registry import check_known
 from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.format.consolidated_index import without_collection
+from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.format.grid import chunk_grid_shape
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.sharding_spec import ShardingSpec
@@ -186,7 +186,7 @@ def _declared_as(
 def _without_choice(doc: Mapping[str, Any]) -> Mapping[str, Any]:
     """A document without the mark that leaves its sharding to zarr: here it is meant; and
     without the one of consolidated indexes: those are of shards that were there before."""
-    doc = without_collection(doc)
+    doc = without_consolidated_index(doc)
     if is_native_by_choice(doc):
         return {name: member for name, member in doc.items() if name != MARKER}
     return doc

@@ -31,9 +31,9 @@ from zarr_shardstore.convert.report import ArrayReport, OnProgress, Progress
 from zarr_shardstore.convert.task import ArrayTask, TaskResult, run_task
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.consolidated_index import (
-    COLLECTION_NAME,
-    is_collected,
-    without_collection,
+    CONSOLIDATED_INDEX_NAME,
+    declares_consolidated_index,
+    without_consolidated_index,
 )
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import EntryOrder
@@ -166,8 +166,8 @@ class Conversion:
         report = self._run_tasks(plan, task)
         self._check_unchanged(plan)
         replace_values(self.target, manifest)
-        if any(map(is_collected, plan.state.documents.values())):
-            self.target.perform([Delete(plan.state.node.chunk_prefix + COLLECTION_NAME)])
+        if any(map(declares_consolidated_index, plan.state.documents.values())):
+            self.target.perform([Delete(plan.state.node.chunk_prefix + CONSOLIDATED_INDEX_NAME)])
         return report
 
     def _check_unchanged(self, plan: ArrayPlan) -> None:
@@ -263,7 +263,7 @@ class Conversion:
     def _has(self, documents: Documents) -> bool:
         found = self.target.perform([Get(key) for key in documents])
         docs = [None if f.value is None else parse_json(f.value) for f in found]
-        return [doc and without_collection(doc) for doc in docs] == list(documents.values())
+        return [doc and without_consolidated_index(doc) for doc in docs] == list(documents.values())
 
     # ---------------------------------------------------------------- both
 
@@ -271,7 +271,7 @@ class Conversion:
         if plan.action in ("copied", "skipped"):
             # Consolidated indexes are of the shards of the source: they are not copied.
             return {
-                document_key(node): doc if self.in_place else without_collection(doc)
+                document_key(node): doc if self.in_place else without_consolidated_index(doc)
                 for node, doc in plan.state.documents.items()
             }
         return dict(

@@ -13,7 +13,7 @@ import numpy as np
 
 from zarr_shardstore.convert.transfer import BATCH_NBYTES, Wanted, read_wanted
 from zarr_shardstore.errors import CorruptValueError, SpecError
-from zarr_shardstore.format.consolidated_index import without_collection
+from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata.consolidated import (
     directory_of_v2_consolidated,
@@ -58,8 +58,10 @@ def check_other_keys(
             if found.value is None:
                 continue
             doc = parse_json(found.value)
-            # Whether the indexes are collected is no difference: they may have been already.
-            if doc is None or without_collection(doc) != without_collection(documents[key]):
+            # A consolidated index is no difference: the indexes may have been consolidated already.
+            if doc is None or without_consolidated_index(doc) != without_consolidated_index(
+                documents[key]
+            ):
                 raise _another(key)
     for some in _parts(keys):
         sizes = target.perform([GetSize(key) for key in some])

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.sharding_spec import ShardingSpec
 
-COLLECTION_NAME = "__shards.index"
+CONSOLIDATED_INDEX_NAME = "__shards.index"
 """Follows the prefix of the chunk keys of the array."""
 
 _MEMBER = "zarr_shardstore_index"
@@ -167,22 +167,25 @@ class ConsolidatedIndex:
         self._places.pop(suffix, None)
 
 
-def is_collection(key: str) -> bool:
+def is_consolidated_index_key(key: str) -> bool:
     """Whether a key, or the last part of it, is that of a collection."""
-    return key.endswith(COLLECTION_NAME) and key[: -len(COLLECTION_NAME)][-1:] in ("", "/")
+    return key.endswith(CONSOLIDATED_INDEX_NAME) and key[: -len(CONSOLIDATED_INDEX_NAME)][-1:] in (
+        "",
+        "/",
+    )
 
 
-def is_collected(doc: _Doc) -> bool:
+def declares_consolidated_index(doc: _Doc) -> bool:
     """Whether the metadata document of an array says that it has a collection."""
     return isinstance(doc.get(_MEMBER), Mapping)
 
 
-def with_collection(doc: _Doc) -> dict[str, Any]:
+def with_consolidated_index(doc: _Doc) -> dict[str, Any]:
     """The document of an array that has one. Other readers of Zarr v3 are told to ignore that."""
     return {**doc, _MEMBER: {"must_understand": False}}
 
 
-def without_collection(doc: _Doc) -> _Doc:
+def without_consolidated_index(doc: _Doc) -> _Doc:
     """The document without a word of it; the same object if there was none."""
     if _MEMBER not in doc:
         return doc

@@ -60,14 +60,14 @@ class Counters:
 
     def count_round(self, requests: Sequence[Request], replies: Sequence[Any]) -> None:
         """Count a batch and its replies."""
-        n_hits = n_index_requests = n_collections = nbytes = 0
+        n_hits = n_index_requests = n_consolidated = nbytes = 0
         for request, reply in zip(requests, replies, strict=True):
             if isinstance(reply, Found):
                 nbytes += 0 if reply.value is None else len(reply.value)
             elif isinstance(reply, FoundIndex) and isinstance(request, GetIndex):
-                if reply.nbytes_collected is not None:
-                    n_collections += 1
-                    nbytes += reply.nbytes_collected
+                if reply.consolidated_nbytes is not None:
+                    n_consolidated += 1
+                    nbytes += reply.consolidated_nbytes
                 if reply.was_requested:
                     n_index_requests += 1
                     if reply.value is not None:
@@ -76,8 +76,8 @@ class Counters:
                         nbytes += request.shard.layout.spec.index_nbytes
                 else:
                     n_hits += 1
-        n_requests = len(requests) - n_hits + n_collections
-        self._add(n_requests, nbytes, n_index_requests + n_collections, n_hits)
+        n_requests = len(requests) - n_hits + n_consolidated
+        self._add(n_requests, nbytes, n_index_requests + n_consolidated, n_hits)
 
     @_synchronized
     def _add(self, n_requests: int, nbytes: int, n_index_requests: int, n_hits: int) -> None:

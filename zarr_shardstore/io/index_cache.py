@@ -23,7 +23,7 @@ _ITEM_NBYTES = 1024
 
 
 class _Item(Protocol):
-    """What the cache holds: an index, or a collection of many."""
+    """Item of the cache: a shard index, or a consolidated index."""
 
     spec: ShardingSpec
     was_used: bool

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
-from zarr_shardstore.format.consolidated_index import is_collected
+from zarr_shardstore.format.consolidated_index import declares_consolidated_index
 from zarr_shardstore.format.grid import chunk_grid_shape
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, Coords, is_separator
 from zarr_shardstore.metadata.data_types import parse_draft, parse_numpy, parse_v3
@@ -187,15 +187,15 @@ class ArrayDocument:
         How the transformers are declared; ``None`` for plain chunks.
     transformers
         What stands between the array and the store, nearest to the array first.
-    has_collection
-        The indexes of its shards were collected in one object.
+    has_consolidated_index
+        The array has a consolidated index.
     """
 
     node: Node
     geometry: Geometry | None
     declaration: Declaration | None = None
     transformers: tuple[TransformerSpec, ...] = ()
-    has_collection: bool = field(default=False, compare=False)
+    has_consolidated_index: bool = field(default=False, compare=False)
 
     @property
     def grid_shape(self) -> Coords | None:
@@ -286,7 +286,9 @@ def parse_array(
     cps = chunks_per_shard(found, len(geometry.shape))
     chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
     geometry = Geometry(geometry.shape, chunk_shape, geometry.encoding)
-    return ArrayDocument(node, geometry, found.how, found.transformers, is_collected(doc))
+    return ArrayDocument(
+        node, geometry, found.how, found.transformers, declares_consolidated_index(doc)
+    )
 
 
 def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | None:

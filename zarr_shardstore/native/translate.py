@@ -39,9 +39,9 @@ from typing import Any
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import (
-    is_collected,
-    with_collection,
-    without_collection,
+    declares_consolidated_index,
+    with_consolidated_index,
+    without_consolidated_index,
 )
 from zarr_shardstore.metadata.codecs import (
     SERIALIZERS,
@@ -209,7 +209,7 @@ def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Docume
     UnsupportedError
         If v3 cannot express the array.
     """
-    has_collection, doc = is_collected(doc), without_collection(doc)
+    has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
     _check_members(doc, _V2_MEMBERS)
     _check_known(doc)
     declared = find_declaration(doc)
@@ -243,7 +243,7 @@ def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Docume
         translated["dimension_names"] = names
     if declared is not None:
         translated = _declare_again(translated, declared, "codec")
-    return with_collection(translated) if has_collection else translated
+    return with_consolidated_index(translated) if has_consolidated_index else translated
 
 
 def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
@@ -256,7 +256,7 @@ def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     UnsupportedError
         If v2 cannot express the array.
     """
-    has_collection, doc = is_collected(doc), without_collection(doc)
+    has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
     _check_known(doc)
     declared = find_declaration(doc)
     plain = dict(doc) if declared is None else strip(doc, declared.how)
@@ -295,7 +295,7 @@ def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     }
     if declared is not None:
         translated = apply(translated, replace(declared, how="filters"))
-    return with_collection(translated) if has_collection else translated, attributes
+    return with_consolidated_index(translated) if has_consolidated_index else translated, attributes
 
 
 def group_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:

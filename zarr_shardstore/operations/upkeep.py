@@ -14,10 +14,10 @@ from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
 from zarr_shardstore.arrays.document_reads import read_documents
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.consolidated_index import (
-    COLLECTION_NAME,
+    CONSOLIDATED_INDEX_NAME,
     ConsolidatedIndexWriter,
-    is_collected,
-    with_collection,
+    declares_consolidated_index,
+    with_consolidated_index,
 )
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, check_prefix
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
@@ -109,7 +109,7 @@ _NBYTES_PER_ROUND = 16 * 1024 * 1024
 
 
 @dataclass(slots=True)
-class _Collected:
+class _IndexedArray:
     """What was recorded of one array."""
 
     layout: ArrayLayout
@@ -126,10 +126,10 @@ class _Collected:
 def consolidate_below(
     catalog: Catalog, known: ArrayCache, pending: PendingShards, path: str
 ) -> Flow[list[str]]:
-    """Collect the indexes of the sharded arrays at or below a path; return the paths of these.
+    """Consolidate the indexes of the sharded arrays at or below a path; return their paths.
 
-    Cost: a listing, the index of each shard; for each array a write of the collection, and a
-    read and a write of its document, if that does not say so yet.
+    Cost: a listing, the index of each shard; for each array a write of the consolidated index; a
+    read and a write of its document, if that does not declare it yet.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def consolidate_below(
     """
     path = check_prefix(path).strip("/")
     errors: list[ShardStoreError] = []
-    arrays: dict[ArrayLayout, _Collected] = {}
+    arrays: dict[ArrayLayout, _IndexedArray] = {}
     directories = [f"{path}/", f"{DRAFT_DATA_ROOT}{path}/"] if path else [""]
     pages = KeyPages(directories, pending)
     while pages.has_more:
@@ -179,7 +179,7 @@ def _shard_of_key(
     return None
 
 
-def _record(shards: Sequence[ShardRef], arrays: dict[ArrayLayout, _Collected]) -> Flow[None]:
+def _record(shards: Sequence[ShardRef], arrays: dict[ArrayLayout, _IndexedArray]) -> Flow[None]:
     left = list(shards)
     while left:
         nbytes = left[0].layout.spec.index_nbytes
@@ -189,11 +189,11 @@ def _record(shards: Sequence[ShardRef], arrays: dict[ArrayLayout, _Collected]) -
         for shard, found in zip(part, replies, strict=True):
             layout = shard.layout
             if layout not in arrays:
-                arrays[layout] = _Collected(layout, ConsolidatedIndexWriter(layout.spec))
+                arrays[layout] = _IndexedArray(layout, ConsolidatedIndexWriter(layout.spec))
             arrays[layout].take(shard, found)
 
 
-def _record_young(array: _Collected) -> Flow[None]:
+def _record_young(array: _IndexedArray) -> Flow[None]:
     """Once more those that had changed just before; what still changes is left out."""
     young, array.young = array.young, []
     if young:
@@ -218,17 +218,17 @@ def _nodes_of(layout: ArrayLayout, known: ArrayCache) -> Flow[list[Node]]:
     return found
 
 
-def _store(array: _Collected, nodes: Sequence[Node], known: ArrayCache) -> Flow[None]:
-    """Store the collection, then say so in the documents: who sees these finds it."""
+def _store(array: _IndexedArray, nodes: Sequence[Node], known: ArrayCache) -> Flow[None]:
+    """Store the consolidated index, then declare it in the documents: readers of these find it."""
     data = array.writer.encode(int(time.time()))
-    yield [Set(array.layout.prefix + COLLECTION_NAME, data)]
+    yield [Set(array.layout.prefix + CONSOLIDATED_INDEX_NAME, data)]
     keys = [document_key(node) for node in nodes]
     replies = yield from read_documents(keys)
     for node, key, reply in zip(nodes, keys, replies, strict=True):
         doc = None if reply.value is None else parse_json(reply.value)
-        if doc is None or is_collected(doc):
+        if doc is None or declares_consolidated_index(doc):
             continue
-        stored = dump_document(with_collection(doc))
+        stored = dump_document(with_consolidated_index(doc))
         try:
             yield [Set(key, stored)]
         finally:

@@ -72,8 +72,8 @@ class FoundIndex(NamedTuple):
     is_unverified: bool = False
     """It was read by an earlier request, or by one that had begun before: what it says is true
     if bytes of the shard that are read now have the same version."""
-    nbytes_collected: int | None = None
-    """Of a collection of indexes that was read for this; ``None``: there was no such request."""
+    consolidated_nbytes: int | None = None
+    """Size of the consolidated index that this request read; ``None``: it read none."""
     value: memoryview | None = None
     """The bytes of the whole shard, if the index was read with them; perhaps damaged ones."""
 

@@ -193,7 +193,7 @@ class ShardingEngine:
         return chunks_initialized(operations.known, operations.batches.pending, path, region)
 
     def consolidating(self, path: str) -> Flow[list[str]]:
-        """The flow that collects the indexes of the arrays at or below a path.
+        """The flow that consolidates the indexes of the arrays at or below a path.
 
         Raises
         ------

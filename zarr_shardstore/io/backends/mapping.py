@@ -9,7 +9,7 @@ from collections.abc import Hashable, MutableMapping
 from typing import Any
 
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.consolidated_index import is_collection
+from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.io.backends.base import Mode, Session
 from zarr_shardstore.io.backends.key_pages import KeyPages
@@ -174,7 +174,7 @@ class MappingBackend:
             ) from None
 
     def _listed(self, prefix: str) -> list[str]:
-        return [key for key in self._keys(prefix) if not is_collection(key)]
+        return [key for key in self._keys(prefix) if not is_consolidated_index_key(key)]
 
     def _keys(self, prefix: str) -> list[str]:
         # list() first, in one step: other threads may change the mapping meanwhile.

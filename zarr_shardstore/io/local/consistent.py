@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Self
 
-from zarr_shardstore.format.consolidated_index import is_collection
+from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.format.journal import Repair
 from zarr_shardstore.format.ranges import ByteRange, Range, resolve_range
 from zarr_shardstore.io.local.cached_files import CachedShardFile, FileHandle, open_to_read
@@ -41,7 +41,7 @@ def is_side_file(name: str) -> bool:
 
 def is_hidden(name: str) -> bool:
     """Whether a file is not to be listed, by its name or its key."""
-    return is_side_file(name) or is_collection(name)
+    return is_side_file(name) or is_consolidated_index_key(name)
 
 
 def is_appended_to(path: str) -> bool:

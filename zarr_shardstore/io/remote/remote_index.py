@@ -88,7 +88,7 @@ class RemoteIndexes:
             known, nbytes = await self._find_collected(scope, request)
             if nbytes is not None:
                 found = await self._get(request, scope, known)
-                return found._replace(nbytes_collected=nbytes)
+                return found._replace(consolidated_nbytes=nbytes)
         return await self._get(request, scope, known)
 
     async def _get(
