@@ -43,7 +43,7 @@ from zarr_shardstore.convert import in_place
 from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
 from zarr_shardstore.convert.report import Progress
 from zarr_shardstore.errors import ReadOnlyError, UnfinishedConversionError
-from zarr_shardstore.inspect import contents
+from zarr_shardstore.inspect import find
 from zarr_shardstore.shards.requests import Get, GetMany, GetSize, ListDir, ListPrefix
 from zarr_shardstore.testing import objects_of
 
@@ -562,7 +562,7 @@ def test_attributes_of_an_array_that_is_not_listed() -> None:
     """They are copied; that other keys are not, is said."""
     source = full(V2, "a").objects()
     target: dict[str, bytes] = {}
-    with mock.patch.object(contents, "_MAX_CHUNK_NAMES", 5):
+    with mock.patch.object(find, "_MAX_CHUNK_NAMES", 5):
         dry = shard_store(source, target, chunks_per_shard=2, dry_run=True)
         report = shard_store(source, target, chunks_per_shard=2)
         assert shard_store(source, chunks_per_shard=2).notes == ()

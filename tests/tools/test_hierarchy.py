@@ -23,8 +23,8 @@ from tests.support.hierarchies import (
     Kind,
     grid_coords,
 )
-from zarr_shardstore.inspect import contents
-from zarr_shardstore.inspect.contents import StoreContents, find_hierarchy
+from zarr_shardstore.inspect import find as find_module
+from zarr_shardstore.inspect.find import StoreContents, find_contents
 from zarr_shardstore.inspect.open_base import open_base
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.metadata.documents import Node
@@ -36,7 +36,7 @@ def find(
 ) -> tuple[Any, list[Any]]:
     """The hierarchy of a dict, and the requests of each round."""
     backend = MappingBackend(dict(objects))
-    flow = find_hierarchy() if flow is None else flow
+    flow = find_contents() if flow is None else flow
     rounds: list[Any] = []
     replies: Any = None
     while True:
@@ -107,7 +107,7 @@ def test_every_base_store_finds_the_same(where: str) -> None:
     objects = {**full(V3, "a").objects(), **OTHERS, "a/notes": b"", "top": b"x"}
     for key, value in objects.items():
         put(base, key, value)
-    found = open_base(base).run(find_hierarchy())
+    found = open_base(base).run(find_contents())
     assert [node.path for node in found.arrays] == ["a"]
     assert Counter(found.other_keys) == Counter([*OTHERS, "a/notes", "top"])
 
@@ -239,7 +239,7 @@ def test_twins_are_found_both() -> None:
 def test_part_of_a_store() -> None:
     """Only what is at and below the directory."""
     objects = full(V3, "g/a").objects() | full(V3, "h/b").objects()
-    found, rounds = find(objects, find_hierarchy("g"))
+    found, rounds = find(objects, find_contents("g"))
     assert [node.path for node in found.arrays] == ["g/a"]
     assert all(prefix.startswith("g/") for prefix in listings(rounds))
 
@@ -247,7 +247,7 @@ def test_part_of_a_store() -> None:
 def test_many_directories_in_rounds_of_bounded_size() -> None:
     """A round holds requests for so many names, not for all of them."""
     objects = {f"d{n}/key": b"x" for n in range(50)}
-    with mock.patch.object(contents, "_NAMES_AT_ONCE", 8):
+    with mock.patch.object(find_module, "_DIRECTORIES_AT_ONCE", 8):
         found, rounds = find(objects)
     assert sorted(found.other_keys) == sorted(objects)
     assert max(map(len, rounds)) <= 3 * 8

@@ -15,7 +15,7 @@ from tests.support.bases import OtherMapping
 from tests.support.hierarchies import KINDS, ArrayOf, Coords, Kind, grid_coords
 from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError
-from zarr_shardstore.inspect.contents import STAGING
+from zarr_shardstore.inspect.open_base import STAGING
 
 GRID = (3, 4)
 

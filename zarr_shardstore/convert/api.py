@@ -44,8 +44,8 @@ from zarr_shardstore.convert.report import ConversionReport, OnProgress
 from zarr_shardstore.draft.hierarchy_store import DraftHierarchyStore
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError
 from zarr_shardstore.format.shard import EntryOrder, check_order
-from zarr_shardstore.inspect.contents import STAGING, find_hierarchy
-from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
+from zarr_shardstore.inspect.find import find_contents
+from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.base import Backend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
@@ -373,7 +373,7 @@ def _convert_by(
     base.seal()  # a shard that is sealed later would be one that was changed meanwhile
     # Where nothing is finished first, what is refused leaves no trace, not even a lock.
     prepared = None if in_place else _prepared(request, base, target, in_place, workers)
-    with exclusive(target.driver.backend, STAGING, f"a conversion of {target.describe()}"):
+    with exclusive(target.backend, STAGING, f"a conversion of {target.describe()}"):
         remove_leftovers(target)
         try:
             if prepared is None:
@@ -394,8 +394,8 @@ def _prepared(
     in_place: bool,
     workers: Executor,
 ) -> tuple[Conversion, tuple[str, ...]]:
-    hierarchy = base.run(find_hierarchy())
-    states = array_states(hierarchy.arrays.values())
+    contents = base.run(find_contents())
+    states = array_states(contents.arrays.values())
     if not states:
         raise SpecError(f"there is no Zarr array in {base.describe()}")
     if not in_place:
@@ -420,7 +420,7 @@ def _prepared(
         target,
         in_place,
         plans,
-        hierarchy.other_keys,
+        contents.other_keys,
         request.new_arrays,
         request.keeps_declaration,
         request.order,
@@ -429,7 +429,7 @@ def _prepared(
     )
     if in_place:
         return conversion, ()
-    return conversion, tuple(map(_note_of_unlisted, hierarchy.unlisted))
+    return conversion, tuple(map(_note_of_unlisted, contents.unlisted))
 
 
 def _refuse_links(base: BaseStoreHandle, plans: Sequence[ArrayPlan]) -> None:
@@ -443,7 +443,7 @@ def _refuse_links(base: BaseStoreHandle, plans: Sequence[ArrayPlan]) -> None:
     """
     for plan in plans:
         prefix = plan.state.node.chunk_prefix
-        link = None if plan.action == "skipped" else base.driver.backend.linked_directory(prefix)
+        link = None if plan.action == "skipped" else base.backend.linked_directory(prefix)
         if link is not None:
             raise SpecError(
                 f"objects of the array {plan.state.path!r} lie behind the link {link!r}: in "

@@ -17,7 +17,7 @@ from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.format.grid import chunk_grid_shape
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.sharding_spec import ShardingSpec
-from zarr_shardstore.inspect.contents import FoundArray
+from zarr_shardstore.inspect.find import FoundArray
 from zarr_shardstore.metadata.declaration import (
     MARKER,
     Declared,

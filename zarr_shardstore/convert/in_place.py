@@ -39,8 +39,7 @@ from typing import Any, Literal
 from zarr_shardstore.convert.other_keys import with_copies
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
-from zarr_shardstore.inspect.contents import STAGING, parents_of
-from zarr_shardstore.inspect.open_base import BaseStoreHandle
+from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle
 from zarr_shardstore.metadata.documents import (
     Hierarchy,
     Node,
@@ -272,9 +271,17 @@ def _keys_of_copies(documents: Mapping[str, Any]) -> list[tuple[str, str]]:
         node = node_of_document(key)
         assert node is not None
         name = "zarr.json" if node.hierarchy == "v3" else ".zmetadata"
-        for path in parents_of(node):
+        for path in _groups_above(node):
             keys[f"{path}/{name}".lstrip("/")] = path
     return list(keys.items())
+
+
+def _groups_above(node: Node) -> list[str]:
+    """Return the paths of the groups that may hold a copy of a document, the root last."""
+    if not node.path or node.hierarchy == "draft":
+        return []
+    segments = node.path.split("/")
+    return ["/".join(segments[:n]) for n in reversed(range(len(segments)))]
 
 
 def keys_of_values(

@@ -22,7 +22,7 @@ from zarr_shardstore.format.index import IndexFormat
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.format.sharding_spec import ShardingSpec
-from zarr_shardstore.inspect.find import select_paths
+from zarr_shardstore.inspect.find import quoted, select_paths
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata.auto_shards import choose_chunks_per_shard
 from zarr_shardstore.metadata.documents import Node
@@ -260,12 +260,8 @@ def check_rules(policy: ShardingPolicy, states: Sequence[ArrayState]) -> None:
     for name in policy.names_without_array([state.path for state in states]):
         raise SpecError(
             f"chunks_per_shard has a rule for {name!r}, and no array has such a path; there are "
-            f"{_names(states)}"
+            f"{quoted(state.path for state in states)}"
         )
-
-
-def _names(states: Sequence[ArrayState]) -> str:
-    return ", ".join(repr(state.path) for state in states[:10]) or "none"
 
 
 def _declared(

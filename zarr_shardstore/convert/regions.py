@@ -226,7 +226,7 @@ def _is_dense(place: ArrayLocation) -> bool:
 
 def _has_links(place: ArrayLocation) -> bool:
     """Whether objects may lie behind a link to a directory: listings do not follow it."""
-    return place.base.driver.backend.linked_directory(place.prefix) is not None
+    return place.base.backend.linked_directory(place.prefix) is not None
 
 
 class _Finder:

@@ -1,17 +1,26 @@
-"""The arrays of a store that a tool is asked for: all, those at or below a path, of a pattern."""
+"""Arrays of a base store and the keys that belong to no array, found in its directories.
+
+A walk lists directories from the root, all of one depth in one round. It never lists the
+directories of chunks: an array of 10 million chunks costs the few requests of its documents.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 from zarr_shardstore.arrays.array_cache import ArrayReader, StoredArray
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import array_path, paths_of
+from zarr_shardstore.format.grid import chunk_grid_shape
 from zarr_shardstore.format.keys import check_prefix
-from zarr_shardstore.inspect.contents import FoundArray, find_hierarchy
-from zarr_shardstore.inspect.open_base import BaseStoreHandle
+from zarr_shardstore.format.ranges import Range
+from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle
 from zarr_shardstore.metadata.documents import (
+    Geometry,
     Hierarchy,
     Node,
     document_key,
@@ -21,50 +30,100 @@ from zarr_shardstore.metadata.documents import (
     plain_geometry,
 )
 from zarr_shardstore.shards.read import ReadOptions
-from zarr_shardstore.shards.requests import Flow, Found, Get
+from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix
 
 _READER = ArrayReader("flat", ReadOptions())
+_HIERARCHIES: tuple[Hierarchy, ...] = ("v3", "v2", "draft")
+
+_DRAFT_META = "meta/"
+_DRAFT_ROOT = "root"
+_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+"""Names of documents. A directory with such a name is not walked."""
 
 _DOCUMENTS_AT_ONCE = 256
-"""Documents that are read in one round."""
+_DIRECTORIES_AT_ONCE = 256
+"""Most documents and directories that are read in one round."""
 
-_HIERARCHIES: tuple[Hierarchy, ...] = ("v3", "v2", "draft")
+_MAX_CHUNK_NAMES = 1 << 20
+"""Most names of chunks in the directory of an array that is listed."""
+
+_MAX_QUOTED = 10
+"""Most paths in an error message."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundArray:
+    """An array document as it is stored.
+
+    Parameters
+    ----------
+    node : Node
+        The hierarchy and the path of the array.
+    doc : dict
+        The parsed document; empty if it is no JSON object.
+    geometry : Geometry, optional
+        Of the stored objects, so of shards if there are any; ``None`` if it is not known here.
+    """
+
+    node: Node
+    doc: Mapping[str, Any]
+    geometry: Geometry | None
+
+
+@dataclass(slots=True)
+class StoreContents:
+    """Everything in a store but the chunks and shards of its arrays.
+
+    Parameters
+    ----------
+    arrays
+        By node, sorted by path.
+    other_keys : list of str
+        Keys that belong to no array: documents of groups, attributes, consolidated metadata,
+        and everything else. In no order.
+    unlisted
+        Arrays whose directory holds too many chunks to be listed. Of the other keys in such
+        a directory only documents are found.
+    """
+
+    arrays: dict[Node, FoundArray] = field(default_factory=dict)
+    other_keys: list[str] = field(default_factory=list)
+    unlisted: list[Node] = field(default_factory=list)
 
 
 def find_arrays(
     base: BaseStoreHandle, paths: Iterable[str] | str | None = None
 ) -> list[FoundArray]:
-    """The arrays of a store, sorted by path.
+    """Return the arrays of a store, or those that `paths` name, sorted by path.
 
-    What has the name of an array document and holds no JSON object is among them, with an
+    A key with the name of an array document that holds no JSON object is included, with an
     empty `doc`.
 
-    Parameters
-    ----------
-    paths
-        Of arrays, of groups, which stand for all below them, or patterns as ``"raw/*"``;
-        ``None``: all arrays.
-
-    Cost: the path of an array takes one round; all else a walk through the store.
+    Cost: one round for the path of an array; a walk through the store for anything else.
 
     Raises
     ------
     SpecError
-        If a path names no array.
+        If a path names no array; see `select_paths`.
     """
-    if paths is None:
-        return _in_order(base.run(_find_all()))
-    found: dict[Node, FoundArray] = {}
-    every: dict[Node, FoundArray] | None = None
-    for pattern in paths_of(paths):
+    everything = base.run(_find_all()) if paths is None else None
+    found = everything or []
+    for pattern in [] if paths is None else paths_of(paths):
         matches = arrays_at(base, pattern)
         if not matches:
-            if every is None:
-                every = base.run(_find_all())
-            selected = select_paths({node.path for node in every}, pattern)
-            matches = [array for node, array in every.items() if node.path in selected]
-        found |= {array.node: array for array in matches}
-    return _in_order(found)
+            if everything is None:
+                everything = base.run(_find_all())
+            selected = select_paths({array.node.path for array in everything}, pattern)
+            matches = [array for array in everything if array.node.path in selected]
+        found += matches
+    by_node = {array.node: array for array in found}
+    return sorted(by_node.values(), key=lambda array: (array.node.path, array.node.hierarchy))
+
+
+def arrays_at(base: BaseStoreHandle, path: str) -> list[FoundArray]:
+    """Return the arrays at a path: at most one of each hierarchy."""
+    path = check_prefix(array_path(path))
+    return base.run(_read_documents([Node(hierarchy, path) for hierarchy in _HIERARCHIES]))
 
 
 def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> set[str]:
@@ -87,8 +146,8 @@ def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> s
     for pattern in paths_of(paths):
         found = {path for path in nodes if any(_matches(at, pattern) for at in _lineage(path))}
         if not found:
-            names = ", ".join(map(repr, sorted(nodes)[:10])) or "none"
-            raise SpecError(f"no array has the path {pattern!r}, and no group; there are {names}")
+            there = quoted(sorted(nodes))
+            raise SpecError(f"no array has the path {pattern!r}, and no group; there are {there}")
         selected |= found
     return selected
 
@@ -103,38 +162,34 @@ def _lineage(path: str) -> list[str]:
     return ["", *(path[:end] for end in ends), path]
 
 
-def arrays_at(base: BaseStoreHandle, path: str) -> list[FoundArray]:
-    """The arrays at a path: of each hierarchy at most one."""
-    path = check_prefix(array_path(path))
-    return base.run(_read_documents([Node(hierarchy, path) for hierarchy in _HIERARCHIES]))
+def quoted(paths: Iterable[str]) -> str:
+    """Return the first few paths, quoted for an error message."""
+    unique = list(dict.fromkeys(paths))
+    more = f" and {len(unique) - _MAX_QUOTED} more" if len(unique) > _MAX_QUOTED else ""
+    return (", ".join(map(repr, unique[:_MAX_QUOTED])) or "none") + more
 
 
 def read_array(found: FoundArray) -> StoredArray:
-    """What an array document declares.
+    """Return the array that a document declares.
 
     Raises
     ------
     SpecError, UnsupportedError
-        If it cannot be read, or declares what is not possible or not known.
+        If the document cannot be read, or declares something impossible or unknown.
     """
     if not found.doc:
         raise SpecError(f"{document_key(found.node)!r} holds no JSON object")
     array = _READER.read(found.node, found.doc)
-    assert array is not None, "what was found is an array"
+    assert array is not None, "find_arrays returns documents of arrays only"
     return array
 
 
-def _in_order(found: Mapping[Node, FoundArray]) -> list[FoundArray]:
-    return [found[node] for node in sorted(found, key=lambda node: (node.path, node.hierarchy))]
-
-
-def _find_all() -> Flow[dict[Node, FoundArray]]:
-    hierarchy = yield from find_hierarchy()
-    found = dict(hierarchy.arrays)
-    others = [node for key in hierarchy.other_keys if (node := node_of_document(key)) is not None]
+def _find_all() -> Flow[list[FoundArray]]:
+    contents = yield from find_contents()
+    found = list(contents.arrays.values())
+    others = [node for key in contents.other_keys if (node := node_of_document(key)) is not None]
     for i in range(0, len(others), _DOCUMENTS_AT_ONCE):
-        broken = yield from _read_documents(others[i : i + _DOCUMENTS_AT_ONCE])
-        found |= {array.node: array for array in broken}
+        found += yield from _read_documents(others[i : i + _DOCUMENTS_AT_ONCE])
     return found
 
 
@@ -142,11 +197,153 @@ def _read_documents(nodes: Sequence[Node]) -> Flow[list[FoundArray]]:
     replies: list[Found] = yield [Get(document_key(node)) for node in nodes]
     found = []
     for node, reply in zip(nodes, replies, strict=True):
-        if reply.value is None:
-            continue
-        doc = parse_json(reply.value)
-        if doc is None:
-            found.append(FoundArray(node, {}, None))
-        elif is_array_document(node, doc):
-            found.append(FoundArray(node, doc, plain_geometry(node.hierarchy, doc)))
+        if reply.value is not None:
+            array = _parse(node, reply.value)
+            found += [] if array is None else [array]
     return found
+
+
+def _parse(node: Node, data: memoryview) -> FoundArray | None:
+    """Parse a document; ``None`` if it is the document of a group."""
+    doc = parse_json(data)
+    if doc is None:
+        return FoundArray(node, {}, None)
+    if not is_array_document(node, doc):
+        return None
+    return FoundArray(node, doc, plain_geometry(node.hierarchy, doc))
+
+
+def find_contents(root: str = "") -> Flow[StoreContents]:
+    """Find all arrays and all other keys at and below a directory of a base store.
+
+    Cost: one listing and three reads for each directory that holds no chunks, all directories
+    of one depth in one round; one listing for the documents of a draft hierarchy.
+    """
+    found = StoreContents()
+    draft: dict[str, Node] = {}
+    if not root:
+        draft = yield from _find_draft_arrays(found)
+    level = [f"{root}/" if root else ""]
+    while level:
+        below: list[str] = []
+        for i in range(0, len(level), _DIRECTORIES_AT_ONCE):
+            below += yield from _visit(level[i : i + _DIRECTORIES_AT_ONCE], draft, found)
+        level = below
+    found.arrays = dict(sorted(found.arrays.items(), key=lambda item: item[0].path))
+    return found
+
+
+def _find_draft_arrays(found: StoreContents) -> Flow[dict[str, Node]]:
+    """Find the arrays of a draft hierarchy; return them by the directory of their chunks."""
+    (names,) = yield [ListDir(_DRAFT_META)]
+    keys = [_DRAFT_META + name for name in names]
+    if _DRAFT_ROOT in names:  # without it "meta" is an ordinary group, perhaps with many chunks
+        (below,) = yield [ListPrefix(f"{_DRAFT_META}{_DRAFT_ROOT}/")]
+        keys += below
+    nodes = [node for key in keys if (node := node_of_document(key)) and node.hierarchy == "draft"]
+    if not nodes:
+        return {}
+    replies: list[Found] = yield [Get(document_key(node)) for node in nodes]
+    return {
+        node.chunk_prefix: node
+        for node, reply in zip(nodes, replies, strict=True)
+        if _add(found, node, reply)
+    }
+
+
+def _visit(
+    directories: Sequence[str], draft: Mapping[str, Node], found: StoreContents
+) -> Flow[list[str]]:
+    """Read some directories; return the names in them that may be directories.
+
+    A name in a listing may be a key, a directory, or both. So each is also read as a key.
+    """
+    replies: list[Found] = yield [
+        request
+        for directory in directories
+        for request in (
+            Get(f"{directory}zarr.json"),
+            Get(f"{directory}.zarray"),
+            Get(directory.removesuffix("/") or "zarr.json", Range(0, 1)),
+        )
+    ]
+    arrays: dict[str, list[Node]] = {}
+    unlisted: list[str] = []
+    for i, directory in enumerate(directories):
+        v3, v2, itself = replies[3 * i : 3 * i + 3]
+        path = directory.removesuffix("/")
+        both = (Node("v3", path), v3), (Node("v2", path), v2)
+        nodes = [node for node, reply in both if _add(found, node, reply)]
+        if directory in draft:
+            nodes.append(draft[directory])
+        if path and itself.value is not None:
+            found.other_keys.append(path)
+        if sum(_n_names(found.arrays[node].geometry) for node in nodes) > _MAX_CHUNK_NAMES:
+            found.unlisted += nodes
+            unlisted.append(directory)
+        else:
+            arrays[directory] = nodes
+    yield from _find_documents(unlisted, found)
+    listings: list[list[str]] = yield [ListDir(directory) for directory in arrays]
+    below: list[str] = []
+    for (directory, nodes), names in zip(arrays.items(), listings, strict=True):
+        below += _names_below(directory, names, nodes, found)
+    return below
+
+
+def _find_documents(directories: Sequence[str], found: StoreContents) -> Flow[None]:
+    """Find the documents in directories that are not listed, such as attributes."""
+    keys = [
+        directory + name
+        for directory in directories
+        for name in _DOCUMENTS
+        if node_of_document(directory + name) not in found.arrays
+    ]
+    if keys:
+        replies: list[Found] = yield [Get(key, Range(0, 1)) for key in keys]
+        found.other_keys += [
+            key for key, reply in zip(keys, replies, strict=True) if reply.value is not None
+        ]
+
+
+def _names_below(
+    directory: str, names: Sequence[str], nodes: Sequence[Node], found: StoreContents
+) -> list[str]:
+    geometries = [g for node in nodes if (g := found.arrays[node].geometry) is not None]
+    below = []
+    for name in names:
+        key = directory + name
+        if f"{key}/" == STAGING or node_of_document(key) in found.arrays:
+            continue
+        if name in _DOCUMENTS:
+            found.other_keys.append(key)
+        elif not any(_is_of_chunks(geometry, name) for geometry in geometries):
+            below.append(f"{key}/")
+    return below
+
+
+def _is_of_chunks(geometry: Geometry, name: str) -> bool:
+    """Tell whether a name in the directory of an array is that of a chunk or of chunks below."""
+    encoding, ndim = geometry.encoding, len(geometry.shape)
+    if not ndim:  # a 0-d draft array may have a second key: that is copied as it is
+        return name == encoding.encode(())
+    first = encoding.dims_of_components(ndim)[0]
+    return encoding.decode_component(0, name, len(first)) is not None
+
+
+def _n_names(geometry: Geometry | None) -> int:
+    """Return how many names the chunks of an array may have in its directory."""
+    if geometry is None:
+        return 0
+    grid = chunk_grid_shape(geometry.shape, geometry.chunk_shape)
+    first = geometry.encoding.dims_of_components(len(grid))[0]
+    return math.prod(grid[dim] for dim in first)
+
+
+def _add(found: StoreContents, node: Node, reply: Found) -> bool:
+    """Add the array that a document describes; return whether it describes one."""
+    array = None if reply.value is None else _parse(node, reply.value)
+    if array is None or not array.doc:
+        return False
+    found.arrays[node] = array
+    return True

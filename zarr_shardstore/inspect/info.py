@@ -11,8 +11,7 @@ from zarr_shardstore.arrays.array_cache import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.grid import n_entries_of
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.inspect.contents import FoundArray
-from zarr_shardstore.inspect.find import arrays_at, find_arrays, read_array
+from zarr_shardstore.inspect.find import FoundArray, arrays_at, find_arrays, read_array
 from zarr_shardstore.inspect.occupancy import ObjectGrid, rounds_of_objects
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike

@@ -1,4 +1,4 @@
-"""A base store as the tools use it: objects under their own keys, nothing translated."""
+"""Base stores for the tools: objects under their own keys, with no key translated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zarr.storage import LocalStore
 
 from zarr_shardstore.draft.hierarchy_store import DraftHierarchyStore
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.inspect.contents import STAGING
+from zarr_shardstore.io.backends.base import Backend
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.backends.store_traits import has_no_such_key, is_in_memory, location_of
 from zarr_shardstore.io.driver import Driver
@@ -27,15 +27,18 @@ from zarr_shardstore.store.sharding_store import ShardingStore
 
 T = TypeVar("T")
 
+STAGING = ".zarr_shardstore/"
+"""Directory of conversions in place for objects that are not published yet. No tool shows it."""
+
 
 @dataclass(frozen=True, slots=True)
 class BaseStoreHandle:
-    """A base store and the driver for it; blocking, and picklable as the store is.
+    """A base store with a blocking driver. It pickles if the store does.
 
     Parameters
     ----------
     is_read_only : bool
-        It was reached through a store that refuses writes.
+        True if the caller passed a store around it that refuses writes.
 
     Thread safety: may be used from any thread.
     """
@@ -47,49 +50,63 @@ class BaseStoreHandle:
     def __reduce__(self) -> tuple[Any, ...]:
         return open_base, (self.store,)
 
+    @property
+    def backend(self) -> Backend:
+        """The backend of the store."""
+        return self.driver.backend
+
     def run(self, flow: Flow[T]) -> T:
-        """Run a flow of requests in this thread."""
+        """Run a flow in this thread."""
         return self.driver.run(flow)
 
     def perform(self, requests: Sequence[Request]) -> list[Any]:
-        """Perform independent requests, and wait for the replies."""
-        return self.driver.run(_one_round(requests))
+        """Perform independent requests; return their replies."""
+        return self.run(_one_round(requests))
 
     def seal(self) -> None:
-        """Bring the shards to rest that this process has changed in their place."""
+        """Seal every shard file that this process has appended to."""
         if not self.is_read_only:
-            seal_all(self.driver.backend)
+            seal_all(self.backend)
 
     def upload(self, key: str) -> Upload:
         """Begin to store an object piece by piece."""
-        return self.driver.backend.upload(key)
+        return self.backend.upload(key)
 
     def is_same(self, other: BaseStoreHandle) -> bool:
-        """Whether both are the same objects."""
-        if self.driver.backend.scope("") == other.driver.backend.scope(""):
+        """Return whether both are the same store."""
+        if self.backend.scope("") == other.backend.scope(""):
             return True
-        (how, root), (how_there, there) = self._location(), other._location()
-        return how == how_there and _is_same_place(str(how), root, there)
+        (scheme, root), (other_scheme, other_root) = self._location(), other._location()
+        if scheme != other_scheme:
+            return False
+        if root == other_root:
+            return True
+        try:  # one directory may have several names
+            return scheme == "file" and os.path.samefile(root, other_root)
+        except OSError:
+            return False
 
     def overlaps(self, other: BaseStoreHandle) -> bool:
-        """Whether objects of the one are objects of the other, too, as far as can be told."""
-        (how, root), (how_there, there) = self._location(), other._location()
-        return how == how_there and (root.startswith(there) or there.startswith(root))
+        """Return whether one store is known to lie inside the other."""
+        (scheme, root), (other_scheme, other_root) = self._location(), other._location()
+        return scheme == other_scheme and (
+            root.startswith(other_root) or other_root.startswith(root)
+        )
 
     def _location(self) -> tuple[Hashable, str]:
-        """What the store is in, and what comes before its keys there."""
+        """Return the medium of the store, and the prefix of its keys there."""
         if isinstance(self.store, Store):
             return location_of(self.store)
-        return self.driver.backend.scope(""), ""
+        return self.backend.scope(""), ""
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether another process would get a copy instead of the store itself."""
+        """True if another process would get a copy instead of the store itself."""
         return not isinstance(self.store, Store) or is_in_memory(self.store)
 
     @property
     def supports_deletes(self) -> bool:
-        """Whether objects can be removed and replaced. In a zip they cannot."""
+        """True if objects can be removed and replaced. In a zip they cannot."""
         return not isinstance(self.store, Store) or self.store.supports_deletes
 
     def check_replaceable(self) -> None:
@@ -101,7 +118,7 @@ class BaseStoreHandle:
             )
 
     def check_takes_any_key(self) -> None:
-        """Refuse a store in which a conversion can keep nothing of its own.
+        """Refuse a store that cannot keep the notes of a conversion.
 
         Raises
         ------
@@ -127,22 +144,22 @@ class BaseStoreHandle:
         check_writable(self.is_read_only or is_base_read_only)
 
     def describe(self) -> str:
-        """The store, for messages."""
+        """Return the name of the store for messages."""
         if isinstance(self.store, Store):
             return " ".join(str(self.store).split())  # icechunk's has several lines
-        return repr(self.driver.backend)
+        return repr(self.backend)
 
 
 def open_base(
     store: BaseStoreLike | ShardingStore | ShardingMapping | DraftHierarchyStore,
     storage_options: Mapping[str, Any] | None = None,
 ) -> BaseStoreHandle:
-    """Open whatever `ShardingStore` wraps; of a store that wraps already, what it wraps.
+    """Open everything that `ShardingStore` takes; for a sharding store, its base store.
 
     Raises
     ------
     SpecError, TypeError
-        As `base_store_of`; or if there is a file where the directory should be.
+        As `base_store_of`; also if the path of the store is a file.
     UnsupportedError
         If the store cannot list keys.
     """
@@ -158,16 +175,6 @@ def open_base(
     if isinstance(base, Store) and not base.supports_listing:
         raise UnsupportedError(f"{base} lists no keys: what it holds cannot be found")
     return BaseStoreHandle(base, Driver(backend_of(base), _refuse_update), is_read_only)
-
-
-def _is_same_place(how: str, root: str, there: str) -> bool:
-    """Whether two roots are one: on a disk one directory may have several names."""
-    if root == there:
-        return True
-    try:
-        return how == "file" and os.path.samefile(root, there)
-    except OSError:
-        return False
 
 
 def _one_round(requests: Sequence[Request]) -> Flow[list[Any]]:

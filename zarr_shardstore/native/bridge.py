@@ -15,7 +15,7 @@ from zarr.abc.store import Store
 
 from zarr_shardstore.arrays.array_cache import count_document_change, n_document_changes
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.inspect.contents import find_hierarchy
+from zarr_shardstore.inspect.find import find_contents
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.metadata.documents import document_key, dump_document, parse_json
@@ -169,7 +169,7 @@ def _open(store: AnyStore, options: Mapping[str, Any] | None, dry_run: bool) -> 
 
 def _read_documents() -> Flow[dict[str, Document]]:
     """All documents of the nodes of a store, by key."""
-    found = yield from find_hierarchy()
+    found = yield from find_contents()
     if any(node.hierarchy == "draft" for node in found.arrays):
         raise _draft_refusal()
     docs = {document_key(node): dict(array.doc) for node, array in found.arrays.items()}
