@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from zarr_shardstore.io.backends.mapping import MappingBackend
-from zarr_shardstore.shards.index_reads import as_gets, with_indexes
+from zarr_shardstore.shards.index_reads import found_indexes, index_gets
 from zarr_shardstore.shards.requests import Flow, Found, Request
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Recorder:
         try:
             batch = next(flow)
             while True:
-                gets = as_gets(batch)  # an index is bytes here
+                gets = index_gets(batch)  # an index is bytes here
                 self.batches.append(gets)
                 replies: list[Any] = []
                 for request, reply in zip(gets, backend.perform(gets), strict=True):
@@ -58,7 +58,7 @@ class Recorder:
                         reply = Found(value, version, size)
                     replies.append(reply)
                 self._between(len(self.batches))
-                batch = flow.send(with_indexes(batch, replies))
+                batch = flow.send(found_indexes(batch, replies))
         except StopIteration as stop:
             result: T = stop.value
             return result

@@ -386,7 +386,7 @@ class RecentArrays:
         for i, translator, shard_key, entry_id in self._places(keys):
             group = groups.get(shard_key)
             if group is None:
-                group = ShardReads.of(translator.shard(shard_key), byte_ranges)
+                group = ShardReads(translator.shard(shard_key), byte_ranges)
                 groups[shard_key] = group
             group.add(i, entry_id, None if byte_ranges is None else byte_ranges[i])
         return list(groups.values())

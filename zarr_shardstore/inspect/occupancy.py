@@ -219,7 +219,7 @@ def read_shards(shards: Sequence[ShardRef]) -> Flow[list[tuple[Cell | None, str 
     if not shards:
         return []
     indexes, sizes = yield from gather(
-        [try_read_indexes(shards, keep=False), relay([GetSize(shard.key) for shard in shards])]
+        [try_read_indexes(shards, cache=False), relay([GetSize(shard.key) for shard in shards])]
     )
     found: list[tuple[Cell | None, str | None]] = []
     for shard, index, size in zip(shards, indexes, sizes, strict=True):

@@ -220,9 +220,9 @@ def read_indexes_with_held(
 ) -> Flow[list[ShardIndex | CorruptShardError | None]]:
     """As `try_read_indexes`, as they would be if what is held were published; for listings."""
     if not pending:
-        return (yield from try_read_indexes(shards, versions, keep=False))
+        return (yield from try_read_indexes(shards, versions, cache=False))
     held = [pending.entries(shard) for shard in shards]
-    indexes = yield from try_read_indexes(shards, versions, keep=False)
+    indexes = yield from try_read_indexes(shards, versions, cache=False)
     return [
         index if isinstance(index, CorruptShardError) else overlaid_index(shard, index, entries)
         for shard, index, entries in zip(shards, indexes, held, strict=True)

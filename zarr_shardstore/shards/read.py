@@ -1,10 +1,13 @@
-"""Read flows: at most two rounds of requests, however many chunks of however many shards.
+"""Reads of chunks: at most two rounds of requests, for any number of chunks and shards.
 
-Round 1 asks for the index of each shard once, round 2 for the coalesced spans of the entries
-found there. Behind a network some shards are read whole in round 1, if their index is not known.
-Where a shard was replaced between the rounds, or its bytes contradict its index, the shard is
-asked again, and at last read whole in one request: that one is before or after the write, and
-shows whether the shard is damaged.
+1. Round 1 asks for the index of each shard. A cached index takes no request, and is *unverified*.
+   Behind a network, a shard of which much is wanted is read whole, if its index is not cached.
+2. Round 2 asks for the entries, in coalesced spans. Each reply must be as long as its span and
+   have the version of the index. Where nothing is read, an unverified index is revalidated instead.
+3. A shard that was replaced between the rounds, or whose index is damaged, is read once more so.
+   This time no writer may be changing it in place, and the index is revalidated.
+4. After that the shard is read whole, in one request. Its bytes are those before or after a write.
+   They show whether the shard is damaged: only now `CorruptShardError` is raised.
 
 Source: sharding storage transformer draft, "API implementation", get_partial_values.
 """
@@ -27,38 +30,43 @@ from zarr_shardstore.format.ranges import (
     resolve_range,
 )
 from zarr_shardstore.format.shard import index_of_shard
-from zarr_shardstore.shards.index_reads import (
-    MAX_UNWANTED_NBYTES_AT_ONCE,
-    are_worth_whole,
-    corrupt,
-    read_whole_shards,
-)
+from zarr_shardstore.shards.index_reads import corrupt, read_whole_shards
 from zarr_shardstore.shards.requests import Flow, FoundIndex, Get, GetIndex, GetSize, Request
 
 _N_ATTEMPTS_IN_TWO_ROUNDS = 2
 
 _MAX_GAP_FACTOR = 16
-"""How much longer gaps may be that are read along to spare a round: 64 KiB where 4 KiB are read to
-spare a request. At 100 MB/s they take 0.7 ms, a 64th of a round trip of 40 ms."""
+"""Gaps that are read along to save a round may be so much longer than those that save a request.
+64 KiB take 0.7 ms at 100 MB/s, a 64th of a round trip of 40 ms."""
+
+_MAX_UNWANTED_NBYTES = 512 * 1024
+"""In one shard that is read whole although most of it is unwanted: 10 ms at 50 MB/s."""
+
+_MAX_UNWANTED_NBYTES_OF_READ = 4 * 1024 * 1024
+"""In all such shards of a read, or in its gaps: the time of a round trip at 1 Gbit/s."""
+
+_MIN_WANTED = 1 / 16
+"""Least part of the chunks of such a shard: scattered reads pay for the wanted chunks only."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How much one read asks for at once.
+    """Limits of the requests of one read.
 
     Parameters
     ----------
     max_gap_bytes
         Unwanted bytes between two ranges that are read along. 4 KiB, a page of a file
-        system, costs less than a request anywhere; with 1 MiB more was lost than won.
+        system, costs less than a request anywhere; 1 MiB was slower than no gap.
     max_coalesced_bytes
-        Largest span of more than one range, and shard that is read whole (before compression).
+        Largest span of more than one range, and largest shard that is read whole, before
+        compression.
     max_shards_at_once
-        Says how many shards are read in the same two rounds; ``None``: all.
+        Number of shards that are now read in the same two rounds; ``None``: all.
     max_requests_at_once
-        Requests that are under way at a time, where a round of them takes long: some shards are
-        read whole, and gaps of up to 16 `max_gap_bytes` are read along to spare a round, 4 MiB
-        of them in a read.
+        Number of concurrent requests, where a round of them takes long; ``None`` where it does
+        not. To save a round, some shards are read whole. Gaps of up to 16 `max_gap_bytes` are
+        read along too, at most 4 MiB in a read.
     """
 
     max_gap_bytes: int = 4 * 1024
@@ -68,54 +76,61 @@ class ReadOptions:
 
 
 class EntryRead(NamedTuple):
-    """Ask for the value of a chunk, or for a range of it."""
+    """Read of the value of a chunk, or of a range of it."""
 
     chunk: ChunkRef
     byte_range: ByteRange | None = None
 
 
-@dataclass(slots=True)
 class ShardReads:
-    """What one read wants of a shard, in columns.
+    """Reads of entries of one shard, in columns.
 
     Parameters
     ----------
-    positions
-        Which of the values of the read they are.
-    entry_ids
-        Of which chunks; one may be there more than once.
     byte_ranges
-        Of the values; ``None``: all of each.
+        Ranges of the whole read, as `column_of_ranges` gives them; ``None``: all of each value.
+
+    Attributes
+    ----------
+    positions
+        Position of each value in the whole read.
+    entry_ids
+        Entry of each value; an entry may be there more than once.
+    byte_ranges
+        Range of each value; ``None``: all of each.
     """
 
-    shard: ShardRef
-    positions: list[int]
-    entry_ids: list[int]
-    byte_ranges: list[ByteRange | None] | None
+    __slots__ = ("byte_ranges", "entry_ids", "positions", "shard")
 
-    @classmethod
-    def of(cls, shard: ShardRef, byte_ranges: Sequence[ByteRange | None] | None) -> ShardReads:
-        """None yet, of a read that wants those ranges, or whole values."""
-        return cls(shard, [], [], None if byte_ranges is None else [])
+    def __init__(self, shard: ShardRef, byte_ranges: Sequence[ByteRange | None] | None) -> None:
+        self.shard = shard
+        self.positions: list[int] = []
+        self.entry_ids: list[int] = []
+        self.byte_ranges: list[ByteRange | None] | None = None if byte_ranges is None else []
 
     def add(self, position: int, entry_id: int, byte_range: ByteRange | None) -> None:
-        """One more."""
+        """Add a read."""
         self.positions.append(position)
         self.entry_ids.append(entry_id)
         if self.byte_ranges is not None:
             self.byte_ranges.append(byte_range)
 
-    def n_wanted(self) -> int:
-        """Chunks that are wanted as a whole."""
+    def n_whole_entries(self) -> int:
+        """Count the entries whose whole value is wanted."""
         if self.byte_ranges is None:
             return len(set(self.entry_ids))
         pairs = zip(self.entry_ids, self.byte_ranges, strict=True)
         return len({entry_id for entry_id, byte_range in pairs if byte_range is None})
 
-    def ranges_in(
-        self, entries: Sequence[tuple[int, int] | None]
-    ) -> Iterator[tuple[int, int, int]]:
-        """Row, first byte and end of each that is there, from offset and nbytes of each entry."""
+    def ranges(self, index: ShardIndex, shard_nbytes: int | None) -> Iterator[tuple[int, int, int]]:
+        """Yield row, start and stop in the shard of each read whose entry is present.
+
+        Raises
+        ------
+        IndexDamageError
+            If an entry leaves a shard of `shard_nbytes`.
+        """
+        entries = index.entries(self.entry_ids, shard_nbytes, self.shard.layout.spec.index)
         if self.byte_ranges is None:
             for row, entry in enumerate(entries):
                 if entry is not None:
@@ -128,38 +143,38 @@ class ShardReads:
 
 
 @dataclass(slots=True)
-class _Planned:
-    """Spans of one shard, and the state it must be in."""
+class _ShardPlan:
+    """Spans of one shard, and the version that the shard must have."""
 
     reads: ShardReads
     index: ShardIndex
-    found: FoundIndex
-    wanted: list[tuple[int, int]]
-    """Bytes that the spans are made of."""
-    rows: list[int]
-    """Of the reads, one for each of them."""
+    version: object
     spans: list[Span]
+    wanted: list[tuple[int, int]]
+    """Bytes that the members of the spans are."""
+    rows: list[int]
+    """Row of `reads` of each of these."""
 
 
 def read_entries(reads: Sequence[EntryRead], options: ReadOptions) -> Flow[list[memoryview | None]]:
     """Read values of chunks; ``None`` where a chunk is missing.
 
     Cost: one index request for each shard, then one request for each span, or one request for a
-    whole shard; a chunk that was asked for twice is read once if the ranges touch.
+    whole shard. A chunk that was asked for twice is read once if the ranges touch.
 
     Raises
     ------
     SpecError
         If a byte range has a negative number.
     CorruptShardError
-        If an index, or an entry that was asked for, is damaged. Others do not matter.
+        If an index, or an entry that was asked for, is damaged. Other entries are not checked.
     """
     byte_ranges = column_of_ranges([read.byte_range for read in reads])
     by_shard: dict[str, ShardReads] = {}
     for i, ((_, shard, entry_id), byte_range) in enumerate(reads):
         group = by_shard.get(shard.key)
         if group is None:
-            group = by_shard[shard.key] = ShardReads.of(shard, byte_ranges)
+            group = by_shard[shard.key] = ShardReads(shard, byte_ranges)
         group.add(i, entry_id, byte_range)
     return (yield from read_shards(list(by_shard.values()), len(reads), options))
 
@@ -167,7 +182,7 @@ def read_entries(reads: Sequence[EntryRead], options: ReadOptions) -> Flow[list[
 def read_shards(
     groups: Sequence[ShardReads], n_values: int, options: ReadOptions
 ) -> Flow[list[memoryview | None]]:
-    """As `read_entries`, of reads whose shards are known; each shard is in one group."""
+    """Read as `read_entries`, with the reads grouped already; each shard is in one group."""
     values: list[memoryview | None] = [None] * n_values
     first, max_at_once = 0, options.max_shards_at_once
     while first < len(groups):
@@ -183,18 +198,54 @@ def _read_groups(
     """Fill `values` for some groups of reads, each of one shard."""
     for attempt in range(_N_ATTEMPTS_IN_TWO_ROUNDS):
         is_again = attempt > 0
-        whole = [False] * len(pending)
+        with_data = [False] * len(pending)
         if options.max_requests_at_once is not None and not is_again:
-            wanted = [(reads.shard, reads.n_wanted()) for reads in pending]
-            whole = are_worth_whole(wanted, options.max_coalesced_bytes)
+            with_data = _choose_whole_shards(pending, options.max_coalesced_bytes)
         replies: list[FoundIndex] = yield [
-            GetIndex(reads.shard, consistent=is_again, revalidate=is_again, with_data=is_worth)
-            for reads, is_worth in zip(pending, whole, strict=True)
+            GetIndex(reads.shard, consistent=is_again, revalidate=is_again, with_data=is_whole)
+            for reads, is_whole in zip(pending, with_data, strict=True)
         ]
         pending = yield from _read_spans(pending, replies, values, options)
         if not pending:
             return
-    yield from _read_whole(pending, values)
+    founds = yield from read_whole_shards([reads.shard for reads in pending])
+    for reads, found in zip(pending, founds, strict=True):
+        _clear(reads, values)
+        if found.value is not None:
+            spec = reads.shard.layout.spec
+            try:
+                index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
+                _cut_values(found.value, index, reads, values)
+            except IndexDamageError as damage:
+                raise corrupt(reads.shard, damage) from damage
+
+
+def _choose_whole_shards(groups: Sequence[ShardReads], max_nbytes: int) -> list[bool]:
+    """Choose the shards that are read whole, unless their index is cached.
+
+    Those are the shards most of whose chunks are wanted. While they are few bytes, also the shards
+    of which several chunks are wanted. A single chunk is read by itself.
+    """
+    unwanted_left = _MAX_UNWANTED_NBYTES_OF_READ
+    chosen: list[bool] = []
+    for reads in groups:
+        shard, n_wanted = reads.shard, reads.n_whole_entries()
+        chunk_nbytes, spec = shard.layout.chunk_nbytes, shard.layout.spec
+        # All entries count: a shard of an array that has shrunk may hold entries outside it.
+        is_small = chunk_nbytes is not None and spec.n_entries * chunk_nbytes <= max_nbytes
+        # Without a checksum a truncated reply may pass for the whole shard.
+        if chunk_nbytes is None or not is_small or not spec.index.checksum:
+            chosen.append(False)
+            continue
+        n_entries = shard.n_grid_entries
+        unwanted = (n_entries - n_wanted) * chunk_nbytes
+        are_several = n_wanted > 1 and n_wanted >= _MIN_WANTED * n_entries
+        is_little = are_several and unwanted <= min(_MAX_UNWANTED_NBYTES, unwanted_left)
+        is_most = 2 * n_wanted > n_entries
+        if is_little and not is_most:
+            unwanted_left -= unwanted
+        chosen.append(is_little or is_most)
+    return chosen
 
 
 def _read_spans(
@@ -203,58 +254,56 @@ def _read_spans(
     values: list[memoryview | None],
     options: ReadOptions,
 ) -> Flow[list[ShardReads]]:
-    """Fill `values`; return the groups of reads whose shard must be asked again."""
+    """Fill `values` by round 2; return the groups whose shard must be read again."""
     again: list[ShardReads] = []
-    planned: list[_Planned] = []
-    doubtful: list[tuple[ShardRef, FoundIndex]] = []  # no bytes are read that tell the version
+    plans: list[_ShardPlan] = []
+    unverified: list[tuple[ShardReads, FoundIndex]] = []  # no bytes are read that tell the version
     for reads, found in zip(pending, indexes, strict=True):
-        for i in reads.positions:
-            values[i] = None
+        _clear(reads, values)
         if found.damage is not None:
             again.append(reads)
             continue
-        plan: _Planned | None = None
+        plan: _ShardPlan | None = None
         try:
             if found.value is not None and found.decoded is not None:
-                _take(found.value, found.decoded, reads, values)
+                _cut_values(found.value, found.decoded, reads, values)
             elif found.decoded is not None:
                 plan = _plan_shard(reads, found.decoded, found, values, options)
         except IndexDamageError:
             again.append(reads)
             continue
         if plan is not None and plan.spans:
-            planned.append(plan)
+            plans.append(plan)
         elif found.is_unverified:
-            doubtful.append((reads.shard, found))
-    if not planned and not doubtful:
+            unverified.append((reads, found))
+    if not plans and not unverified:
         return again
-    _spare_rounds(planned, options)
-    span_reads = [(plan, span) for plan in planned for span in plan.spans]
+    _merge_to_one_round(plans, options)
+    span_reads = [(plan, span) for plan in plans for span in plan.spans]
     batch: list[Request] = [
         Get(plan.reads.shard.key, Range(span.start, span.stop)) for plan, span in span_reads
     ]
-    batch += [GetIndex(shard) for shard, _ in doubtful]
+    batch += [GetIndex(reads.shard) for reads, _ in unverified]
     try:
         replies = yield batch
     except Exception:
         yield from _blame_entries(span_reads)
         raise
-    moved: set[str] = set()
-    for (shard, before), now in zip(doubtful, replies[len(span_reads) :], strict=True):
+    replaced: set[str] = set()
+    for (reads, before), now in zip(unverified, replies[len(span_reads) :], strict=True):
         is_gone = before.decoded is None and now.decoded is None and now.damage is None
         if not is_gone and now.version != before.version:
-            moved.add(shard.key)
+            replaced.add(reads.shard.key)
     for (plan, span), found in zip(span_reads, replies, strict=False):
         data = found.value
-        is_same = found.version == plan.found.version
-        if not is_same or data is None or len(data) != span.stop - span.start:
-            moved.add(plan.reads.shard.key)
-        else:
-            for member in span.members:
-                start, stop = plan.wanted[member]
-                position = plan.reads.positions[plan.rows[member]]
-                values[position] = data[start - span.start : stop - span.start]
-    again += [reads for reads in pending if reads.shard.key in moved]
+        if found.version != plan.version or data is None or len(data) != span.stop - span.start:
+            replaced.add(plan.reads.shard.key)
+            continue
+        for member in span.members:
+            start, stop = plan.wanted[member]
+            position = plan.reads.positions[plan.rows[member]]
+            values[position] = data[start - span.start : stop - span.start]
+    again += [reads for reads in pending if reads.shard.key in replaced]
     return again
 
 
@@ -264,12 +313,11 @@ def _plan_shard(
     found: FoundIndex,
     values: list[memoryview | None],
     options: ReadOptions,
-) -> _Planned:
-    """Spans that the reads of one shard need; values that need none are filled in."""
+) -> _ShardPlan:
+    """Plan the spans of one shard; fill the values that are empty."""
     wanted: list[tuple[int, int]] = []
     rows: list[int] = []
-    entries = index.entries(reads.entry_ids, found.size, reads.shard.layout.spec.index)
-    for row, start, stop in reads.ranges_in(entries):
+    for row, start, stop in reads.ranges(index, found.size):
         if start == stop:
             values[reads.positions[row]] = memoryview(b"")
         else:
@@ -280,30 +328,30 @@ def _plan_shard(
         max_gap_bytes=options.max_gap_bytes,
         max_coalesced_bytes=options.max_coalesced_bytes,
     )
-    return _Planned(reads, index, found, wanted, rows, spans)
+    return _ShardPlan(reads, index, found.version, spans, wanted, rows)
 
 
-def _spare_rounds(planned: list[_Planned], options: ReadOptions) -> None:
-    """Read more of the gaps along, if the spans are more than can be asked for at once."""
+def _merge_to_one_round(plans: list[_ShardPlan], options: ReadOptions) -> None:
+    """Read longer gaps along, if there are more spans than concurrent requests."""
     n = options.max_requests_at_once
-    if n is None or sum(len(plan.spans) for plan in planned) <= n:
+    if n is None or sum(len(plan.spans) for plan in plans) <= n:
         return
     merged = merge_spans(
-        [plan.spans for plan in planned],
+        [plan.spans for plan in plans],
         n,
         max_gap_bytes=_MAX_GAP_FACTOR * options.max_gap_bytes,
-        max_unwanted_bytes=MAX_UNWANTED_NBYTES_AT_ONCE,
+        max_unwanted_bytes=_MAX_UNWANTED_NBYTES_OF_READ,
         max_coalesced_bytes=options.max_coalesced_bytes,
     )
-    for plan, spans in zip(planned, merged, strict=True):
+    for plan, spans in zip(plans, merged, strict=True):
         plan.spans = spans
 
 
-def _blame_entries(span_reads: list[tuple[_Planned, Span]]) -> Flow[None]:
-    """After a failed round 2: raise `CorruptShardError` if an entry is what made it fail.
+def _blame_entries(span_reads: list[tuple[_ShardPlan, Span]]) -> Flow[None]:
+    """After a failed round 2: raise `CorruptShardError` if an entry made it fail.
 
     A damaged entry may ask for a range that a base store refuses, or for more memory than
-    there is; only the size of the shard tells that from a failure of the base store.
+    there is. Only the size of the shard tells that from a failure of the base store.
     """
     sizes: list[int | None] = yield [GetSize(plan.reads.shard.key) for plan, _ in span_reads]
     for (plan, span), size in zip(span_reads, sizes, strict=True):
@@ -318,26 +366,15 @@ def _blame_entries(span_reads: list[tuple[_Planned, Span]]) -> Flow[None]:
                 raise corrupt(shard, damage) from damage
 
 
-def _read_whole(pending: Sequence[ShardReads], values: list[memoryview | None]) -> Flow[None]:
-    """Fill `values` from whole shards, each read in one request."""
-    replies = yield from read_whole_shards([reads.shard for reads in pending])
-    for reads, found in zip(pending, replies, strict=True):
-        spec = reads.shard.layout.spec
-        for i in reads.positions:
-            values[i] = None
-        if found.value is None:
-            continue
-        try:
-            index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
-            _take(found.value, index, reads, values)
-        except IndexDamageError as damage:
-            raise corrupt(reads.shard, damage) from damage
+def _clear(reads: ShardReads, values: list[memoryview | None]) -> None:
+    """Remove the values of an earlier attempt: entries may be missing by now."""
+    for i in reads.positions:
+        values[i] = None
 
 
-def _take(
-    value: memoryview, index: ShardIndex, reads: ShardReads, values: list[memoryview | None]
+def _cut_values(
+    data: memoryview, index: ShardIndex, reads: ShardReads, values: list[memoryview | None]
 ) -> None:
-    """Fill `values` for the reads of one shard from its bytes."""
-    entries = index.entries(reads.entry_ids, len(value), reads.shard.layout.spec.index)
-    for row, start, stop in reads.ranges_in(entries):
-        values[reads.positions[row]] = value[start:stop]
+    """Fill `values` from the bytes of a whole shard."""
+    for row, start, stop in reads.ranges(index, len(data)):
+        values[reads.positions[row]] = data[start:stop]

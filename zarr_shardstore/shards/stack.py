@@ -35,7 +35,7 @@ import crc32c as _crc32c
 from zarr_shardstore.errors import CorruptValueError, SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.ranges import resolve_range
-from zarr_shardstore.shards.index_reads import as_gets, with_indexes
+from zarr_shardstore.shards.index_reads import found_indexes, index_gets
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import (
     Delete,
@@ -221,8 +221,8 @@ def handle(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
         return (yield from relay(requests))
     updates = {i: r for i, r in enumerate(requests) if isinstance(r, UpdateShard)}
     if not updates:  # transformers below a sharding know bytes only
-        replies = yield from run_above(stack[1:], stack[0].perform(as_gets(requests)))
-        return with_indexes(requests, replies)
+        replies = yield from run_above(stack[1:], stack[0].perform(index_gets(requests)))
+        return found_indexes(requests, replies)
     # The driver updates a shard when it is its turn: what the shard lies on goes along.
     others = [r for i, r in enumerate(requests) if i not in updates]
     handed_over = [replace(update, below=stack) for update in updates.values()]

@@ -50,7 +50,7 @@ from zarr_shardstore.io.local.fs import max_files_of_a_read, max_shards_of_a_rea
 from zarr_shardstore.io.local.open_shards import open_shards
 from zarr_shardstore.io.local.shard_files import record_index
 from zarr_shardstore.io.uploads import LocalUpload, sync_directories, sync_file
-from zarr_shardstore.shards.index_reads import found_index, get_of_index
+from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import (
     ChangeShard,
     CloseListing,
@@ -253,7 +253,7 @@ class LocalBackend:
         known = self._known_index(shard, files)
         if known is not None:
             return known
-        get = get_of_index(request)
+        get = index_get(request)
         found = found_index(request, self.perform_one(get, files))
         file = files.get(key)
         if file is not None and found.decoded is not None and request.cache:

@@ -14,7 +14,7 @@ from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.io.backends.base import Mode, Session
 from zarr_shardstore.io.backends.key_pages import KeyPages
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
-from zarr_shardstore.shards.index_reads import found_index, get_of_index
+from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import (
     CloseListing,
     Delete,
@@ -118,7 +118,7 @@ class MappingBackend:
                 start, stop = resolve_range(byte_range, len(value))
                 return Found(value[start:stop], None, len(value))
             case GetIndex():
-                return found_index(request, self._perform_one(get_of_index(request)))
+                return found_index(request, self._perform_one(index_get(request)))
             case GetMany(keys):
                 return [self._value(key) for key in keys]
             case Exists(key):

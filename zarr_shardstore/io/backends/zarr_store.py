@@ -60,7 +60,7 @@ from zarr_shardstore.io.remote.object_calls import (
 from zarr_shardstore.io.remote.remote_index import RemoteIndexes
 from zarr_shardstore.io.update_queue import worker_pool
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
-from zarr_shardstore.shards.index_reads import as_gets, with_indexes
+from zarr_shardstore.shards.index_reads import found_indexes, index_gets
 from zarr_shardstore.shards.requests import (
     CloseListing,
     Delete,
@@ -191,10 +191,10 @@ class ZarrBackend:
     # ------------------------------------------------------------ blocking
 
     def perform(self, batch: list[Request]) -> list[Any]:
-        gets = as_gets(batch)
+        gets = index_gets(batch)
         before = states_before(self.store, gets)
         replies = [self._perform_one_blocking(request) for request in gets]
-        return with_indexes(batch, with_states(replies, before))
+        return found_indexes(batch, with_states(replies, before))
 
     def _perform_one_blocking(self, request: Request) -> Any:
         store: Any = self.store  # has the sync surface, see `can_block`
@@ -237,9 +237,9 @@ class ZarrBackend:
         return [next(indexes) if isinstance(r, GetIndex) else next(rest) for r in batch]
 
     async def _perform_plain(self, batch: list[Request]) -> list[Any]:
-        gets = as_gets(batch)
+        gets = index_gets(batch)
         before = states_before(self.store, gets)
-        return with_indexes(batch, with_states(await self._perform_batch(gets), before))
+        return found_indexes(batch, with_states(await self._perform_batch(gets), before))
 
     async def get(self, request: Get) -> Found:
         """For `RemoteIndexes`."""

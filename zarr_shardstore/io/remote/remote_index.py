@@ -16,7 +16,7 @@ from zarr_shardstore.io.concurrency import SingleFlight
 from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
 from zarr_shardstore.io.remote.consolidated_reads import ConsolidatedIndexes, Finding
 from zarr_shardstore.io.remote.etags import is_listed_as
-from zarr_shardstore.shards.index_reads import found_index, get_of_index
+from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex
 
 
@@ -132,9 +132,9 @@ class RemoteIndexes:
     ) -> FoundIndex:
         n_changes = self._n_changes
         if known is None:
-            reply: Found | None = await self._base.get(get_of_index(request))
+            reply: Found | None = await self._base.get(index_get(request))
         else:
-            reply = await self._base.get_if_modified(get_of_index(request), known)
+            reply = await self._base.get_if_modified(index_get(request), known)
         if reply is None and known is not None:
             return FoundIndex(known.index, known.version, known.size)
         assert reply is not None
