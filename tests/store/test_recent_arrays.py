@@ -18,24 +18,24 @@ wanted = st.lists(st.tuples(st.sampled_from(KEYS + OTHERS), st.sampled_from(RANG
 
 @given(wanted, st.booleans())
 def test_columns_say_what_rows_say(pairs: list[tuple[str, ByteRange | None]], whole: bool) -> None:
-    """`by_shard` has each chunk that `chunks_of` finds, once for each time that it is asked for,
-    with the range that was asked for, and each shard once."""
+    """`reads_by_shard` has each chunk that `chunks_of` finds, once for each time that it is asked
+    for, with the range that was asked for, and each shard once."""
     store = ShardingStore({}, chunks_per_shard=(2, 3))
     for path in "ab":
         zarr.create_array(store, name=path, shape=(8, 10), chunks=(2, 2), dtype="u1")
     m = ShardingMapping(store)
     assert m.get("a/c/0/0") is None
     assert m.get("b/c/0/0") is None
-    recent = store._sharding.operations.catalog.recent
+    generation = store._sharding.operations.arrays.current()
     keys, byte_ranges = [key for key, _ in pairs], [byte_range for _, byte_range in pairs]
-    groups = recent.by_shard(keys, None if whole else byte_ranges)
+    groups = generation.reads_by_shard(keys, None if whole else byte_ranges)
     assert len({reads.shard.key for reads in groups}) == len(groups)
     found = {}
     for reads in groups:
         columns = [None] * len(reads.positions) if reads.byte_ranges is None else reads.byte_ranges
         for i, entry_id, byte_range in zip(reads.positions, reads.entry_ids, columns, strict=True):
             found[i] = reads.shard, entry_id, byte_range
-    chunks = recent.chunks_of(keys)
+    chunks = generation.chunks_of(keys)
     assert found == {
         i: (chunk.shard, chunk.entry_id, None if whole else byte_ranges[i])
         for i, chunk in enumerate(chunks)

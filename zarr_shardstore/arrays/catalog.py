@@ -12,14 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
-from zarr_shardstore.arrays.array_cache import (
-    ArrayCache,
-    Generation,
-    RecentArrays,
-    State,
-    StoredArray,
-)
+from zarr_shardstore.arrays.array_cache import ArrayCache, CachedArray, Generation
 from zarr_shardstore.arrays.policy import ShardingPolicy
+from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.grid import is_inside
 from zarr_shardstore.format.index import DRAFT_INDEX
@@ -70,9 +65,18 @@ class TransformedKey:
 
 @dataclass(frozen=True, slots=True)
 class _Located:
-    """A key, cut into array and coordinates."""
+    """A key, cut into array and coordinates.
 
-    owner: StoredArray | ArrayLayout
+    Parameters
+    ----------
+    array
+        ``None`` if no document but the ``chunks_per_shard`` of the store declares it.
+    layout
+        ``None`` if the stack of the array is not just one sharding.
+    """
+
+    array: StoredArray | None
+    layout: ArrayLayout | None
     coords: Coords
 
 
@@ -86,91 +90,79 @@ class Catalog:
     Thread safety: may be used from any thread.
     """
 
-    def __init__(self, policy: ShardingPolicy, known: ArrayCache) -> None:
+    def __init__(self, policy: ShardingPolicy, arrays: ArrayCache) -> None:
+        self.arrays = arrays
         self._policy = policy
-        self._known = known
-        self.recent = RecentArrays(known)
 
     def chunks_of(
         self, keys: Sequence[str]
     ) -> Flow[list[ChunkRef | TransformedKey | InvalidChunkKey | None]]:
-        """The chunks that keys name; ``None`` for a key that passes through.
+        """Return the chunks that keys name; ``None`` for a key that passes through.
 
-        Before a key is called a misfit its document is read again: another process may have
-        resized the array.
+        Before a key is called invalid the document of its array is read again: another process
+        may have resized the array.
 
         Raises
         ------
         SpecError, UnsupportedError
             If a key is not valid, or the document of an array that it belongs to is bad.
         """
+        generation = self.arrays.current()
         chunks: list[ChunkRef | TransformedKey | InvalidChunkKey | None] = [
-            *self.recent.chunks_of(keys)
+            *generation.chunks_of(keys)
         ]
-        if len(keys) > 1 and chunks[0] is None and self._meet(keys[0]):
-            chunks = [*self.recent.chunks_of(keys)]
+        if len(keys) > 1 and chunks[0] is None and self._add_key_table(keys[0], generation):
+            chunks = [*generation.chunks_of(keys)]
         left = [i for i, chunk in enumerate(chunks) if chunk is None]
-        for i in left:  # what an array knows as its own is valid
+        if not left:
+            return chunks
+        for i in left:  # a key that a table finds is valid
             check_key(keys[i])
-        if left:
-            found = yield from self._find_chunks([keys[i] for i in left])
-            for i, chunk in zip(left, found, strict=True):
-                chunks[i] = chunk
+        keys_left = [keys[i] for i in left]
+        answers = yield from self._locate(keys_left, generation, in_grid=True)
+        invalid = {answer.node for answer in answers if isinstance(answer, InvalidChunkKey)}
+        if invalid:
+            for node in invalid:
+                generation.drop(node)
+            answers = yield from self._locate(keys_left, generation, in_grid=True)
+        shards: dict[tuple[int, Coords], ShardRef] = {}  # one object for all chunks of a shard
+        for i, answer in zip(left, answers, strict=True):
+            match answer:
+                case ShardStoreError():
+                    raise answer
+                case _Located(StoredArray() as array, None):
+                    chunks[i] = TransformedKey(keys[i], array)
+                case _Located(_, ArrayLayout() as layout, coords):
+                    chunks[i] = layout.chunk(coords, keys[i], shards)
+                case InvalidChunkKey():
+                    chunks[i] = answer
         return chunks
 
     def reads_by_shard(
         self, keys: Sequence[str], byte_ranges: Sequence[ByteRange | None] | None
     ) -> list[ShardReads] | None:
-        """Reads of keys that are all known to be chunks; ``None``: ask `chunks_of`.
+        """Return reads of keys that are all chunks of cached arrays; ``None``: ask `chunks_of`.
 
         Raises
         ------
         SpecError
             If a key is not valid.
         """
-        groups = self.recent.by_shard(keys, byte_ranges)
-        if not groups and len(keys) > 1 and self._meet(keys[0]):
-            groups = self.recent.by_shard(keys, byte_ranges)
-        n_known = sum(len(group.positions) for group in groups)
-        return groups if n_known == len(keys) else None
+        generation = self.arrays.current()
+        groups = generation.reads_by_shard(keys, byte_ranges)
+        if not groups and len(keys) > 1 and self._add_key_table(keys[0], generation):
+            groups = generation.reads_by_shard(keys, byte_ranges)
+        n_found = sum(len(group.positions) for group in groups)
+        return groups if n_found == len(keys) else None
 
-    def _meet(self, key: str) -> bool:
-        """See that the array of a chunk key is a recent one; false if more must be asked first."""
+    def _add_key_table(self, key: str, generation: Generation) -> bool:
+        """Make a key table of the array of a chunk key; false if a document must be read first."""
         check_key(key)
-        knowledge = self._known.now()
-        answer = self._locate_one(key, True, knowledge, {})
+        answer = self._locate_one(key, True, generation, {})
         if not isinstance(answer, _Located):
             return False
-        self._met(answer.owner, knowledge)
+        generation.add_key_table(answer.layout)
         return True
-
-    def _met(self, owner: StoredArray | ArrayLayout, knowledge: Generation) -> None:
-        layout = owner.layout if isinstance(owner, StoredArray) else owner
-        self.recent.met(layout, knowledge)
-
-    def _find_chunks(
-        self, keys: Sequence[str]
-    ) -> Flow[list[ChunkRef | TransformedKey | InvalidChunkKey | None]]:
-        knowledge = self._known.now()
-        answers = yield from self._locate(keys, knowledge, in_grid=True)
-        misfits = {a.node for a in answers if isinstance(a, InvalidChunkKey)}
-        if misfits:
-            for node in misfits:
-                knowledge.forget(node)
-            answers = yield from self._locate(keys, knowledge, in_grid=True)
-        chunks: list[ChunkRef | TransformedKey | InvalidChunkKey | None] = []
-        shards: dict[tuple[int, Coords], ShardRef] = {}  # one object for all chunks of a shard
-        for key, answer in zip(keys, answers, strict=True):
-            match answer:
-                case ShardStoreError():
-                    raise answer
-                case _Located(StoredArray() as array, coords) if array.layout is None:
-                    chunks.append(TransformedKey(key, array))
-                case _Located(owner, coords):
-                    chunks.append(_layout_of(owner).chunk(coords, key, shards))
-                case _:
-                    chunks.append(answer)
-        return chunks
 
     def chunk_without_document(self, key: str) -> ChunkRef | None:
         """The chunk that a key named before this store erased the document of its array.
@@ -179,7 +171,7 @@ class Catalog:
         """
         for nodes, suffix in self._candidates(key):
             for node in nodes:
-                array = self._known.erased_at(node)
+                array = self.arrays.erased_at(node)
                 if array is not None and array.layout is not None:
                     coords = array.layout.encoding.decode(suffix, array.layout.ndim)
                     return None if coords is None else array.layout.chunk(coords, key)
@@ -192,14 +184,14 @@ class Catalog:
 
         Where the document of an array is bad, the error stands in the place of the shard.
         """
-        answers = yield from self._locate(base_keys, self._known.now(), in_grid=False)
+        answers = yield from self._locate(base_keys, self.arrays.current(), in_grid=False)
         shards: list[ShardRef | TransformedKey | ShardStoreError | None] = []
         for key, answer in zip(base_keys, answers, strict=True):
             match answer:
-                case _Located(StoredArray() as array) if array.layout is None:
+                case _Located(StoredArray() as array, None):
                     shards.append(TransformedKey(key, array))
-                case _Located(owner, coords):
-                    shards.append(ShardRef(_layout_of(owner), coords, key))
+                case _Located(_, ArrayLayout() as layout, coords):
+                    shards.append(ShardRef(layout, coords, key))
                 case ShardStoreError():
                     shards.append(answer)
                 case _:
@@ -229,7 +221,7 @@ class Catalog:
             nodes[:0] = _flat_nodes(path)
             if directory.startswith(DRAFT_DATA_ROOT):
                 nodes.append(Node("draft", path[len(DRAFT_DATA_ROOT) :]))
-        known = yield from self._known.know(nodes, self._known.now())
+        known = yield from self.arrays.lookup(nodes)
         for node in nodes:
             array = known[node]
             if isinstance(array, ShardStoreError) and is_strict:
@@ -244,12 +236,12 @@ class Catalog:
 
     def has_array(self, path: str) -> Flow[bool]:
         """Whether there is an array document of Zarr v3 or v2 at `path`."""
-        known = yield from self._known.know(_flat_nodes(path), self._known.now())
+        known = yield from self.arrays.lookup(_flat_nodes(path))
         return any(array is not None for array in known.values())
 
     def may_lack_metadata(self, directory: str) -> bool:
         """Whether a directory may be, or be inside, an array that only the option declares."""
-        known = self._known.now()
+        known = self.arrays.current()
         segments = directory.removesuffix("/").split("/")
         parents = ["/".join(segments[:n]) for n in range(len(segments) + 1)]
         if any(self._policy.names(p) and not known.has_any(_flat_nodes(p)) for p in parents):
@@ -262,91 +254,102 @@ class Catalog:
         )
 
     def _locate(
-        self, keys: Sequence[str], knowledge: Generation, *, in_grid: bool
+        self, keys: Sequence[str], generation: Generation, *, in_grid: bool
     ) -> Flow[list[_Answer]]:
-        known: dict[Node, State] = {}
+        read: dict[Node, CachedArray] = {}
         answers: list[_Answer] = [None] * len(keys)
-        open_positions: Sequence[int] = range(len(keys))
+        left: Sequence[int] = range(len(keys))
         last: _Answer = None
-        while open_positions:
-            unknown: dict[int, list[Node]] = {}
-            for i in open_positions:
+        while left:
+            missing: dict[int, list[Node]] = {}
+            for i in left:
                 sibling = _locate_sibling(last, keys[i], in_grid)
                 if sibling is not None:
                     answers[i] = sibling
                     continue
-                answer = self._locate_one(keys[i], in_grid, knowledge, known)
+                answer = self._locate_one(keys[i], in_grid, generation, read)
                 if isinstance(answer, list):
-                    unknown[i] = answer
+                    missing[i] = answer
                 else:
                     answers[i] = last = answer
-            if unknown:
-                nodes = dict.fromkeys(node for nodes in unknown.values() for node in nodes)
-                known |= yield from self._known.know(list(nodes), knowledge)
-            open_positions = list(unknown)
+            if missing:
+                nodes = dict.fromkeys(node for nodes in missing.values() for node in nodes)
+                read |= yield from self.arrays.lookup(list(nodes), generation)
+            left = list(missing)
         if isinstance(last, _Located) and in_grid:
-            self._met(last.owner, knowledge)
+            generation.add_key_table(last.layout)
         return answers
 
     def _locate_one(
-        self, key: str, in_grid: bool, knowledge: Generation, just_learned: dict[Node, State]
+        self, key: str, in_grid: bool, generation: Generation, read: dict[Node, CachedArray]
     ) -> _Answer | list[Node]:
-        """What is known about a key, or which documents must be read to know more."""
+        """Return the array and the coordinates of a key, or the places that must be read first.
+
+        `read` has the places that this operation has read: bad documents are not cached.
+        """
+        is_usual = False
         for nodes, suffix in self._candidates(key):
-            unknown: list[Node] = []
+            is_usual = True
+            missing: list[Node] = []
             otherwise: _Answer = None
             for node in nodes:
-                array = just_learned.get(node) or knowledge.arrays.get(node)
-                if array is None and node not in just_learned and node not in knowledge.absent:
-                    unknown.append(node)
-                if unknown:
+                array = read.get(node) or generation.arrays.get(node)
+                if array is None and node not in read and node not in generation.absent:
+                    missing.append(node)
+                if missing:
                     continue  # those before this one come first
                 if isinstance(array, StoredArray):
                     answer = _locate_in(array, key, suffix, in_grid)
-                    if _may_spell(array, suffix):
+                    geometry = array.document.geometry
+                    if geometry is None or (geometry.encoding.style == "v2") != suffix.startswith(
+                        "c"
+                    ):
                         return answer
                     otherwise = answer  # or of the array of the other format at this path
                 elif array is not None:
                     return array
-            if unknown:
-                return unknown
+            if missing:
+                return missing
             if otherwise is not None:
                 return otherwise
-        is_usual = False
+        if not is_usual:
+            return self._locate_unusual(key, in_grid, generation, read)
         for nodes, suffix in self._candidates(key):
-            is_usual = True
             node = nodes[0]
             if self._policy.needs_no_metadata(node.hierarchy, node.path):
                 return self._locate_by_rule(node, key, suffix)
-        return None if is_usual else self._locate_odd(key, in_grid, knowledge, just_learned)
+        return None
 
-    def _locate_odd(
-        self, key: str, in_grid: bool, knowledge: Generation, just_learned: dict[Node, State]
+    def _locate_unusual(
+        self, key: str, in_grid: bool, generation: Generation, read: dict[Node, CachedArray]
     ) -> _Answer | list[Node]:
-        """A key that the usual grammar of chunk keys does not give to an array.
+        """As `_locate_one`, for a key that the usual grammar of chunk keys gives to no array.
 
-        It may be spelled by a separator of its own; or be a chunk key, spelled in a way that is
-        not known, of an array that declares what is not understood.
+        It may have an unusual separator; or be a chunk key, spelled in an unknown way, of an
+        array whose declaration is not understood.
         """
         if node_of_document(key) is not None:
             return None
-        makes = _draft_nodes if key.startswith(DRAFT_DATA_ROOT) else _flat_nodes
-        odd = [(makes(directory), suffix) for directory, suffix in odd_candidates(key)]
-        nodes = dict.fromkeys(node for found, _ in odd for node in found)
-        known = {node: just_learned.get(node) or knowledge.arrays.get(node) for node in nodes}
-        unknown = [
-            node
-            for node, array in known.items()
-            if array is None and node not in just_learned and node not in knowledge.absent
+        is_draft = key.startswith(DRAFT_DATA_ROOT)
+        candidates = [
+            ([Node("draft", path)] if is_draft else _flat_nodes(path), suffix)
+            for path, suffix in odd_candidates(key)
         ]
-        if unknown:
-            return unknown
-        for found, suffix in odd:
+        nodes = dict.fromkeys(node for found, _ in candidates for node in found)
+        arrays = {node: read.get(node) or generation.arrays.get(node) for node in nodes}
+        missing = [
+            node
+            for node, array in arrays.items()
+            if array is None and node not in read and node not in generation.absent
+        ]
+        if missing:
+            return missing
+        for found, suffix in candidates:
             for node in found:
-                array = known[node]
+                array = arrays[node]
                 if isinstance(array, ShardStoreError):
                     return array
-                if array is not None and array.is_spelled_oddly:
+                if array is not None and array.has_unusual_separator:
                     answer = _locate_in(array, key, suffix, in_grid)
                     if not isinstance(answer, InvalidChunkKey) or answer.is_outside:
                         return answer
@@ -363,10 +366,16 @@ class Catalog:
             yield [Node("v3", path)] if suffix.startswith("c") else _flat_nodes(path), suffix
 
     def _locate_by_rule(self, node: Node, key: str, suffix: str) -> _Answer:
-        """A key of an array that has no document, spelled as it spells itself."""
-        encoding = _encoding_of(node, suffix)
+        """Cut a key of an array without a document, by the spelling of the key itself."""
+        separator: Literal["/", "."] = "." if "." in suffix else "/"
+        style: Literal["draft", "default", "v2"] = "v2"
+        if node.hierarchy == "draft":
+            style = "draft"
+        elif suffix.startswith("c"):
+            style = "default"
+        encoding = ChunkKeyEncoding(style, separator)
         coords: Coords | None = ()
-        if not _is_zero_dim(encoding, suffix):
+        if style == "v2" or suffix != "c":
             n_numbers = suffix.replace(".", "/").removeprefix("c/").count("/") + 1
             coords = encoding.decode(suffix, n_numbers)
         assert coords is not None, "candidates are well-formed"
@@ -376,7 +385,7 @@ class Catalog:
             return InvalidChunkKey(node, False, f"key {key!r}: {error}")
         if cps is None:
             return None
-        return _Located(_layout_by_rule(node, encoding, cps), coords)
+        return _Located(None, _layout_by_rule(node, encoding, cps), coords)
 
 
 @lru_cache(maxsize=256)
@@ -386,23 +395,8 @@ def _layout_by_rule(node: Node, encoding: ChunkKeyEncoding, cps: Coords) -> Arra
 
 
 def _flat_nodes(path: str) -> list[Node]:
-    """Places of an array whose keys are below its own path; v3 comes first, as in zarr."""
+    """Return the places of an array whose keys are below its path; v3 comes first, as in zarr."""
     return [Node("v3", path), Node("v2", path)]
-
-
-def _draft_nodes(path: str) -> list[Node]:
-    return [Node("draft", path)]
-
-
-def _layout_of(owner: StoredArray | ArrayLayout) -> ArrayLayout:
-    layout = owner.layout if isinstance(owner, StoredArray) else owner
-    assert layout is not None
-    return layout
-
-
-def _may_spell(array: StoredArray, suffix: str) -> bool:
-    geometry = array.document.geometry
-    return geometry is None or (geometry.encoding.style == "v2") != suffix.startswith("c")
 
 
 def _locate_in(array: StoredArray, key: str, suffix: str, in_grid: bool) -> _Answer:
@@ -425,43 +419,27 @@ def _locate_in(array: StoredArray, key: str, suffix: str, in_grid: bool) -> _Ans
             True,
             f"key {key!r} lies outside the array {path!r}, which has {grid_shape} chunks",
         )
-    return _Located(array, coords)
+    return _Located(array, array.layout, coords)
 
 
 def _locate_sibling(last: _Answer, key: str, in_grid: bool) -> _Located | None:
-    """A key of the array of the key before, found without looking at other places.
+    """Cut a key of the array of the key before, without looking at other places.
 
     Two keys that differ only in the numbers after the path of their array may belong to the
     same other arrays on the way to it, and of the first these are known not to own it.
     """
     if not isinstance(last, _Located):
         return None
-    if isinstance(last.owner, ArrayLayout):
-        return _locate_without_document(last.owner, key)
-    array, grid_shape = last.owner, last.owner.grid_shape
+    array, layout = last.array, last.layout
+    if array is None:
+        # A draft key of an array without a document. Other keys do not tell how many dimensions.
+        if layout is None or layout.encoding.style != "draft" or not key.startswith(layout.prefix):
+            return None
+        coords = layout.coords_of(key)
+        return None if coords is None else _Located(None, layout, coords)
     coords = array.coords_of(key)
-    if coords is None or grid_shape is None:
+    if coords is None or array.grid_shape is None:
         return None
-    if in_grid and not is_inside(coords, grid_shape):
+    if in_grid and not is_inside(coords, array.grid_shape):
         return None
-    return _Located(array, coords)
-
-
-def _locate_without_document(layout: ArrayLayout, key: str) -> _Located | None:
-    """As `_locate_sibling`: a draft key of an array that is known to have no document."""
-    if layout.encoding.style != "draft" or not key.startswith(layout.prefix):
-        return None
-    coords = layout.coords_of(key)
-    return None if coords is None else _Located(layout, coords)
-
-
-def _encoding_of(node: Node, suffix: str) -> ChunkKeyEncoding:
-    """The encoding that a suffix without metadata is written in."""
-    separator: Literal["/", "."] = "." if "." in suffix else "/"
-    if node.hierarchy == "draft":
-        return ChunkKeyEncoding("draft", separator)
-    return ChunkKeyEncoding("default" if suffix.startswith("c") else "v2", separator)
-
-
-def _is_zero_dim(encoding: ChunkKeyEncoding, suffix: str) -> bool:
-    return encoding.style != "v2" and suffix == "c"
+    return _Located(array, layout, coords)

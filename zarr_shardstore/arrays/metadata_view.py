@@ -11,9 +11,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from zarr_shardstore.arrays.array_cache import ArrayReader, StoredArray
-from zarr_shardstore.arrays.document_reads import read_documents
+from zarr_shardstore.arrays.array_cache import read_documents
 from zarr_shardstore.arrays.policy import NewArrays
+from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import (
     declares_consolidated_index,
@@ -84,7 +84,7 @@ class MetadataView:
 
     # ------------------------------------------------------------------ up
 
-    def presented(self, node: Node, data: memoryview) -> tuple[memoryview, StoredArray | None]:
+    def to_user(self, node: Node, data: memoryview) -> tuple[memoryview, StoredArray | None]:
         """Bytes of a stored document as readers see it, and the array that it describes.
 
         Raises
@@ -96,15 +96,15 @@ class MetadataView:
         if doc is None:
             return data, None
         if not is_array_document(node, doc):
-            return self._presented_members(node.path, doc, data), None
+            return self._members_to_user(node.path, doc, data), None
         array = self._reader.read(node, doc)
         shown = doc if array is None else self._shown(doc, array)
         return memoryview(_dumped(shown, doc, data)), array
 
-    def presented_directory(self, path: str, data: memoryview) -> memoryview:
+    def directory_to_user(self, path: str, data: memoryview) -> memoryview:
         """The same for the consolidated v2 metadata of the directory `path`."""
         doc = parse_json(data)
-        return data if doc is None else self._presented_members(path, doc, data)
+        return data if doc is None else self._members_to_user(path, doc, data)
 
     def _shown(self, doc: Document, array: StoredArray) -> Document:
         doc = without_consolidated_index(doc)
@@ -114,7 +114,7 @@ class MetadataView:
             return {name: value for name, value in doc.items() if name != MARKER}
         return doc
 
-    def _presented_members(self, path: str, doc: Document, data: memoryview) -> memoryview:
+    def _members_to_user(self, path: str, doc: Document, data: memoryview) -> memoryview:
         changed: dict[str, Document] = {}
         for name, (node, member) in members(path, doc).items():
             try:
@@ -128,7 +128,7 @@ class MetadataView:
 
     # ---------------------------------------------------------------- down
 
-    def stored(
+    def to_store(
         self, node: Node, data: memoryview, stored: memoryview | None
     ) -> Flow[tuple[Bytes, StoredArray | None, bool]]:
         """Bytes to store for a document that a user writes, and what they say.
@@ -159,21 +159,21 @@ class MetadataView:
         if doc is None:
             return data, None, old.doc is not None
         if not is_array_document(node, doc):
-            new: Document = yield from self._stored_members(node.path, doc)
+            new: Document = yield from self._members_to_store(node.path, doc)
             return _dumped(new, doc, data), None, old.array is not None
         new = yield from self._stored_array(node, doc, old)
         array = self._reader.read(node, new)
         is_changed = old.doc is None or _keys_of(node, old.doc) != _keys_of(node, new)
         return _dumped(new, doc, data), array, is_changed
 
-    def stored_directory(self, path: str, data: memoryview) -> Flow[Bytes]:
+    def directory_to_store(self, path: str, data: memoryview) -> Flow[Bytes]:
         """The same for the consolidated v2 metadata of the directory `path`."""
         doc = parse_json(data)
         if doc is None:
             return data
-        return _dumped((yield from self._stored_members(path, doc)), doc, data)
+        return _dumped((yield from self._members_to_store(path, doc)), doc, data)
 
-    def _stored_members(self, path: str, doc: Document) -> Flow[Document]:
+    def _members_to_store(self, path: str, doc: Document) -> Flow[Document]:
         """Arrays in consolidated metadata are declared as they are stored, or will be."""
         found = {
             name: (node, member)

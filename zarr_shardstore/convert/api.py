@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore.arrays import array_cache
+from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.arrays.policy import ChunksPerShard, NewArrays, ShardingPolicy, V3Declaration
 from zarr_shardstore.convert.array_state import array_states
 from zarr_shardstore.convert.in_place import (
@@ -382,7 +382,7 @@ def _convert_by(
             conversion, more_notes = prepared
             arrays, n_copied = conversion.run()
         finally:
-            array_cache.count_document_change(array_cache.n_document_changes())
+            invalidate_documents()
     seconds = time.monotonic() - begun
     return ConversionReport(arrays, n_copied, notes + more_notes, seconds)
 

@@ -15,7 +15,7 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.buffer.cpu import Buffer as CpuBuffer
 
-from zarr_shardstore.arrays import array_cache
+from zarr_shardstore.arrays.array_cache import n_document_changes
 from zarr_shardstore.draft.draft_documents import (
     ENTRY_POINT,
     array_of_draft,
@@ -54,11 +54,11 @@ class DraftNodes:
         self.store = store
         self._spellings: dict[str, ChunkSpelling] = {}
         self._n_changes = 0
-        self._n_changes_of_process = array_cache.n_document_changes()
+        self._n_changes_of_process = n_document_changes()
 
     def _notice_changes(self) -> None:
         """Forget everything if a store of this process changed a document."""
-        n_changes = array_cache.n_document_changes()
+        n_changes = n_document_changes()
         if self._n_changes_of_process != n_changes:
             self._n_changes_of_process = n_changes
             self.forget()

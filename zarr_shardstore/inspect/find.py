@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from zarr_shardstore.arrays.array_cache import ArrayReader, StoredArray
+from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import array_path, paths_of
 from zarr_shardstore.format.grid import chunk_grid_shape

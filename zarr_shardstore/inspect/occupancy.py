@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zarr_shardstore.arrays.array_cache import StoredArray
+from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError
 from zarr_shardstore.format.grid import chunk_grid_shape, is_inside
 from zarr_shardstore.format.index import IndexDamageError, ShardIndex

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from zarr.abc.store import Store
 
-from zarr_shardstore.arrays.array_cache import count_document_change, n_document_changes
+from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.inspect.find import find_contents
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
@@ -213,5 +213,5 @@ def _apply(base: BaseStoreHandle, change: DocumentChange, dry_run: bool) -> Nati
             for _, keys in groupby(removals, key=_round_of):
                 base.perform([Delete(key) for key in keys])
         finally:
-            count_document_change(n_document_changes())  # other stores read documents again
+            invalidate_documents()  # other stores read documents again
     return report

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from zarr_shardstore.arrays.array_cache import ArrayCache, StoredArray
+from zarr_shardstore.arrays.array_cache import ArrayCache
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
+from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.arguments import items_of
 from zarr_shardstore.format.keys import check_key, check_prefix
@@ -43,7 +44,7 @@ class Eraser:
         self,
         router: Router,
         catalog: Catalog,
-        known: ArrayCache,
+        arrays: ArrayCache,
         listing: Listing,
         publisher: Flusher,
         pending: PendingShards,
@@ -51,7 +52,7 @@ class Eraser:
     ) -> None:
         self._router = router
         self._catalog = catalog
-        self._known = known
+        self._arrays = arrays
         self._listing = listing
         self._publisher = publisher
         self._pending = pending
@@ -61,7 +62,7 @@ class Eraser:
         """Erase values; those of one shard together. A missing key is no error."""
         requests, kept = yield from self.erasures(keys)
         nodes = [node for request in requests if (node := node_of_document(request.key))]
-        arrays = yield from self._known.know(nodes, self._known.now())
+        arrays = yield from self._arrays.lookup(nodes)
         try:
             if nodes and self._pending:
                 # What is held of an array is published while its document still says where.
@@ -77,7 +78,9 @@ class Eraser:
         finally:
             for node in nodes:
                 array = arrays[node]
-                self._known.erased(node, array if isinstance(array, StoredArray) else None)
+                self._arrays.document_erased(
+                    node, array if isinstance(array, StoredArray) else None
+                )
 
     def erase_prefix(self, prefix: str) -> Flow[None]:
         """Erase all values whose key starts with `prefix`; whole directories are relayed.
@@ -109,7 +112,7 @@ class Eraser:
                 self._pending.drop_below(prefix)
             finally:
                 if directory is None:  # otherwise there are no documents below
-                    self._known.changed(below=prefix)
+                    self._arrays.documents_changed(below=prefix)
 
     def erasures(self, keys: Iterable[str]) -> Flow[tuple[list[Delete], list[Owner]]]:
         """What erases values, and what their keys name."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zarr_shardstore.arrays.array_cache import ArrayCache, StoredArray
+from zarr_shardstore.arrays.array_cache import ArrayCache
 from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
+from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT
 from zarr_shardstore.format.layout import ShardRef
@@ -24,9 +25,9 @@ class Flusher:
     To publish a shard is to commit no update of it: whoever commits takes along what is held.
     """
 
-    def __init__(self, catalog: Catalog, known: ArrayCache, pending: PendingShards) -> None:
+    def __init__(self, catalog: Catalog, arrays: ArrayCache, pending: PendingShards) -> None:
         self._catalog = catalog
-        self._known = known
+        self._arrays = arrays
         self._pending = pending
 
     def publish(self, shard_keys: Sequence[str]) -> Flow[dict[str, Exception]]:
@@ -96,7 +97,7 @@ class Flusher:
         if not self._pending or not self._pending.keys_of_array(node.chunk_prefix):
             return
         try:
-            old = self._known.read(node, stored)
+            old = self._arrays.read(node, stored)
         except ShardStoreError:
             old = None
         if not _is_resized(old, array):

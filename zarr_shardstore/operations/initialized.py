@@ -15,7 +15,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.arrays.array_cache import ArrayCache, StoredArray
+from zarr_shardstore.arrays.array_cache import ArrayCache
+from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError, SpecError
 from zarr_shardstore.format.arguments import array_path, items_of
 from zarr_shardstore.format.grid import Box, grid_box
@@ -106,7 +107,7 @@ _Versioned: TypeAlias = tuple[ShardRef, object]
 
 
 def chunks_initialized(
-    known: ArrayCache, pending: PendingShards, path: str, region: Region
+    arrays: ArrayCache, pending: PendingShards, path: str, region: Region
 ) -> Flow[npt.NDArray[np.bool_]]:
     """Whether each chunk of a region of the array at `path` is stored.
 
@@ -120,7 +121,7 @@ def chunks_initialized(
     CorruptShardError
         If an index is damaged.
     """
-    array = yield from _sharded_array(known, path)
+    array = yield from _sharded_array(arrays, path)
     split = split_at_sharding(with_held(array.stack, pending))
     assert split is not None
     assert array.grid_shape is not None
@@ -168,11 +169,11 @@ def _parts(shards: Iterator[_Versioned]) -> Iterator[list[_Versioned]]:
         yield part
 
 
-def _sharded_array(known: ArrayCache, path: str) -> Flow[StoredArray]:
+def _sharded_array(arrays: ArrayCache, path: str) -> Flow[StoredArray]:
     path = array_path(path)
     is_there = False
     for node in (Node("v3", path), Node("v2", path), Node("draft", path)):
-        array = (yield from known.know([node], known.now()))[node]
+        array = (yield from arrays.lookup([node]))[node]
         if isinstance(array, ShardStoreError):
             raise array
         if array is not None and split_at_sharding(array.stack) is not None:

@@ -20,8 +20,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
-from zarr_shardstore.arrays.array_cache import StoredArray
 from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
+from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError
 from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.keys import check_prefix

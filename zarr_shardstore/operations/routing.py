@@ -41,21 +41,21 @@ class Router:
     def __init__(
         self,
         catalog: Catalog,
-        known: ArrayCache,
+        arrays: ArrayCache,
         publisher: Flusher,
         pending: PendingShards,
         reading: ReadOptions,
     ) -> None:
         self.reading = reading
         self._catalog = catalog
-        self._known = known
+        self._arrays = arrays
         self._publisher = publisher
         self._pending = pending
 
     def owners(self, keys: Sequence[str]) -> Flow[list[Owner]]:
         """What keys name; also chunks of an array whose document this store has just erased."""
         owners = yield from self._catalog.chunks_of(keys)
-        if self._known.has_erased:
+        if self._arrays.has_erased:
             for i, key in enumerate(keys):
                 if owners[i] is None:
                     owners[i] = self._catalog.chunk_without_document(key)
@@ -126,7 +126,7 @@ def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[Sequence[Hashable]]
     """
     (owner,) = yield from catalog.chunks_of(keys[:1])
     ids: list[Hashable] = [None] * len(keys)
-    for reads in catalog.recent.by_shard(keys):  # its array is one of the recent ones now
+    for reads in catalog.arrays.current().reads_by_shard(keys):  # its array has a table now
         for i in reads.positions:
             ids[i] = reads.shard.key
     left = [i for i, shard_id in enumerate(ids) if shard_id is None]

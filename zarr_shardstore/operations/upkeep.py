@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from zarr_shardstore.arrays.array_cache import ArrayCache, StoredArray
+from zarr_shardstore.arrays.array_cache import ArrayCache, read_documents
 from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
-from zarr_shardstore.arrays.document_reads import read_documents
+from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.consolidated_index import (
     CONSOLIDATED_INDEX_NAME,
@@ -124,7 +124,7 @@ class _IndexedArray:
 
 
 def consolidate_below(
-    catalog: Catalog, known: ArrayCache, pending: PendingShards, path: str
+    catalog: Catalog, array_cache: ArrayCache, pending: PendingShards, path: str
 ) -> Flow[list[str]]:
     """Consolidate the indexes of the sharded arrays at or below a path; return their paths.
 
@@ -156,9 +156,9 @@ def consolidate_below(
     paths: list[str] = []
     for array in arrays.values():
         yield from _record_young(array)
-        nodes = yield from _nodes_of(array.layout, known)
+        nodes = yield from _nodes_of(array.layout, array_cache)
         if nodes and len(array.writer):
-            yield from _store(array, nodes, known)
+            yield from _store(array, nodes, array_cache)
             paths.append(array.layout.path)
     raise_first(errors)
     if path and not paths:
@@ -202,13 +202,13 @@ def _record_young(array: _IndexedArray) -> Flow[None]:
         yield from _record(young[1:], {array.layout: array})
 
 
-def _nodes_of(layout: ArrayLayout, known: ArrayCache) -> Flow[list[Node]]:
+def _nodes_of(layout: ArrayLayout, array_cache: ArrayCache) -> Flow[list[Node]]:
     """Places of the documents that describe the array; none, if only an option does."""
     if layout.encoding.style == "draft":
         nodes = [Node("draft", layout.path)]
     else:
         nodes = [Node("v3", layout.path), Node("v2", layout.path)]
-    states = yield from known.know(nodes, known.now())
+    states = yield from array_cache.lookup(nodes)
     found = []
     for node in nodes:
         array = states[node]
@@ -218,7 +218,7 @@ def _nodes_of(layout: ArrayLayout, known: ArrayCache) -> Flow[list[Node]]:
     return found
 
 
-def _store(array: _IndexedArray, nodes: Sequence[Node], known: ArrayCache) -> Flow[None]:
+def _store(array: _IndexedArray, nodes: Sequence[Node], array_cache: ArrayCache) -> Flow[None]:
     """Store the consolidated index, then declare it in the documents: readers of these find it."""
     data = array.writer.encode(int(time.time()))
     yield [Set(array.layout.prefix + CONSOLIDATED_INDEX_NAME, data)]
@@ -232,4 +232,4 @@ def _store(array: _IndexedArray, nodes: Sequence[Node], known: ArrayCache) -> Fl
         try:
             yield [Set(key, stored)]
         finally:
-            known.changed(node, known.read(node, stored))
+            array_cache.documents_changed(node, array_cache.read(node, stored))

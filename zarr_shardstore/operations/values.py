@@ -12,11 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from zarr_shardstore.arrays.array_cache import ArrayCache, ArrayReader, Generation
+from zarr_shardstore.arrays.array_cache import (
+    ArrayCache,
+    Generation,
+    complete_documents,
+    read_documents,
+)
 from zarr_shardstore.arrays.catalog import Catalog
-from zarr_shardstore.arrays.document_reads import read_documents, whole_documents
 from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.policy import NewArrays
+from zarr_shardstore.arrays.stored_array import ArrayReader
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import check_key
 from zarr_shardstore.format.layout import ChunkRef
@@ -87,19 +92,19 @@ class Operations:
         self.options = options
         self._strategy = strategy
         reader = ArrayReader(options.native, options.reading)
-        self.known = ArrayCache(new_arrays.policy, reader)
-        self.catalog = Catalog(new_arrays.policy, self.known)
+        self.arrays = ArrayCache(new_arrays.policy, reader)
+        self.catalog = Catalog(new_arrays.policy, self.arrays)
         self.batches = BatchState()
         self._pending = self.batches.pending
-        self.publisher = Flusher(self.catalog, self.known, self._pending)
+        self.publisher = Flusher(self.catalog, self.arrays, self._pending)
         self.listing = Listing(self.catalog, self._pending)
         self._router = Router(
-            self.catalog, self.known, self.publisher, self._pending, options.reading
+            self.catalog, self.arrays, self.publisher, self._pending, options.reading
         )
         self._eraser = Eraser(
             self._router,
             self.catalog,
-            self.known,
+            self.arrays,
             self.listing,
             self.publisher,
             self._pending,
@@ -138,7 +143,7 @@ class Operations:
             groups = self.catalog.reads_by_shard(keys, byte_ranges)
             if groups is not None:
                 return (yield from read_shards(groups, len(keys), self.options.reading))
-        knowledge = self.known.now()
+        generation = self.arrays.current()
         owners = yield from self._router.owners(keys)
         # A key that is a chunk is no document; only of others it must be looked at.
         are_documents = [
@@ -153,14 +158,14 @@ class Operations:
         documents = [(i, f) for i, f in enumerate(founds) if are_documents[i] and f is not None]
         if documents:
             keys = [key_ranges[i][0] for i, _ in documents]
-            whole = yield from whole_documents(keys, [found for _, found in documents])
+            whole = yield from complete_documents(keys, [found for _, found in documents])
             for (i, _), found in zip(documents, whole, strict=True):
                 founds[i] = found
         values = [None if found is None else found.value for found in founds]
         if any(are_documents):
             for i, (key, byte_range) in enumerate(key_ranges):
                 if are_documents[i]:
-                    values[i] = self._shown(key, values[i], byte_range, knowledge)
+                    values[i] = self._shown(key, values[i], byte_range, generation)
         return values
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> Flow[memoryview | None]:
@@ -300,7 +305,7 @@ class Operations:
         is open: as a rule. That is a shorter way, for the same answer."""
         if self._pending:
             return None
-        found = self.catalog.recent.chunks_of(keys)
+        found = self.arrays.current().chunks_of(keys)
         chunks = [chunk for chunk in found if chunk is not None]
         return chunks if len(chunks) == len(found) else None
 
@@ -311,19 +316,19 @@ class Operations:
         key: str,
         data: memoryview | None,
         byte_range: ByteRange | None,
-        knowledge: Generation,
+        generation: Generation,
     ) -> memoryview | None:
         """A stored document as readers see it; what it says is learned on the way."""
         node = node_of_document(key)
         if data is None:
             if node is not None:
-                knowledge.forget(node)  # what is there is looked up when it matters
+                generation.drop(node)  # what is there is looked up when it matters
             return None
         if node is None:
-            value = self._view.presented_directory(directory_of_v2_consolidated(key) or "", data)
+            value = self._view.directory_to_user(directory_of_v2_consolidated(key) or "", data)
         else:
-            value, array = self._view.presented(node, data)
-            knowledge.learn(node, array)
+            value, array = self._view.to_user(node, data)
+            generation.put(node, array)
         start, stop = resolve_range(byte_range, len(value))
         return value[start:stop]
 
@@ -335,11 +340,11 @@ class Operations:
         node = node_of_document(key)
         if node is None:
             directory = directory_of_v2_consolidated(key) or ""
-            yield [request(key, (yield from self._view.stored_directory(directory, data)))]
+            yield [request(key, (yield from self._view.directory_to_store(directory, data)))]
             return
         if found.value is None:
             yield from self.publisher.publish_array(node)  # the view looks for its chunks
-        stored, array, is_changed = yield from self._view.stored(node, data, found.value)
+        stored, array, is_changed = yield from self._view.to_store(node, data, found.value)
         if is_changed:
             yield from self.publisher.publish_changed(node, found.value, array)
         is_certain = False
@@ -348,6 +353,6 @@ class Operations:
             is_certain = not only_if_missing  # otherwise another writer may have been first
         finally:
             if is_changed or not is_certain:
-                self.known.changed(node, array if is_certain else None)
+                self.arrays.documents_changed(node, array if is_certain else None)
             else:
-                self.known.now().learn(node, array)
+                self.arrays.current().put(node, array)

@@ -190,7 +190,7 @@ class ShardingEngine:
     def chunks_initialized(self, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
         """The flow that says which chunks of an array are stored."""
         operations = self.operations
-        return chunks_initialized(operations.known, operations.batches.pending, path, region)
+        return chunks_initialized(operations.arrays, operations.batches.pending, path, region)
 
     def consolidating(self, path: str) -> Flow[list[str]]:
         """The flow that consolidates the indexes of the arrays at or below a path.
@@ -203,7 +203,7 @@ class ShardingEngine:
         self.check_consolidation()
         operations = self.operations
         return consolidate_below(
-            operations.catalog, operations.known, operations.batches.pending, path
+            operations.catalog, operations.arrays, operations.batches.pending, path
         )
 
     def consolidate(self, path: str) -> list[str]:

@@ -41,7 +41,6 @@ class FastReads:
         if isinstance(backend, LocalBackend) and backend.keeps_handles:
             self._root = backend.path_of("")
         self._catalog = catalog
-        self._recent = catalog.recent
         self._pending = pending
         self._driver = driver
         self._count = driver.counters.count_warm_read
@@ -63,13 +62,13 @@ class FastReads:
             return MISS
         if byte_range is not None:
             resolve_range(byte_range, 0)  # an error, whatever is there
-        for translator in self._recent.translators():
-            place = translator.translate(key)
+        for table in self._catalog.arrays.current().key_tables:
+            place = table.translate(key)
             if place is None:
                 continue
             path = self._root + place[0]
             file = warm_file(path)
-            spec = translator.layout.spec
+            spec = table.layout.spec
             if file is None or (file.spec is not spec and not file.is_read_as(spec)):
                 return MISS
             read = file.read_at_once if at_once else file.read
@@ -90,11 +89,11 @@ class FastReads:
             return values
         keys = [key for key, _ in key_ranges]
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
-        groups = self._recent.by_shard(keys, byte_ranges)
+        groups = self._catalog.arrays.current().reads_by_shard(keys, byte_ranges)
         if not groups and len(keys) >= _MIN_TO_WARM:
             with suppress(ShardStoreError):  # the flow will say so
                 self._driver.run(self._catalog.chunks_of(keys[:1]))
-            groups = self._recent.by_shard(keys, byte_ranges)
+            groups = self._catalog.arrays.current().reads_by_shard(keys, byte_ranges)
         self._warm_up(groups)
         for reads in groups:
             path = self._root + reads.shard.key

@@ -134,7 +134,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
     def refresh(self) -> None:
         """As `ShardingStore.refresh`."""
-        self._sharding.operations.known.refresh()
+        self._sharding.operations.arrays.refresh()
 
     def stats(self) -> Stats:
         """As `ShardingStore.stats`."""

@@ -217,7 +217,7 @@ class ShardingStore(ZarrInterface):
         through this store, and through any other `ShardingStore` or `ShardingMapping` of this
         process, is known at once. A resize by another process needs no call.
         """
-        self._sharding.operations.known.refresh()
+        self._sharding.operations.arrays.refresh()
 
     def stats(self) -> Stats:
         """What this store has asked of its base store: requests, bytes, rounds, known indexes.
