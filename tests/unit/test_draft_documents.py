@@ -21,7 +21,7 @@ from zarr_shardstore.draft.draft_documents import (
 )
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.metadata.codecs import codec_of_compressor
-from zarr_shardstore.metadata.data_types import DataType, parse_numpy
+from zarr_shardstore.metadata.data_types import DataType, endian_of, parse_numpy, v3_data_type
 
 Document = dict[str, Any]
 
@@ -101,7 +101,7 @@ def v3_documents(draw: st.DrawFn) -> Document:
     codecs: list[Document] = []
     if ndim > 1 and draw(st.booleans()):
         codecs.append({"name": "transpose", "configuration": {"order": [*range(ndim)][::-1]}})
-    endian = data_type.endian
+    endian = endian_of(data_type)
     codecs.append(
         {"name": "bytes", "configuration": {"endian": endian}} if endian else {"name": "bytes"}
     )
@@ -112,7 +112,7 @@ def v3_documents(draw: st.DrawFn) -> Document:
         "zarr_format": 3,
         "node_type": "array",
         "shape": draw(numbers),
-        "data_type": data_type.v3,
+        "data_type": v3_data_type(data_type),
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": draw(numbers)}},
         "chunk_key_encoding": {
             "name": "default",

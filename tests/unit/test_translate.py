@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.metadata.codecs import Chain, chain_of_codecs, codecs_of_chain
-from zarr_shardstore.metadata.data_types import parse_numpy
+from zarr_shardstore.metadata.data_types import parse_numpy, v3_data_type
 from zarr_shardstore.native.ome import dimension_names_of_levels, to_ome_05
 from zarr_shardstore.native.translate import (
     array_of_v2,
@@ -169,7 +169,7 @@ def test_a_chain_is_the_same_after_there_and_back(
     """But for what says nothing: an order of one dimension, and who is last of the compressors."""
     chain = Chain(parse_numpy(name), order, filters, compressor)
     codecs = codecs_of_chain(chain, ndim)
-    back = chain_of_codecs(codecs, parse_numpy(name).v3, ndim)
+    back = chain_of_codecs(codecs, v3_data_type(parse_numpy(name)), ndim)
     assert back.data_type == chain.data_type
     assert back.order == (order if ndim > 1 else "C")
     compressors = [] if compressor is None else [compressor]

@@ -42,10 +42,12 @@ from zarr_shardstore.metadata.codecs import (
 from zarr_shardstore.metadata.data_types import (
     Endian,
     draft_data_type,
+    fill_value_of_v2,
+    fill_value_of_v3,
     parse_draft,
     parse_v3,
+    v3_data_type,
 )
-from zarr_shardstore.metadata.fill_values import fill_value_of_v2, fill_value_of_v3
 
 Document = dict[str, Any]
 
@@ -173,7 +175,7 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
         **_FORMAT,
         "node_type": "array",
         "shape": shape,
-        "data_type": data_type.v3,
+        "data_type": v3_data_type(data_type),
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
         "chunk_key_encoding": {
             "name": "default",

@@ -1,4 +1,6 @@
-"""Data types: how numpy, the draft hierarchy, Zarr v2 and Zarr v3 spell the same one.
+"""Data types and fill values, as numpy, the draft hierarchy, Zarr v2 and Zarr v3 spell them.
+
+A data type is a numpy ``dtype``, with its byte order.
 
 ======================  ============================================  ===============
 v2, numpy               draft                                         v3, and endian
@@ -10,22 +12,38 @@ v2, numpy               draft                                         v3, and en
 ``<U5``, ``|V4``                                                      a configuration
 ======================  ============================================  ===============
 
-Structured types are not expressed: v3 has one byte order for all fields, and the versions of
+===========  ==========================================  ===============================
+fill value   v2, draft                                   v3
+===========  ==========================================  ===============================
+none         ``null``                                    the zero of the type
+float        number, ``NaN``, ``Infinity``, ``-Infinity``  also bits: ``0x7fc00000``
+complex      pair of floats                              pair of floats
+time         int64                                       also ``NaT``
+bytes        base64                                      base64, or a list of numbers
+text         text                                        text
+===========  ==========================================  ===============================
+
+Structured types are refused: v3 has one byte order for all fields, and the versions of
 zarr-python 3 name the type differently.
 
-Source: Zarr v3 core and zarr-extensions, "Data types"; Zarr v2, "Data type encoding"; the
-draft as zarr-python 2.13 to 2.18 write it, ``zarr/meta.py``.
+Source: Zarr v3 core, "Data types", "Fill value"; zarr-extensions, "Data types"; Zarr v2, "Data
+type encoding", "Fill value encoding"; zarr-python 2.13 to 2.18, ``zarr/meta.py`` (the draft).
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 
+DataType: TypeAlias = "np.dtype[Any]"
 Endian = Literal["little", "big"]
 
 _SIZES = {
@@ -37,16 +55,16 @@ _SIZES = {
     "m": (8,),
     "M": (8,),
 }
-"""Bytes that a value may have, by numpy's letter of the kind; the other kinds take any size."""
+"""Bytes of a value by numpy's letter of the kind. The other kinds, S, U and V, take any size."""
 
-_V3_WORDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
-_V3_KINDS = {word: kind for kind, word in _V3_WORDS.items()}
+_WORDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
+_V3_NUMBERS = {f"{_WORDS[k]}{8 * n}": f"{k}{n}" for k in _WORDS for n in _SIZES[k]} | {"bool": "b1"}
+_V3_OF_NUMBERS = {text: name for name, text in _V3_NUMBERS.items()}
 _V3_TIMES = {"M": "numpy.datetime64", "m": "numpy.timedelta64"}
 _V3_BYTES = {"S": "null_terminated_bytes", "U": "fixed_length_utf32", "V": "raw_bytes"}
 
-_NUMPY = re.compile(r"([<>|=]?)([biufcmMSUV])([1-9][0-9]*)(?:\[([0-9]*)(\w+)\])?")
-_V3_NUMBER = re.compile(r"(int|uint|float|complex)([1-9][0-9]*)")
-_V3_RAW = re.compile(r"r([1-9][0-9]*)")
+_NUMPY = re.compile(r"([<>|=]?)([biufcSUV][1-9][0-9]*|[mM]8(?:\[[0-9]*[^\W\d_]+\])?)")
+_RAW = re.compile(r"r([1-9][0-9]*)")
 
 _UTF32 = 4
 """Bytes of a character in numpy's fixed-length texts."""
@@ -57,66 +75,20 @@ _EXTENSIONS = {
     "S": "TODO: bytestring array protocol URL",
     "U": "TODO: unicode array protocol URL",
     "V": "TODO: structured array protocol URL",
+    **dict.fromkeys(
+        "mM", "https://zarr-specs.readthedocs.io/en/latest/extensions/data-types/datetime/v1.0.html"
+    ),
 }
-_TIME_EXTENSION = (
-    "https://zarr-specs.readthedocs.io/en/latest/extensions/data-types/datetime/v1.0.html"
-)
-"""What zarr-python 2.18 writes as the extension of a type, "TODO" included."""
+"""The extension that zarr-python 2.18 writes with a type, "TODO" included."""
+
+_NAMED_FLOATS = ("NaN", "Infinity", "-Infinity")
+_NAT = -(2**63)
 
 
-@dataclass(frozen=True, slots=True)
-class DataType:
-    """A data type with its byte order.
-
-    Parameters
-    ----------
-    kind : str
-        numpy's letter: one of ``b i u f c m M S U V``.
-    itemsize : int
-        Bytes of a value.
-    endian : {"little", "big"}, optional
-        ``None`` where bytes have no order.
-    unit : str
-        Of times: ``"ns"``, ``"generic"``; else empty.
-    scale : int
-        Of times: how many units a step is.
-    """
-
-    kind: str
-    itemsize: int
-    endian: Endian | None
-    unit: str = ""
-    scale: int = 1
-
-    @property
-    def numpy_name(self) -> str:
-        """As numpy and Zarr v2 spell it.
-
-        >>> DataType("M", 8, "big", "us", 10).numpy_name
-        '>M8[10us]'
-        """
-        order = {None: "|", "little": "<", "big": ">"}[self.endian]
-        size = self.itemsize // _UTF32 if self.kind == "U" else self.itemsize
-        step = "" if self.scale == 1 else str(self.scale)
-        unit = f"[{step}{self.unit}]" if self.unit not in ("", "generic") else ""
-        return f"{order}{self.kind}{size}{unit}"
-
-    @property
-    def v3(self) -> str | dict[str, Any]:
-        """As Zarr v3 spells it; the byte order goes to the ``bytes`` codec.
-
-        >>> DataType("f", 2, "big").v3
-        'float16'
-        """
-        if self.kind == "b":
-            return "bool"
-        if self.kind in _V3_TIMES:
-            configuration = {"unit": self.unit, "scale_factor": self.scale}
-            return {"name": _V3_TIMES[self.kind], "configuration": configuration}
-        if self.kind in _V3_BYTES:
-            length = {"length_bytes": self.itemsize}
-            return {"name": _V3_BYTES[self.kind], "configuration": length}
-        return f"{_V3_WORDS[self.kind]}{8 * self.itemsize}"
+def endian_of(data_type: DataType) -> Endian | None:
+    """Return the byte order; ``None`` where bytes have no order."""
+    orders: dict[str, Endian] = {"<": "little", ">": "big"}
+    return orders.get(data_type.str[0])
 
 
 def parse_numpy(text: Any) -> DataType:
@@ -125,23 +97,14 @@ def parse_numpy(text: Any) -> DataType:
     Raises
     ------
     UnsupportedError
-        If the data type has no place here: structured, object, or of another size.
+        If the data type is structured, of objects, or of a size that v3 has not.
 
     Examples
     --------
-    >>> parse_numpy(">U3")
-    DataType(kind='U', itemsize=12, endian='big', unit='', scale=1)
+    >>> parse_numpy(">U3").itemsize
+    12
     """
-    match = _NUMPY.fullmatch(text) if isinstance(text, str) else None
-    if match is None:
-        raise _unsupported(text)
-    order, kind, size, step, unit = match.groups()
-    itemsize = int(size) * (_UTF32 if kind == "U" else 1)
-    if (unit is not None) and kind not in _V3_TIMES:
-        raise _unsupported(text)
-    if kind in _V3_TIMES:
-        unit = "us" if unit == "μs" else unit or "generic"
-    return _data_type(kind, itemsize, "big" if order == ">" else "little", unit, step, text)
+    return _data_type(text, text)
 
 
 def parse_v3(data_type: Any, endian: Endian | None) -> DataType:
@@ -150,7 +113,7 @@ def parse_v3(data_type: Any, endian: Endian | None) -> DataType:
     Raises
     ------
     UnsupportedError
-        As `parse_numpy`; so are types of variable length.
+        As `parse_numpy`; also for types of variable length.
     SpecError
         If values of several bytes have no byte order.
     """
@@ -158,25 +121,9 @@ def parse_v3(data_type: Any, endian: Endian | None) -> DataType:
     options: Mapping[str, Any] = {}
     if isinstance(data_type, Mapping):
         name, options = data_type.get("name"), data_type.get("configuration") or {}
-    if not isinstance(name, str):
-        raise _unsupported(data_type)
-    kind, unit, step = "", "", 1
-    itemsize: Any = 0
-    if match := _V3_NUMBER.fullmatch(name):
-        kind, itemsize = _V3_KINDS[match[1]], int(match[2]) // 8
-    elif match := _V3_RAW.fullmatch(name):
-        kind, itemsize = "V", int(match[1]) // 8
-    elif name == "bool":
-        kind, itemsize = "b", 1
-    for letter, time in _V3_TIMES.items():
-        if name == time:
-            unit, step = options.get("unit", ""), options.get("scale_factor", 1)
-            kind, itemsize, unit = letter, 8, "us" if unit == "μs" else unit
-    for letter, word in _V3_BYTES.items():
-        if name == word:
-            kind, itemsize = letter, options.get("length_bytes")
-    parsed = _data_type(kind, itemsize, endian or "little", unit, step, data_type)
-    if parsed.endian is not None and endian is None:
+    text = _numpy_of_v3(name, options) if isinstance(name, str) else None
+    parsed = _data_type(f"{'>' if endian == 'big' else '<'}{text}", data_type)
+    if endian is None and endian_of(parsed) is not None:
         raise SpecError(f"the codec 'bytes' of data type {name!r} has no endian")
     return parsed
 
@@ -192,15 +139,30 @@ def parse_draft(data_type: Any) -> DataType:
     text = data_type.get("type") if isinstance(data_type, Mapping) else data_type
     if text == "bool":
         text = "|b1"
-    if isinstance(text, str) and (raw := _V3_RAW.fullmatch(text)):
-        text = f"|V{int(raw[1]) // 8}"
-    if isinstance(text, list) and len(text) == 1 and text[0][:1] == [""] and len(text[0]) == 2:
+    elif isinstance(text, str):
+        text = _numpy_of_raw(text) or text
+    elif isinstance(text, list) and len(text) == 1 and text[0][:1] == [""] and len(text[0]) == 2:
         text = text[0][1]  # how zarr-python 2.18 spells plain bytes
     return parse_numpy(text)
 
 
+def v3_data_type(data_type: DataType) -> str | dict[str, Any]:
+    """Return Zarr v3's spelling, without the byte order, which the ``bytes`` codec has.
+
+    >>> v3_data_type(parse_numpy(">f2"))
+    'float16'
+    """
+    kind = data_type.kind
+    if kind in _V3_TIMES:
+        unit, scale = np.datetime_data(data_type)
+        return {"name": _V3_TIMES[kind], "configuration": {"unit": unit, "scale_factor": scale}}
+    if kind in _V3_BYTES:
+        return {"name": _V3_BYTES[kind], "configuration": {"length_bytes": data_type.itemsize}}
+    return _V3_OF_NUMBERS[data_type.str[1:]]
+
+
 def draft_data_type(data_type: DataType) -> str | dict[str, Any]:
-    """The draft's spelling, as zarr-python 2.18 writes and reads it.
+    """Return the draft's spelling, as zarr-python 2.18 writes and reads it.
 
     Raises
     ------
@@ -209,39 +171,183 @@ def draft_data_type(data_type: DataType) -> str | dict[str, Any]:
 
     Examples
     --------
-    >>> draft_data_type(DataType("i", 1, None)), draft_data_type(DataType("i", 2, "big"))
+    >>> draft_data_type(parse_numpy("|i1")), draft_data_type(parse_numpy(">i2"))
     ('i1', '>i2')
     """
-    name = data_type.numpy_name
+    name = data_type.str
     if data_type.kind in _V3_TIMES:
-        if data_type.scale != 1 or data_type.unit == "generic":
+        unit, scale = np.datetime_data(data_type)
+        if scale != 1 or unit == "generic":
             raise UnsupportedError(
                 f"the draft has no data type {name!r}: take a unit such as 'ns', in steps of 1"
             )
-        return {"extension": _TIME_EXTENSION, "type": name, "fallback": None}
     if data_type.kind in _EXTENSIONS:
         return {"extension": _EXTENSIONS[data_type.kind], "type": name, "fallback": None}
     return "bool" if data_type.kind == "b" else name.removeprefix("|")
 
 
-def _data_type(
-    kind: str, itemsize: Any, endian: Endian, unit: Any, step: Any, source: Any
-) -> DataType:
-    """A data type, checked; `source` is for the message."""
-    scale = int(step or 1)
-    is_known = kind in _SIZES or kind in _V3_BYTES
-    if not is_known or not isinstance(itemsize, int) or itemsize < 1:
-        raise _unsupported(source)
-    if itemsize not in _SIZES.get(kind, (itemsize,)) or (kind == "U" and itemsize % _UTF32):
-        raise _unsupported(source)
-    if kind in _V3_TIMES and not (isinstance(unit, str) and unit.isalpha()):
-        raise _unsupported(source)
-    has_order = kind == "U" or (kind not in "bSV" and itemsize > 1)
-    return DataType(kind, itemsize, endian if has_order else None, unit or "", scale)
+def fill_value_of_v2(value: Any, data_type: DataType) -> Any:
+    """Return the v3 fill value for that of a v2 or a draft document.
+
+    Raises
+    ------
+    SpecError
+        If it is no value of the data type.
+
+    Examples
+    --------
+    >>> fill_value_of_v2(None, parse_numpy("<c8"))
+    [0.0, 0.0]
+    """
+    if value is not None:
+        return _normal(value, data_type)
+    match data_type.kind:
+        case "b":
+            return False
+        case "f":
+            return 0.0
+        case "c":
+            return [0.0, 0.0]
+        case "S" | "U":
+            return ""
+        case "V":
+            return _base64(bytes(data_type.itemsize))
+    return 0
 
 
-def _unsupported(source: Any) -> UnsupportedError:
-    return UnsupportedError(
+def fill_value_of_v3(value: Any, data_type: DataType) -> Any:
+    """Return the fill value for a v2 or a draft document, from that of a v3 document.
+
+    Raises
+    ------
+    SpecError
+        If it is no value of the data type.
+    UnsupportedError
+        If it is a NaN other than the usual one, which only v3 can spell.
+
+    Examples
+    --------
+    >>> fill_value_of_v3("0x7fc00000", parse_numpy("<f4"))
+    'NaN'
+    """
+    kind = data_type.kind
+    if kind == "f":
+        value = _without_bits(value, data_type.itemsize)
+    elif kind == "c" and isinstance(value, list | tuple):
+        value = [_without_bits(part, data_type.itemsize // 2) for part in value]
+    elif kind in "mM" and value == "NaT":
+        value = _NAT
+    elif kind == "V" and isinstance(value, list):
+        try:
+            value = _base64(bytes(value))
+        except (TypeError, ValueError):
+            raise _no_value(value, data_type) from None
+    return _normal(value, data_type)
+
+
+def _data_type(text: Any, source: Any) -> DataType:
+    """Make a numpy data type of its name; `source` is for the message."""
+    match = _NUMPY.fullmatch(text) if isinstance(text, str) else None
+    if match is not None:
+        try:
+            data_type = np.dtype((">" if match[1] == ">" else "<") + match[2])
+        except (TypeError, ValueError):
+            data_type = None
+        if data_type is not None:
+            nbytes = data_type.itemsize
+            if nbytes in _SIZES.get(data_type.kind, (nbytes,)):
+                return data_type
+    raise UnsupportedError(
         f"the data type {source!r} cannot be translated: only bool, numbers, times and values of "
         "fixed length can, not structured ones, objects or types of variable length"
     )
+
+
+def _numpy_of_v3(name: str, options: Mapping[str, Any]) -> str | None:
+    """Name a v3 data type as numpy does, without byte order."""
+    for kind, time in _V3_TIMES.items():
+        if name == time:
+            unit, scale = options.get("unit"), options.get("scale_factor", 1)
+            return f"{kind}8" if unit == "generic" else f"{kind}8[{scale}{unit}]"
+    for kind, word in _V3_BYTES.items():
+        if name == word:
+            nbytes, rest = options.get("length_bytes"), 0
+            if kind == "U" and isinstance(nbytes, int):
+                nbytes, rest = divmod(nbytes, _UTF32)
+            return None if rest else f"{kind}{nbytes}"
+    return _V3_NUMBERS.get(name) or _numpy_of_raw(name)
+
+
+def _numpy_of_raw(name: str) -> str | None:
+    """Name bytes, which v3 core calls ``r24``, as numpy does."""
+    match = _RAW.fullmatch(name)
+    if match is None or len(match[1]) > 10 or int(match[1]) % 8:
+        return None
+    return f"V{int(match[1]) // 8}"
+
+
+def _normal(value: Any, data_type: DataType) -> Any:
+    """Return the one spelling, of those that both v2 and v3 read, of a fill value."""
+    kind, itemsize = data_type.kind, data_type.itemsize
+    if kind == "b" and isinstance(value, bool | int) and value in (0, 1):
+        return bool(value)
+    if kind in "iumM" and isinstance(value, int | float) and value == value // 1:
+        info = np.iinfo(f"{'u' if kind == 'u' else 'i'}{itemsize}")
+        if info.min <= value <= info.max:
+            return int(value)
+    if kind == "f":
+        return _normal_float(value, data_type, itemsize)
+    if kind == "c" and isinstance(value, list | tuple) and len(value) == 2:
+        return [_normal_float(part, data_type, itemsize // 2) for part in value]
+    if kind == "U" and isinstance(value, str) and len(value) <= itemsize // _UTF32:
+        return value
+    if kind in "SV" and isinstance(value, str):
+        try:
+            raw = base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            raise _no_value(value, data_type) from None
+        if len(raw) == itemsize or (kind == "S" and len(raw) < itemsize):
+            # numpy's bytes end before their trailing zeros
+            return _base64(raw.rstrip(b"\0") if kind == "S" else raw)
+    raise _no_value(value, data_type)
+
+
+def _normal_float(value: Any, data_type: DataType, nbytes: int) -> float | str:
+    if isinstance(value, str) and value in _NAMED_FLOATS:
+        return value
+    if not isinstance(value, int | float):
+        raise _no_value(value, data_type)
+    with np.errstate(over="ignore"):
+        rounded = float(np.dtype(f"f{nbytes}").type(value))
+    if math.isnan(rounded):
+        return "NaN"
+    if math.isinf(rounded):
+        return "Infinity" if rounded > 0 else "-Infinity"
+    return rounded
+
+
+def _without_bits(value: Any, nbytes: int) -> Any:
+    """Return the number that bits spell, ``0x`` and big-endian hex digits; other values as is."""
+    if not isinstance(value, str) or not value.startswith("0x"):
+        return value
+    try:
+        raw = bytes.fromhex(value[2:])
+    except ValueError:
+        raw = b""
+    if len(raw) != nbytes:
+        raise SpecError(f"the fill value {value!r} does not spell {nbytes} bytes")
+    dtype = np.dtype(f">f{nbytes}")
+    number = float(np.frombuffer(raw, dtype)[0])
+    if math.isnan(number) and raw != np.array(math.nan, dtype).tobytes():
+        raise UnsupportedError(
+            f"the fill value {value!r} is a NaN that only a v3 document can spell: take 'NaN'"
+        )
+    return number
+
+
+def _base64(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _no_value(value: Any, data_type: DataType) -> SpecError:
+    return SpecError(f"{value!r} is no fill value of data type {data_type.str!r}")

@@ -50,7 +50,13 @@ from zarr_shardstore.metadata.codecs import (
     codecs_of_chain,
     name_and_options,
 )
-from zarr_shardstore.metadata.data_types import DataType, parse_numpy
+from zarr_shardstore.metadata.data_types import (
+    DataType,
+    fill_value_of_v2,
+    fill_value_of_v3,
+    parse_numpy,
+    v3_data_type,
+)
 from zarr_shardstore.metadata.declaration import (
     Declaration,
     Declared,
@@ -60,7 +66,6 @@ from zarr_shardstore.metadata.declaration import (
     strip,
 )
 from zarr_shardstore.metadata.documents import plain_geometry
-from zarr_shardstore.metadata.fill_values import fill_value_of_v2, fill_value_of_v3
 from zarr_shardstore.metadata.transformer_list import SHARDING
 
 Attributes = dict[str, Any]
@@ -231,7 +236,9 @@ def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Docume
         "zarr_format": 3,
         "node_type": "array",
         "shape": shape,
-        "data_type": SERIALIZERS[filters[0]["id"]] if data_type is None else data_type.v3,
+        "data_type": SERIALIZERS[filters[0]["id"]]
+        if data_type is None
+        else v3_data_type(data_type),
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
         "chunk_key_encoding": {"name": "v2", "configuration": {"separator": separator}},
         "fill_value": _fill_value_of_v2(fill_value, data_type),
@@ -286,7 +293,7 @@ def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
         "zarr_format": 2,
         "shape": shape,
         "chunks": list(chunks),
-        "dtype": _OBJECT if data_type is None else data_type.numpy_name,
+        "dtype": _OBJECT if data_type is None else data_type.str,
         "compressor": chain.compressor,
         "fill_value": fill_value,
         "order": chain.order,
