@@ -25,7 +25,7 @@ from zarr_shardstore.cli.parsing import (
 )
 from zarr_shardstore.cli.printing import info_tree, totals_text
 from zarr_shardstore.inspect.info import get_shard_info
-from zarr_shardstore.inspect.pictures import render_html, render_png, render_text
+from zarr_shardstore.inspect.pictures import render_figure, render_html, render_text
 from zarr_shardstore.inspect.shard_map import shard_map
 
 _ENDLESS = 100_000
@@ -87,7 +87,7 @@ def draw_map(
         options = storage_options_of(source_option or ())
         shards = shard_map(check_source(store), path, storage_options=options)
         if png is not None:
-            png.write_bytes(render_png(shards))
+            png.write_bytes(render_figure(shards, "png"))
         if html is not None:
             html.write_text(render_html(shards), encoding="utf-8")
         for file in (png, html):

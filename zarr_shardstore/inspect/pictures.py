@@ -1,92 +1,216 @@
-"""Pictures of a shard map: text for a terminal, PNG, and HTML that needs nothing else."""
+"""Pictures of shard maps: text for a terminal; PNG, and SVG in a page, drawn by matplotlib.
+
+A picture has flat panels: slices over the leading dimensions of the map. If the map is larger
+than the picture, several shards share a place, which shows the sum of their chunks.
+"""
 
 from __future__ import annotations
 
 import html
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.grid import Box
-from zarr_shardstore.inspect.shard_map import Panel, Panels, ShardMap, cut_into_panels
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.inspect.shard_map import ShardMap
 
-_BLOCKS = {"missing": "·", "partial": "░▒▓", "full": "█", "unreadable": "!"}
-_ASCII = {"missing": ".", "partial": "-+*", "full": "#", "unreadable": "!"}
+Fits: TypeAlias = Callable[[int, int, int], bool]
+"""Tells whether so many panels of so many rows and columns fit into the picture."""
 
-_COLORS = {"missing": "#e8e8e8", "partial": "#f2a65a", "full": "#2a6f97", "unreadable": "#d00000"}
-_PARTIAL = ("#fbd9b0", "#f2a65a", "#c8702a")
-"""Up to a third, up to two thirds, and more of the chunks; told apart in grey, too."""
+_MISSING, _FULL, _UNREADABLE = 0, 4, 5
+"""Levels of a place. Levels 1 to 3 are partial: a third, two thirds, and more of its chunks."""
+_BLOCKS = "·░▒▓█!"
+_ASCII = ".-+*#!"
+_COLORS = ("#e8e8e8", "#fbd9b0", "#f2a65a", "#c8702a", "#2a6f97", "#d00000")
+"""By level; they also differ in grey."""
 
-_MAX_PLACES_OF_SVG = 20_000
-"""Rectangles with tooltips in a page of about 3 MB, which browsers still scroll through."""
+_LEVELS = {
+    "full": (_FULL,),
+    "partial": (1, 2, 3),
+    "missing": (_MISSING,),
+    "unreadable": (_UNREADABLE,),
+}
 
-_MAX_PLACES_OF_PNG = 2_000_000
 _GAP = 2
-"""Places between two panels that stand side by side."""
+"""Characters between two panels in one line."""
+
+_MAX_PANELS = 64
+_MAX_PLACES = 2_000_000
+"""Most panels and places of a drawn picture."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Panel:
+    """Two dimensions of a map at fixed places of the others.
+
+    Parameters
+    ----------
+    title : str
+        Position in the leading dimensions, as ``"[3, 4:8, :, :]"``; empty if there are none.
+    stored, possible : ndarray
+        Chunks that each place holds, and can hold; float64, rows and columns.
+    unreadable : ndarray
+        True where a shard of the place could not be read; bool.
+    """
+
+    title: str
+    stored: npt.NDArray[np.float64]
+    possible: npt.NDArray[np.float64]
+    unreadable: npt.NDArray[np.bool_]
+
+    def levels(self) -> npt.NDArray[np.intp]:
+        """Return the level of each place."""
+        thirds = 1 + np.minimum(2, 3 * self.stored // self.possible)
+        is_full = self.stored >= self.possible
+        levels = np.where(is_full, _FULL, np.where(self.stored == 0, _MISSING, thirds))
+        return np.where(self.unreadable, _UNREADABLE, levels).astype(np.intp)
+
+
+def cut_into_panels(shards: ShardMap, fits: Fits) -> tuple[list[Panel], Coords]:
+    """Cut a map into panels that fit; the last two dimensions are rows and columns.
+
+    A map of one dimension is one row. A grid without shards has no panel.
+
+    Returns
+    -------
+    panels : list of Panel
+        All of one size.
+    factors : tuple of int
+        Shards along each dimension that share a place.
+    """
+    shape = shards.shape
+    factors = _factors(shape, fits)
+    if 0 in shape:
+        return [], factors
+    unreadable: npt.NDArray[Any] = np.isnan(shards.fill)
+    stored: npt.NDArray[Any] = np.where(unreadable, np.float32(0), shards.fill)
+    possible = np.ones((), dtype=np.float64)
+    for axis, (n, factor) in enumerate(zip(shape, factors, strict=True)):
+        cps, n_chunks = shards.chunks_per_shard[axis], shards.grid_shape[axis]
+        extents = np.minimum(cps, n_chunks - cps * np.arange(n))  # fewer chunks at the edge
+        # float32 holds each count of chunks of a shard; sums over places need float64.
+        stored = stored * extents.astype(np.float32).reshape(-1, *(1,) * (len(shape) - 1 - axis))
+        if factor > 1:
+            starts = np.arange(0, n, factor)
+            stored = np.add.reduceat(stored, starts, axis=axis, dtype=np.float64)
+            unreadable = np.logical_or.reduceat(unreadable, starts, axis=axis)
+            extents = np.add.reduceat(extents, starts)
+        possible = np.multiply.outer(possible, extents.astype(np.float64))
+    flat = (1,) * (2 - len(shape)) + stored.shape
+    stored = np.rint(stored.reshape(flat).astype(np.float64))
+    possible, unreadable = possible.reshape(flat), unreadable.reshape(flat)
+    panels = [
+        Panel(_title(at, factors, shape), stored[at], possible[at], unreadable[at])
+        for at in product(*map(range, flat[:-2]))
+    ]
+    return panels, factors
+
+
+def _factors(shape: Coords, fits: Fits) -> Coords:
+    """Return how many shards share a place along each dimension: about as few as fit."""
+    factors = [1] * len(shape)
+    while True:
+        sizes = [-(-n // factor) for n, factor in zip(shape, factors, strict=True)]
+        rows, columns = (1, 1, *sizes)[-2:]
+        if fits(math.prod(sizes[:-2]), rows, columns) or max(sizes, default=1) <= 1:
+            return tuple(factors)
+        last, leading = len(shape) - 1, range(len(shape) - 2)
+        if not fits(1, 1, columns):
+            axes = [last]
+        elif not fits(1, rows, 1):
+            axes = [last - 1]
+        elif not fits(1, rows, columns):
+            axes = [last - 1, last]
+        else:  # one panel fits, so there are too many
+            axes = list(leading)
+        candidates = [axis for axis in axes if axis >= 0 and sizes[axis] > 1] or [
+            axis for axis, size in enumerate(sizes) if size > 1
+        ]
+        axis = max(candidates, key=lambda axis: sizes[axis])
+        factors[axis] += max(1, factors[axis] // 8)  # few steps also for millions of shards
+
+
+def _title(at: Coords, factors: Coords, shape: Coords) -> str:
+    if not at:
+        return ""
+    parts = []
+    for p, f, n in zip(at, factors[: len(at)], shape[: len(at)], strict=True):
+        start, stop = p * f, min((p + 1) * f, n)
+        parts.append(str(start) if stop - start == 1 else f"{start}:{stop}")
+    return f"[{', '.join([*parts, ':', ':'])}]"
 
 
 def render_text(
     shards: ShardMap, *, width: int = 80, height: int = 40, is_ascii: bool = False
 ) -> str:
-    """Draw a map with one character for each shard, or for as many as must share one.
+    """Draw a map with one character for each place.
 
     Parameters
     ----------
     width, height
         Characters and lines of the picture; legend and titles come on top.
     is_ascii
-        Draw with signs that every terminal has.
+        Draw with characters that every terminal has.
     """
     signs = _ASCII if is_ascii else _BLOCKS
+    title_width = 0
+    if len(shards.shape) > 2:
+        title_width = len(f"[{', '.join(f'{n}:{n}' for n in shards.shape[:-2])}, :, :]")
+
+    def n_across(columns: int) -> int:
+        return max(1, (width + _GAP) // (columns + _GAP))
 
     def fits(n: int, rows: int, columns: int) -> bool:
-        per_band = max(1, (width + _GAP) // (max(columns, _title_width(shards)) + _GAP))
-        bands = -(-n // per_band)
+        bands = -(-n // n_across(max(columns, title_width)))
         return columns <= width and bands * (rows + (2 if n > 1 else 0)) <= height
 
-    panels = cut_into_panels(shards, fits)
+    panels, factors = cut_into_panels(shards, fits)
+    blocks = [[panel.title] * bool(panel.title) + _lines(panel, signs) for panel in panels]
+    cell = max((len(line) for block in blocks for line in block), default=0)
     lines = [_headline(shards), ""]
-    cell = max([panels.n_columns, *(len(panel.title) for panel in panels.panels)])
-    per_band = max(1, (width + _GAP) // (cell + _GAP))
-    for i in range(0, len(panels.panels), per_band):
-        band = panels.panels[i : i + per_band]
-        if band[0].title:
-            lines.append((" " * _GAP).join(panel.title.ljust(cell) for panel in band))
-        drawn = [_draw(panel, signs) for panel in band]
-        lines += [
-            (" " * _GAP).join(row.ljust(cell) for row in rows) for rows in zip(*drawn, strict=True)
-        ]
+    for i in range(0, len(blocks), n_across(cell)):
+        rows = zip(*blocks[i : i + n_across(cell)], strict=True)
+        lines += [(" " * _GAP).join(line.ljust(cell) for line in row) for row in rows]
         lines.append("")
-    lines.append(_legend(shards, signs))
-    if math.prod(panels.factors) > 1:
-        lines.append(f"One sign stands for {_by(panels.factors)} {_unit(shards)}.")
+    legend = [
+        f"{''.join(signs[level] for level in _LEVELS[state])} {state} {n:,}"
+        for state, n in shards.counts().items()
+        if n or state != "unreadable"
+    ]
+    lines += ["   ".join(legend), *_scale("sign", shards, factors)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _draw(panel: Panel, signs: dict[str, str]) -> list[str]:
-    def sign(row: int, column: int) -> str:
-        state, third = _state(panel, row, column)
-        return signs[state][third if state == "partial" else 0]
-
-    rows, columns = panel.stored.shape
-    return ["".join(sign(row, column) for column in range(columns)) for row in range(rows)]
+def _lines(panel: Panel, signs: str) -> list[str]:
+    return ["".join(signs[level] for level in row) for row in panel.levels()]
 
 
-def _state(panel: Panel, row: int, column: int) -> tuple[str, int]:
-    """What a place shows; of a partial one also which third of its chunks is stored."""
-    stored, possible = panel.stored[row, column], panel.possible[row, column]
-    if panel.unreadable[row, column]:
-        return "unreadable", 0
-    if stored == 0:
-        return "missing", 0
-    if stored >= possible:
-        return "full", 0
-    return "partial", min(2, int(3 * stored / possible))
+def render_html(shards: ShardMap) -> str:
+    """Draw a map into a page that loads nothing.
+
+    Raises
+    ------
+    SpecError
+        If matplotlib is not installed.
+    """
+    svg = render_figure(shards, "svg").decode()
+    errors = "".join(f"<li>{html.escape(error)}</li>" for error in shards.errors)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        f"<title>{html.escape(_headline(shards))}</title>\n"
+        f"{svg[svg.index('<svg') :]}<ul>{errors}</ul>\n</html>\n"
+    )
 
 
-def render_png(shards: ShardMap) -> bytes:
-    """Draw a map as PNG, with matplotlib.
+def render_figure(shards: ShardMap, file_format: Literal["png", "svg"]) -> bytes:
+    """Draw a map with matplotlib.
 
     Raises
     ------
@@ -94,144 +218,39 @@ def render_png(shards: ShardMap) -> bytes:
         If matplotlib is not installed.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.colors import BoundaryNorm, ListedColormap
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError as error:
         raise SpecError(
-            "a PNG is drawn with matplotlib: pip install 'zarr-shardstore[examples]'"
+            "pictures are drawn with matplotlib: pip install 'zarr-shardstore[examples]'"
         ) from error
-    panels = cut_into_panels(
-        shards, lambda n, rows, columns: n <= 64 and n * rows * columns <= _MAX_PLACES_OF_PNG
+    panels, factors = cut_into_panels(
+        shards, lambda n, rows, columns: n <= _MAX_PANELS and n * rows * columns <= _MAX_PLACES
     )
-    n = max(1, len(panels.panels))
-    across = math.ceil(math.sqrt(n))
-    down = -(-n // across)
+    across = math.ceil(math.sqrt(max(1, len(panels))))
+    down = max(1, -(-len(panels) // across))
     figure = Figure(figsize=(max(6, 2.2 * across), max(4, 2.2 * down + 1)), layout="constrained")
-    figure.suptitle(_headline(shards).replace("$", r"\$"), fontsize=10)
-    colors = ListedColormap([_COLORS["missing"], *_PARTIAL, _COLORS["full"], _COLORS["unreadable"]])
-    norm = BoundaryNorm(range(7), 6)
-    for axes, panel in zip(
-        figure.subplots(down, across, squeeze=False).flat, panels.panels, strict=False
-    ):
-        axes.imshow(_levels(panel), cmap=colors, norm=norm, interpolation="nearest", aspect="auto")
+    title = "\n".join([_headline(shards), *_scale("place", shards, factors)])
+    figure.suptitle(title, fontsize=10, parse_math=False)
+    colors, norm = ListedColormap(_COLORS), BoundaryNorm(range(7), 6)
+    all_axes = figure.subplots(down, across, squeeze=False).flat
+    for axes, panel in zip(all_axes, panels, strict=False):
+        axes.imshow(panel.levels(), cmap=colors, norm=norm, interpolation="nearest", aspect="auto")
         axes.set_title(panel.title, fontsize=8)
         axes.set(xticks=(), yticks=())
-    for axes in list(figure.axes)[len(panels.panels) :]:
+    for axes in figure.axes[len(panels) :]:
         axes.set_axis_off()
-    handles = [Patch(facecolor=_COLORS[state], edgecolor="grey") for state in _COLORS]
-    labels = [f"{state} {n:,}" for state, n in shards.counts().items()]
-    order = ["full", "partial", "missing", "unreadable"]
-    by_state = dict(zip(_COLORS, handles, strict=True))
-    figure.legend([by_state[s] for s in order], labels, loc="outside lower center", ncols=4)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    return picture.getvalue()
-
-
-def _levels(panel: Panel) -> list[list[int]]:
-    """Number of the colour of each place."""
-    base = {"missing": 0, "partial": 1, "full": 4, "unreadable": 5}
-    rows, columns = panel.stored.shape
-    return [
-        [base[state] + third for state, third in (_state(panel, r, c) for c in range(columns))]
-        for r in range(rows)
-    ]
-
-
-def render_html(shards: ShardMap) -> str:
-    """Draw a map as a page that loads nothing; each place says what it holds."""
-    panels = cut_into_panels(
-        shards, lambda n, rows, columns: n * rows * columns <= _MAX_PLACES_OF_SVG
-    )
-    headline = html.escape(_headline(shards))
-    body = "\n".join(_svg(shards, panels, panel) for panel in panels.panels)
-    legend = " ".join(
-        f'<span><i style="background:{_COLORS[state]}"></i>{state} {n:,}</span>'
+    legend = [
+        Patch(facecolor=_COLORS[_LEVELS[state][-1]], edgecolor="grey", label=f"{state} {n:,}")
         for state, n in shards.counts().items()
-    )
-    shared = ""
-    if math.prod(panels.factors) > 1:
-        shared = f"<p>One rectangle stands for {_by(panels.factors)} {_unit(shards)}.</p>"
-    errors = "".join(f"<li>{html.escape(error)}</li>" for error in shards.errors)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{headline}</title>
-<style>
-body {{ font: 14px sans-serif; margin: 2em; }}
-figure {{ display: inline-block; margin: 0 1em 1em 0; }}
-span {{ margin-right: 1.5em; }}
-i {{ display: inline-block; width: 1em; height: 1em; margin-right: .4em; border: 1px solid #888; }}
-rect:hover {{ stroke: #000; }}
-</style>
-</head>
-<body>
-<h1>{headline}</h1>
-<p>{legend}</p>
-{shared}
-{body}
-{f"<ul>{errors}</ul>" if errors else ""}
-</body>
-</html>
-"""
-
-
-def _svg(shards: ShardMap, panels: Panels, panel: Panel) -> str:
-    rows, columns = panel.stored.shape
-    side = max(3, min(16, 900 // max(columns, 1)))
-    rectangles = "\n".join(
-        f'<rect x="{column * side}" y="{row * side}" width="{side - 1}" height="{side - 1}" '
-        f'fill="{color}"><title>{html.escape(text)}</title></rect>'
-        for row, column, color, text in _places(shards, panels, panel)
-    )
-    caption = f"<figcaption>{html.escape(panel.title)}</figcaption>" if panel.title else ""
-    return (
-        f'<figure>{caption}<svg xmlns="http://www.w3.org/2000/svg" width="{columns * side}" '
-        f'height="{rows * side}">\n{rectangles}\n</svg></figure>'
-    )
-
-
-def _places(shards: ShardMap, panels: Panels, panel: Panel) -> Iterator[tuple[int, int, str, str]]:
-    """Row, column, colour and text of each place."""
-    rows, columns = panel.stored.shape
-    for row in range(rows):
-        for column in range(columns):
-            state, third = _state(panel, row, column)
-            color = _PARTIAL[third] if state == "partial" else _COLORS[state]
-            text = _describe(shards, panels.box(panel, row, column))
-            known = f"{panel.stored[row, column]:,.0f}" if state != "unreadable" else "unknown"
-            yield (
-                row,
-                column,
-                color,
-                f"{text}: {known} of {panel.possible[row, column]:,.0f} chunks",
-            )
-
-
-def _describe(shards: ShardMap, box: Box) -> str:
-    """Key and coordinates of a shard, or the coordinates of several."""
-    unit = _unit(shards)
-    if all(stop - start == 1 for start, stop in box):
-        coords = tuple(start for start, _ in box)
-        return f"{shards.key_of(coords)} ({unit.removesuffix('s')} {list(coords)})"
-    return f"{unit} [{', '.join(f'{start}:{stop}' for start, stop in box)}]"
-
-
-def _unit(shards: ShardMap) -> str:
-    return "shards" if shards.is_sharded else "chunks"
-
-
-def _by(numbers: tuple[int, ...]) -> str:
-    return " × ".join(f"{n:,}" for n in numbers) or "1"
-
-
-def _title_width(shards: ShardMap) -> int:
-    """Characters of the longest title that a panel may have."""
-    if len(shards.shape) < 3:
-        return 0
-    return len(f"[{', '.join(f'{n}:{n}' for n in shards.shape[:-2])}, :, :]")
+    ]
+    figure.legend(handles=legend, loc="outside lower center", ncols=4)
+    picture = io.BytesIO()
+    with rc_context({"svg.fonttype": "none"}):  # text stays text
+        figure.savefig(picture, format=file_format, dpi=120)
+    return picture.getvalue()
 
 
 def _headline(shards: ShardMap) -> str:
@@ -242,10 +261,16 @@ def _headline(shards: ShardMap) -> str:
     return f"/{path}: {_by(shards.shape)} {_unit(shards)}{of}"
 
 
-def _legend(shards: ShardMap, signs: dict[str, str]) -> str:
-    parts = [
-        f"{signs[state]} {state} {n:,}"
-        for state, n in shards.counts().items()
-        if n or state != "unreadable"
-    ]
-    return "   ".join(parts)
+def _scale(place: str, shards: ShardMap, factors: Coords) -> list[str]:
+    """Return a line that says how many shards share a place, if several do."""
+    if math.prod(factors) == 1:
+        return []
+    return [f"One {place} stands for {_by(factors)} {_unit(shards)}."]
+
+
+def _unit(shards: ShardMap) -> str:
+    return "shards" if shards.is_sharded else "chunks"
+
+
+def _by(numbers: Iterable[int]) -> str:
+    return " × ".join(f"{n:,}" for n in numbers) or "1"
