@@ -59,7 +59,7 @@ def said_by_layout(layout: ArrayLayout, key: str) -> tuple[str, int] | None:
     return chunk.shard.key, chunk.entry_id
 
 
-@pytest.mark.parametrize("max_remembered", [key_table._MAX_REMEMBERED, 2])
+@pytest.mark.parametrize("max_remembered", [key_table._MAX_ITEMS, 2])
 @given(layouts_and_keys())
 @example(
     (
@@ -70,7 +70,7 @@ def said_by_layout(layout: ArrayLayout, key: str) -> tuple[str, int] | None:
 def test_translations(max_remembered: int, case: tuple[ArrayLayout, list[str]]) -> None:
     layout, keys = case
     translate = KeyTable(layout).translate
-    with mock.patch.object(key_table, "_MAX_REMEMBERED", max_remembered):
+    with mock.patch.object(key_table, "_MAX_ITEMS", max_remembered):
         for key in keys + keys:
             assert translate(key) == said_by_layout(layout, key), key
 
@@ -91,7 +91,7 @@ def test_all_keys_of_a_grid_and_around(encoding: ChunkKeyEncoding, grid: Coords)
 def test_what_is_remembered_is_bounded() -> None:
     layout = ArrayLayout("a", "a/", ENCODINGS[2], (40, 40), ShardingSpec((4, 4), DRAFT_INDEX))
     keys = KeyTable(layout)
-    with mock.patch.object(key_table, "_MAX_REMEMBERED", 8):
+    with mock.patch.object(key_table, "_MAX_ITEMS", 8):
         for i in range(40):
             for j in range(40):
                 assert keys.translate(f"a/c/{i}/{j}") == (

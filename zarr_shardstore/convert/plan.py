@@ -5,6 +5,7 @@ How large the stored chunks of an array are, from a look at some of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -17,7 +18,6 @@ from zarr_shardstore.convert.regions import ArrayLocation, block_shape
 from zarr_shardstore.convert.report import Action
 from zarr_shardstore.convert.task import ArrayTask
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.grid import n_entries_of
 from zarr_shardstore.format.index import IndexFormat
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import EntryOrder
@@ -188,10 +188,10 @@ def to_shards(new_arrays: NewArrays) -> Choose:
         if policy.is_auto(state.path):
             if now.spec is not None:
                 return now, "it has shards, and 'auto' leaves them as they are"
-            if n_entries_of(grid) == 1:
+            if math.prod(grid) == 1:
                 return now, "it has one chunk"
             cps, reason = chunks_per_shard_by_size(base, state)
-            if n_entries_of(cps) == 1:
+            if math.prod(cps) == 1:
                 return now, reason
             return _declared(new_arrays, state, cps, reason)
         asked = policy.for_array(state.path, ndim)

@@ -1,4 +1,4 @@
-"""Checks of what users pass: whole numbers, lists, paths. Each error names the argument."""
+"""Checks of arguments of users: whole numbers, lists, paths. Each error names the argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zarr_shardstore.errors import SpecError
 
 
 def whole_number(name: str, value: object, minimum: int = 0) -> int:
-    """Return `value` as an int; numpy's integers are taken, too.
+    """Return `value` as an int; numpy's integers are taken as well.
 
     Raises
     ------
@@ -28,7 +28,7 @@ def whole_number(name: str, value: object, minimum: int = 0) -> int:
 
 
 def items_of(name: str, given: object) -> list[Any]:
-    """Return the items of an iterable; a text is none, although Python iterates over it.
+    """Return the items of an iterable. A text is refused, although Python iterates over it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The indexes of all shards of one array in one object: its byte layout, and its place.
+"""Consolidated index: the indexes of all shards of one array in one object.
 
 ::
 
@@ -6,13 +6,13 @@
 
 The header is a JSON object, compressed by zlib: ``chunks_per_shard``, ``index`` (the form of the
 shard indexes), ``written`` (whole seconds since 1970), and for each shard, as columns, ``keys``
-(what comes after the prefix of the array), ``versions``, ``sizes`` (of the shard) and ``nbytes``
+(the suffix after the prefix of the array), ``versions``, ``sizes`` (of the shard) and ``nbytes``
 (of its blob). Blobs follow each other in that order. A blob is an index, compressed by zlib: its
 fields as uint64, all offsets and then all sizes, first the lowest byte of each, then the next.
 
 A version is a string, the ETag of an object; or a number, the time at which a file was last
-changed, in whole seconds since 1970. What is collected is true of a shard of that version and
-that size only.
+changed, in whole seconds since 1970. A recorded index is that of a shard of this version and this
+size, and of no other.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ CONSOLIDATED_INDEX_NAME = "__shards.index"
 """Follows the prefix of the chunk keys of the array."""
 
 _MEMBER = "zarr_shardstore_index"
-"""Of the metadata document of an array that has a collection."""
+"""Member of the metadata document of an array that has a consolidated index."""
 
 _MAGIC = b"ZSHIDX\x00\x01"
 _HEAD_NBYTES = 16
 _MAX_HEADER_NBYTES = 256 * 1024 * 1024
-"""Three million shards; more is taken for an attack."""
+"""Three million shards. More is taken for an attack."""
 
 _LEVEL = 6
 _ITEM_NBYTES = 400
-"""What a shard takes in memory beside its blob, about."""
+"""Memory that a shard takes besides its blob, about."""
 
-LastingVersion: TypeAlias = str | int
+RecordedVersion: TypeAlias = str | int
 """An ETag, or the time of the last change of a file in whole seconds since 1970."""
 
 _Doc: TypeAlias = Mapping[str, Any]
@@ -53,23 +53,23 @@ _Doc: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class IndexCopy:
-    """The index of a shard of which more than one process can tell whether it still holds."""
+    """Shard index with a version of its shard that any process can compare."""
 
     index: ShardIndex
-    version: LastingVersion
+    version: RecordedVersion
     size: int
-    """Of the shard, in bytes."""
+    """Size of the shard, in bytes."""
 
 
-class _Place(NamedTuple):
-    version: LastingVersion
+class _Blob(NamedTuple):
+    version: RecordedVersion
     size: int
     offset: int
     nbytes: int
 
 
 class ConsolidatedIndexWriter:
-    """Takes one index after the other; keeps them compressed."""
+    """Encoder of a consolidated index, which keeps the indexes compressed."""
 
     def __init__(self, spec: ShardingSpec) -> None:
         self._spec = spec
@@ -82,7 +82,7 @@ class ConsolidatedIndexWriter:
         return len(self._blobs)
 
     def add(self, suffix: str, found: IndexCopy) -> None:
-        """The index of the shard whose key ends so."""
+        """Add the index of the shard whose key ends with `suffix`."""
         blob = zlib.compress(_shuffled(found.index.fields), _LEVEL)
         self._blobs.append(blob)
         values = suffix, found.version, found.size, len(blob)
@@ -90,7 +90,7 @@ class ConsolidatedIndexWriter:
             column.append(value)
 
     def encode(self, written_s: int) -> bytes:
-        """Bytes of the object, which is written at that time."""
+        """Return the bytes of the object, with the time of writing in seconds since 1970."""
         header = {**_header_of(self._spec), "written": written_s, **self._columns}
         packed = zlib.compress(json.dumps(header, separators=(",", ":")).encode(), _LEVEL)
         rest = b"".join([len(packed).to_bytes(4, "little"), packed, *self._blobs])
@@ -98,25 +98,25 @@ class ConsolidatedIndexWriter:
 
 
 class ConsolidatedIndex:
-    """What such an object says; each index is decoded when it is asked for.
+    """Decoded object; each shard index is decoded when it is asked for.
 
     Parameters
     ----------
     written_s : int
-        When it was written, in whole seconds since 1970, by the clock of the writer.
+        Time of writing by the clock of the writer, in whole seconds since 1970.
     """
 
     def __init__(
-        self, spec: ShardingSpec, written_s: int, places: dict[str, _Place], data: memoryview
+        self, spec: ShardingSpec, written_s: int, blobs: dict[str, _Blob], data: memoryview
     ) -> None:
         self.spec = spec
         self.written_s = written_s
-        self._places = places
+        self._blobs = blobs
         self._data = data
 
     @classmethod
     def decode(cls, data: bytes | memoryview, spec: ShardingSpec) -> ConsolidatedIndex | None:
-        """Read an object; ``None`` if it is damaged, not known, or of shards of another form."""
+        """Decode an object; ``None`` if it is damaged, unknown, or of shards of another form."""
         data = memoryview(data)
         body = data[12:]
         if data[:8] != _MAGIC or len(data) < _HEAD_NBYTES:
@@ -129,46 +129,45 @@ class ConsolidatedIndex:
             if {name: header[name] for name in _header_of(spec)} != _header_of(spec):
                 return None
             written_s = _whole(header["written"])
-            places = dict(_places(header, first, len(data)))
+            blobs = dict(_blobs(header, first, len(data)))
         except (ValueError, KeyError, TypeError, zlib.error, RecursionError):
             return None
-        return cls(spec, written_s, places, data)
+        return cls(spec, written_s, blobs, data)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._blobs)
 
     @property
     def has_file_times(self) -> bool:
-        """Whether shards are known by the time of their last change."""
-        return any(isinstance(place.version, int) for place in self._places.values())
+        """Whether shards are recorded with the time of their last change."""
+        return any(isinstance(found.version, int) for found in self._blobs.values())
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes, about."""
-        return len(self._data) + _ITEM_NBYTES * len(self._places)
+        """Memory that the consolidated index takes, about."""
+        return len(self._data) + _ITEM_NBYTES * len(self._blobs)
 
     def find(self, suffix: str) -> IndexCopy | None:
-        """The index of the shard whose key ends so; ``None`` if it is not here, or is damaged."""
-        place = self._places.get(suffix)
-        if place is None:
+        """Return the index of a shard; ``None`` if it is not recorded, or is damaged."""
+        blob = self._blobs.get(suffix)
+        if blob is None:
             return None
         nbytes = 16 * self.spec.n_entries
         try:
-            blob = self._data[place.offset : place.offset + place.nbytes]
-            plain = _inflated(blob, nbytes)
+            plain = _inflated(self._data[blob.offset : blob.offset + blob.nbytes], nbytes)
         except zlib.error:
             return None
         if len(plain) != nbytes:
             return None
-        return IndexCopy(ShardIndex(_unshuffled(plain)), place.version, place.size)
+        return IndexCopy(ShardIndex(_unshuffled(plain)), blob.version, blob.size)
 
     def drop(self, suffix: str) -> None:
-        """Forget the index of a shard: it is that of another one by now."""
-        self._places.pop(suffix, None)
+        """Remove the index of a shard that has been replaced."""
+        self._blobs.pop(suffix, None)
 
 
 def is_consolidated_index_key(key: str) -> bool:
-    """Whether a key, or the last part of it, is that of a collection."""
+    """Whether a key, or the last segment of a key, is that of a consolidated index."""
     return key.endswith(CONSOLIDATED_INDEX_NAME) and key[: -len(CONSOLIDATED_INDEX_NAME)][-1:] in (
         "",
         "/",
@@ -176,17 +175,17 @@ def is_consolidated_index_key(key: str) -> bool:
 
 
 def declares_consolidated_index(doc: _Doc) -> bool:
-    """Whether the metadata document of an array says that it has a collection."""
+    """Whether the metadata document of an array says that there is a consolidated index."""
     return isinstance(doc.get(_MEMBER), Mapping)
 
 
 def with_consolidated_index(doc: _Doc) -> dict[str, Any]:
-    """The document of an array that has one. Other readers of Zarr v3 are told to ignore that."""
+    """Return a document that declares a consolidated index, which other readers may ignore."""
     return {**doc, _MEMBER: {"must_understand": False}}
 
 
 def without_consolidated_index(doc: _Doc) -> _Doc:
-    """The document without a word of it; the same object if there was none."""
+    """Return the document without that declaration; the same object if there was none."""
     if _MEMBER not in doc:
         return doc
     return {name: value for name, value in doc.items() if name != _MEMBER}
@@ -198,13 +197,13 @@ def _header_of(spec: ShardingSpec) -> dict[str, Any]:
     return {"chunks_per_shard": list(spec.chunks_per_shard), "index": index}
 
 
-def _places(header: _Doc, first: int, end: int) -> Iterable[tuple[str, _Place]]:
+def _blobs(header: _Doc, first: int, end: int) -> Iterable[tuple[str, _Blob]]:
     columns = [header[name] for name in ("keys", "versions", "sizes", "nbytes")]
     offset = first
     for key, version, size, nbytes in zip(*columns, strict=True):
         if not isinstance(key, str) or not isinstance(version, str | int):
             raise TypeError(key)
-        yield key, _Place(version, _whole(size), offset, _whole(nbytes))
+        yield key, _Blob(version, _whole(size), offset, _whole(nbytes))
         offset += nbytes
     if offset != end:
         raise ValueError(offset)
@@ -217,7 +216,7 @@ def _whole(number: Any) -> int:
 
 
 def _inflated(data: memoryview, max_nbytes: int) -> bytes:
-    """What was compressed; of too much, so much of it and a byte."""
+    """Decompress; of more than `max_nbytes` return one byte more than that."""
     return zlib.decompressobj().decompress(data, max_nbytes + 1)
 
 

@@ -21,7 +21,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 def chunk_grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords:
-    """Number of chunks along each dimension; the last one may hang over the edge."""
+    """Return the number of chunks along each dimension; the last may hang over the edge."""
     return tuple(-(-s // c) for s, c in zip(shape, chunk_shape, strict=True))
 
 
@@ -31,7 +31,7 @@ def is_inside(coords: Coords, grid_shape: Coords) -> bool:
 
 
 def shard_coords_of(chunk_coords: Coords, chunks_per_shard: Coords) -> Coords:
-    """Shard that holds a chunk.
+    """Return the coordinates of the shard that holds a chunk.
 
     >>> shard_coords_of((96, 18), (32, 2))
     (3, 9)
@@ -40,7 +40,7 @@ def shard_coords_of(chunk_coords: Coords, chunks_per_shard: Coords) -> Coords:
 
 
 def entry_id_of(chunk_coords: Coords, chunks_per_shard: Coords) -> int:
-    """C-order number of a chunk's entry in its shard."""
+    """Return the C-order number of a chunk's entry in its shard."""
     entry_id = 0
     for c, n in zip(chunk_coords, chunks_per_shard, strict=True):
         entry_id = entry_id * n + c % n
@@ -50,7 +50,7 @@ def entry_id_of(chunk_coords: Coords, chunks_per_shard: Coords) -> int:
 def coords_of_entries(
     entry_ids: npt.ArrayLike, shard_coords: Coords, chunks_per_shard: Coords
 ) -> list[Coords]:
-    """Chunk coordinates of entries of one shard, in the order given."""
+    """Return the chunk coordinates of entries of one shard, in the order given."""
     ids = np.asarray(entry_ids, dtype=np.intp)
     if not chunks_per_shard:
         return [()] * len(ids)
@@ -63,7 +63,7 @@ def coords_of_entries(
 
 
 def grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords | None) -> Box:
-    """Chunk coordinates that one shard covers, clipped to the grid (if it is known)."""
+    """Return the chunk coordinates that one shard covers, clipped to the grid if it is known."""
     box = []
     for dim, (s, n) in enumerate(zip(shard_coords, chunks_per_shard, strict=True)):
         stop = (s + 1) * n
@@ -74,7 +74,7 @@ def grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords 
 
 
 def numbers_begun(digits: str, start: int, stop: int) -> list[tuple[int, int]]:
-    """Half-open ranges, ascending, of the numbers in ``[start, stop)`` that start with `digits`.
+    """Return ascending half-open ranges of numbers in ``[start, stop)`` that begin with `digits`.
 
     >>> numbers_begun("4", 0, 45)
     [(4, 5), (40, 45)]
@@ -93,7 +93,7 @@ def numbers_begun(digits: str, start: int, stop: int) -> list[tuple[int, int]]:
 
 
 def n_in_grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords | None) -> int:
-    """Number of chunks in a `grid_box`, without making it: each write asks for this."""
+    """Count the chunks in a `grid_box` without making it: each write needs the number."""
     if grid_shape is None:
         return math.prod(chunks_per_shard)
     n_chunks = 1
@@ -105,14 +105,9 @@ def n_in_grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Co
 def entries_in_box(
     box: Box, shard_coords: Coords, chunks_per_shard: Coords
 ) -> npt.NDArray[np.intp]:
-    """Ascending ids of the entries of one shard whose chunk coordinates lie in `box`."""
+    """Return ascending ids of the entries of one shard whose coordinates lie in `box`."""
     ids = np.zeros(1, dtype=np.intp)
     for (start, stop), s, n in zip(box, shard_coords, chunks_per_shard, strict=True):
         local = np.arange(max(start - s * n, 0), max(min(stop - s * n, n), 0), dtype=np.intp)
         ids = (ids[:, None] * n + local[None, :]).reshape(-1)
     return ids
-
-
-def n_entries_of(chunks_per_shard: Coords) -> int:
-    """Number of entries in a shard; one for a 0-d array."""
-    return math.prod(chunks_per_shard)

@@ -1,7 +1,7 @@
-"""Fast key translation for one sharded array: a chunk key to a shard key and an entry.
+"""Cache of translated keys for one sharded array: a chunk key to a shard key and an entry.
 
-Keys of one row of chunks differ in their last coordinate only. So a key is cut there, and what
-the two parts contribute to the shard key and to the entry id is looked up, for any number of
+Keys of one row of chunks differ in their last coordinate only. So a key is cut there. The
+contributions of both parts to the shard key and to the entry id are looked up, for any number of
 dimensions: no number is parsed twice.
 """
 
@@ -14,12 +14,12 @@ from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 
 T = TypeVar("T")
 
-_MAX_REMEMBERED = 65_536
-"""Rows, last coordinates, and shards; more are forgotten all at once."""
+_MAX_ITEMS = 65_536
+"""Of rows, last coordinates, and shards. A full table is cleared."""
 
 
 class KeyTable:
-    """Says as `ArrayLayout.chunk` which shard and which entry a key names.
+    """Translation of chunk keys with the results of `ArrayLayout.chunk`.
 
     Thread safety: may be used from any thread.
 
@@ -64,27 +64,27 @@ class KeyTable:
         self._of_rows = KeyTable(_without_last(layout)) if layout.ndim > 1 else None
 
     def translate(self, key: str) -> tuple[str, int] | None:
-        """Shard key and entry id of a chunk key; ``None`` if it is none of this array."""
+        """Return shard key and entry id of a chunk key; ``None`` if it is none of this array."""
         try:
             row, _, last = key.rpartition(self._cut)
         except (AttributeError, TypeError):  # it is no text
             return None
         start, end = self._rows.get(row), self._last.get(last)
-        if start is None or end is None:  # no exception: keys of other arrays come here, too
+        if start is None or end is None:  # no exception: keys of other arrays also come here
             return self._translate_new(key, row, last)
         return start[0] + end[0], start[1] + end[1]
 
     def shard(self, key: str) -> ShardRef:
-        """The shard whose key `translate` said."""
+        """Return the shard whose key `translate` returned."""
         shard = self._shards.get(key)
         if shard is None:
             shard = self.layout.shard_of_key(key)
             assert shard is not None, "it is spelled as the array spells its keys"
-            _remember(self._shards, key, shard)
+            _add(self._shards, key, shard)
         return shard
 
     def _translate_new(self, key: str, row: str, last: str) -> tuple[str, int] | None:
-        """As `translate`, and remember the parts of the key."""
+        """Translate a key whose parts are not both in the table, and add these."""
         if not key.startswith(self._prefix):
             return None
         end = self._last.get(last)
@@ -94,7 +94,7 @@ class KeyTable:
         if place is None:
             return None
         start, first_entry = place[0] + self._cut, place[1] * self._row_length
-        _remember(self._rows, row, (start, first_entry))
+        _add(self._rows, row, (start, first_entry))
         return start + end[0], first_entry + end[1]
 
     def _parse(self, key: str, row: str, last: str) -> tuple[str, int] | None:
@@ -107,19 +107,19 @@ class KeyTable:
         end = shard_key.rpartition(self._cut)[2]
         n_entries = coords[-1] % self._row_length
         start = shard_key[: len(shard_key) - len(end)]
-        _remember(self._rows, row, (start, entry_id - n_entries))
-        _remember(self._last, last, (end, n_entries))
+        _add(self._rows, row, (start, entry_id - n_entries))
+        _add(self._last, last, (end, n_entries))
         return shard_key, entry_id
 
 
-def _remember(known: dict[str, T], text: str, meaning: T) -> None:
-    if len(known) >= _MAX_REMEMBERED:
-        known.clear()
-    known[text] = meaning
+def _add(table: dict[str, T], text: str, meaning: T) -> None:
+    if len(table) >= _MAX_ITEMS:
+        table.clear()
+    table[text] = meaning
 
 
 def _without_last(layout: ArrayLayout) -> ArrayLayout:
-    """A layout with a dimension less, for its keys only."""
+    """Return a layout with one dimension less, for its keys only."""
     grid_shape = None if layout.grid_shape is None else layout.grid_shape[:-1]
     spec = replace(layout.spec, chunks_per_shard=layout.spec.chunks_per_shard[:-1])
     return replace(layout, grid_shape=grid_shape, spec=spec)

@@ -1,6 +1,6 @@
-"""The grammar of store keys: which texts can be chunk keys, and how coordinates are spelled.
+"""Grammar of store keys: texts that can be chunk keys, and the spelling of coordinates.
 
-A chunk key is the directory of its array followed by a *suffix*, and a suffix is a list of
+A chunk key is the directory of its array followed by a *suffix*. A suffix is a list of
 ``/``-separated *components*, each of which spells the coordinates of some dimensions::
 
     style     separator /             separator .        0-d
@@ -10,8 +10,8 @@ A chunk key is the directory of its array followed by a *suffix*, and a suffix i
 
 An array of the draft may have any other separator without digits and slashes: ``c96-18``.
 
-Whether a key *is* a chunk key only the metadata of its array says; this module says only
-what it could be.
+Only the metadata of an array says whether a key *is* a chunk key. This module says what a key
+could be.
 
 Source: sharding storage transformer draft, "Key & value transformation"; Zarr v3 core,
 "Chunk key encoding"; Zarr v2, "Storing a single array".
@@ -32,12 +32,12 @@ Coords = tuple[int, ...]
 DRAFT_DATA_ROOT = "data/root/"
 """Every chunk key of the draft hierarchy starts with this."""
 
-# An empty, "." or ".." segment (so also a leading or trailing slash, and the empty key): it
-# would give one stored object two names, or leave the store.
+# An empty, "." or ".." segment would give one stored object two names, or leave the store. So
+# would a leading or trailing slash, and the empty key.
 _BAD_SEGMENT = re.compile(r"(?:^|[/\\])\.{0,2}(?:[/\\]|$)|\x00")
 
-# Names of our own files beside shards: a lock, a journal, a file that is not renamed yet. No
-# listing shows them, and who needs them no more removes them.
+# Names of our own files: the lock and the journal of a shard, a file that is not renamed yet.
+# No listing shows them, and clean-up removes them.
 _OURS = re.compile(r"(?:(?<=[^/])\.__(?:lock|journal)|\.[0-9a-f]{32}\.partial)(?:/|$)")
 
 # No sign, no leading zero, ASCII only; 19 digits hold every int64.
@@ -72,7 +72,7 @@ def check_key(key: str) -> None:
             "hexadecimal digits and '.partial', are those of files beside shards"
         )
     if not key.isascii():
-        try:  # a file whose name is no UTF-8 has a key, too
+        try:  # a file whose name is no UTF-8 also has a key
             key.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:
             raise SpecError(f"key {key!r} is refused: it is no text that can be stored") from error
@@ -96,7 +96,7 @@ def check_prefix(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChunkKeyEncoding:
-    """How the chunk coordinates of one array are spelled in its keys.
+    """Spelling of chunk coordinates in the keys of one array.
 
     Examples
     --------
@@ -110,7 +110,7 @@ class ChunkKeyEncoding:
     separator: str
 
     def dims_of_components(self, ndim: int) -> list[tuple[int, ...]]:
-        """Which dimensions each component of a suffix spells, outermost first."""
+        """Return the dimensions that each component of a suffix spells, outermost first."""
         if self.separator != "/" or ndim == 0:
             return [tuple(range(ndim))]
         each: list[tuple[int, ...]] = [(dim,) for dim in range(ndim)]
@@ -118,41 +118,21 @@ class ChunkKeyEncoding:
 
     def encode_component(self, index: int, coords: Coords) -> str:
         """Spell the coordinates of component number `index`."""
-        numbers = self.separator.join(map(str, coords))
-        if index > 0:
-            return numbers
-        match self.style:
-            case "draft":
-                return f"c{numbers}"
-            case "default":
-                return f"c{self.separator}{numbers}" if numbers else "c"
-            case "v2":
-                return numbers or "0"
+        return self.encode(coords) if index == 0 else self.separator.join(map(str, coords))
 
     def decode_component(self, index: int, text: str, n_dims: int) -> Coords | None:
-        """Coordinates that component number `index` spells; ``None`` if it spells none."""
-        if n_dims == 0:
-            # zarr-python 2.18 stores the only chunk of a 0-d draft array as "c0".
-            is_spelled = text == self.encode_component(index, ()) or (
-                self.style == "draft" and text == "c0"
-            )
-            return () if is_spelled else None
-        if index == 0 and self.style != "v2":
-            marker = "c" if self.style == "draft" else f"c{self.separator}"
-            if not text.startswith(marker):
-                return None
-            text = text[len(marker) :]
-        return _numbers(text, self.separator, n_dims)
+        """Return the coordinates that component number `index` spells; ``None`` if none."""
+        return self.decode(text, n_dims) if index == 0 else self._numbers(text, n_dims)
 
     def encode(self, coords: Coords) -> str:
-        """Suffix for `coords`."""
+        """Return the suffix for `coords`."""
         if not coords:
             return "0" if self.style == "v2" else "c"
         return self.marker + self.separator.join(map(str, coords))
 
     @property
     def marker(self) -> str:
-        """What comes before the first coordinate of a suffix."""
+        """Text before the first coordinate of a suffix."""
         match self.style:
             case "draft":
                 return "c"
@@ -162,12 +142,13 @@ class ChunkKeyEncoding:
                 return ""
 
     def decode(self, suffix: str, ndim: int) -> Coords | None:
-        """Coordinates that `suffix` spells; ``None`` if it is no chunk suffix of `ndim`."""
+        """Return the coordinates that `suffix` spells; ``None`` if it spells no `ndim` of them."""
         if ndim == 0:
-            return self.decode_component(0, suffix, 0)
-        if not suffix.startswith(self.marker):
-            return None
-        return _numbers(suffix[len(self.marker) :], self.separator, ndim)
+            # zarr-python 2.18 stores the only chunk of a 0-d draft array as "c0".
+            is_spelled = suffix == self.encode(()) or (self.style == "draft" and suffix == "c0")
+            return () if is_spelled else None
+        marker = self.marker
+        return self._numbers(suffix[len(marker) :], ndim) if suffix.startswith(marker) else None
 
     def decode_start(self, text: str, ndim: int) -> tuple[Coords, str] | None:
         """Return the whole coordinates that the start of a suffix spells, and digits of the next.
@@ -196,7 +177,7 @@ class ChunkKeyEncoding:
         return tuple(map(int, whole)), digits
 
     def decode_leading(self, components: list[str], ndim: int) -> Coords | None:
-        """Coordinates of the leading dimensions that `components` spell.
+        """Return the coordinates of the leading dimensions that `components` spell.
 
         ``None`` if one of them is malformed, or there are too many.
         """
@@ -211,20 +192,18 @@ class ChunkKeyEncoding:
             coords += part
         return coords
 
-
-def _numbers(text: str, separator: str, n: int) -> Coords | None:
-    """The `n` numbers that `text` spells; ``None`` if it does not."""
-    numbers = text.split(separator)
-    if len(numbers) != n or not all(map(_IS_NUMBER.fullmatch, numbers)):
-        return None
-    return tuple(map(int, numbers))
+    def _numbers(self, text: str, n: int) -> Coords | None:
+        numbers = text.split(self.separator)
+        if len(numbers) != n or not all(map(_IS_NUMBER.fullmatch, numbers)):
+            return None
+        return tuple(map(int, numbers))
 
 
 def is_separator(style: Style, separator: object) -> bool:
-    """Whether chunk keys of this style can be spelled with it. The draft allows any separator.
+    """Whether chunk keys of a style can have a separator. The draft allows any.
 
-    One with digits would be ambiguous. One with a slash would make directories that no
-    component of a suffix spells.
+    A separator with digits would be ambiguous. One with a slash among other characters would
+    make directories that no component of a suffix spells.
     """
     if style == "draft":
         return isinstance(separator, str) and bool(_IS_SEPARATOR.fullmatch(separator))
@@ -234,8 +213,8 @@ def is_separator(style: Style, separator: object) -> bool:
 def odd_candidates(key: str) -> Iterator[tuple[str, str]]:
     """Split a key as ``(directory, rest)`` in every way, if its last segment has a digit.
 
-    `draft_candidate` and `v3_candidates` know the usual spellings of chunk keys. This is for
-    keys of arrays that spell them otherwise, and gives directories of the hierarchy of the key.
+    `draft_candidate` and `v3_candidates` know the usual spellings of chunk keys. This function is
+    for arrays with another spelling, and gives directories of the hierarchy of the key.
 
     >>> list(odd_candidates("data/root/foo/c96-18")), list(odd_candidates("foo/notes.txt"))
     ([('', 'foo/c96-18'), ('foo', 'c96-18')], [])

@@ -1,8 +1,9 @@
-"""Key translation for one sharded array: chunk keys to shards and entries, and back.
+"""Layout of one sharded array: translation of chunk keys to shards and entries, and back.
 
-Source: sharding storage transformer draft, "Key & value transformation": the shard key is
-the chunk key divided by chunks_per_shard and floored per dimension, in the array's own
-spelling.
+The coordinates of a shard are those of its chunks divided by chunks_per_shard and floored. Its
+key spells them as the array spells its chunk keys.
+
+Source: sharding storage transformer draft, "Key & value transformation".
 """
 
 from __future__ import annotations
@@ -31,30 +32,30 @@ from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.sharding_spec import ShardingSpec
 
 _MANY_KEYS = 32
-"""From so many on, spelling them together takes less time than one by one."""
+"""Fewer keys are spelled faster one by one than together."""
 
 _N_TAILS = 64
-"""At least so many keys share the text of their leading coordinates: it takes about 1 µs."""
+"""Least number of keys that share the text of their leading coordinates, which takes 1 µs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
-    """Where the chunks and the shards of one sharded array are.
+    """Keys of the chunks and the shards of one sharded array.
 
     Parameters
     ----------
     path : str
         Path of the array, ``""`` for the root.
     prefix : str
-        What comes before the suffix in each of its keys: ``""`` or ends with ``/``.
+        Text before the suffix in each of its keys: ``""`` or ends with ``/``.
     encoding : ChunkKeyEncoding
         Spelling of coordinates, the same for chunks and for shards.
     grid_shape : tuple of int, optional
-        Number of chunks along each dimension; ``None`` if there is no metadata to tell.
+        Number of chunks along each dimension; ``None`` if no metadata tells it.
     spec : ShardingSpec
-        Its sharding.
+        Sharding of the array.
     index_key : str, optional
-        Where the indexes of all its shards may be found in one object.
+        Key of the consolidated index, if the metadata declares one.
     chunk_nbytes : int, optional
         Size of a decoded chunk in bytes, if the data type tells.
 
@@ -87,15 +88,15 @@ class ArrayLayout:
         key: str | None = None,
         shards: dict[tuple[int, Coords], ShardRef] | None = None,
     ) -> ChunkRef:
-        """The chunk at `coords`.
+        """Return the chunk at `coords`.
 
         Parameters
         ----------
         key
-            Its key, if the caller has it.
+            Key of the chunk, if the caller has it.
         shards
-            Shards that were met before, by the identity of their layout and their coordinates;
-            for a caller that asks for many chunks of few shards.
+            Cache of shards by the identity of their layout and their coordinates, for a caller
+            that asks for many chunks of few shards.
         """
         cps = self.spec.chunks_per_shard
         if key is None:
@@ -112,15 +113,15 @@ class ArrayLayout:
         return ChunkRef(key, shard, entry_id_of(coords, cps))
 
     def shard(self, coords: Coords) -> ShardRef:
-        """The shard at shard coordinates `coords`."""
+        """Return the shard at shard coordinates `coords`."""
         return ShardRef(self, coords, self.prefix + self.encoding.encode(coords))
 
     def coords_of(self, key: str) -> Coords | None:
-        """Coordinates that a chunk key or a shard key spells; ``None`` if it spells none."""
+        """Return the coordinates that a chunk key or a shard key spells; ``None`` if none."""
         return self.encoding.decode(key[len(self.prefix) :], self.ndim)
 
     def shard_of_key(self, key: str) -> ShardRef | None:
-        """The shard that a key of the base store names; ``None`` if it names none."""
+        """Return the shard that a key of the base store names; ``None`` if it names none."""
         coords = self.coords_of(key)
         return None if coords is None else ShardRef(self, coords, key)
 
@@ -131,21 +132,21 @@ class ArrayLayout:
 
 @dataclass(frozen=True, slots=True)
 class ShardRef:
-    """One shard of one array: shard coordinates, and the key in the base store."""
+    """One shard of one array: its coordinates, and its key in the base store."""
 
     layout: ArrayLayout
     coords: Coords
     key: str
 
     def __hash__(self) -> int:
-        return hash(self.key)  # that of all fields takes 3 µs, once for each chunk
+        return hash(self.key)  # a hash of all fields takes 3 µs, for each chunk
 
     def chunk_key(self, entry_id: int) -> str:
-        """Key of the chunk that is entry number `entry_id`."""
+        """Return the key of the chunk that is entry number `entry_id`."""
         return self.chunk_keys(np.array([entry_id]))[0]
 
     def chunk_keys(self, entry_ids: npt.NDArray[np.intp]) -> list[str]:
-        """Keys of the chunks that are these entries, in the order given."""
+        """Return the keys of the chunks that are these entries, in the order given."""
         if self.layout.ndim == 0:
             return [self.key] * len(entry_ids)
         if len(entry_ids) >= _MANY_KEYS:
@@ -159,24 +160,24 @@ class ShardRef:
         return n_in_grid_box(self.coords, layout.spec.chunks_per_shard, layout.grid_shape)
 
     def grid_entries(self) -> npt.NDArray[np.intp]:
-        """Ascending ids of the entries that lie in the array: those available to fill."""
+        """Return ascending ids of the entries that lie in the array."""
         return self.entries_of(())
 
     def entries_of(self, leading: Coords) -> npt.NDArray[np.intp]:
-        """Ascending ids of the entries in the array whose leading coordinates are `leading`."""
+        """Return ascending ids of the entries in the array with these leading coordinates."""
         return self._entries_in(self._boxes(leading, ""))
 
     def entries_with(self, prefix: str) -> npt.NDArray[np.intp]:
-        """Ascending ids of the entries in the array whose chunk key starts with `prefix`."""
+        """Return ascending ids of the entries in the array whose chunk key begins with `prefix`."""
         return self._entries_in(self._boxes_with(prefix))
 
     def has_entries_with(self, prefix: str) -> bool:
-        """Whether a chunk in the array that the shard may hold has a key with this prefix."""
+        """Whether the key of a chunk of the shard, in the array, may begin with `prefix`."""
         return bool(self._boxes_with(prefix))
 
     def _boxes_with(self, prefix: str) -> list[Box]:
         layout = self.layout
-        if layout.ndim == 0:  # its only chunk may be spelled in two ways, and has the shard's key
+        if layout.ndim == 0:  # the only chunk has the key of the shard, which has two spellings
             return [()] if self.key.startswith(prefix) else []
         if layout.prefix.startswith(prefix):
             return self._boxes((), "")
@@ -186,9 +187,9 @@ class ShardRef:
         return [] if found is None else self._boxes(*found)
 
     def _boxes(self, leading: Coords, digits: str) -> list[Box]:
-        """Chunks in the array that begin with `leading`, and whose next number with `digits`.
+        """Return ascending boxes, none of them empty, of chunks in the array.
 
-        Their boxes in ascending order, none of them empty.
+        Their coordinates begin with `leading`, and the next number with `digits`.
         """
         box = grid_box(self.coords, self.layout.spec.chunks_per_shard, self.layout.grid_shape)
         n = len(leading)
@@ -202,14 +203,14 @@ class ShardRef:
         return [(*head, begun, *box[n + 1 :]) for begun in numbers_begun(digits, *box[n])]
 
     def _entries_in(self, boxes: Sequence[Box]) -> npt.NDArray[np.intp]:
-        """Ids of the entries in boxes, box by box."""
+        """Return ids of the entries in boxes, box by box."""
         cps = self.layout.spec.chunks_per_shard
         ids = [entries_in_box(box, self.coords, cps) for box in boxes]
         return ids[0] if len(ids) == 1 else np.concatenate([np.zeros(0, np.intp), *ids])
 
 
 class ChunkRef(NamedTuple):
-    """One chunk: its key, and the entry of the shard that holds it."""
+    """One chunk: its key, its shard and its entry there."""
 
     key: str
     shard: ShardRef
@@ -223,17 +224,17 @@ def _spell_one_by_one(shard: ShardRef, entry_ids: npt.NDArray[np.intp]) -> list[
 
 
 def _spell_together(shard: ShardRef, entry_ids: npt.NDArray[np.intp]) -> list[str]:
-    """Keys of entries in the order given: 0.1 µs each, where one by one takes 1 µs.
+    """Return keys of entries in the order given; faster for many keys.
 
-    A key is a *head*, up to its leading coordinates, and a *tail*, the others. The tails are
-    spelled once for the shard; entries in a row that have one head are spelled by adding it.
+    A key is a *head* with its leading coordinates, and a *tail* with the others. The tails are
+    spelled once for the shard. Consecutive entries with the same head get it added in one step.
     """
     layout, cps = shard.layout, shard.layout.spec.chunks_per_shard
     n_heads = _n_head_dims(cps)
     n_tails = math.prod(cps[n_heads:])
     head_ids, tail_ids = np.divmod(entry_ids, n_tails)
     box = [(s * n, (s + 1) * n) for s, n in zip(shard.coords, cps, strict=True)]
-    if len(cps) - n_heads == 1:  # the only dimension of the tails may be a long one
+    if len(cps) - n_heads == 1:  # the only dimension of the tails may be long
         low, high = int(tail_ids.min()), int(tail_ids.max())
         tail_ids, n_tails = tail_ids - low, high - low + 1
         box[-1] = box[-1][0] + low, box[-1][0] + high + 1
@@ -262,7 +263,7 @@ def _spell_together(shard: ShardRef, entry_ids: npt.NDArray[np.intp]) -> list[st
 
 
 def _n_head_dims(cps: Coords) -> int:
-    """How many leading dimensions are not needed to have enough tails."""
+    """Return the number of leading dimensions that are not needed to have enough tails."""
     n_tails = 1
     for dim in reversed(range(len(cps))):
         n_tails *= cps[dim]

@@ -1,8 +1,9 @@
-"""Byte ranges of a value, clipped to it: no range reaches into a neighbouring entry.
+"""Byte ranges: a range of a value is clipped to it, and the ranges of an object are coalesced.
+
+A clipped range never reaches into a neighbouring entry. A *span* is one requested range, which
+covers several wanted ranges.
 
 Source: Zarr v3 core, "Abstract store interface"; zarr-python, ``zarr.abc.store``.
-
-Merge the byte ranges wanted from one object into few requests.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ ByteRange: TypeAlias = Range | StartFrom | Suffix
 
 
 def resolve_range(byte_range: ByteRange | None, nbytes: int) -> tuple[int, int]:
-    """Half-open range of a value of `nbytes` bytes; ``None`` means all of it.
+    """Return the half-open range of a value of `nbytes` bytes; ``None`` means all of it.
 
-    A range that reaches over the end is clipped; one that starts behind it is empty.
+    A range that reaches over the end is clipped. A range that starts behind the end is empty.
 
     Raises
     ------
@@ -66,7 +67,7 @@ def resolve_range(byte_range: ByteRange | None, nbytes: int) -> tuple[int, int]:
 def column_of_ranges(
     byte_ranges: Sequence[ByteRange | None],
 ) -> Sequence[ByteRange | None] | None:
-    """The same ranges, checked; ``None`` if each is ``None``: all values are wanted whole.
+    """Check ranges and return them; ``None`` if each is ``None``: all values are wanted whole.
 
     Raises
     ------
@@ -81,7 +82,7 @@ def column_of_ranges(
 
 @dataclass(slots=True)
 class Span:
-    """Bytes ``[start, stop)`` that will be requested, and the positions of the ranges in it."""
+    """Bytes ``[start, stop)`` of one request, and the positions of the ranges in them."""
 
     start: int
     stop: int
@@ -133,8 +134,8 @@ def merge_spans(
         Spans of each object, in ascending order.
     n_spans
         Of all objects together. More are left where gaps are longer than `max_gap_bytes`, spans
-        would become larger than `max_coalesced_bytes`, or all that is read in vain would be
-        more than `max_unwanted_bytes`.
+        would become larger than `max_coalesced_bytes`, or the gaps that are read would be more
+        than `max_unwanted_bytes` together.
 
     >>> spans = plan_spans([(0, 4), (10, 14), (16, 20)], max_gap_bytes=0, max_coalesced_bytes=99)
     >>> limits = {"max_gap_bytes": 9, "max_unwanted_bytes": 9, "max_coalesced_bytes": 99}

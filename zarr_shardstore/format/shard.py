@@ -16,6 +16,7 @@ Source: sharding storage transformer draft, "Binary shard format", "Fixed order"
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -23,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.grid import n_entries_of
 from zarr_shardstore.format.index import MISSING, IndexFormat, ShardIndex
 from zarr_shardstore.format.keys import Coords
 
@@ -103,7 +103,7 @@ def lay_out(
     gap_nbytes: int = 0,
 ) -> ShardParts:
     """As `build_shard`, in pieces, with a gap between the entries and an index at the end."""
-    n_entries = n_entries_of(chunks_per_shard)
+    n_entries = math.prod(chunks_per_shard)
     ids = order_entries(
         np.fromiter(entries, dtype=np.intp, count=len(entries)), chunks_per_shard, order
     )
@@ -130,7 +130,7 @@ def index_of_shard(
     IndexDamageError
         If the shard is shorter than its index, or the checksum does not match.
     """
-    n_entries = n_entries_of(chunks_per_shard)
+    n_entries = math.prod(chunks_per_shard)
     nbytes = form.nbytes(n_entries)
     view = memoryview(shard)
     data = view[:nbytes] if form.location == "start" else view[max(0, len(view) - nbytes) :]

@@ -1,18 +1,18 @@
-"""The sharding of one array: how many chunks a shard holds, and how its index is stored."""
+"""Sharding of one array: the number of chunks in a shard, and the form of its index."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.grid import n_entries_of
 from zarr_shardstore.format.index import IndexFormat
 from zarr_shardstore.format.keys import Coords
 
 MAX_ENTRIES = 2**24
-"""Most entries in a shard. Their index is 256 MiB; a document that asks for more is taken
-for a mistake or an attack, and refused before memory is asked for."""
+"""Most entries in a shard; their index is 256 MiB. A document that asks for more is a mistake
+or an attack, and is refused before memory is allocated."""
 
 
 def check_chunks_per_shard(value: Sequence[int]) -> Coords:
@@ -29,9 +29,9 @@ def check_chunks_per_shard(value: Sequence[int]) -> Coords:
                 f"chunks_per_shard is a whole number of at least 1 for each dimension, got {n!r} "
                 f"in {list(value)!r}"
             )
-    if n_entries_of(tuple(value)) > MAX_ENTRIES:
+    if math.prod(value) > MAX_ENTRIES:
         raise SpecError(
-            f"chunks_per_shard {list(value)!r} asks for {n_entries_of(tuple(value))} entries in "
+            f"chunks_per_shard {list(value)!r} asks for {math.prod(value)} entries in "
             f"a shard, at most {MAX_ENTRIES} are supported"
         )
     return tuple(value)
@@ -39,14 +39,14 @@ def check_chunks_per_shard(value: Sequence[int]) -> Coords:
 
 @dataclass(frozen=True, slots=True)
 class ShardingSpec:
-    """What the sharding of an array needs, whatever declared it.
+    """Parameters of the sharding of one array, in whatever form they were declared.
 
     Parameters
     ----------
     chunks_per_shard : tuple of int
         Entries along each dimension; ``()`` for a 0-d array.
     index : IndexFormat
-        How the index of each shard is stored.
+        Form of the index of each shard.
 
     Raises
     ------
@@ -62,8 +62,8 @@ class ShardingSpec:
 
     @property
     def n_entries(self) -> int:
-        """Number of entries in a shard."""
-        return n_entries_of(self.chunks_per_shard)
+        """Number of entries in a shard; one for a 0-d array."""
+        return math.prod(self.chunks_per_shard)
 
     @property
     def index_nbytes(self) -> int:

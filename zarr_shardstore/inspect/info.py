@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError
-from zarr_shardstore.format.grid import n_entries_of
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.inspect.find import FoundArray, arrays_at, find_arrays, read_array
 from zarr_shardstore.inspect.occupancy import ObjectGrid, rounds_of_objects
@@ -282,8 +282,8 @@ def _info(
         declaration=array.document.declaration,
         chunk_shape=geometry.chunk_shape,
         chunk_grid_shape=array.grid_shape,
-        n_chunks_of_grid=n_entries_of(array.grid_shape or ()),
-        n_objects_of_grid=n_entries_of(grid.shape),
+        n_chunks_of_grid=math.prod(array.grid_shape or ()),
+        n_objects_of_grid=math.prod(grid.shape),
         shares_objects=twin is not None and found.geometry.has_same_chunks(twin.geometry),
         notes=_notes(array, grid, doc),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zarr_shardstore.format.consolidated_index import LastingVersion
+from zarr_shardstore.format.consolidated_index import RecordedVersion
 
 
 class ObjectVersion(str):
@@ -43,7 +43,7 @@ def version_of_meta(meta: Any) -> ObjectVersion | None:
     return version
 
 
-def version_recorded(version: LastingVersion, size: int) -> object:
+def version_recorded(version: RecordedVersion, size: int) -> object:
     """What equals the version of an object if that is the one that was recorded."""
     return _FileVersion(size, version) if isinstance(version, int) else version
 
