@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from zarr.storage import FsspecStore, LocalStore, LoggingStore
+from zarr.storage import FsspecStore, LocalStore, LoggingStore, ObjectStore, WrapperStore
 
 from tests.support.bases import forget_open_shards, fsspec_local
 from zarr_shardstore import ShardingMapping
@@ -126,10 +126,16 @@ def test_bytes_that_a_reader_may_still_read_are_not_used_again(
 
 OTHER_STORES: dict[str, Callable[[Path], Any]] = {
     "wrapped": lambda path: LoggingStore(LocalStore(path), log_level="ERROR"),
+    "wrapped fsspec": lambda path: WrapperStore(fsspec_local(path)),
+    "wrapped obstore": lambda path: WrapperStore(ObjectStore(obstore_local(path))),
     "fsspec": fsspec_local,
-    "obstore": lambda path: pytest.importorskip("obstore.store").LocalStore(str(path)),
+    "obstore": lambda path: obstore_local(path),
 }
-"""Stores on local files, none of which changes them in their place."""
+"""Other stores on local files. Those that wrap do not change them in their place."""
+
+
+def obstore_local(path: Path) -> Any:
+    return pytest.importorskip("obstore.store").LocalStore(str(path))
 
 
 @pytest.mark.parametrize("kind", OTHER_STORES)
@@ -195,7 +201,7 @@ def test_other_threads_wait_for_who_writes_into_the_file_itself(tmp_path: Path) 
     m = ShardingMapping(tmp_path, chunks_per_shard=4)
     m.update(dict.fromkeys(KEYS, b"old"))
     m.flush()
-    writer = ShardingMapping(fsspec_local(tmp_path), chunks_per_shard=4)
+    writer = ShardingMapping(WrapperStore(fsspec_local(tmp_path)), chunks_per_shard=4)
     is_begun, go_on = threading.Event(), threading.Event()
     set_value = FsspecStore.set
 
@@ -220,7 +226,7 @@ def test_what_was_written_into_the_file_itself_is_read_again(tmp_path: Path) -> 
     m = ShardingMapping(tmp_path, chunks_per_shard=4)
     m.update(dict(zip(KEYS, (b"first", b"second"), strict=False)))
     m.flush()
-    writer = ShardingMapping(fsspec_local(tmp_path), chunks_per_shard=4)
+    writer = ShardingMapping(WrapperStore(fsspec_local(tmp_path)), chunks_per_shard=4)
 
     def change() -> None:
         with ThreadPoolExecutor() as threads:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import obstore
 import pytest
 from obstore.store import MemoryStore as ObstoreMemory
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
 
 from zarr_shardstore import ShardingMapping, SpecError
 
@@ -91,8 +90,8 @@ REFUSED: dict[str, Callable[[Path], Any]] = {
     "dict": lambda _: {},
     "memory": lambda _: MemoryStore(),
     "obstore in memory": lambda _: ObjectStore(ObstoreMemory()),
-    "obstore on files": lambda path: ObjectStore(obstore.store.LocalStore(path)),
-    "fsspec on files": local_fsspec,
+    "a wrapper": lambda path: WrapperStore(LocalStore(path)),
+    "a wrapper of fsspec": lambda path: WrapperStore(local_fsspec(path)),
     "a subclass": lambda path: type("Other", (LocalStore,), {})(path),
 }
 

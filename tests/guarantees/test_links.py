@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import zarr
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, LoggingStore, ObjectStore
+from zarr.storage import LocalStore, LoggingStore, ObjectStore, WrapperStore
 
 from tests.support.bases import forget_open_shards, fsspec_local
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, shard_store
@@ -35,6 +35,8 @@ BASES: dict[str, Any] = {
     "LoggingStore": lambda root: LoggingStore(LocalStore(root)),
     "fsspec": fsspec_local,
     "obstore": obstore_local,
+    "wrapped fsspec": lambda root: WrapperStore(fsspec_local(root)),
+    "wrapped obstore": lambda root: WrapperStore(obstore_local(root)),
 }
 FILES = ("f", "d/g", "d/e/h")
 

@@ -100,13 +100,7 @@ LOCAL_CASES = [
 
 @pytest.mark.parametrize(
     ("name", "base", "way"),
-    [
-        (*case, way)
-        for case in LOCAL_CASES
-        for way in WAYS
-        # A part of a chunk needs its old value, and fsspec lets other processes see torn files.
-        if (case[1], way) != ("fsspec", "regions")
-    ],
+    [(*case, way) for case in LOCAL_CASES for way in WAYS],
 )
 def test_local_files(started: Started, name: str, base: str, way: Way, tmp_path: Path) -> None:
     """Locks keep the processes apart; when all shards are at rest none is left behind."""

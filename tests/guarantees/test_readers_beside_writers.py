@@ -31,7 +31,7 @@ from zarr_shardstore.io.local.consistent import is_side_file
 
 SECONDS = float(os.environ.get("ZARR_SHARDSTORE_SECONDS", "8"))
 STRATEGIES: tuple[Literal["append", "rewrite"], ...] = ("append", "append", "rewrite")
-BASES = ("local", "fsspec", "obstore") if find_spec("obstore") else ("local", "fsspec")
+BASES = ("local", "wrapped", "fsspec", *(["obstore"] if find_spec("obstore") else []))
 N_WRITERS = len(STRATEGIES)
 N_PROCESSES = N_WRITERS + 2 + len(BASES)
 

@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr.codecs import GzipCodec
 from zarr.core.buffer import default_buffer_prototype
-from zarr.storage import FsspecStore, LocalStore, MemoryStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
 
 from tests.support.draft import draft_array
 from tests.support.file_layer import (
@@ -436,6 +436,7 @@ def check_readers(
     assert read_all(ShardingMapping(LocalStore(root, read_only=True)), form) == found
     if all_kinds:
         assert read_all(ShardingMapping(local_fsspec(root)), form) == found
+        assert read_all(ShardingMapping(WrapperStore(local_fsspec(root))), form) == found
     one_by_one = ShardingMapping(root)
     for i in range(CPS - 1):
         assert one_by_one.get(form.chunk_key(i)) == found.get(i)
@@ -483,7 +484,7 @@ def check_stops(
     seen = set()
     n_stops = 0
     for run in stopped_runs(tmp_path, form, workload, options):
-        if writer is WRITERS["fsspec"]:
+        if writer is WRITERS["wrapped fsspec"]:
             run.release()  # it writes into the file that is there
         n_stops += 1
         state = frozenset(state_of(run.root).items()), len(run.models)
@@ -610,7 +611,7 @@ def test_synced(workload: str, tmp_path: Path) -> None:
 
 WRITERS = {
     "rewrite": lambda root: ShardingMapping(root, strategy="rewrite"),
-    "fsspec": lambda root: ShardingMapping(local_fsspec(root)),
+    "wrapped fsspec": lambda root: ShardingMapping(WrapperStore(local_fsspec(root))),
 }
 
 

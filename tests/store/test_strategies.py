@@ -24,7 +24,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, ShardingCodec
-from zarr.storage import FsspecStore, LocalStore, MemoryStore
+from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from tests.support.any_size import INDEX_CODECS, Location, declare
 from tests.support.bases import forget_open_shards, temporary_directory
@@ -449,11 +449,11 @@ def test_a_growing_array_keeps_its_files_and_offsets(side: int, tmp_path: Path) 
 # ----------------------------------------------------------------- options
 
 
-def fsspec_local(path: Path) -> Any:
-    return FsspecStore.from_url(f"file://{path}", storage_options={"auto_mkdir": True})
+def wrapped(path: Path) -> Any:
+    return WrapperStore(LocalStore(path))
 
 
-@pytest.mark.parametrize("base", [lambda _: {}, lambda _: MemoryStore(), fsspec_local])
+@pytest.mark.parametrize("base", [lambda _: {}, lambda _: MemoryStore(), wrapped])
 def test_base_stores_that_cannot(base: Any, tmp_path: Path) -> None:
     """An error that says what can."""
     with pytest.raises(SpecError, match="rewrite"):

@@ -26,7 +26,7 @@ import numpy as np
 import zarr
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
-from zarr.storage import FsspecStore, LocalStore, ObjectStore
+from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore
 
 from tests.support.any_size import HEADER, Location, declare, encode
 from zarr_shardstore import ShardingMapping, ShardingStore
@@ -320,6 +320,8 @@ def open_base(root: str, kind: str) -> Any:
             import obstore
 
             return ObjectStore(obstore.store.LocalStore(root))
+        case "wrapped":
+            return WrapperStore(LocalStore(root))
         case _:
             return LocalStore(root)
 

@@ -11,19 +11,24 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
-from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, ZipStore
+from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, WrapperStore, ZipStore
 
-from tests.support.bases import OtherMapping
+from tests.support.bases import OtherMapping, fsspec_local
 from zarr_shardstore import ReadOnlyError, ShardingMapping, ShardingStore, SpecError, get_shard_info
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.io.backends.obstore import ObstoreBackend
 from zarr_shardstore.io.backends.resolve import backend_of, base_store_of
+from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 
 
 def memory_url() -> str:
     return f"memory://resolve-{uuid.uuid4().hex}"
+
+
+def obstore_local(path: Path) -> Any:
+    return pytest.importorskip("obstore.store").LocalStore(str(path))
 
 
 def obstore_memory() -> Any:
@@ -39,6 +44,18 @@ FORMS: dict[str, tuple[Any, type, type]] = {
     "path": (lambda tmp: tmp, LocalStore, LocalBackend),
     "string": (str, LocalStore, LocalBackend),
     "file URL": (lambda tmp: f"file://{tmp}", LocalStore, LocalBackend),
+    "fsspec on files": (fsspec_local, FsspecStore, LocalBackend),
+    "obstore on files": (obstore_local, ObjectStore, LocalBackend),
+    "wrapper of files": (
+        lambda tmp: WrapperStore(LocalStore(tmp)),
+        WrapperStore,
+        WrappedFilesBackend,
+    ),
+    "wrapped fsspec": (
+        lambda tmp: WrapperStore(fsspec_local(tmp)),
+        WrapperStore,
+        WrappedFilesBackend,
+    ),
     "memory URL": (lambda _: memory_url(), FsspecStore, ZarrBackend),
     "file system": (lambda _: fsspec.filesystem("memory"), FsspecStore, ZarrBackend),
     "memory mapper": (lambda _: fsspec.get_mapper(memory_url()), FsspecStore, ZarrBackend),

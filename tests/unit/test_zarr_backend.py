@@ -21,6 +21,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Wrap
 from zarr_shardstore import ShardingMapping
 from zarr_shardstore.format.ranges import Range, StartFrom, Suffix
 from zarr_shardstore.io.backends import zarr_store
+from zarr_shardstore.io.backends.resolve import backend_of
 from zarr_shardstore.io.backends.store_traits import scope_of_store
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 from zarr_shardstore.shards.requests import Exists, Get, GetSize, Request
@@ -172,13 +173,14 @@ def test_what_is_near_by(tmp_path: Path) -> None:
     near: list[Store] = [
         MemoryStore(),
         LocalStore(tmp_path),
+        WrapperStore(LocalStore(tmp_path)),
         WrapperStore(MemoryStore()),
         FsspecStore.from_url("memory://near"),
         FsspecStore.from_url(f"file://{tmp_path}", storage_options={"auto_mkdir": True}),
         ObjectStore(obstore_stores.MemoryStore()),
         ObjectStore(obstore_stores.LocalStore(tmp_path)),
     ]
-    assert [ZarrBackend(store).max_requests_at_once for store in near] == [None] * len(near)
+    assert [backend_of(store).max_requests_at_once for store in near] == [None] * len(near)
     s3 = obstore_stores.S3Store("bucket", endpoint="http://127.0.0.1:9", skip_signature=True)
     far = [ObjectStore(s3), FsspecStore.from_url("http://127.0.0.1:9/bucket")]
-    assert [ZarrBackend(store).max_requests_at_once for store in far] == [64, 64]
+    assert [backend_of(store).max_requests_at_once for store in far] == [64, 64]

@@ -1,7 +1,6 @@
 """Objects that are stored piece by piece: no more than a few pieces are in memory.
 
-Nothing is to be seen under the key before `Upload.finish`; where a base store cannot do that
-(fsspec on local files), whoever uploads must see to it that nobody looks.
+Nothing is to be seen under the key before `Upload.finish`.
 """
 
 from __future__ import annotations

@@ -341,7 +341,7 @@ def _strategy_for(strategy: Strategy, backend: Backend) -> WriteStrategy:
         return "append" if backend.can_append else "rewrite"
     if strategy != "rewrite" and not backend.can_append:
         raise SpecError(
-            f"strategy={strategy!r} changes files in their place: it is for paths and LocalStore, "
+            f"strategy={strategy!r} changes files in their place: it is for local files, "
             f"with locking='os', got {backend!r}; leave it away, or take 'rewrite'"
         )
     return strategy

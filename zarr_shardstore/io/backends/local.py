@@ -1,4 +1,4 @@
-"""Backend for zarr's ``LocalStore``: positioned reads on the local file system.
+"""Backend for local files, whichever store has them: ``LocalStore``, fsspec or obstore.
 
 Within one flow a file is opened once. Its index and its entries then come from the same
 file, whatever other threads and processes rename over its name meanwhile.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
+from zarr.abc.store import Store
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
@@ -20,6 +21,7 @@ from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, FileOptions, Held, Mode, Session
 from zarr_shardstore.io.backends.key_pages import KeyPages, keys_below
+from zarr_shardstore.io.backends.store_traits import directory_of
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.cached_files import (
@@ -83,19 +85,25 @@ from zarr_shardstore.shards.requests import (
 class LocalBackend:
     """Reads files by itself; writes as ``LocalStore`` does (temporary file and rename)."""
 
-    def __init__(self, store: LocalStore, options: FileOptions = DEFAULT_FILE_OPTIONS) -> None:
+    def __init__(self, store: Store, options: FileOptions = DEFAULT_FILE_OPTIONS) -> None:
+        directory = directory_of(store)
+        assert directory is not None, "the objects of the store are local files"
         self.store = store
         self._options = options
-        self._root = os.path.join(os.path.abspath(store.root), "")
+        self._root = os.path.join(os.path.abspath(directory), "")
         # Absolute: the working directory may change.
         self._files = LocalStore(self._root, read_only=store.read_only)
         # Open already: threads that open it when they first write would collide in zarr 3.1.
         self._files._is_open = True
         # The same files may be reached by several names: this one is their identity.
-        self.real_root = os.path.join(os.path.realpath(store.root), "")
+        self.real_root = os.path.join(os.path.realpath(directory), "")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LocalBackend) and self._root == other._root
+        return (
+            isinstance(other, LocalBackend)
+            and type(self.store) is type(other.store)
+            and self._root == other._root
+        )
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -22,7 +22,6 @@ from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
 from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, FileOptions, Mode
 from zarr_shardstore.io.backends.key_pages import next_page_with_versions
-from zarr_shardstore.io.backends.store_traits import path_of_file
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend, concurrently
 from zarr_shardstore.io.index_cache import RememberedIndex
 from zarr_shardstore.io.remote.consolidated_reads import ConsolidatedIndexes
@@ -43,10 +42,6 @@ from zarr_shardstore.shards.requests import (
     Request,
     Set,
 )
-
-_NO_UPDATES = ("LocalStore", "HTTPStore")
-"""obstore's stores without conditional writes of objects that exist."""
-
 
 _MIN_AGE_ON_WEB_SERVERS_S = 2.0
 
@@ -71,18 +66,15 @@ class ObstoreBackend(ZarrBackend):
         is_static: bool = False,
     ) -> None:
         super().__init__(store, options, is_static=is_static)
-        if path_of_file(store, "") is None:  # the ETag of a file does not tell all its changes
-            identity = _identity_of(store.store)
+        identity = _identity_of(store.store)
 
-            def identity_of(key: str) -> Hashable:
-                return (*identity, key)
+        def identity_of(key: str) -> Hashable:
+            return (*identity, key)
 
-            collected = ConsolidatedIndexes(self._get_at_most, identity_of)
-            self._indexes = RemoteIndexes(
-                self, identity_of, is_static=is_static, collected=collected
-            )
-            self.has_lasting_versions = True
-        self._has_conditions = type(store.store).__name__ not in _NO_UPDATES
+        collected = ConsolidatedIndexes(self._get_at_most, identity_of)
+        self._indexes = RemoteIndexes(self, identity_of, is_static=is_static, collected=collected)
+        self.has_lasting_versions = True
+        self._has_conditions = type(store.store).__name__ != "HTTPStore"
         self._is_probed = False
         self._takes_quotes = True
         self._has_suffixes = type(store.store).__name__ != "AzureStore"

@@ -20,7 +20,8 @@ from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, File
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.io.backends.obstore import ObstoreBackend
-from zarr_shardstore.io.backends.store_traits import is_in_memory, path_of_file
+from zarr_shardstore.io.backends.store_traits import directory_of, is_in_memory, path_of_file
+from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 
 
@@ -102,8 +103,7 @@ def base_store_of(
     local path, ``file://`` URL          ``LocalStore``; of a zip archive ``ZipStore``,
                                          for reading
     other URL, fsspec file system        ``FsspecStore``
-    fsspec mapper, ``UPath``             ``FsspecStore``; ``LocalStore`` if local, which
-                                         replaces files at once where fsspec does not
+    fsspec mapper, ``UPath``             ``FsspecStore``; ``LocalStore`` if local
     obstore store                        ``ObjectStore``
     other ``MutableMapping``             itself, values are plain bytes
     ===================================  =============================================
@@ -179,16 +179,18 @@ def backend_of(
     SpecError
         If writes shall survive a loss of power, and the base store does not say when they do.
     """
-    if type(store) is LocalStore:
+    if isinstance(store, Store) and directory_of(store) is not None:
         return LocalBackend(store, options)
-    is_remote = isinstance(store, Store) and not is_in_memory(store) and not path_of_file(store, "")
+    is_on_files = isinstance(store, Store) and path_of_file(store, "") is not None
+    is_remote = isinstance(store, Store) and not is_in_memory(store) and not is_on_files
     if options.durability == "power" and not is_remote:
         raise SpecError(
-            "durability='power' is for paths, LocalStore and object stores: other base stores "
+            "durability='power' is for local files and object stores: other base stores "
             f"do not say when a write survives a loss of power, got {store!r}"
         )
     if type(store) is ObjectStore:
         return ObstoreBackend(store, options, is_static=is_static)
     if isinstance(store, Store):
-        return ZarrBackend(store, options, is_static=is_static)
+        kind = WrappedFilesBackend if is_on_files else ZarrBackend
+        return kind(store, options, is_static=is_static)
     return MappingBackend(store)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Hashable
 
 from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
 
@@ -73,6 +74,23 @@ def path_of_file(store: Store, key: str) -> str | None:
     elif isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
         root = str(getattr(store.store, "prefix", None) or "/")
     return None if root is None else os.path.join(os.path.realpath(root), key)
+
+
+def directory_of(store: Store) -> str | None:
+    """Return the directory of a store that maps keys to local files and does nothing else.
+
+    ``None`` for wrappers and subclasses, which may do more, and for every other store.
+    """
+    if type(store) is LocalStore:
+        return str(store.root)
+    if type(store) is FsspecStore:
+        fs = getattr(store.fs, "sync_fs", store.fs)
+        return str(fs._strip_protocol(store.path)) if type(fs) is LocalFileSystem else None
+    if type(store) is ObjectStore:
+        kind = type(store.store)
+        is_local = kind.__name__ == "LocalStore" and kind.__module__.split(".")[0] == "obstore"
+        return str(getattr(store.store, "prefix", None) or "/") if is_local else None
+    return None
 
 
 def is_in_memory(store: Store) -> bool:

@@ -1,4 +1,4 @@
-"""Backend for any zarr ``Store``: fsspec file systems, obstore stores, memory, wrappers."""
+"""Backend for any zarr ``Store`` that is not local files: fsspec, memory, wrappers, others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore, ObjectStore, ZipStore
+from zarr.storage import FsspecStore, ZipStore
 
 from zarr_shardstore.io.backends.base import (
     DEFAULT_FILE_OPTIONS,
@@ -25,29 +25,13 @@ from zarr_shardstore.io.backends.store_traits import (
     deletes_only_by_key,
     innermost,
     is_in_memory,
-    is_local_fsspec,
     is_shared_without_locks,
-    path_of_file,
     scope_of_store,
 )
 from zarr_shardstore.io.buffers import byte_request_of, to_buffer
 from zarr_shardstore.io.concurrency import SingleFlight
 from zarr_shardstore.io.index_cache import RememberedIndex
-from zarr_shardstore.io.local.consistent import (
-    hold_to_replace,
-    is_appended_to,
-    is_hidden,
-    read_consistent,
-)
-from zarr_shardstore.io.local.files import (
-    is_directory,
-    link_below,
-    link_on_way,
-    refuse_links,
-    remove_directory,
-)
-from zarr_shardstore.io.local.fs import FileState, state_of, states_before, with_states
-from zarr_shardstore.io.local.open_shards import open_shards
+from zarr_shardstore.io.local.consistent import is_hidden
 from zarr_shardstore.io.remote.object_calls import (
     ObjectReader,
     cut,
@@ -58,7 +42,6 @@ from zarr_shardstore.io.remote.object_calls import (
     upload_to,
 )
 from zarr_shardstore.io.remote.remote_index import RemoteIndexes
-from zarr_shardstore.io.update_queue import worker_pool
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.shards.index_reads import found_indexes, index_gets
 from zarr_shardstore.shards.requests import (
@@ -129,10 +112,8 @@ class ZarrBackend:
             self._indexes = RemoteIndexes(self, lambda key: (identity, key), is_static=True)
         self._options = options
         self.can_block = has_sync_surface(store)
-        self._root = path_of_file(store, "")
-        is_near = self._root is not None or is_in_memory(store)
-        self.max_requests_at_once = None if is_near else _MAX_CONCURRENCY
-        self.replaces_at_once = not is_local_fsspec(innermost(store))  # it writes in place
+        self.max_requests_at_once = None if is_in_memory(store) else _MAX_CONCURRENCY
+        self.replaces_at_once = True
         self.reads = ObjectReader(store)
 
     def __eq__(self, other: object) -> bool:
@@ -158,11 +139,7 @@ class ZarrBackend:
     def scope(self, key: str) -> Hashable:
         return scope_of_store(self.store, key)
 
-    def lock(self, key: str) -> AbstractContextManager[None] | None:
-        path = path_of_file(self.store, key)
-        if path is not None:
-            overwrites = not self.replaces_at_once
-            return hold_to_replace(path, self._options.locking, overwrites=overwrites)
+    def lock(self, key: str) -> AbstractContextManager[None] | None:  # noqa: ARG002
         if self._options.locking != "none" and is_shared_without_locks(self.store):
             _warn_of_other_writers()
         return None
@@ -174,13 +151,10 @@ class ZarrBackend:
         return None
 
     def refuse_links(self, key: str) -> None:
-        if self._root is not None:
-            refuse_links(self._root, key)
+        pass
 
-    def linked_directory(self, prefix: str) -> str | None:
-        if self._root is None:
-            return None
-        return link_on_way(self._root, prefix) or link_below(self._root + prefix)
+    def linked_directory(self, prefix: str) -> str | None:  # noqa: ARG002
+        return None
 
     def session(self) -> Session:
         return Session(self)
@@ -191,23 +165,15 @@ class ZarrBackend:
     # ------------------------------------------------------------ blocking
 
     def perform(self, batch: list[Request]) -> list[Any]:
-        gets = index_gets(batch)
-        before = states_before(self.store, gets)
-        replies = [self._perform_one_blocking(request) for request in gets]
-        return found_indexes(batch, with_states(replies, before))
+        return found_indexes(batch, [self._perform_one_blocking(r) for r in index_gets(batch)])
 
     def _perform_one_blocking(self, request: Request) -> Any:
         store: Any = self.store  # has the sync surface, see `can_block`
         match request:
-            case Get(key, byte_range, is_settled):
-                before = self._state_to_settle(key)
-                if before is not None and is_appended_to(before[0]):
-                    return read_consistent(before[0], byte_range)
+            case Get(key, byte_range):
                 found = found_of(store.get_sync(key, byte_range=byte_request_of(byte_range)))
                 if may_be_cut(self.store, found, byte_range):
                     found = cut(found_of(store.get_sync(key)), byte_range)
-                if is_settled and before is not None and _is_unsettled(*before):
-                    return read_consistent(before[0], byte_range)
                 return found
             case Exists(key):
                 return store.get_sync(key, byte_range=RangeByteRequest(0, 1)) is not None
@@ -237,9 +203,7 @@ class ZarrBackend:
         return [next(indexes) if isinstance(r, GetIndex) else next(rest) for r in batch]
 
     async def _perform_plain(self, batch: list[Request]) -> list[Any]:
-        gets = index_gets(batch)
-        before = states_before(self.store, gets)
-        return found_indexes(batch, with_states(await self._perform_batch(gets), before))
+        return found_indexes(batch, await self._perform_batch(index_gets(batch)))
 
     async def get(self, request: Get) -> Found:
         """For `RemoteIndexes`."""
@@ -260,10 +224,7 @@ class ZarrBackend:
 
     async def _perform_batch(self, batch: list[Request]) -> list[Any]:
         gets = [request for request in batch if isinstance(request, Get)]
-        is_plain = self.reads.has_get_many and not any(
-            self._state_to_settle(get.key) for get in gets
-        )
-        if len(gets) == len(batch) > 1 and is_plain:
+        if len(gets) == len(batch) > 1 and self.reads.has_get_many:
             replies = await self.reads.get_many(gets)
             if replies is not None:
                 return replies
@@ -271,17 +232,9 @@ class ZarrBackend:
             return [await self._perform_one(batch[0])]
         return await concurrently([self._perform_one(request) for request in batch])
 
-    def _removes_through_links(self, prefix: str) -> bool:
-        """Whether the store itself would follow links, or stop at one. obstore's does what it
-        lists, and lists through links."""
-        assert self._root is not None, "asked only of local files"
-        is_obstore = isinstance(innermost(self.store), ObjectStore)
-        return is_obstore or link_on_way(self._root, prefix) is not None
-
-    def _state_to_settle(self, key: str) -> tuple[str, FileState] | None:
-        """Path and state of a file that another process may be changing in its place."""
-        path = path_of_file(self.store, key)
-        return None if path is None or open_shards.is_replaced(path) else (path, state_of(path))
+    def _is_linked(self, key: str) -> bool:  # noqa: ARG002
+        """Whether a key is reached through a link below the root."""
+        return False
 
     async def _perform_one(self, request: Request) -> Any:
         inner = innermost(self.store)
@@ -301,21 +254,7 @@ class ZarrBackend:
                 found, _ = await self._flights.join(scope, lambda: self._perform_one(alone))
                 return found
             case Get(key, byte_range):
-                before = self._state_to_settle(key)
-                if before is None:
-                    return await self.reads.get(key, byte_range)
-                if not is_appended_to(before[0]):
-                    try:
-                        found = await self.reads.get(key, byte_range)
-                    except Exception:  # obstore's, of a file that is cut while it is read
-                        if not _is_unsettled(*before):
-                            raise
-                    else:
-                        if not _is_unsettled(*before):
-                            return found
-                loop = asyncio.get_running_loop()
-                pool = worker_pool()
-                return await loop.run_in_executor(pool, read_consistent, before[0], byte_range)
+                return await self.reads.get(key, byte_range)
             case GetMany(keys):
                 founds = await concurrently([self.reads.get(key, None) for key in keys])
                 return [found.value for found in founds]
@@ -343,13 +282,8 @@ class ZarrBackend:
             ):
                 # fsspec finds an object of the name of the directory, too.
                 for key in [key async for key in store.list_prefix(prefix)]:
-                    is_linked = self._root is not None and link_on_way(self._root, key) is not None
-                    if key.startswith(prefix) and not is_linked:
+                    if key.startswith(prefix) and not self._is_linked(key):
                         await store.delete(key)
-            case DeletePrefix(prefix) if self._root is not None and self._removes_through_links(
-                prefix
-            ):
-                await asyncio.to_thread(remove_directory, self._root, prefix)
             case DeletePrefix(""):
                 await store.clear()
                 # FsspecStore.clear stops at the first directory that it has removed already.
@@ -366,8 +300,6 @@ class ZarrBackend:
             case CloseListing(cursor):
                 if hasattr(cursor.pages, "aclose"):
                     await cursor.pages.aclose()
-            case ListDir(prefix) if self._root and not is_directory(self._root + prefix):
-                return []  # of a file fsspec lists the file itself
             case ListDir(prefix):
                 try:
                     names = store.list_dir(prefix.removesuffix("/"))
@@ -378,11 +310,6 @@ class ZarrBackend:
             case _:
                 raise TypeError(f"a backend does not perform {request!r}")
         return None
-
-
-def _is_unsettled(path: str, before: FileState) -> bool:
-    """Whether somebody has begun to change a file since, or has done so."""
-    return is_appended_to(path) or state_of(path) != before
 
 
 async def concurrently(coros: list[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -14,11 +14,6 @@ A process has a limit: 1,024 on most Linux, 256 on macOS. Shares of it::
 
 The rest is for the user's own. The limit is asked for whenever a share is needed: it may change.
 If there are too many nevertheless, all that is kept without being used is closed.
-
-Which state of a local file a reply came from, where the store that read it does not tell.
-
-Whatever another process renames to its name, or writes into it, gives it another inode, size
-or time. A time that is younger than the clock of the file system is fine proves nothing.
 """
 
 from __future__ import annotations
@@ -31,11 +26,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
-from zarr.abc.store import Store
-
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.io.backends.store_traits import path_of_file
-from zarr_shardstore.shards.requests import Found, Get, Request
 
 try:
     import resource
@@ -259,31 +250,3 @@ def state_of_open(fd: int) -> FileState:
 
 def _state(status: os.stat_result) -> FileState:
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def states_before(store: Store, batch: Sequence[Request]) -> list[tuple[str, object] | None]:
-    """For each `Get` of a local file its path, and its state before it is read."""
-    states: list[tuple[str, object] | None] = []
-    for request in batch:
-        path = path_of_file(store, request.key) if isinstance(request, Get) else None
-        states.append(None if path is None else (path, _proven_state_of(path)))
-    return states
-
-
-def with_states(replies: list[Any], before: Sequence[tuple[str, object] | None]) -> list[Any]:
-    """Give replies that have no version the state of the file they came from."""
-    for i, known in enumerate(before):
-        reply = replies[i]
-        if known is not None and isinstance(reply, Found) and reply.version is None:
-            path, state = known
-            version = state if state == _proven_state_of(path) else object()
-            replies[i] = reply._replace(version=version)
-    return replies
-
-
-def _proven_state_of(path: str) -> object:
-    """The state of a file; what equals nothing else if the file is too young."""
-    state = state_of(path)
-    if state is not None and time.time_ns() - state[2] < MIN_AGE_NS:
-        return object()
-    return state

@@ -1,0 +1,160 @@
+"""Backend for stores that reach local files in a way of their own: wrappers and subclasses.
+
+Their own methods read and write, but another store of this process, or another process, may
+append to the same files. So each read is checked against the file:
+
+1. A file that has a journal is read by this backend itself, as `read_consistent` does.
+2. A file that has changed since the read began is read again in the same way.
+3. A reply has the state of the file as its version. A file that is younger than the clock of the
+   file system is fine gets a version that equals nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from zarr.abc.store import Store
+from zarr.storage import ObjectStore
+
+from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, FileOptions
+from zarr_shardstore.io.backends.store_traits import (
+    deletes_only_by_key,
+    innermost,
+    is_local_fsspec,
+    path_of_file,
+)
+from zarr_shardstore.io.backends.zarr_store import ZarrBackend
+from zarr_shardstore.io.local.consistent import hold_to_replace, is_appended_to, read_consistent
+from zarr_shardstore.io.local.files import (
+    is_directory,
+    link_below,
+    link_on_way,
+    refuse_links,
+    remove_directory,
+)
+from zarr_shardstore.io.local.fs import MIN_AGE_NS, state_of
+from zarr_shardstore.io.local.open_shards import open_shards
+from zarr_shardstore.io.update_queue import worker_pool
+from zarr_shardstore.shards.index_reads import found_indexes, index_gets
+from zarr_shardstore.shards.requests import DeletePrefix, Found, Get, ListDir, Request
+
+
+class WrappedFilesBackend(ZarrBackend):
+    """Reads and writes through a store's own methods, beside writers that append to its files."""
+
+    def __init__(
+        self,
+        store: Store,
+        options: FileOptions = DEFAULT_FILE_OPTIONS,
+        *,
+        is_static: bool = False,
+    ) -> None:
+        super().__init__(store, options, is_static=is_static)
+        root = path_of_file(store, "")
+        assert root is not None, "the store is one of local files"
+        self._root = root
+        self.max_requests_at_once = None
+        self.replaces_at_once = not is_local_fsspec(innermost(store))  # fsspec writes in place
+        self.reads.has_get_many = False  # each read is checked by itself
+
+    def lock(self, key: str) -> AbstractContextManager[None]:
+        overwrites = not self.replaces_at_once
+        return hold_to_replace(self._root + key, self._options.locking, overwrites=overwrites)
+
+    def refuse_links(self, key: str) -> None:
+        refuse_links(self._root, key)
+
+    def linked_directory(self, prefix: str) -> str | None:
+        return link_on_way(self._root, prefix) or link_below(self._root + prefix)
+
+    def _is_linked(self, key: str) -> bool:
+        return link_on_way(self._root, key) is not None
+
+    # ------------------------------------------------------------ versions
+
+    def perform(self, batch: list[Request]) -> list[Any]:
+        gets = index_gets(batch)
+        before = self._versions_before(gets)
+        replies = [self._perform_one_blocking(request) for request in gets]
+        return found_indexes(batch, self._with_versions(gets, replies, before))
+
+    async def _perform_plain(self, batch: list[Request]) -> list[Any]:
+        gets = index_gets(batch)
+        before = self._versions_before(gets)
+        replies = await self._perform_batch(gets)
+        return found_indexes(batch, self._with_versions(gets, replies, before))
+
+    def _versions_before(self, batch: Sequence[Request]) -> list[object]:
+        return [self._version_of(r.key) if isinstance(r, Get) else None for r in batch]
+
+    def _with_versions(
+        self, batch: Sequence[Request], replies: list[Any], before: Sequence[object]
+    ) -> list[Any]:
+        """Give replies without a version the state of their file, if it has not changed."""
+        for i, request in enumerate(batch):
+            if isinstance(request, Get) and replies[i].version is None:
+                is_same = before[i] == self._version_of(request.key)
+                replies[i] = replies[i]._replace(version=before[i] if is_same else object())
+        return replies
+
+    def _version_of(self, key: str) -> object:
+        """State of a file now; for a young file an object that equals nothing else."""
+        state = state_of(self._root + key)
+        if state is not None and time.time_ns() - state[2] < MIN_AGE_NS:
+            return object()
+        return state
+
+    # ------------------------------------------------------------ requests
+
+    def _perform_one_blocking(self, request: Request) -> Any:
+        if not isinstance(request, Get) or open_shards.is_replaced(self._root + request.key):
+            return super()._perform_one_blocking(request)
+        path = self._root + request.key
+        before = state_of(path)
+        if not is_appended_to(path):
+            found: Found = super()._perform_one_blocking(request)
+            if not request.consistent or self._is_unchanged(path, before):
+                return found
+        return read_consistent(path, request.byte_range)
+
+    async def _perform_by_store(self, request: Request) -> Any:
+        match request:
+            case Get(key, together=None) if not open_shards.is_replaced(self._root + key):
+                return await self._get(request)
+            case DeletePrefix(prefix) if self._removes_through_links(prefix):
+                await asyncio.to_thread(remove_directory, self._root, prefix)
+                return None
+            case ListDir(prefix) if not is_directory(self._root + prefix):
+                return []  # of a file fsspec lists the file itself
+        return await super()._perform_by_store(request)
+
+    async def _get(self, request: Get) -> Found:
+        path = self._root + request.key
+        before = state_of(path)
+        if not is_appended_to(path):
+            try:
+                found: Found = await super()._perform_by_store(request)
+            except Exception:  # obstore's, of a file that is cut while it is read
+                if self._is_unchanged(path, before):
+                    raise
+            else:
+                if self._is_unchanged(path, before):
+                    return found
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(worker_pool(), read_consistent, path, request.byte_range)
+
+    @staticmethod
+    def _is_unchanged(path: str, before: object) -> bool:
+        return not is_appended_to(path) and state_of(path) == before
+
+    def _removes_through_links(self, prefix: str) -> bool:
+        """Whether the store itself would follow links, or stop at one. obstore's removes what it
+        lists, and lists through links."""
+        if deletes_only_by_key(self.store):
+            return False
+        is_obstore = isinstance(innermost(self.store), ObjectStore)
+        return is_obstore or link_on_way(self._root, prefix) is not None
