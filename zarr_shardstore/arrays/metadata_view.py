@@ -389,7 +389,7 @@ def _is_shard(value: memoryview, declared: Declared, ndim: int) -> bool:
     *_, bottom = declared.transformers
     if bottom.name != SHARDING:
         return False
-    spec = sharding_spec(bottom.configuration, ndim)
+    spec = sharding_spec(bottom, ndim)
     try:
         index = index_of_shard(value, spec.chunks_per_shard, spec.index)
         index.check_entries(len(value), spec.index)

@@ -162,7 +162,7 @@ def _split(
 ) -> tuple[tuple[TransformerSpec, ...], ShardingSpec | None]:
     """The transformers above the values, and the sharding nearest to the store, if any."""
     if transformers and transformers[-1].name == SHARDING:
-        return transformers[:-1], sharding_spec(transformers[-1].configuration, ndim)
+        return transformers[:-1], sharding_spec(transformers[-1], ndim)
     return transformers, None
 
 

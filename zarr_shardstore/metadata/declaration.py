@@ -1,19 +1,19 @@
-"""How an array's metadata declares what stands between it and the store: read, take out, put back.
+"""Declaration of an array's storage transformers in its metadata: found, stripped, applied.
 
 ========================  ===================================================================
 ``codec``                 v3: ``codecs`` is one ``sharding_indexed``, the chunk grid is the
                           grid of shards. Every v3 reader reads it.
 ``storage_transformers``  v3 and draft: the list of transformers; the chunk grid and the
-                          codecs are those of the chunks. Not every v3 reader looks at the
-                          list, so what we write has a member that must be understood, too,
-                          and the chunk key encoding is wrapped in one of our name.
+                          codecs are those of the chunks. Some v3 readers ignore the list.
+                          So a v3 document that is written here also has a member that must
+                          be understood, and a chunk key encoding of our name around its own.
 ``filters``               v2: a marker in ``filters`` that holds the list; ``chunks`` is the
                           shape of the shards, if there are any.
 ========================  ===================================================================
 
 A reader that does not know a declaration must refuse the array: it would take shards for
-chunks. spec_notes/readers.md says how each of them is made to. For the same reason
-`find_declaration` refuses whatever declares sharding and is not understood here.
+chunks. spec_notes/readers.md has the mechanism for each reader. For the same reason
+`find_declaration` refuses each form of sharding that is not known here.
 
 A document is the parsed JSON object. The functions never change their argument.
 
@@ -24,7 +24,7 @@ Source: sharding storage transformer draft, "Configuration"; ZEP 2, "Configurati
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
@@ -47,7 +47,7 @@ from zarr_shardstore.metadata.transformer_list import (
 
 Declaration = Literal["codec", "storage_transformers", "filters"]
 Native = Literal["flat", "passthrough"]
-"""How native sharded arrays appear: with their inner chunks as chunks, or as they are."""
+"""View of natively sharded arrays: with their inner chunks as chunks, or as they are stored."""
 
 Document: TypeAlias = dict[str, Any]
 
@@ -60,7 +60,7 @@ _CODEC_MEMBERS = {"name", "configuration", "must_understand"}
 _CODEC_OPTIONS = {"chunk_shape", "codecs", "index_codecs", "index_location"}
 _MARKER_MEMBERS = {"id", "storage_transformers"}
 _NAMES = (_CODEC, MARKER, f"numcodecs.{MARKER}", *SHARDING_URIS)
-"""Whatever has one of these in its codecs, filters or extensions declares sharding."""
+"""Names that declare sharding if they are in codecs, filters or extensions."""
 
 _BESIDE_LIST = {"chunk_key_encoding", MARKER, "codecs"}
 """Members of a v3 document with a list that may name sharding, too."""
@@ -68,21 +68,21 @@ _BESIDE_LIST = {"chunk_key_encoding", MARKER, "codecs"}
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What an array document declares: how, and which transformers, nearest to the array first."""
+    """Storage transformers of an array document, nearest to the array first, and their form."""
 
     how: Declaration
     transformers: tuple[TransformerSpec, ...]
 
 
 def format_of(doc: Mapping[str, Any]) -> Literal["v3", "v2", "draft"]:
-    """The hierarchy whose documents look like this one."""
+    """Return the hierarchy whose documents look like this one."""
     if doc.get("zarr_format") == 2:
         return "v2"
     return "v3" if "node_type" in doc else "draft"
 
 
 def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declared | None:
-    """How an array document declares its transformers; ``None`` for plain chunks.
+    """Find the transformers that an array document declares; ``None`` for plain chunks.
 
     A ``sharding_indexed`` that the document or the caller says to leave to zarr is no declaration.
 
@@ -106,7 +106,7 @@ def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declare
             )
     if by_list:
         specs = transformer_specs(doc["storage_transformers"])
-        return Declared("storage_transformers", _checked(specs, _ndim(doc)))
+        return Declared("storage_transformers", _with_sharding(specs, _ndim(doc)))
     if kind == "v2" and members:
         return _declared_by_marker(doc)
     if not members or native == "passthrough" or is_native_by_choice(doc):
@@ -115,7 +115,7 @@ def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declare
 
 
 def strip(doc: Mapping[str, Any], how: Declaration) -> Document:
-    """The document as the reader of plain chunks shall see it."""
+    """Return the document as readers of plain chunks see it, without its declaration."""
     match how:
         case "filters":
             rest = [f for f in doc["filters"] if not _is_marker(f)]
@@ -136,7 +136,7 @@ def strip(doc: Mapping[str, Any], how: Declaration) -> Document:
 
 
 def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
-    """The document as it is stored: `strip` gives `doc` back."""
+    """Return the document with a declaration, as it is stored: `strip` gives `doc` back."""
     match declared.how:
         case "filters":
             spelled = spell_transformers(declared.transformers)
@@ -157,11 +157,11 @@ def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
             }
         case "codec":
             (transformer,) = declared.transformers
-            return _with_codec(doc, sharding_spec(transformer.configuration, _ndim(doc)))
+            return _with_codec(doc, sharding_spec(transformer, _ndim(doc)))
 
 
 def reapply(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration) -> Document:
-    """`doc` with the declaration that the `stored` document of the same chunks has, as spelled."""
+    """Return `doc` with the declaration of the `stored` document of the same chunks, as spelled."""
     match how:
         case "filters":
             rest = [f for f in doc.get("filters") or () if not _is_marker(f)]
@@ -181,16 +181,16 @@ def reapply(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration)
 
 
 def chunks_per_shard(declared: Declared, ndim: int) -> Coords:
-    """By how much the declaration multiplies the chunk shape in the document, in each dimension."""
+    """Return the factors by which the declaration multiplies the chunk shape in the document."""
     if declared.how != "storage_transformers":
         for spec in declared.transformers:
             if spec.name == SHARDING:
-                return sharding_spec(spec.configuration, ndim).chunks_per_shard
+                return sharding_spec(spec, ndim).chunks_per_shard
     return (1,) * ndim
 
 
 def chunk_key_encoding(doc: Mapping[str, Any]) -> Any:
-    """How the chunk keys of a v3 array are spelled, above its transformers."""
+    """Return the chunk key encoding of a v3 array, without the one that the declaration adds."""
     encoding = doc["chunk_key_encoding"]
     if isinstance(encoding, Mapping) and encoding.get("name") == MARKER:
         return encoding["configuration"]["above"]
@@ -198,18 +198,18 @@ def chunk_key_encoding(doc: Mapping[str, Any]) -> Any:
 
 
 def declare_native(doc: Mapping[str, Any]) -> Document:
-    """A document whose sharding codec is left to zarr, here and wherever it is opened."""
+    """Mark a document whose sharding codec every store leaves to zarr."""
     return {**doc, MARKER: {"must_understand": False, "native": "passthrough"}}
 
 
 def is_native_by_choice(doc: Mapping[str, Any]) -> bool:
-    """Whether `declare_native` made the document."""
+    """Return whether `declare_native` marked the document."""
     mark = doc.get(MARKER)
     return isinstance(mark, Mapping) and mark.get("native") == "passthrough"
 
 
 def sharding_shapes(doc: Mapping[str, Any]) -> list[Any]:
-    """The chunk shapes of the sharding codecs of a v3 array, from the outermost inwards."""
+    """Return the chunk shapes of the sharding codecs of a v3 array, the outermost first."""
     shapes = []
     codecs = doc.get("codecs")
     while isinstance(codecs, list) and (found := [c for c in codecs if name_of(c) == _CODEC]):
@@ -222,12 +222,12 @@ def sharding_shapes(doc: Mapping[str, Any]) -> list[Any]:
 
 
 def has_sharding_codec(doc: Mapping[str, Any]) -> bool:
-    """Whether the codecs of a v3 array document do sharding, in any form."""
+    """Return whether the codecs of a v3 array document do sharding, in any form."""
     return _mentions(doc.get("codecs"), (_CODEC,))
 
 
 def _declaring_members(doc: Mapping[str, Any]) -> list[str]:
-    """Members that declare transformers in some way, understood or not."""
+    """Return the members that declare transformers, in known and unknown forms."""
     found = [] if doc.get("storage_transformers") in (None, []) else ["storage_transformers"]
     others = ("codecs", "filters", "compressor", "extensions")
     found += [member for member in others if _mentions(doc.get(member), _NAMES)]
@@ -239,7 +239,7 @@ def _declaring_members(doc: Mapping[str, Any]) -> list[str]:
 
 
 def _mentions(value: Any, names: Collection[str]) -> bool:
-    """Whether one of the names stands anywhere in a JSON value, which may be a deep one."""
+    """Return whether one of the names is anywhere in a JSON value, which may be a deep one."""
     left = [value]
     while left:
         match left.pop():
@@ -259,7 +259,7 @@ def _is_marker(codec: Any) -> bool:
 def _declared_by_marker(doc: Mapping[str, Any]) -> Declared:
     check_known_members(_marker_of(doc), _MARKER_MEMBERS, f"the filter {MARKER!r}")
     chunks = _shape_at(doc, "chunks")
-    declared = Declared("filters", _checked(_transformers_of_marker(doc), len(chunks)))
+    declared = Declared("filters", _with_sharding(_transformers_of_marker(doc), len(chunks)))
     cps = chunks_per_shard(declared, len(chunks))
     if len(chunks) != _ndim(doc) or any(c % n for c, n in zip(chunks, cps, strict=True)):
         raise SpecError(f"shards of {list(chunks)} cannot be cut into {list(cps)} chunks")
@@ -279,11 +279,11 @@ def _transformers_of_marker(doc: Mapping[str, Any]) -> tuple[TransformerSpec, ..
     return transformer_specs(_marker_of(doc).get("storage_transformers"))
 
 
-def _checked(specs: tuple[TransformerSpec, ...], ndim: int) -> tuple[TransformerSpec, ...]:
-    for spec in specs:
-        if spec.name == SHARDING:
-            sharding_spec(spec.configuration, ndim)
-    return specs
+def _with_sharding(specs: tuple[TransformerSpec, ...], ndim: int) -> tuple[TransformerSpec, ...]:
+    return tuple(
+        replace(spec, sharding=sharding_spec(spec, ndim)) if spec.name == SHARDING else spec
+        for spec in specs
+    )
 
 
 def _chunk_shape(doc: Mapping[str, Any]) -> Coords:
@@ -301,13 +301,7 @@ def _ndim(doc: Mapping[str, Any]) -> int:
 
 
 def _shape_at(members: Mapping[str, Any], name: str) -> Coords:
-    """A member that is a list of whole numbers.
-
-    Raises
-    ------
-    SpecError
-        If it is none.
-    """
+    """Return a member that must be a list of whole numbers, or raise `SpecError`."""
     shape = members.get(name)
     if not isinstance(shape, list | tuple) or any(type(n) is not int or n < 0 for n in shape):
         raise SpecError(f"{name!r} is a list of whole numbers, got {shape!r}")
@@ -315,7 +309,7 @@ def _shape_at(members: Mapping[str, Any], name: str) -> Coords:
 
 
 def _with_common_names(codecs: Any) -> Any:
-    """Codecs by the names that readers know: ``endian`` of ZEP 2's example is ``bytes``."""
+    """Name codecs as readers do: ``endian`` of ZEP 2's example is ``bytes``."""
     return [_with_common_name(c) for c in codecs] if isinstance(codecs, list) else codecs
 
 
@@ -353,13 +347,7 @@ def _with_codec(doc: Mapping[str, Any], spec: ShardingSpec) -> Document:
 
 
 def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
-    """The sharding of a v3 document whose codecs mention it.
-
-    Raises
-    ------
-    SpecError, UnsupportedError
-        As `find_declaration`.
-    """
+    """Parse the sharding of a v3 document whose codecs mention it."""
     codecs = doc["codecs"]
     codec = codecs[0] if isinstance(codecs, list) and len(codecs) == 1 else None
     if not isinstance(codec, Mapping) or codec.get("name") != _CODEC:

@@ -7,8 +7,8 @@ store. Spellings that are read; the first is written::
     {"storage_transformer": URI, "configuration": {…}}        early draft, with "format"
     {"extension": URI, "type": …, "configuration": {…}}       zarr-python 2.13 to 2.18
 
-Whatever a sharding says beyond this is refused: it may change where chunks are. The index codec
-``bytes`` is ``endian`` in the example of ZEP 2.
+Other members of a sharding are refused: they may change where chunks are. The index codec
+``bytes`` is called ``endian`` in the example of ZEP 2.
 
 Source: sharding storage transformer draft, "Configuration"; its earlier draft; zarr-python
 2.18, ``zarr/meta.py`` and ``Array._load_metadata_nosync`` (the order of the list).
@@ -22,7 +22,7 @@ from typing import Any
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.index import DRAFT_INDEX, IndexFormat
-from zarr_shardstore.format.sharding_spec import ShardingSpec, check_chunks_per_shard
+from zarr_shardstore.format.sharding_spec import ShardingSpec
 
 SHARDING = "sharding"
 _SHARDING_URI = "https://purl.org/zarr/spec/storage_transformers/sharding/1.0"
@@ -35,21 +35,24 @@ _SHARDING_OPTIONS = {"chunks_per_shard", "index_codecs", "index_location"}
 
 @dataclass(frozen=True, slots=True)
 class TransformerSpec:
-    """One storage transformer as metadata states it, whatever the spelling.
+    """One storage transformer as metadata states it, in any spelling.
 
     Parameters
     ----------
     must_understand : bool
         Whether values can only be read by a reader that knows the transformer.
+    sharding : ShardingSpec, optional
+        The configuration of a sharding, parsed for the dimensions of its array.
     """
 
     name: str
     configuration: Mapping[str, Any] = field(default_factory=dict)
     must_understand: bool = True
+    sharding: ShardingSpec | None = field(default=None, compare=False)
 
 
 def name_of(extension: Any) -> Any:
-    """Name of a codec or another extension, which v3 spells as an object or a bare string.
+    """Return the name of a codec or another extension: an object or a bare text in v3.
 
     >>> name_of({"name": "endian", "configuration": {"endian": "little"}})
     'bytes'
@@ -72,7 +75,7 @@ def check_known_members(value: Mapping[str, Any], known: Set[str], what: str) ->
 
 
 def transformer_specs(transformers: Any) -> tuple[TransformerSpec, ...]:
-    """Read a list of storage transformers; whether a name is known is not looked at.
+    """Read a list of storage transformers, of known and unknown names.
 
     Raises
     ------
@@ -119,7 +122,7 @@ def _transformer_spec(transformer: Any) -> TransformerSpec:
 
 
 def spell_transformers(specs: Sequence[TransformerSpec]) -> list[dict[str, Any]]:
-    """The list as it is written: the draft's spelling."""
+    """Spell the list as the draft does."""
     return [
         {
             "name": s.name,
@@ -131,7 +134,7 @@ def spell_transformers(specs: Sequence[TransformerSpec]) -> list[dict[str, Any]]
 
 
 def spell_for_draft(specs: Sequence[TransformerSpec]) -> list[dict[str, Any]]:
-    """The list in a document of the draft hierarchy: what zarr-python 2.18 asks for is added."""
+    """Spell the list for a document of the draft hierarchy, with what zarr-python 2.18 needs."""
     spelled = spell_transformers(specs)
     for transformer in spelled:
         if transformer["name"] == SHARDING:
@@ -142,16 +145,27 @@ def spell_for_draft(specs: Sequence[TransformerSpec]) -> list[dict[str, Any]]:
 
 
 def sharding_transformer(spec: ShardingSpec) -> TransformerSpec:
-    """The transformer that declares `spec`; the draft's own index form needs no mention."""
+    """Return the transformer that declares `spec`; the draft's index form needs no mention."""
     configuration: dict[str, Any] = {"chunks_per_shard": list(spec.chunks_per_shard)}
     if spec.index != DRAFT_INDEX:
         configuration["index_codecs"] = index_codecs(spec.index)
         configuration["index_location"] = spec.index.location
-    return TransformerSpec(SHARDING, configuration)
+    return TransformerSpec(SHARDING, configuration, sharding=spec)
 
 
-def sharding_spec(configuration: Mapping[str, Any], ndim: int) -> ShardingSpec:
-    """What the configuration of a ``sharding`` transformer says about an array of `ndim`.
+def sharding_spec(transformer: TransformerSpec, ndim: int) -> ShardingSpec:
+    """Return the sharding that a transformer of this name does, parsed if it is not yet.
+
+    Raises
+    ------
+    SpecError, UnsupportedError
+        As `parse_sharding`.
+    """
+    return transformer.sharding or parse_sharding(transformer.configuration, ndim)
+
+
+def parse_sharding(configuration: Mapping[str, Any], ndim: int) -> ShardingSpec:
+    """Read the configuration of a ``sharding`` transformer of an array of `ndim` dimensions.
 
     Raises
     ------
@@ -176,17 +190,17 @@ def sharding_spec(configuration: Mapping[str, Any], ndim: int) -> ShardingSpec:
     index = DRAFT_INDEX
     if "index_codecs" in configuration or "index_location" in configuration:
         index = index_format({"index_codecs": index_codecs(DRAFT_INDEX), **configuration})
-    return ShardingSpec(check_chunks_per_shard(cps), index)
+    return ShardingSpec(tuple(cps), index)
 
 
 def index_codecs(form: IndexFormat) -> list[dict[str, Any]]:
-    """The ``index_codecs`` of an index."""
+    """Return the ``index_codecs`` of an index."""
     codecs: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": form.endian}}]
     return [*codecs, {"name": "crc32c"}] if form.checksum else codecs
 
 
 def index_format(configuration: Mapping[str, Any]) -> IndexFormat:
-    """The index that ``index_codecs`` and ``index_location`` describe.
+    """Return the index that ``index_codecs`` and ``index_location`` describe.
 
     Raises
     ------
@@ -214,7 +228,7 @@ def index_format(configuration: Mapping[str, Any]) -> IndexFormat:
 
 
 def _options_of(codec: Any) -> dict[str, Any]:
-    """The configuration of a codec, with whatever else it says."""
+    """Return the configuration of a codec, with all other members of the codec."""
     if not isinstance(codec, Mapping):
         return {}
     configuration = codec.get("configuration")

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
-from zarr_shardstore.metadata.transformer_list import sharding_spec
+from zarr_shardstore.metadata.transformer_list import parse_sharding
 from zarr_shardstore.shards.append import append_to_shard
 from zarr_shardstore.shards.index_reads import read_indexes
 from zarr_shardstore.shards.read import EntryRead, ReadOptions, read_entries
@@ -104,7 +104,7 @@ class ShardingTransformer:
 
 def sharding(configuration: Mapping[str, Any], array: ArrayContext) -> ShardingTransformer:
     """Make the transformer that metadata calls ``sharding``."""
-    spec = sharding_spec(configuration, len(array.grid_shape))
+    spec = parse_sharding(configuration, len(array.grid_shape))
     layout = ArrayLayout(
         array.path,
         array.prefix,
