@@ -53,7 +53,7 @@ from zarr_shardstore.io.local.files import holds_a_file
 from zarr_shardstore.io.local.locks import lock_file
 from zarr_shardstore.metadata.documents import Node, is_unfinished
 from zarr_shardstore.shards.requests import ListDir
-from zarr_shardstore.store.engine import check_index
+from zarr_shardstore.store.options import ShardingOptions
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -208,8 +208,12 @@ def shard_store(
     (3, 2)
     """
     given = _given(chunks_per_shard, shard_shape)
-    policy = ShardingPolicy("auto" if given is _NOT_GIVEN else given)
-    new_arrays = _new_arrays(policy, declaration, index_codecs, index_location)
+    new_arrays = ShardingOptions(
+        chunks_per_shard="auto" if given is _NOT_GIVEN else given,
+        declaration=declaration,
+        index_codecs=index_codecs,
+        index_location=index_location,
+    ).new_arrays
     choose = to_shards(new_arrays)
     request = _Request(choose, new_arrays, declaration is None, order, paths, dry_run, progress)
     if not consolidate_index:
@@ -276,8 +280,12 @@ def reshard(
     given = _given(chunks_per_shard, shard_shape)
     if given is _NOT_GIVEN:
         raise SpecError("reshard needs chunks_per_shard: what a shard has afterwards")
-    policy = ShardingPolicy(given)
-    new_arrays = _new_arrays(policy, declaration, index_codecs, index_location)
+    new_arrays = ShardingOptions(
+        chunks_per_shard=given,
+        declaration=declaration,
+        index_codecs=index_codecs,
+        index_location=index_location,
+    ).new_arrays
     choose = to_plain if given is None else to_shards(new_arrays)
     request = _Request(choose, new_arrays, declaration is None, order, paths, dry_run, progress)
     return _convert(request, source, destination, executor, source_options, destination_options)
@@ -305,18 +313,6 @@ class _Request:
     paths: Paths
     dry_run: bool
     progress: OnProgress | None
-
-
-def _new_arrays(
-    policy: ShardingPolicy,
-    declaration: V3Declaration | None,
-    index_codecs: Sequence[Any] | None,
-    index_location: Literal["start", "end"] | None,
-) -> NewArrays:
-    if declaration not in (None, "codec", "storage_transformers"):
-        raise SpecError(f"declaration is 'codec' or 'storage_transformers', got {declaration!r}")
-    index = check_index(index_codecs, index_location)
-    return NewArrays(policy, declaration or "codec", None, index)
 
 
 def _convert(

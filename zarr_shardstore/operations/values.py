@@ -9,7 +9,6 @@ Source: sharding storage transformer draft, "API implementation".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from zarr_shardstore.arrays.array_cache import (
@@ -49,22 +48,11 @@ from zarr_shardstore.shards.requests import (
     SetPartial,
     UpdateShard,
 )
-from zarr_shardstore.shards.sharding import Strategy, WriteStrategy, perform_on_chunks
+from zarr_shardstore.shards.sharding import WriteStrategy, perform_on_chunks
 from zarr_shardstore.shards.stack import run_above
 from zarr_shardstore.shards.updates import EntryUpdate, Piece, apply_pieces, check_pieces
 
 Value: TypeAlias = bytes | memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Runtime options of a store; none of them is stored."""
-
-    order: EntryOrder = "morton"
-    reading: ReadOptions = field(default_factory=ReadOptions)
-    native: Native = "flat"
-    strategy: Strategy = "auto"
-    max_dead_bytes: int | None = None
 
 
 class Operations:
@@ -74,10 +62,16 @@ class Operations:
     ----------
     new_arrays : NewArrays
         Which new arrays are sharded, and how they are declared.
-    options : Options
-        Order of entries, coalescing, what becomes of native arrays.
+    native : Native
+        How native sharded arrays appear.
+    reading : ReadOptions
+        Coalescing.
+    order : EntryOrder
+        Order in which the entries of a shard are written.
     strategy : WriteStrategy
         How shards are changed.
+    max_dead_nbytes : int, optional
+        Dead bytes that a shard file may have.
     refuse_links
         Raises `SpecError` if a prefix leads through a link of the base store.
     """
@@ -85,22 +79,26 @@ class Operations:
     def __init__(
         self,
         new_arrays: NewArrays,
-        options: Options,
+        *,
+        native: Native,
+        reading: ReadOptions,
+        order: EntryOrder,
         strategy: WriteStrategy,
+        max_dead_nbytes: int | None,
         refuse_links: Callable[[str], None],
     ) -> None:
-        self.options = options
+        self._reading = reading
+        self._order = order
         self._strategy = strategy
-        reader = ArrayReader(options.native, options.reading)
+        self._max_dead_nbytes = max_dead_nbytes
+        reader = ArrayReader(native, reading)
         self.arrays = ArrayCache(new_arrays.policy, reader)
         self.catalog = Catalog(new_arrays.policy, self.arrays)
         self.batches = BatchState()
         self._pending = self.batches.pending
         self.publisher = Flusher(self.catalog, self.arrays, self._pending)
         self.listing = Listing(self.catalog, self._pending)
-        self._router = Router(
-            self.catalog, self.arrays, self.publisher, self._pending, options.reading
-        )
+        self._router = Router(self.catalog, self.arrays, self.publisher, self._pending, reading)
         self._eraser = Eraser(
             self._router,
             self.catalog,
@@ -122,9 +120,9 @@ class Operations:
             request.shard,
             groups,
             self._pending,
-            order=self.options.order,
+            order=self._order,
             strategy=strategy,
-            max_dead_nbytes=self.options.max_dead_bytes,
+            max_dead_nbytes=self._max_dead_nbytes,
         )
         return run_above(request.below, flow) if request.below else flow
 
@@ -142,7 +140,7 @@ class Operations:
         if not self._pending:  # as a rule: a shorter way
             groups = self.catalog.reads_by_shard(keys, byte_ranges)
             if groups is not None:
-                return (yield from read_shards(groups, len(keys), self.options.reading))
+                return (yield from read_shards(groups, len(keys), self._reading))
         generation = self.arrays.current()
         owners = yield from self._router.owners(keys)
         # A key that is a chunk is no document; only of others it must be looked at.
@@ -221,7 +219,7 @@ class Operations:
         chunks = self._known_chunks([key for key, _ in items])
         if chunks is not None:
             sets = [request(key, value) for key, value in items]
-            yield from perform_on_chunks(sets, chunks, self.options.reading)
+            yield from perform_on_chunks(sets, chunks, self._reading)
             return
         values: list[tuple[str, Value]] = []
         documents: list[tuple[str, Value]] = []
@@ -275,7 +273,7 @@ class Operations:
         chunks = self._known_chunks([key for key, _ in items])
         if chunks is not None:
             changes = [Delete(key) if value is None else Set(key, value) for key, value in items]
-            yield from perform_on_chunks(changes, chunks, self.options.reading)
+            yield from perform_on_chunks(changes, chunks, self._reading)
             return
         values: list[tuple[str, Value]] = []
         erased: list[str] = []

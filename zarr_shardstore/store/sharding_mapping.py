@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from operator import index
 from reprlib import repr as short
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.base import Durability
-from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike
+from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, base_store_of
 from zarr_shardstore.io.buffers import as_view
 from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.io.local.locks import Locking
@@ -27,11 +27,12 @@ from zarr_shardstore.operations.initialized import Region
 from zarr_shardstore.operations.listing import raise_first
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.sharding import Strategy
-from zarr_shardstore.store.engine import (
-    ShardingEngine,
+from zarr_shardstore.store.engine import ShardingEngine, check_writable
+from zarr_shardstore.store.options import (
+    IndexCodecs,
+    IndexLocation,
+    ShardingOptions,
     Transformers,
-    check_writable,
-    open_sharding,
 )
 from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -76,8 +77,8 @@ class ShardingMapping(MutableMapping[str, bytes]):
         *,
         declaration: V3Declaration | None = None,
         storage_transformers: Transformers = None,
-        index_codecs: Sequence[str | Mapping[str, Any]] | None = None,
-        index_location: Literal["start", "end"] | None = None,
+        index_codecs: IndexCodecs = None,
+        index_location: IndexLocation = None,
         native: Native = "flat",
         order: EntryOrder = "morton",
         strategy: Strategy = "auto",
@@ -90,21 +91,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         static: bool = False,
         read_only: bool = False,
     ) -> None:
-        if isinstance(store, ShardingStore):
-            given = (
-                *(chunks_per_shard, declaration, storage_transformers),
-                *(index_codecs, index_location),
-                *(max_dead_bytes, max_gap_bytes, max_coalesced_bytes, storage_options),
-            )
-            others = native, order, strategy, locking, durability, static
-            defaults = "flat", "morton", "auto", "os", "process", False
-            if given != (None,) * 9 or others != defaults:
-                raise SpecError("the ShardingStore has its options: pass them to it")
-            self._sharding = store._sharding
-            self.read_only = read_only or store.read_only
-            return
-        self._sharding = open_sharding(
-            store,
+        options = ShardingOptions(
             chunks_per_shard=chunks_per_shard,
             declaration=declaration,
             storage_transformers=storage_transformers,
@@ -113,14 +100,20 @@ class ShardingMapping(MutableMapping[str, bytes]):
             native=native,
             order=order,
             strategy=strategy,
-            max_dead_bytes=max_dead_bytes,
             locking=locking,
             durability=durability,
+            max_dead_bytes=max_dead_bytes,
             max_gap_bytes=max_gap_bytes,
             max_coalesced_bytes=max_coalesced_bytes,
-            storage_options=storage_options,
             static=static,
         )
+        if isinstance(store, ShardingStore):
+            if options != ShardingOptions() or storage_options is not None:
+                raise SpecError("the ShardingStore has its options: pass them to it")
+            self._sharding = store._sharding
+            self.read_only = read_only or store.read_only
+            return
+        self._sharding = ShardingEngine(base_store_of(store, storage_options), options)
         self.read_only = read_only or self._sharding.is_base_read_only
 
     def __repr__(self) -> str:
@@ -138,7 +131,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
     def stats(self) -> Stats:
         """As `ShardingStore.stats`."""
-        return self._sharding.stats()
+        return self._sharding.driver.counters.stats()
 
     def flush(self) -> None:
         """As `ShardingStore.flush`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.base import Durability
-from zarr_shardstore.io.backends.resolve import BaseStoreLike
+from zarr_shardstore.io.backends.resolve import BaseStoreLike, base_store_of
 from zarr_shardstore.io.buffers import own_bytes
 from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.io.local.locks import Locking
@@ -22,7 +22,13 @@ from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.initialized import Region
 from zarr_shardstore.operations.routing import shard_ids
 from zarr_shardstore.shards.sharding import Strategy
-from zarr_shardstore.store.engine import ShardingEngine, Transformers, open_sharding
+from zarr_shardstore.store.engine import ShardingEngine
+from zarr_shardstore.store.options import (
+    IndexCodecs,
+    IndexLocation,
+    ShardingOptions,
+    Transformers,
+)
 from zarr_shardstore.store.zarr_interface import Value, ZarrInterface
 
 _OF_THE_DRAFT = ("set_partial_values", "erase", "erase_values", "erase_prefix")
@@ -129,8 +135,8 @@ class ShardingStore(ZarrInterface):
         *,
         declaration: V3Declaration | None = None,
         storage_transformers: Transformers = None,
-        index_codecs: Sequence[str | Mapping[str, Any]] | None = None,
-        index_location: Literal["start", "end"] | None = None,
+        index_codecs: IndexCodecs = None,
+        index_location: IndexLocation = None,
         native: Native = "flat",
         order: EntryOrder = "morton",
         strategy: Strategy = "auto",
@@ -145,8 +151,7 @@ class ShardingStore(ZarrInterface):
     ) -> None:
         if isinstance(store, ShardingStore):
             raise SpecError("the store is a ShardingStore already: wrap its base store")
-        sharding = open_sharding(
-            store,
+        options = ShardingOptions(
             chunks_per_shard=chunks_per_shard,
             declaration=declaration,
             storage_transformers=storage_transformers,
@@ -155,14 +160,14 @@ class ShardingStore(ZarrInterface):
             native=native,
             order=order,
             strategy=strategy,
-            max_dead_bytes=max_dead_bytes,
             locking=locking,
             durability=durability,
+            max_dead_bytes=max_dead_bytes,
             max_gap_bytes=max_gap_bytes,
             max_coalesced_bytes=max_coalesced_bytes,
-            storage_options=storage_options,
             static=static,
         )
+        sharding = ShardingEngine(base_store_of(store, storage_options), options)
         super().__init__(read_only=read_only or sharding.is_base_read_only)
         self._sharding = sharding
 
@@ -233,7 +238,7 @@ class ShardingStore(ZarrInterface):
         >>> after.requests - before.requests, after.rounds - before.rounds
         (2, 2)
         """
-        return self._sharding.stats()
+        return self._sharding.driver.counters.stats()
 
     async def flush(self) -> None:
         """Bring the shards to rest that this process has changed in their place.
@@ -261,7 +266,7 @@ class ShardingStore(ZarrInterface):
         """
         self._check_writable()
         await self._ensure_open()
-        driver, flow = self._sharding.compacting(prefix)
+        driver, flow = self._sharding.compaction(prefix)
         await driver.run_async(flow)
 
     def compact_sync(self, prefix: str = "") -> None:
@@ -303,7 +308,7 @@ class ShardingStore(ZarrInterface):
         the copy, too.
         """
         self._check_writable()
-        flow = self._sharding.consolidating(path)
+        flow = self._sharding.consolidation(path)
         await self.flush()
         return await self._run(flow)
 

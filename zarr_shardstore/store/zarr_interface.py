@@ -19,7 +19,6 @@ from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.io.backends.resolve import BaseStore
 from zarr_shardstore.io.buffers import as_view, own_bytes, range_of, to_buffer_of
 from zarr_shardstore.io.concurrency import one_ahead
-from zarr_shardstore.io.local.cached_files import MISS
 from zarr_shardstore.operations.listing import raise_first
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import Listed
@@ -267,10 +266,7 @@ class ZarrInterface(Store):
     ) -> Buffer | None:
         """As `get`, blocking."""
         part = None if byte_range is None else range_of(byte_range)
-        value = self._sharding.warm.get(key, part)
-        if value is MISS:
-            value = self._sharding.get_blocking(key, part)
-        return to_buffer_of(value, prototype)
+        return to_buffer_of(self._sharding.get_blocking(key, part), prototype)
 
     def set_sync(self, key: str, value: Value) -> None:
         """As `set`, blocking."""
