@@ -17,7 +17,7 @@ from zarr.storage import ObjectStore
 
 from zarr_shardstore import ShardConflictError, ShardingMapping
 from zarr_shardstore.format.ranges import Range, StartFrom, Suffix
-from zarr_shardstore.io import update_queue
+from zarr_shardstore.io import driver
 from zarr_shardstore.io.backends import obstore as obstore_backend
 from zarr_shardstore.io.backends.obstore import ObstoreBackend
 from zarr_shardstore.shards.requests import Found, Get
@@ -153,7 +153,7 @@ def test_who_always_comes_late_gets_an_error() -> None:
 
     stored = obstore.get(base, SHARD).bytes().to_bytes()
     with (
-        mock.patch.object(update_queue, "MAX_WAIT_S", 0.05),
+        mock.patch.object(driver, "MAX_CONFLICT_S", 0.05),
         instead_of_put(put),
         pytest.raises(ShardConflictError, match="not written"),
     ):

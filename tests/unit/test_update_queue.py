@@ -37,7 +37,7 @@ def buffer(value: bytes) -> Any:
 @pytest.fixture(autouse=True)
 def no_clock() -> Iterator[None]:
     """A machine that is busy is not slow."""
-    with mock.patch.object(update_queue, "_MAX_AT_ONCE_S", 60):
+    with mock.patch.object(update_queue, "_MAX_INLINE_S", 60):
         yield
 
 
@@ -117,7 +117,7 @@ async def test_what_is_large_takes_a_hop(tmp_path: Path, threads: list[int]) -> 
 async def test_much_work_takes_a_hop_before_it_begins(tmp_path: Path) -> None:
     """Many bytes are joined, many updates planned, before anything is written."""
     store, other = opened(tmp_path), ShardingStore(tmp_path, chunks_per_shard=N)
-    await other.set(key(9), buffer(b"known"))
+    await other.set(key(9), buffer(bytes(200_000)))  # a large gap
     cases: dict[str, list[Any]] = {
         "little": [store._set_partial_values([(key(5), 0, bytes(200_000))])],
         "many": [store.set(key(i % 4), buffer(b"new")) for i in range(70)],
@@ -128,8 +128,8 @@ async def test_much_work_takes_a_hop_before_it_begins(tmp_path: Path) -> None:
     hops = {}
     for name, calls in cases.items():
         await until_nobody_leads()
-        in_thread = mock.Mock(side_effect=update_queue.lead_in_thread)
-        with mock.patch.object(update_queue, "lead_in_thread", in_thread):
+        in_thread = mock.Mock(side_effect=update_queue._lead_in_thread)
+        with mock.patch.object(update_queue, "_lead_in_thread", in_thread):
             await asyncio.gather(*calls)
         hops[name] = in_thread.called
     assert hops == {name: name != "little" for name in cases}
@@ -145,9 +145,10 @@ async def test_a_shard_that_is_not_open_takes_a_hop(tmp_path: Path, threads: lis
     assert threading.get_ident() not in threads
 
 
-async def test_a_thread_goes_on_where_the_loop_must_not(tmp_path: Path, threads: list[int]) -> None:
-    """A shard that has become full is compacted: all that goes before is done in the loop, and
-    from then on the thread is the one that holds the shard."""
+async def test_a_shard_that_becomes_full_is_left_to_a_thread(
+    tmp_path: Path, threads: list[int]
+) -> None:
+    """It is compacted and sealed: a thread does all of it, and nothing is written before."""
     store = opened(tmp_path)
     for i in range(N - 1):
         await store.set(key(i), buffer(bytes(2000)))
@@ -155,8 +156,8 @@ async def test_a_thread_goes_on_where_the_loop_must_not(tmp_path: Path, threads:
     await until_nobody_leads()
     threads.clear()
     await store.set(key(N - 1), buffer(b"last"))
-    here = threading.get_ident()
-    assert threads[0] == here != threads[-1]
+    assert threads
+    assert threading.get_ident() not in threads
     assert not os.path.exists(tmp_path / (SHARD + LOCK_SUFFIX)), "it is sealed"
     assert (tmp_path / SHARD).stat().st_size < 1000, "it is compacted"
     expected = {key(i): bytes([i]) for i in range(N - 1)}
@@ -165,33 +166,63 @@ async def test_a_thread_goes_on_where_the_loop_must_not(tmp_path: Path, threads:
     assert contents(tmp_path) == {**expected, key(0): b"again", key(N - 1): b"last"}
 
 
-async def test_who_holds_a_shard_needs_no_worker_thread(tmp_path: Path) -> None:
-    """All of them may be waiting for that very shard."""
+async def test_what_is_more_than_writing_into_the_gap_takes_a_hop(
+    tmp_path: Path, threads: list[int]
+) -> None:
+    """The index moves, an old value is read, dead bytes are too many, or the shard is emptied."""
+    store = opened(tmp_path)
+    strict = ShardingStore(tmp_path, chunks_per_shard=N, max_dead_bytes=0)
+    gap = os.path.getsize(tmp_path / SHARD)
+    cases: list[Any] = [
+        store.set(key(2), buffer(bytes(gap))),
+        store._set_partial_values([(key(0), 1, b"!")]),
+        store.set_if_not_exists(key(0), buffer(b"not stored")),
+        strict.set(key(1), buffer(b"new")),
+        *(store.delete(key(i)) for i in range(3)),
+    ]
+    hops = []
+    for call in cases:
+        await until_nobody_leads()
+        with mock.patch.object(
+            update_queue, "_lead_in_thread", side_effect=update_queue._lead_in_thread
+        ) as in_thread:
+            await call
+        hops.append(in_thread.called)
+    assert hops == [True, True, True, True, False, False, True]
+    assert contents(tmp_path) == {}
+
+
+async def test_a_commit_that_waits_for_a_worker_holds_no_shard(tmp_path: Path) -> None:
+    """All worker threads may be waiting for that very shard."""
     store = opened(tmp_path)
     pool, may_end = update_queue.worker_pool(), threading.Event()
     try:
         for _ in range(pool._max_workers):
             pool.submit(may_end.wait, 60)
-        with mock.patch("zarr_shardstore.io.local.open_shards.MAX_LIGHT_NBYTES", 0):
-            await asyncio.wait_for(store.set(key(1), buffer(b"new")), 30)
+        await asyncio.wait_for(store.set(key(1), buffer(b"new")), 30)  # needs none
+        task = asyncio.create_task(store._set_partial_values([(key(1), 0, b"N")]))
+        await asyncio.sleep(0.05)
+        path = f"{os.path.realpath(tmp_path)}/{SHARD}"
+        lock = open_shards.try_lock(path, lambda _: True)
+        assert lock is not None
+        with lock:
+            assert not task.done()
     finally:
         may_end.set()
-    assert contents(tmp_path) == {key(0): b"old", key(1): b"new"}
+    await asyncio.wait_for(task, 30)
+    assert contents(tmp_path) == {key(0): b"old", key(1): b"New"}
 
 
-@pytest.mark.parametrize("limit", [0, 1000], ids=["held", "not held"])
-async def test_without_threads_all_is_done_in_the_loop(limit: int, tmp_path: Path) -> None:
+async def test_without_threads_all_is_done_in_the_loop(tmp_path: Path) -> None:
     """As at the end of the interpreter: nothing is lost, and nobody waits for ever."""
     store = opened(tmp_path)
     await store.set(key(0), buffer(b"old"))
-    value = bytes(limit + 1)
+    value = bytes(1001)
     with (
-        mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("no thread")),
         mock.patch.object(
             update_queue.worker_pool(), "submit", side_effect=RuntimeError("no thread")
         ),
-        mock.patch("zarr_shardstore.io.local.open_shards.MAX_LIGHT_NBYTES", limit),
-        mock.patch.object(update_queue, "MAX_LIGHT_NBYTES", 1000),
+        mock.patch.object(update_queue, "_MAX_INLINE_NBYTES", 1000),
     ):
         await store.set(key(1), buffer(value))
     assert contents(tmp_path) == {key(0): b"old", key(1): value}
@@ -239,7 +270,7 @@ async def test_what_another_process_wrote_is_seen_first(tmp_path: Path) -> None:
     ShardingMapping(tmp_path, chunks_per_shard=N)[key(3)] = b"other"
     open_shards._files[path].close_all()
     open_shards._files[path] = file
-    assert open_shards.try_lock(path) is None
+    assert open_shards.try_lock(path, lambda _: True) is None
     assert not open_shards.is_used_here(path)
     with closing(KeptLock(path + LOCK_SUFFIX)) as other:
         other.acquire(0, "it is not held any more")
@@ -285,11 +316,11 @@ async def test_a_slow_disk_is_left_to_threads(tmp_path: Path, threads: list[int]
         await store.set(key(1), buffer(b"new"))
         return here not in threads
 
-    with mock.patch.object(update_queue, "_MAX_AT_ONCE_S", 0.001):
+    with mock.patch.object(update_queue, "_MAX_INLINE_S", 0.001):
         with mock.patch.object(fs, "write_at", slowly):
             assert not await hops()
             assert await hops()
-        until = store._sharding.driver.at_once_from
+        until = store._sharding.driver.inline_from
         assert until > time.monotonic()
         assert await hops()
     later = mock.Mock(monotonic=lambda: until + 1)
@@ -305,26 +336,11 @@ def test_a_failing_look_at_a_shard_keeps_no_lock(call: str, tmp_path: Path) -> N
         mock.patch.object(os, call, side_effect=OSError("no disk")),
         pytest.raises(OSError, match="no"),
     ):
-        open_shards.try_lock(path)
+        open_shards.try_lock(path, lambda _: True)
     assert not open_shards.is_used_here(path)
     with closing(KeptLock(path + LOCK_SUFFIX)) as other:
         other.acquire(0, "it is not held any more")
     forget_open_shards(tmp_path)
-
-
-def test_a_shard_that_is_put_down_is_nobodys(tmp_path: Path) -> None:
-    """Not of the thread that put it down either: it reads as others do."""
-    opened(tmp_path)
-    path = f"{os.path.realpath(tmp_path)}/{SHARD}"
-    held = open_shards.try_lock(path)
-    assert held is not None
-    with held:
-        assert open_shards.is_used_here(path)
-        held.put_down()
-        assert not open_shards.is_used_here(path)
-        held.take_up()
-        assert open_shards.is_used_here(path)
-    assert not open_shards.is_used_here(path)
 
 
 def test_a_lock_that_was_removed_is_none(tmp_path: Path) -> None:

@@ -1,34 +1,30 @@
-"""The two drivers of flows: blocking and async. Every decision is in the flows."""
+"""Driver of flows: performs their requests, blocking or async. Every decision is in the flows.
+
+Both ways share one generator, `Driver._steps`. It yields a step that waits, and receives the reply:
+requests for the backend, seconds to pause, or updates of shards to commit.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
-from contextlib import nullcontext
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeAlias, TypeVar
 
-from zarr.core.sync import _get_loop, sync
+from zarr.core.sync import sync
 
-from zarr_shardstore.io.backends.base import Backend, Held, Perform, Session
+from zarr_shardstore.errors import ShardConflictError
+from zarr_shardstore.io.backends.base import Backend, ReplacedMeanwhileError, Session
 from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.local.fs import max_shards_of_a_write
 from zarr_shardstore.io.update_queue import (
     QueuedUpdate,
-    abandon,
-    commit_blocking,
-    commit_inline,
-    has_waiting,
-    join,
-    lead_async,
-    lead_blocking,
-    lead_in_thread,
-    leave_loop,
-    locked_by_worker,
-    take,
-    until_not_replaced,
-    wait_blocking,
+    blocked_loop,
+    commit,
+    commit_async,
+    running_loop,
     worker_pool,
 )
 from zarr_shardstore.io.write_epochs import UNSTABLE, publishing, version_of
@@ -47,6 +43,7 @@ from zarr_shardstore.shards.requests import (
     SetWithGaps,
     UpdateShard,
 )
+from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.updates import EntryUpdate
 
 T = TypeVar("T")
@@ -57,14 +54,26 @@ UpdateFlow: TypeAlias = Callable[
 """The write strategy: a flow that commits groups of updates of one shard, the first of which
 the request has."""
 
+FitsInline: TypeAlias = Callable[[UpdateShard, Sequence[EntryUpdate], ShardWriter], bool]
+"""Whether the write strategy only writes small pieces into the open shard for these updates."""
+
+_Step: TypeAlias = "list[Request] | float | tuple[UpdateShard, ...]"
+
 _WRITES = (Set, SetIfNotExists, SetWithGaps, ChangeShard, Delete, DeletePrefix)
 """Requests after which an object may be another one: readers of this process are told."""
 
 _PAUSE_S = 0.001
 """Before a read that met a write in place is repeated: about what writing a shard takes."""
 
-_MAX_WAIT_S = 10.0
+_MAX_TORN_S = 10.0
 """Then the reply is taken as it is: its checks find what is torn."""
+
+MAX_CONFLICT_S = 120.0
+"""As long as for a lock. At 10 requests a second that is some hundred attempts."""
+
+_FIRST_BACKOFF_S = 0.005
+_LONGEST_BACKOFF_S = 0.5
+"""Half of it on average, so that two writers do not meet again."""
 
 
 class Driver:
@@ -78,97 +87,45 @@ class Driver:
         Performs `UpdateShard`, one at a time for each shard of the process.
     counters : Counters, optional
         Count what is asked of the backend.
+    fits_inline : callable, optional
+        Which updates an event loop may commit by itself; none if it is left out.
 
     Thread safety: all methods may be called from any thread and any task.
     """
 
     def __init__(
-        self, backend: Backend, update_flow: UpdateFlow, counters: Counters | None = None
+        self,
+        backend: Backend,
+        update_flow: UpdateFlow,
+        counters: Counters | None = None,
+        fits_inline: FitsInline | None = None,
     ) -> None:
         self.backend = backend
         self.counters = counters or Counters()
+        self.inline_from = 0.0
         self._update_flow = update_flow
-        self.at_once_from = 0.0
-        """From when on, by the monotonic clock in s, event loops may commit by themselves."""
-
-    # ------------------------------------------------------------ blocking
+        self._fits_inline = fits_inline
 
     def run(self, flow: Flow[T]) -> T:
         """Run a flow in this thread; through zarr's event loop if the backend cannot block."""
         if not self.backend.can_block:
-            return sync(self._run_for(_running_loop(), flow))
+            return sync(self._run_for(running_loop(), flow))
+        steps = self._steps(flow, None)
         with self.backend.session() as session:
-            return _drive(flow, lambda batch: self._perform(batch, session))
-
-    def run_in_steps(self, flow: Flow[T], held: Held) -> Generator[None, None, T]:
-        """As `run`, of an update of what is held, but with a pause before each batch that is not
-        light; another thread may go on then."""
-        with self.backend.session() as session:
-            return (
-                yield from _steps(
-                    flow, lambda batch: self._perform(batch, session), held.can_commit_inline
-                )
-            )
-
-    async def _run_for(self, blocked: asyncio.AbstractEventLoop | None, flow: Flow[T]) -> T:
-        """Run a flow for a caller that waits in another thread, and blocks its own event loop."""
-        _blocked.set(blocked)
-        return await self.run_async(flow)
-
-    def _perform(self, batch: list[Request], session: Session) -> list[Any]:
-        perform = session.perform
-        if len(batch) == 1 and isinstance(batch[0], UpdateShard):
-            session.let_go()
-            self._commit(batch[0])
-            return [None]
-        if self.backend.has_versions and not any(isinstance(r, UpdateShard) for r in batch):
-            return self._perform_stamped(batch, perform)
-        updates, others = _split(batch)
-        replies: dict[int, Any] = {}
-        if others:
-            requests = [request for _, request in others]
-            found = self._perform_stamped(requests, perform)
-            end = time.monotonic() + _MAX_WAIT_S
-            while (torn := self._torn(requests, found)) and time.monotonic() < end:
-                time.sleep(_PAUSE_S)
-                again = self._perform_stamped([requests[i] for i in torn], perform)
-                self._mend(found, torn, again)
-            replies.update((i, reply) for (i, _), reply in zip(others, found, strict=True))
-        session.let_go()
-        for i, update in updates:
-            self._commit(update)
-            replies[i] = None
-        return [replies[i] for i in range(len(batch))]
-
-    def _perform_stamped(self, requests: list[Request], perform: Perform) -> list[Any]:
-        if self.backend.has_versions:
-            with self._announced(requests):
-                found = perform(requests)
-            self.counters.count_round(requests, found)
-            return found
-        before = self._versions(requests)
-        with self._announced(requests):
-            found = perform(requests)
-        self.counters.count_round(requests, found)
-        return self._stamped(requests, found, before)
-
-    def _commit(self, request: UpdateShard) -> None:
-        scope = self.backend.scope(request.shard.key)
-        pending = QueuedUpdate(self, request)
-        try:
-            if join(scope, pending, leads_itself=True):
-                commit_blocking(take(scope, pending))
-                if has_waiting(scope, pending):  # they do not wait for us, nor we for them
-                    lead_in_thread(scope, pending)
-        except BaseException:
-            abandon(scope, pending)
-            raise
-        if pending.done is not None:
-            wait_blocking(scope, pending.done)
-        elif pending.error is not None:
-            raise pending.error
-
-    # --------------------------------------------------------------- async
+            try:
+                step = next(steps)
+                while True:
+                    try:
+                        reply = self._perform(step, session)
+                    except Exception as error:
+                        step = steps.throw(error)
+                    else:
+                        step = steps.send(reply)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            finally:
+                steps.close()
 
     async def run_async(self, flow: Flow[T], *, only_reads: bool = False) -> T:
         """Run a flow in this task.
@@ -176,167 +133,134 @@ class Driver:
         With `only_reads`, which says that the flow writes nothing, blocking work takes one
         hop to a thread for the whole flow instead of one for each batch.
         """
-        if only_reads and self.backend.mode == "thread":
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(worker_pool(), self.run, flow)
-        return await _drive_async(flow, self._perform_async)
-
-    async def _perform_async(self, batch: list[Request]) -> list[Any]:
-        updates, others = _split(batch)
-        replies: dict[int, Any] = {}
-        if others:
-            requests = [request for _, request in others]
-            found = await self._perform_stamped_async(requests)
-            end = time.monotonic() + _MAX_WAIT_S
-            while (torn := self._torn(requests, found)) and time.monotonic() < end:
-                await asyncio.sleep(_PAUSE_S)
-                again = await self._perform_stamped_async([requests[i] for i in torn])
-                self._mend(found, torn, again)
-            replies.update((i, reply) for (i, _), reply in zip(others, found, strict=True))
-        if len(updates) == 1:
-            await self._commit_async(updates[0][1])
-        elif updates:
-            await _all_settled(self._commit_async, [update for _, update in updates])
-        return [replies.get(i) for i in range(len(batch))]
-
-    async def _perform_stamped_async(self, requests: list[Request]) -> list[Any]:
-        before = self._versions(requests)
-        with self._announced(requests, asyncio.get_running_loop()):
-            found = await self._perform_others(requests)
-        self.counters.count_round(requests, found)
-        return self._stamped(requests, found, before)
-
-    async def _perform_others(self, requests: list[Request]) -> list[Any]:
-        match self.backend.mode:
-            case "inline":
-                return self.backend.perform(requests)
-            case "thread":
-                loop = asyncio.get_running_loop()
-                pool = worker_pool()
-                return await loop.run_in_executor(pool, self.backend.perform, requests)
-            case "async":
-                return await self.backend.perform_async(requests)
-
-    async def _commit_async(self, request: UpdateShard) -> None:
         loop = asyncio.get_running_loop()
-        scope = self.backend.scope(request.shard.key)
-        pending = QueuedUpdate(self, request, loop)
+        if only_reads and self.backend.mode == "thread":
+            return await loop.run_in_executor(worker_pool(), self.run, flow)
+        steps = self._steps(flow, loop)
         try:
-            if join(scope, pending, _blocked.get()):
+            step = next(steps)
+            while True:
                 try:
-                    # One turn of the loop: siblings that are ready to write join this commit.
-                    await asyncio.sleep(0)
-                except (asyncio.CancelledError, GeneratorExit):
-                    # This loop may be about to end, and others wait: zarr's loop does not.
-                    self._start_leading(scope, pending, _get_loop(), at_once=False)
-                    raise
-                self._start_leading(scope, pending, loop)
-        except (asyncio.CancelledError, GeneratorExit):
-            raise
-        except BaseException:
-            abandon(scope, pending)
-            raise
-        assert pending.done is not None, "who waits in an event loop has a future"
-        if pending.done.done():
-            pending.done.result()
-        else:
-            await asyncio.wrap_future(pending.done)
-
-    def _start_leading(
-        self,
-        scope: Hashable,
-        leader: object,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        at_once: bool = True,
-    ) -> None:
-        """Lead apart from the caller, who may be cancelled without harm to the others.
-
-        Not `at_once` where it may be the garbage collector that ends the caller, at any place.
-        """
-        match self.backend.mode:
-            case "inline":
-                lead_blocking(scope, leader)
-            case "thread":
-                leave_loop(scope)
-                if at_once:
-                    commit_inline(scope, leader)
+                    reply = await self._perform_async(step, loop)
+                except Exception as error:
+                    step = steps.throw(error)
                 else:
-                    lead_in_thread(scope, leader)
-            case "async":
-                if loop is not asyncio.get_running_loop():
-                    leave_loop(scope)
-                    asyncio.run_coroutine_threadsafe(lead_async(scope, leader), loop)
-                    return
-                begun = asyncio.Event()
-                task = loop.create_task(lead_async(scope, leader, begun))
+                    step = steps.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            steps.close()
 
-                def done(task: asyncio.Task[None]) -> None:
-                    _leading.discard(task)
-                    if task.cancelled() and not begun.is_set():  # the loop ended before that
-                        leave_loop(scope)
-                        asyncio.run_coroutine_threadsafe(lead_async(scope, leader), _get_loop())
+    async def _run_for(self, blocked: asyncio.AbstractEventLoop | None, flow: Flow[T]) -> T:
+        """Run a flow for a caller that waits in another thread, and blocks its own event loop."""
+        blocked_loop.set(blocked)
+        return await self.run_async(flow)
 
-                _leading.add(task)
-                task.add_done_callback(done)
+    def _perform(self, step: _Step, session: Session) -> list[Any] | None:
+        match step:
+            case list():
+                return session.perform(step)
+            case tuple():
+                session.let_go()
+                for update in step:
+                    commit(self, update)
+            case _:
+                time.sleep(step)
+        return None
 
-    async def update_async(self, members: list[QueuedUpdate]) -> Sequence[Exception | None]:
-        """Commit updates of one shard, with other processes kept out, or begun anew after them."""
-        return await until_not_replaced(lambda: self._try_update(members))
+    async def _perform_async(
+        self, step: _Step, loop: asyncio.AbstractEventLoop
+    ) -> list[Any] | None:
+        match step:
+            case list():
+                match self.backend.mode:
+                    case "inline":
+                        return self.backend.perform(step)
+                    case "thread":
+                        return await loop.run_in_executor(worker_pool(), self.backend.perform, step)
+                    case "async":
+                        return await self.backend.perform_async(step)
+            case (update,):
+                await commit_async(self, update)
+            case tuple():
+                await self._commit_all(step)
+            case _:
+                await asyncio.sleep(step)
+        return None
 
-    async def _try_update(self, members: list[QueuedUpdate]) -> Sequence[Exception | None]:
-        view = self.backend.optimistic()
-        if view is not None:
-            driver = Driver(view, self._update_flow, self.counters)
-            return await driver.run_async(self.update_flow(members))
-        lock = self.backend.lock(members[0].request.shard.key)
-        async with nullcontext() if lock is None else locked_by_worker(lock):
-            return await self.run_async(self.update_flow(members))
+    async def _commit_all(self, updates: Sequence[UpdateShard]) -> None:
+        """Commit all, a few at a time; then raise the first error, when nothing runs on."""
+        slots = asyncio.Semaphore(max_shards_of_a_write())
 
-    # -------------------------------------------------------------- shared
+        async def one(update: UpdateShard) -> None:
+            async with slots:
+                await commit_async(self, update)
 
-    def update_flow(self, members: list[QueuedUpdate]) -> Flow[Sequence[Exception | None]]:
-        """The flow that commits updates of one shard, in the order in which they came."""
-        return self._update_flow(members[0].request, [m.request.updates for m in members])
+        for outcome in await asyncio.gather(*map(one, updates), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
-    def _versions(self, requests: list[Request]) -> list[object]:
-        return [
-            version_of(self.backend.scope(r.key)) if isinstance(r, Get | GetIndex) else None
-            for r in requests
-        ]
+    # --------------------------------------------------------------- steps
 
-    def _stamped(
-        self, requests: list[Request], replies: list[Any], before: list[object]
-    ) -> list[Any]:
-        """Give the replies of `Get` their versions, where the backend has none."""
-        stamped = []
-        for request, reply, version in zip(requests, replies, before, strict=True):
-            if (
-                isinstance(request, Get | GetIndex)
-                and isinstance(reply, Found | FoundIndex)
-                and (reply.version is None or not self.backend.replaces_at_once)
-            ):
-                after = version_of(self.backend.scope(request.key))
-                both = version, reply.version
-                reply = reply._replace(version=both if after == version else UNSTABLE)
-            stamped.append(reply)
-        return stamped
+    def _steps(
+        self, flow: Flow[T], loop: asyncio.AbstractEventLoop | None
+    ) -> Generator[_Step, Any, T]:
+        """The steps of a flow that runs in an event loop, or in a thread that blocks."""
+        try:
+            batch = next(flow)
+            while True:
+                try:
+                    updates = tuple(r for r in batch if isinstance(r, UpdateShard))
+                    if not updates:
+                        replies = yield from self._ask(batch, loop)
+                    else:
+                        others: list[Request] = [r for r in batch if not isinstance(r, UpdateShard)]
+                        found = iter((yield from self._ask(others, loop)) if others else ())
+                        yield updates
+                        replies = [
+                            None if isinstance(r, UpdateShard) else next(found) for r in batch
+                        ]
+                except Exception as error:
+                    batch = flow.throw(error)
+                else:
+                    batch = flow.send(replies)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            flow.close()
 
-    def _torn(self, requests: list[Request], found: list[Any]) -> list[int]:
-        """Positions of reads that may have seen half of a write of this process."""
+    def _ask(
+        self, requests: list[Request], loop: asyncio.AbstractEventLoop | None
+    ) -> Generator[_Step, Any, list[Any]]:
+        """Ask the backend; repeat reads that may have seen half of a write of this process."""
+        replies = yield from self._ask_once(requests, loop)
         if self.backend.replaces_at_once:
-            return []
-        pairs = enumerate(zip(requests, found, strict=True))
-        return [i for i, (r, f) in pairs if isinstance(r, Get | GetIndex) and f.version is UNSTABLE]
+            return replies
+        end = time.monotonic() + _MAX_TORN_S
+        while (torn := _unstable(replies)) and time.monotonic() < end:
+            yield _PAUSE_S
+            again = yield from self._ask_once([requests[i] for i in torn], loop)
+            for i, reply in zip(torn, again, strict=True):
+                replies[i] = reply
+        return replies
 
-    @staticmethod
-    def _mend(found: list[Any], torn: list[int], again: list[Any]) -> None:
-        for i, reply in zip(torn, again, strict=True):
-            found[i] = reply
+    def _ask_once(
+        self, requests: list[Request], loop: asyncio.AbstractEventLoop | None
+    ) -> Generator[_Step, Any, list[Any]]:
+        before = None if self.backend.has_versions else self._epochs(requests)
+        with self._announced(requests, loop):
+            replies: list[Any] = yield requests
+        self.counters.count_round(requests, replies)
+        if before is None:
+            return replies
+        stamped = zip(replies, before, self._epochs(requests), strict=True)
+        return [self._with_version(*each) for each in stamped]
 
     def _announced(
-        self, requests: list[Request], loop: asyncio.AbstractEventLoop | None = None
-    ) -> Any:
+        self, requests: list[Request], loop: asyncio.AbstractEventLoop | None
+    ) -> AbstractContextManager[None]:
         """Announce the writes among the requests while they are performed."""
         writes = [
             self.backend.scope(r.prefix if isinstance(r, DeletePrefix) else r.key)
@@ -345,95 +269,86 @@ class Driver:
         ]
         return publishing(writes, loop) if writes else nullcontext()
 
+    def _epochs(self, requests: list[Request]) -> list[object]:
+        """The write epoch of each object that is read."""
+        return [
+            version_of(self.backend.scope(r.key)) if isinstance(r, Get | GetIndex) else None
+            for r in requests
+        ]
 
-_blocked: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("_blocked", default=None)
-"""The event loop that waits for this task, see `Driver.run`."""
+    def _with_version(self, reply: Any, before: object, after: object) -> Any:
+        """Give a reply a version made of write epochs, where the backend has none."""
+        if not isinstance(reply, Found | FoundIndex):
+            return reply
+        if reply.version is not None and self.backend.replaces_at_once:
+            return reply
+        version = (before, reply.version) if before == after else UNSTABLE
+        return reply._replace(version=version)
 
-_leading: set[asyncio.Task[None]] = set()
-"""Keeps leaders alive: an event loop holds its tasks only weakly."""
+    # ------------------------------------------------- for the update queue
 
+    def update_flow(self, updates: Sequence[QueuedUpdate]) -> Flow[Sequence[Exception | None]]:
+        """Return the flow that commits updates of one shard, in the order in which they came."""
+        return self._update_flow(updates[0].request, [u.request.updates for u in updates])
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+    def fits_inline(self, updates: Sequence[QueuedUpdate], writer: ShardWriter) -> bool:
+        """Return whether that flow only writes small pieces into the open shard."""
+        if self._fits_inline is None:
+            return False
+        parts = [part for update in updates for part in update.request.updates]
+        return self._fits_inline(updates[0].request, parts, writer)
 
+    async def update_async(self, updates: Sequence[QueuedUpdate]) -> Sequence[Exception | None]:
+        """Commit updates of one shard under the lock, or again after a foreign writer.
 
-def _drive(flow: Flow[T], perform: Perform) -> T:
-    try:
-        next(_steps(flow, perform, lambda _: True))
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    raise AssertionError("steps without a pause pause")
-
-
-def _steps(
-    flow: Flow[T], perform: Perform, can_commit_inline: Callable[[list[Request]], bool]
-) -> Generator[None, None, T]:
-    """Drive a flow, with a pause before each batch that is not light."""
-    try:
-        batch = next(flow)
-        while True:
-            if not can_commit_inline(batch):
-                yield
-            try:
-                replies = perform(batch)
-            except Exception as error:
-                batch = flow.throw(error)
-            else:
-                batch = flow.send(replies)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    finally:
-        flow.close()
-
-
-async def _drive_async(
-    flow: Flow[T], perform: Callable[[list[Request]], Awaitable[list[Any]]]
-) -> T:
-    try:
-        batch = next(flow)
+        Raises
+        ------
+        ShardConflictError
+            If others were quicker for two minutes; nothing was stored.
+        """
+        end = time.monotonic() + MAX_CONFLICT_S
+        backoff = _FIRST_BACKOFF_S
         while True:
             try:
-                replies = await perform(batch)
-            except Exception as error:
-                batch = flow.throw(error)
-            else:
-                batch = flow.send(replies)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+                return await self._try_update(updates)
+            except ReplacedMeanwhileError as error:
+                if time.monotonic() > end:
+                    raise ShardConflictError(
+                        f"other writers have replaced {error.args[0]!r} again and again, for "
+                        f"{MAX_CONFLICT_S:.0f} s; it was not written"
+                    ) from None
+            await asyncio.sleep(random.uniform(0, backoff))
+            backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
+
+    async def _try_update(self, updates: Sequence[QueuedUpdate]) -> Sequence[Exception | None]:
+        view = self.backend.optimistic()
+        if view is not None:
+            driver = Driver(view, self._update_flow, self.counters)
+            return await driver.run_async(self.update_flow(updates))
+        lock = self.backend.lock(updates[0].request.shard.key)
+        async with nullcontext() if lock is None else _locked_by_worker(lock):
+            return await self.run_async(self.update_flow(updates))
+
+
+def _unstable(replies: Sequence[Any]) -> list[int]:
+    """Positions of replies that may be halves of a write of this process."""
+    return [
+        i
+        for i, reply in enumerate(replies)
+        if isinstance(reply, Found | FoundIndex) and reply.version is UNSTABLE
+    ]
+
+
+@asynccontextmanager
+async def _locked_by_worker(lock: AbstractContextManager[None]) -> AsyncIterator[None]:
+    """Wait for a lock without blocking the event loop."""
+    entered = asyncio.get_running_loop().run_in_executor(worker_pool(), lock.__enter__)
+    try:
+        await asyncio.shield(entered)
+    except asyncio.CancelledError:
+        entered.add_done_callback(lambda f: f.exception() or lock.__exit__(None, None, None))
+        raise
+    try:
+        yield
     finally:
-        flow.close()
-
-
-def _split(
-    batch: list[Request],
-) -> tuple[list[tuple[int, UpdateShard]], list[tuple[int, Request]]]:
-    """Updates of shards, and all other requests, each with its position in the batch."""
-    updates: list[tuple[int, UpdateShard]] = []
-    others: list[tuple[int, Request]] = []
-    for i, request in enumerate(batch):
-        if isinstance(request, UpdateShard):
-            updates.append((i, request))
-        else:
-            others.append((i, request))
-    return updates, others
-
-
-async def _all_settled(
-    commit: Callable[[UpdateShard], Awaitable[None]], updates: list[UpdateShard]
-) -> None:
-    """Commit all, a few at a time; then raise the first error, when nothing runs on."""
-    slots = asyncio.Semaphore(max_shards_of_a_write())
-
-    async def one(update: UpdateShard) -> None:
-        async with slots:
-            await commit(update)
-
-    for outcome in await asyncio.gather(*map(one, updates), return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome
+        lock.__exit__(None, None, None)

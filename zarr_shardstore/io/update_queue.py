@@ -1,69 +1,110 @@
-"""One writer at a time for each shard of the process, and group commit.
+"""Update queue: one writer at a time for each shard of the process, and group commit.
 
-An update joins the queue of its shard. The first one in leads: it takes all updates that wait,
-commits them in one write, and so on until none wait; when its own is committed, a worker thread
-leads on. The others wait for a future. So n concurrent updates of one shard cost a few writes,
-not n, and none is lost.
+Theory of operation
+-------------------
+1. *Group commit.* An update joins the queue of its shard. The caller whose update finds no queue
+   leads: it takes all updates that wait, commits them in one write, and repeats until none wait.
+   So n concurrent updates of a shard cost a few writes, and none is lost. A queue exists only while
+   its shard is being written.
+2. *Several stores share a queue.* Each update is committed by the driver of its own store. Only
+   updates of one store, with the same layout of the shard, are one group.
+3. *A leader works for itself first.* A blocking caller commits its own update, and then passes the
+   lead on to a worker thread if others wait.
+4. *Leader tokens.* The queue knows its leader by a token. Passing the lead on replaces the token,
+   so a former leader has no say any more. Whatever exception ends a leader, at whatever line, it
+   calls `_abandon` with its token: all callers that wait get an error, and the shard is free.
+5. *Locks stay in their thread.* The thread that locks a shard commits and unlocks it. A commit that
+   holds a shard lock never waits for the worker pool: all workers may be blocked on that lock.
+6. *An event loop never blocks.* It waits for no lock, and commits inline only a predicted little
+   work: at most `_MAX_INLINE_UPDATES` updates with at most `_MAX_INLINE_NBYTES`, of a shard that is
+   open, ours and lockable immediately, whose strategy only writes small pieces into it. All of this
+   is known before a byte is written. Otherwise a worker thread does the whole commit.
+7. *Slow disks.* A commit inline that takes longer than `_MAX_INLINE_S` sends those of its store to
+   worker threads for `_WORKER_TIME_RATIO` times as long: the loop is held up for 1 % of the time.
+8. *An event loop may end or block.* The queue remembers the loop in which its leader is a task.
+   If that loop is closed, its waiting updates fail. A caller that blocks this very loop is
+   refused: its wait would never end. If no caller waits in the leader's loop any more, the lead
+   moves to a loop in which one does, or to zarr's own, which never ends.
+9. *Cancelled callers.* A caller that is cancelled does not cancel the commit of its update.
+10. *Fork.* The child has neither the parent's leaders nor its threads, so it begins without queues.
 
-The queue excludes: several stores may share it, each update is committed by its own store.
-
-A queue exists only while its shard is being written. Each leader has a token of its own, which the
-queue knows. Whatever exception ends a leader, it then calls `abandon` with its token: the waiting
-callers get an error, and the shard is free. A leader that has passed the lead on has no say.
-
-Leading the queue of a shard: its updates are committed group by group, by whoever leads.
-
-A small change of a file that is open takes less time than a hop to a worker thread and back. So
-an event loop makes it itself, and lets a thread go on where a step may take long.
-
-Updates that begin anew if another writer was quicker.
+Thread safety: all functions may be called from any thread and any task.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
-import threading
 import time
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Generator,
-    Hashable,
-    Iterable,
-    Sequence,
-)
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 from zarr.core.sync import _get_loop
 
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.io.backends.base import MAX_LIGHT_NBYTES
-from zarr_shardstore.shards.requests import UpdateShard
+from zarr_shardstore.io.backends.base import Backend
+from zarr_shardstore.shards.requests import Flow, UpdateShard
+from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.updates import nbytes_of
-from zarr_shardstore.synchronized import synchronized
+from zarr_shardstore.synchronized import in_forked_child, synchronized
+
+_MAX_INLINE_UPDATES = 64
+"""Of one shard, together: each takes some µs."""
+
+_MAX_INLINE_NBYTES = 256 * 1024
+"""Of an update that an event loop commits inline: 256 KiB are copied in about 50 µs."""
+
+_MAX_INLINE_S = 0.001
+"""Several times what a commit inline takes on a local disk."""
+
+_WORKER_TIME_RATIO = 100
+
+_Outcome: TypeAlias = "Sequence[Exception | None] | Exception"
+_Loop: TypeAlias = asyncio.AbstractEventLoop
+
+
+class Committer(Protocol):
+    """What the queue needs of the driver of a store."""
+
+    inline_from: float
+    """From this time on, by the monotonic clock in s, event loops may commit inline."""
+
+    @property
+    def backend(self) -> Backend:
+        """The base store."""
+
+    def run(self, flow: Flow[Any]) -> Any:
+        """Run a flow in this thread."""
+
+    def update_flow(self, updates: Sequence[QueuedUpdate]) -> Flow[Sequence[Exception | None]]:
+        """The flow that commits updates of one shard, in the order in which they came."""
+
+    def fits_inline(self, updates: Sequence[QueuedUpdate], writer: ShardWriter) -> bool:
+        """Whether that flow only writes small pieces into the open shard."""
+
+    async def update_async(self, updates: Sequence[QueuedUpdate]) -> Sequence[Exception | None]:
+        """Commit updates of one shard in this task."""
 
 
 @dataclass(slots=True, eq=False)
 class QueuedUpdate:
-    """An update that waits for its commit by `owner`, the driver of the store it came from."""
+    """An update that waits for its commit by the driver of its store."""
 
-    owner: Any
+    driver: Committer
     request: UpdateShard
-    loop: asyncio.AbstractEventLoop | None = None
-    """In which event loop its caller waits; ``None`` for one that blocks."""
+    loop: _Loop | None = None
+    """The event loop in which its caller waits; ``None`` for a caller that blocks."""
     done: Future[None] | None = None
-    """Resolves when it is committed; ``None`` if whoever queued it commits it."""
+    """Resolves when the update is committed; ``None`` if its caller commits it."""
     error: BaseException | None = None
 
     def settle(self, error: BaseException | None) -> None:
-        """Tell whoever waits what became of it; once."""
+        """Tell the caller the outcome, once."""
         self.error = error
         if self.done is None or self.done.done():
             return
@@ -76,73 +117,305 @@ class QueuedUpdate:
 @dataclass(slots=True)
 class _Queue:
     leader: object
-    loop: asyncio.AbstractEventLoop | None
+    loop: _Loop | None
     waiting: list[QueuedUpdate] = field(default_factory=list)
     taken: list[QueuedUpdate] = field(default_factory=list)
-    """By its leader, for the commit under way."""
+    """By the leader, for the commit under way."""
 
 
 _synchronized = synchronized()
 _queues: dict[Hashable, _Queue] = {}
 _pool: ThreadPoolExecutor | None = None
+_leading: set[asyncio.Task[None]] = set()
+"""Keeps leaders alive: an event loop holds its tasks only weakly."""
+
+blocked_loop: ContextVar[_Loop | None] = ContextVar("blocked_loop", default=None)
+"""The event loop that is blocked by a caller of this task, so that no task of it can commit."""
+
+
+# ------------------------------------------------------------------------------ callers
+
+
+def commit(driver: Committer, request: UpdateShard) -> None:
+    """Commit an update in this thread, or wait for the leader that does.
+
+    Raises
+    ------
+    ShardConflictError
+        If the leader was interrupted, or is a task of the event loop of this very thread.
+    """
+    scope = driver.backend.scope(request.shard.key)
+    update = QueuedUpdate(driver, request)
+    try:
+        if _join(scope, update, commits_itself=True):
+            _commit_in_thread(_take(scope, update))
+            if _has_waiting(scope, update):
+                _lead_in_thread(scope, update)
+    except BaseException:
+        _abandon(scope, update)
+        raise
+    if update.done is not None:
+        queue = _queues.get(scope)
+        if not update.done.done() and queue is not None and queue.loop is not None:
+            _refuse_if_blocked(queue.loop, running_loop())
+        update.done.result()
+    elif update.error is not None:
+        raise update.error
+
+
+async def commit_async(driver: Committer, request: UpdateShard) -> None:
+    """As `commit`, waiting in this task."""
+    loop = asyncio.get_running_loop()
+    scope = driver.backend.scope(request.shard.key)
+    update = QueuedUpdate(driver, request, loop)
+    try:
+        if _join(scope, update, blocked_loop.get()):
+            try:
+                # One turn of the loop: siblings that are ready to write join this commit.
+                await asyncio.sleep(0)
+            except (asyncio.CancelledError, GeneratorExit):
+                # This loop may be about to end, and others wait: zarr's loop does not.
+                _lead_apart(scope, update, _get_loop(), is_interrupted=True)
+                raise
+            _lead_apart(scope, update, loop)
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException:
+        _abandon(scope, update)
+        raise
+    assert update.done is not None, "a caller that waits in an event loop has a future"
+    if update.done.done():
+        update.done.result()
+    else:
+        await asyncio.wrap_future(update.done)
+
+
+def _lead_apart(
+    scope: Hashable, update: QueuedUpdate, loop: _Loop, *, is_interrupted: bool = False
+) -> None:
+    """Lead apart from the caller, which may be cancelled without harm to the others.
+
+    If it `is_interrupted`, then perhaps by the garbage collector, in the middle of anything:
+    nothing is committed inline.
+    """
+    match update.driver.backend.mode:
+        case "inline":
+            _lead_blocking(scope, update)
+        case "thread":
+            _leave_loop(scope)
+            if is_interrupted:
+                _lead_in_thread(scope, update)
+            else:
+                _lead_inline(scope, update)
+        case "async" if loop is not running_loop():
+            _lead_elsewhere(scope, update, loop)
+        case "async":
+            begun = asyncio.Event()
+            task = loop.create_task(_lead_async(scope, update, begun))
+
+            def done(task: asyncio.Task[None]) -> None:
+                _leading.discard(task)
+                if task.cancelled() and not begun.is_set():  # the loop ended before that
+                    _lead_elsewhere(scope, update, _get_loop())
+
+            _leading.add(task)
+            task.add_done_callback(done)
+
+
+# ------------------------------------------------------------------------------ leaders
+
+
+def _lead_blocking(scope: Hashable, leader: object) -> None:
+    while taken := _take(scope, leader):
+        _commit_in_thread(taken)
+
+
+def _lead_in_thread(scope: Hashable, leader: object, taken: Sequence[QueuedUpdate] = ()) -> None:
+    """Pass the lead on to a worker thread, which first commits what was taken."""
+    heir = object()
+
+    def lead() -> None:
+        try:
+            if _claim(scope, leader, heir):
+                _commit_in_thread(taken)
+                _lead_blocking(scope, heir)
+        except BaseException:
+            _abandon(scope, heir)
+            raise
+
+    def see_failure(done: Future[None]) -> None:
+        if done.exception() is not None:
+            _abandon(scope, leader)
+
+    try:
+        worker_pool().submit(lead).add_done_callback(see_failure)
+    except RuntimeError:  # there is no thread any more, as the interpreter ends
+        lead()
+
+
+def _lead_inline(scope: Hashable, leader: object) -> None:
+    """Commit in the event loop if that is little work (rule 6); else lead in a worker thread."""
+    taken = _take(scope, leader)
+    driver = taken[0].driver
+    begun = time.monotonic()
+    if begun < driver.inline_from or not _is_small(taken):
+        _lead_in_thread(scope, leader, taken)
+        return
+    is_committed = _commit_inline(taken)
+    took = time.monotonic() - begun
+    if took > _MAX_INLINE_S:
+        driver.inline_from = begun + took * _WORKER_TIME_RATIO
+    if not is_committed:
+        _lead_in_thread(scope, leader, taken)
+    elif _has_waiting(scope, leader):
+        _lead_in_thread(scope, leader)
+
+
+async def _lead_async(scope: Hashable, former: object, begun: asyncio.Event | None = None) -> None:
+    """Lead in the place of a former leader, as a task of an event loop in which a caller waits."""
+    leader = object()
+    try:
+        if begun is not None:
+            begun.set()
+        if not _claim(scope, former, leader):
+            return
+        loop = asyncio.get_running_loop()
+        while True:
+            elsewhere = _next_loop(scope, loop, _get_loop())
+            if elsewhere is not None:
+                asyncio.run_coroutine_threadsafe(_lead_async(scope, leader), elsewhere)
+                return
+            taken = _take(scope, leader)
+            if not taken:
+                return
+            for group in _groups(taken):
+                try:
+                    outcome: _Outcome = await group[0].driver.update_async(group)
+                except Exception as error:
+                    outcome = error
+                _settle(group, outcome)
+    except BaseException:
+        _abandon(scope, leader)
+        raise
+
+
+def _lead_elsewhere(scope: Hashable, leader: object, loop: _Loop) -> None:
+    _leave_loop(scope)
+    asyncio.run_coroutine_threadsafe(_lead_async(scope, leader), loop)
+
+
+def _commit_in_thread(taken: Sequence[QueuedUpdate]) -> None:
+    for group in _groups(taken):
+        driver, key = group[0].driver, group[0].request.shard.key
+        try:
+            with driver.backend.lock(key) or nullcontext():
+                outcome: _Outcome = driver.run(driver.update_flow(group))
+        except Exception as error:
+            outcome = error
+        _settle(group, outcome)
+
+
+def _commit_inline(taken: Sequence[QueuedUpdate]) -> bool:
+    """Commit one group in this event loop; return whether that was possible without waiting."""
+    driver = taken[0].driver
+    try:
+        lock = driver.backend.try_lock(
+            taken[0].request.shard.key, lambda writer: driver.fits_inline(taken, writer)
+        )
+        if lock is None:
+            return False
+        with lock:
+            outcome: _Outcome = driver.run(driver.update_flow(taken))
+    except Exception as error:
+        outcome = error
+    _settle(taken, outcome)
+    return True
+
+
+def _is_small(taken: Sequence[QueuedUpdate]) -> bool:
+    """Whether updates are one group and little work, also before and beside what is written."""
+    updates = [part for update in taken for part in update.request.updates]
+    return (
+        len(updates) <= _MAX_INLINE_UPDATES
+        # Without an update what a batch holds is published: it may be all of a shard.
+        and all(update.request.updates for update in taken)
+        and sum(map(nbytes_of, updates)) <= _MAX_INLINE_NBYTES
+        and len(_groups(taken)) == 1
+    )
+
+
+def _groups(taken: Sequence[QueuedUpdate]) -> list[list[QueuedUpdate]]:
+    def kind(update: QueuedUpdate) -> tuple[Any, ...]:
+        return id(update.driver), update.request.shard, update.request.below
+
+    return [list(group) for _, group in groupby(taken, kind)]
+
+
+def _settle(group: Sequence[QueuedUpdate], outcome: _Outcome) -> None:
+    errors = [outcome] * len(group) if isinstance(outcome, Exception) else outcome
+    for update, error in zip(group, errors, strict=True):
+        update.settle(error)
+
+
+# ------------------------------------------------------------------------------- queues
 
 
 @_synchronized
-def join(
+def _join(
     scope: Hashable,
-    pending: QueuedUpdate,
-    blocked: asyncio.AbstractEventLoop | None = None,
+    update: QueuedUpdate,
+    blocked: _Loop | None = None,
     *,
-    leads_itself: bool = False,
+    commits_itself: bool = False,
 ) -> bool:
-    """Put an update into the queue of its shard.
+    """Put an update into the queue of its shard; return whether its caller leads.
+
+    A leader must now take and commit until nothing waits; its update is its token.
 
     Parameters
     ----------
     scope
         Identity of the shard in this process.
-    pending
-        The update; it is the token of its caller, too, if that leads.
     blocked
-        An event loop that waits for the caller, so that no task of it can commit anything.
-    leads_itself
-        If the caller leads it commits its own update before it does anything else.
+        An event loop that is blocked by the caller.
+    commits_itself
+        If the caller leads, it commits its own update before it does anything else.
 
     Raises
     ------
     ShardConflictError
         If a task of the blocked loop leads; the update was not queued.
-
-    Returns
-    -------
-    bool
-        The caller leads: it must now `take` and commit until `take` returns nothing.
     """
     queue = _queues.get(scope)
     if queue is not None and queue.loop is not None and queue.loop.is_closed():
-        # Its event loop ended before it was done: nobody else will commit what waits.
         for waiting in queue.waiting:
             waiting.settle(_interrupted())
         queue = None
-    if queue is not None and blocked is not None and queue.loop is blocked:
-        raise _would_never_end()
+    if queue is not None and queue.loop is not None:
+        _refuse_if_blocked(queue.loop, blocked)
     leads = queue is None
-    if not (leads and leads_itself):
+    if not (leads and commits_itself):
         # Running: a waiter that is cancelled does not cancel the commit under way.
-        pending.done = Future()
-        pending.done.set_running_or_notify_cancel()
+        update.done = Future()
+        update.done.set_running_or_notify_cancel()
     if queue is None:
-        _queues[scope] = _Queue(pending, pending.loop, [pending])
+        _queues[scope] = _Queue(update, update.loop, [update])
     else:
-        queue.waiting.append(pending)
+        queue.waiting.append(update)
     return leads
 
 
-@_synchronized
-def take(scope: Hashable, leader: object) -> list[QueuedUpdate]:
-    """All updates that wait for a shard; if there are none, its queue is closed."""
+def _queue_of(scope: Hashable, leader: object) -> _Queue | None:
+    """The queue of a shard, if that is its leader."""
     queue = _queues.get(scope)
-    if queue is None or queue.leader is not leader:
+    return queue if queue is not None and queue.leader is leader else None
+
+
+@_synchronized
+def _take(scope: Hashable, leader: object) -> list[QueuedUpdate]:
+    """Take all updates that wait for a shard; if there are none, close its queue."""
+    queue = _queue_of(scope, leader)
+    if queue is None:
         return []
     queue.taken, queue.waiting = queue.waiting, []
     if not queue.taken:
@@ -151,10 +424,10 @@ def take(scope: Hashable, leader: object) -> list[QueuedUpdate]:
 
 
 @_synchronized
-def has_waiting(scope: Hashable, leader: object) -> bool:
-    """Whether updates wait for a shard; if there are none, its queue is closed."""
-    queue = _queues.get(scope)
-    if queue is None or queue.leader is not leader:
+def _has_waiting(scope: Hashable, leader: object) -> bool:
+    """Return whether updates wait for a shard; if there are none, close its queue."""
+    queue = _queue_of(scope, leader)
+    if queue is None:
         return False
     if not queue.waiting:
         del _queues[scope]
@@ -162,65 +435,53 @@ def has_waiting(scope: Hashable, leader: object) -> bool:
 
 
 @_synchronized
-def claim(scope: Hashable, leader: object, heir: object) -> bool:
-    """Lead a queue in the place of the leader that passed it on, if that did not fail since."""
-    queue = _queues.get(scope)
-    if queue is None or queue.leader is not leader:
+def _claim(scope: Hashable, leader: object, heir: object) -> bool:
+    """Lead a queue in the place of the leader that passed it on, if that has not failed since."""
+    queue = _queue_of(scope, leader)
+    if queue is None:
         return False
     queue.leader = heir
     return True
 
 
 @_synchronized
-def hand_over(
-    scope: Hashable, loop: asyncio.AbstractEventLoop, endless: asyncio.AbstractEventLoop
-) -> asyncio.AbstractEventLoop | None:
-    """The event loop that must lead instead of `loop`, because nobody waits there any more.
-
-    Parameters
-    ----------
-    endless
-        An event loop that never ends, for callers that block.
-
-    Returns
-    -------
-    event loop or None
-        ``None`` if `loop` may go on: one of its callers waits, or nobody does.
-    """
+def _next_loop(scope: Hashable, loop: _Loop, endless: _Loop) -> _Loop | None:
+    """The event loop that must lead instead of `loop`; ``None`` if `loop` may continue."""
     queue = _queues.get(scope)
     if queue is None:
         return None
-    loops = [pending.loop for pending in queue.waiting]
+    loops = [update.loop for update in queue.waiting]
     if not loops or loop is endless or loop in loops:
         return None
-    alive = [other for other in loops if other is not None and not other.is_closed()]
-    queue.loop = alive[0] if alive else endless
+    alive = (other for other in loops if other is not None and not other.is_closed())
+    queue.loop = next(alive, endless)
     return queue.loop
 
 
 @_synchronized
-def leave_loop(scope: Hashable) -> None:
-    """The leader goes on elsewhere: whoever blocks the event loop may wait for it."""
+def _leave_loop(scope: Hashable) -> None:
+    """The leader continues elsewhere: a caller that blocks the event loop may wait for it."""
     queue = _queues.get(scope)
     if queue is not None:
         queue.loop = None
 
 
 @_synchronized
-def abandon(scope: Hashable, leader: object) -> None:
+def _abandon(scope: Hashable, leader: object) -> None:
     """The leader was interrupted: the waiting callers get an error, the shard is free again."""
-    queue = _queues.get(scope)
-    if queue is not None and queue.leader is leader:
-        for pending in queue.taken + queue.waiting:
-            pending.settle(_interrupted())
+    queue = _queue_of(scope, leader)
+    if queue is not None:
+        for update in queue.taken + queue.waiting:
+            update.settle(_interrupted())
         del _queues[scope]
 
 
-def _would_never_end() -> ShardConflictError:
-    return ShardConflictError(
-        "a blocking write of a shard that a task of the same event loop is writing would never "
-        "end; await the async operation instead"
-    )
+def _refuse_if_blocked(leading: _Loop, blocked: _Loop | None) -> None:
+    if leading is blocked:
+        raise ShardConflictError(
+            "a blocking write of a shard that a task of the same event loop is writing would never "
+            "end; await the async operation instead"
+        )
 
 
 def _interrupted() -> ShardConflictError:
@@ -230,31 +491,14 @@ def _interrupted() -> ShardConflictError:
     )
 
 
-def wait_blocking(scope: Hashable, done: Future[None]) -> None:
-    """Wait for a commit that another caller leads.
-
-    Raises
-    ------
-    ShardConflictError
-        If the leader is a task of the event loop of this very thread: waiting would block it.
-    """
-    if not done.done():
-        try:
-            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        queue = _queues.get(scope)
-        if running is not None and queue is not None and queue.loop is running:
-            raise _would_never_end()
-    done.result()
+# ------------------------------------------------------------------------------ threads
 
 
 @_synchronized
 def worker_pool() -> ThreadPoolExecutor:
-    """Threads for blocking work of async callers.
+    """Return the threads for blocking work of async callers.
 
-    Our own, so that leaders always find one that is free: no thread of it ever waits for a
-    commit, and whoever holds a lock that they wait for does not wait for a thread.
+    A pool of our own, so that leaders always find a thread: none of its threads waits for a commit.
     """
     global _pool
     if _pool is None:
@@ -263,258 +507,16 @@ def worker_pool() -> ThreadPoolExecutor:
     return _pool
 
 
-def _reset_after_fork() -> None:
-    """The child has neither the parent's leaders nor its threads."""
+def running_loop() -> _Loop | None:
+    """Return the event loop that runs in this thread."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+@in_forked_child
+def _reset() -> None:
     global _pool
     _queues.clear()
     _pool = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
-
-_Outcome: TypeAlias = "Sequence[Exception | None] | Exception"
-
-_Pause: TypeAlias = Literal["free", "held"]
-"""Whether the shard is held already where a commit pauses."""
-
-_MAX_AT_ONCE_S = 0.001
-"""What a commit in an event loop may take: several times what it does take on a local disk."""
-
-_MAX_UPDATES_AT_ONCE = 64
-"""Of one shard, together: each takes some µs."""
-
-_PAUSE_PER_S = 100
-"""Where one took longer (a network file system, a disk that lags behind) threads make all commits
-for so many times as long, and the loop waits 1 % of the time."""
-
-
-def lead_blocking(scope: Hashable, leader: object) -> None:
-    """Commit what waits for a shard, group by group, until nothing does."""
-    while taken := take(scope, leader):
-        commit_blocking(taken)
-
-
-def commit_blocking(taken: list[QueuedUpdate]) -> None:
-    """Commit updates that were taken, in this thread."""
-    _exhaust(_commit(taken, at_once=False))
-
-
-def lead_in_thread(
-    scope: Hashable,
-    leader: object,
-    steps: Iterable[_Pause] = (),
-    *,
-    is_held: bool = False,
-) -> None:
-    """Pass the lead on to another thread.
-
-    Parameters
-    ----------
-    steps
-        The rest of a commit, which comes first.
-    is_held
-        The commit holds the shard. Then the thread is a new one: all worker threads may be waiting
-        for this shard.
-    """
-    heir = object()
-
-    def go_on() -> None:
-        try:
-            if claim(scope, leader, heir):
-                _exhaust(steps)
-                lead_blocking(scope, heir)
-        except BaseException:
-            abandon(scope, heir)
-            raise
-
-    def see_failure(done: Future[None]) -> None:
-        if done.exception() is not None:
-            abandon(scope, leader)
-
-    try:
-        if is_held:
-            threading.Thread(target=go_on).start()
-        else:
-            worker_pool().submit(go_on).add_done_callback(see_failure)
-    except RuntimeError:  # there is no thread any more, as the interpreter ends
-        go_on()
-
-
-def commit_inline(scope: Hashable, leader: object) -> None:
-    """As `lead_blocking`, for an event loop that must not wait: what may take long, and what
-    comes after it, is done by another thread.
-    """
-    taken = take(scope, leader)
-    driver = taken[0].owner
-    begun = time.monotonic()
-    if begun < driver.at_once_from or not _are_small(taken):
-        lead_in_thread(scope, leader, _commit(taken, at_once=False))
-        return
-    steps = _commit(taken, at_once=True)
-    pause = next(steps, None)
-    took = time.monotonic() - begun
-    if took > _MAX_AT_ONCE_S:
-        driver.at_once_from = begun + took * _PAUSE_PER_S
-    if pause is None:
-        if has_waiting(scope, leader):
-            lead_in_thread(scope, leader)
-    else:
-        lead_in_thread(scope, leader, steps, is_held=pause == "held")
-
-
-def _are_small(taken: list[QueuedUpdate]) -> bool:
-    """Whether updates are little work before and beside what is written, too."""
-    driver = taken[0].owner
-    updates = [update for pending in taken for update in pending.request.updates]
-    return (
-        len(updates) <= _MAX_UPDATES_AT_ONCE
-        # Without an update what a batch holds is published: it may be all of a shard.
-        and all(pending.owner is driver and pending.request.updates for pending in taken)
-        and sum(map(nbytes_of, updates)) <= MAX_LIGHT_NBYTES
-    )
-
-
-def _exhaust(steps: Iterable[_Pause]) -> None:
-    for _ in steps:
-        pass
-
-
-def _commit(taken: list[QueuedUpdate], *, at_once: bool) -> Generator[_Pause, None, None]:
-    """Commit updates that were taken.
-
-    Parameters
-    ----------
-    at_once
-        Pause before what may take long. Any thread may go on.
-    """
-    for driver, members in _groups(taken):
-        try:
-            outcome: _Outcome = yield from _commit_group(driver, members, at_once=at_once)
-        except Exception as error:
-            outcome = error
-        _settle(members, outcome)
-
-
-def _commit_group(
-    driver: Any, members: list[QueuedUpdate], *, at_once: bool
-) -> Generator[_Pause, None, Sequence[Exception | None]]:
-    key = members[0].request.shard.key
-    held = driver.backend.try_lock(key) if at_once else None
-    outcomes: Sequence[Exception | None]
-    if held is None:
-        if at_once:
-            yield "free"
-        with driver.backend.lock(key) or nullcontext():
-            outcomes = driver.run(driver.update_flow(members))
-        return outcomes
-    with held:
-        steps = driver.run_in_steps(driver.update_flow(members), held)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as stop:
-                outcomes = stop.value
-                return outcomes
-            held.put_down()
-            yield "held"
-            held.take_up()
-
-
-async def lead_async(scope: Hashable, former: object, begun: asyncio.Event | None = None) -> None:
-    """As `lead_blocking` in the place of a former leader, in an event loop where a caller waits.
-
-    Such a loop may end as soon as none does: callers that still wait then lead on in theirs.
-    """
-    leader = object()
-    try:
-        if begun is not None:
-            begun.set()
-        if not claim(scope, former, leader):
-            return
-        loop = asyncio.get_running_loop()
-        while True:
-            elsewhere = hand_over(scope, loop, _get_loop())
-            if elsewhere is not None:
-                asyncio.run_coroutine_threadsafe(lead_async(scope, leader), elsewhere)
-                return
-            taken = take(scope, leader)
-            if not taken:
-                return
-            for driver, members in _groups(taken):
-                try:
-                    outcome: _Outcome = await driver.update_async(members)
-                except Exception as error:
-                    outcome = error
-                _settle(members, outcome)
-    except BaseException:
-        abandon(scope, leader)
-        raise
-
-
-@asynccontextmanager
-async def locked_by_worker(lock: AbstractContextManager[None]) -> AsyncIterator[None]:
-    """Wait for a lock without blocking the event loop."""
-    entered = asyncio.get_running_loop().run_in_executor(worker_pool(), lock.__enter__)
-    try:
-        await asyncio.shield(entered)
-    except asyncio.CancelledError:
-        entered.add_done_callback(lambda f: f.exception() or lock.__exit__(None, None, None))
-        raise
-    try:
-        yield
-    finally:
-        lock.__exit__(None, None, None)
-
-
-def _groups(taken: list[QueuedUpdate]) -> list[tuple[Any, list[QueuedUpdate]]]:
-    """Updates to commit together: of one store, and of one mind about the layout."""
-    groups = []
-    for _, pending in groupby(taken, key=lambda p: (id(p.owner), p.request.shard, p.request.below)):
-        members = list(pending)
-        groups.append((members[0].owner, members))
-    return groups
-
-
-def _settle(members: list[QueuedUpdate], outcome: _Outcome) -> None:
-    """Tell each waiting caller what became of its update."""
-    errors = [outcome] * len(members) if isinstance(outcome, Exception) else outcome
-    for pending, error in zip(members, errors, strict=True):
-        pending.settle(error)
-
-
-T = TypeVar("T")
-
-MAX_WAIT_S = 120.0
-"""As long as for a lock. At 10 requests a second that is some hundred attempts."""
-
-_FIRST_PAUSE_S = 0.005
-_LONGEST_PAUSE_S = 0.5
-"""Half of it on average, so that two writers do not meet again."""
-
-
-class ReplacedMeanwhileError(Exception):
-    """What an update has read is not what is stored any more; its argument is the key."""
-
-
-async def until_not_replaced(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Try an update until no other writer comes between its read and its write.
-
-    Raises
-    ------
-    ShardConflictError
-        If others were quicker for two minutes; nothing was stored.
-    """
-    end = time.monotonic() + MAX_WAIT_S
-    pause = _FIRST_PAUSE_S
-    while True:
-        try:
-            return await attempt()
-        except ReplacedMeanwhileError as error:
-            if time.monotonic() > end:
-                raise ShardConflictError(
-                    f"other writers have replaced {error.args[0]!r} again and again, for "
-                    f"{MAX_WAIT_S:.0f} s; it was not written"
-                ) from None
-        await asyncio.sleep(random.uniform(0, pause))
-        pause = min(2 * pause, _LONGEST_PAUSE_S)

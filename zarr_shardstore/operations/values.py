@@ -34,6 +34,7 @@ from zarr_shardstore.operations.erase import Eraser
 from zarr_shardstore.operations.flush import Flusher
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.operations.routing import Owner, Router, is_document
+from zarr_shardstore.shards.append import fits_inline
 from zarr_shardstore.shards.chunks import update_with_held
 from zarr_shardstore.shards.read import ReadOptions, read_shards
 from zarr_shardstore.shards.requests import (
@@ -48,6 +49,7 @@ from zarr_shardstore.shards.requests import (
     SetPartial,
     UpdateShard,
 )
+from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.sharding import WriteStrategy, perform_on_chunks
 from zarr_shardstore.shards.stack import run_above
 from zarr_shardstore.shards.updates import EntryUpdate, Piece, apply_pieces, check_pieces
@@ -125,6 +127,17 @@ class Operations:
             max_dead_nbytes=self._max_dead_nbytes,
         )
         return run_above(request.below, flow) if request.below else flow
+
+    def fits_inline(
+        self, request: UpdateShard, updates: Sequence[EntryUpdate], opened: ShardWriter
+    ) -> bool:
+        """Whether `update_shard` only writes these updates into the gap of an opened shard."""
+        return (
+            self._strategy == "append"
+            and not request.below
+            and self._pending.get(request.shard.key) is None
+            and fits_inline(request.shard, updates, opened, self.options.max_dead_bytes)
+        )
 
     # --------------------------------------------------------------- reads
 

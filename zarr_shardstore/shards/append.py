@@ -43,7 +43,7 @@ from zarr_shardstore.shards.shard_writer import (
     gap_nbytes,
     page_aligned,
 )
-from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, SetEntry
+from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, SetEntry, nbytes_of
 
 
 def open_shard(shard: ShardRef, data_end: int | None = None) -> Flow[ShardWriter | None]:
@@ -253,6 +253,40 @@ def append_to_shard(
         if values:
             yield from _create(shard, values, order)
     return outcomes
+
+
+def fits_inline(
+    shard: ShardRef,
+    updates: Sequence[EntryUpdate],
+    opened: ShardWriter,
+    max_dead_nbytes: int | None,
+) -> bool:
+    """Return whether `append_to_shard` only writes the updates into the gap of an opened shard.
+
+    Then it reads no old value, moves no index, and neither creates, compacts, seals nor deletes the
+    shard. Where this is not certain the reply is false.
+    """
+    if opened.shard != shard or len(updates) >= shard.n_grid_entries:
+        return False
+    n_added = 0
+    removed: set[int] = set()
+    replaced: dict[int, Bytes | None] = {}
+    for update in updates:
+        if opened.entry(update.entry_id) is None:
+            n_added += not isinstance(update, DeleteEntry)
+            continue
+        replaced[update.entry_id] = None
+        if isinstance(update, DeleteEntry):
+            removed.add(update.entry_id)
+        elif not isinstance(update, SetEntry) or update.only_if_missing:
+            return False
+    n_full = opened.n_full
+    return (
+        opened.fits(sum(map(nbytes_of, updates)))
+        and len(removed) < opened.n_present
+        and (opened.n_present >= n_full or opened.n_present + n_added < n_full)
+        and (max_dead_nbytes is None or opened.dead_with(replaced) <= max_dead_nbytes)
+    )
 
 
 def seal_shard(

@@ -252,7 +252,7 @@ class ShardWriter:
             )
         return n_in_grid_box(self.shard.coords, cps, grid)
 
-    def fits(self, nbytes: int) -> bool:
+    def fits(self, nbytes: float) -> bool:
         """Whether new entries of so many bytes find room."""
         return self._is_at_start or nbytes <= self.gap_nbytes
 

@@ -60,7 +60,9 @@ class ShardingEngine:
             max_dead_nbytes=options.max_dead_bytes,
             refuse_links=backend.refuse_links,
         )
-        self.driver = Driver(backend, self.operations.update_shard)
+        self.driver = Driver(
+            backend, self.operations.update_shard, fits_inline=self.operations.fits_inline
+        )
         pending = self.operations.batches.pending
         self.fast_reads = FastReads(self.driver, self.operations.catalog, pending)
         self._call_batcher = CallBatcher(self.get_many)

@@ -5,7 +5,6 @@ How shards that are files are protected; options of stores that mean nothing els
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,15 +14,11 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.io.uploads import Upload
 from zarr_shardstore.shards.requests import Request
+from zarr_shardstore.shards.shard_writer import ShardWriter
 
 Mode: TypeAlias = Literal["inline", "thread", "async"]
 """Where an async caller lets the work be done: at once (memory), in a worker thread, with
 one hop for each batch (blocking I/O), or in the event loop (the base store is async)."""
-
-MAX_LIGHT_NBYTES = 256 * 1024
-"""Of an update that an event loop makes by itself: 256 KiB are copied in about 50 µs."""
-
-Perform: TypeAlias = Callable[[list[Request]], list[Any]]
 
 
 class Backend(Protocol):
@@ -76,9 +71,11 @@ class Backend(Protocol):
         """What keeps other processes from updating an object meanwhile, blocking; ``None`` if
         there is nothing like that."""
 
-    def try_lock(self, key: str) -> Held | None:
-        """As `lock`, held already, if nobody had to be waited for, and small updates of the
-        object take no longer than a hop to another thread; ``None`` otherwise."""
+    def try_lock(
+        self, key: str, fits: Callable[[ShardWriter], bool]
+    ) -> AbstractContextManager[None] | None:
+        """As `lock`, already taken, if no other writer had to be waited for, the shard is open and
+        unchanged since, and its writer fits; ``None`` otherwise."""
 
     def optimistic(self) -> Backend | None:
         """A view for one update, whose writes fail with `ReplacedMeanwhileError` if another
@@ -103,20 +100,8 @@ class Backend(Protocol):
         """Perform requests concurrently."""
 
 
-class Held(AbstractContextManager[None]):
-    """An object that is held until the context ends."""
-
-    @abstractmethod
-    def can_commit_inline(self, batch: list[Request]) -> bool:
-        """Whether these requests for it take no longer than a hop to another thread."""
-
-    @abstractmethod
-    def put_down(self) -> None:
-        """Another thread will go on with the update: to this one it is as held by any other."""
-
-    @abstractmethod
-    def take_up(self) -> None:
-        """It is this one."""
+class ReplacedMeanwhileError(Exception):
+    """What an update has read is not what is stored any more; its argument is the key."""
 
 
 class Session(AbstractContextManager["Session"]):

@@ -19,7 +19,7 @@ from zarr.storage import LocalStore
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
-from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, FileOptions, Held, Mode, Session
+from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, FileOptions, Mode, Session
 from zarr_shardstore.io.backends.key_pages import KeyPages, keys_below
 from zarr_shardstore.io.backends.store_traits import directory_of
 from zarr_shardstore.io.buffers import to_buffer
@@ -80,6 +80,7 @@ from zarr_shardstore.shards.requests import (
     SetWithGaps,
     Tidy,
 )
+from zarr_shardstore.shards.shard_writer import ShardWriter
 
 
 class LocalBackend:
@@ -135,10 +136,12 @@ class LocalBackend:
         path, locking = self.real_root + key, self._options.locking
         return hold_to_replace(path, locking, in_this_thread=True)
 
-    def try_lock(self, key: str) -> Held | None:
+    def try_lock(
+        self, key: str, fits: Callable[[ShardWriter], bool]
+    ) -> AbstractContextManager[None] | None:
         if not self.can_append or self._is_durable:
             return None
-        return open_shards.try_lock(self.real_root + key)
+        return open_shards.try_lock(self.real_root + key, fits)
 
     has_versions = True
     has_lasting_versions = True

@@ -85,7 +85,7 @@ class MappingBackend:
     def lock(self, key: str) -> None:  # noqa: ARG002  the protocol's
         return None  # no other process has this mapping
 
-    def try_lock(self, key: str) -> None:  # noqa: ARG002
+    def try_lock(self, key: str, fits: object) -> None:  # noqa: ARG002
         return None
 
     def optimistic(self) -> None:

@@ -20,7 +20,13 @@ from zarr.storage import ObjectStore
 
 from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
-from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, FileOptions, Mode
+from zarr_shardstore.io.backends.base import (
+    DEFAULT_FILE_OPTIONS,
+    Backend,
+    FileOptions,
+    Mode,
+    ReplacedMeanwhileError,
+)
 from zarr_shardstore.io.backends.key_pages import next_page_with_versions
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend, concurrently
 from zarr_shardstore.io.index_cache import RememberedIndex
@@ -28,7 +34,6 @@ from zarr_shardstore.io.remote.consolidated_reads import ConsolidatedIndexes
 from zarr_shardstore.io.remote.etags import is_strong, version_of_meta
 from zarr_shardstore.io.remote.object_calls import ObjectReader
 from zarr_shardstore.io.remote.remote_index import RemoteIndexes
-from zarr_shardstore.io.update_queue import ReplacedMeanwhileError
 from zarr_shardstore.shards.requests import (
     Delete,
     Exists,

@@ -144,7 +144,7 @@ class ZarrBackend:
             _warn_of_other_writers()
         return None
 
-    def try_lock(self, key: str) -> None:  # noqa: ARG002
+    def try_lock(self, key: str, fits: object) -> None:  # noqa: ARG002
         return None
 
     def optimistic(self) -> Backend | None:

@@ -13,14 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 
-from zarr_shardstore.io.backends.base import MAX_LIGHT_NBYTES, Held
 from zarr_shardstore.io.local.fs import close_when_short, max_shards_of_writers
 from zarr_shardstore.io.local.shard_files import ShardFile
-from zarr_shardstore.shards.requests import ChangeShard, OpenShard, Request
-from zarr_shardstore.shards.shard_writer import WriteAt
+from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.synchronized import synchronized
-
-_NO_THREAD = 0
 
 _MAX_UNSEALED = 1024
 """Shards that have a journal and a lock beside them: two more files each on the disk."""
@@ -73,13 +69,15 @@ class _OpenShards:
         """Hold a shard to replace it, or to change it in its place."""
         return _Holding(self, path)
 
-    def try_lock(self, path: str) -> Held | None:
-        """As `holding`, held already; ``None`` if the shard is not open, or somebody else has it
-        locked or changed."""
+    def try_lock(
+        self, path: str, fits: Callable[[ShardWriter], bool]
+    ) -> AbstractContextManager[None] | None:
+        """As `holding`, already entered; ``None`` if the shard is not open, if another writer has
+        locked or changed it, or if its writer does not fit."""
         if path not in self._files:
             return None
         holding = _Holding(self, path)
-        return holding if holding.enter_at_once() else None
+        return holding if holding.enter_at_once(fits) else None
 
     @contextmanager
     def being_replaced(
@@ -136,11 +134,6 @@ class _OpenShards:
             with suppress(OSError):  # of another shard than the caller's
                 self._files[oldest].close_all()
 
-    @_synchronized
-    def put_down(self, path: str, token: object) -> None:
-        """A shard stays in use, for now by no thread."""
-        self._in_use[path] = token, _NO_THREAD
-
     def is_used_by(self, path: str, token: object) -> bool:
         """Whether a shard is in use by the holder of a token: nobody has taken it over since."""
         user, _ = self._in_use.get(path, (None, None))
@@ -190,7 +183,7 @@ class _OpenShards:
         self._being_sealed.clear()
 
 
-class _Holding(Held):
+class _Holding(AbstractContextManager[None]):
     """A shard that is held. As a generator it would take 3 µs more, for each write.
 
     It is let go at the latest when nothing refers to it any more: an exception may come at any
@@ -208,9 +201,9 @@ class _Holding(Held):
         if not self._is_in_use:
             self._enter(ShardFile.acquire)
 
-    def enter_at_once(self) -> bool:
-        """Enter, if the shard is open and free."""
-        return self._enter(ShardFile.acquire_at_once)
+    def enter_at_once(self, fits: Callable[[ShardWriter], bool]) -> bool:
+        """Enter, if the shard is open and free, and its writer fits."""
+        return self._enter(lambda file: file.acquire_at_once(fits))
 
     def _enter(self, acquire: Callable[[ShardFile], bool]) -> bool:
         try:
@@ -228,15 +221,6 @@ class _Holding(Held):
     def _is_in_use(self) -> bool:
         return self._shards.is_used_by(self._path, self._token)
 
-    def can_commit_inline(self, batch: list[Request]) -> bool:
-        return all(_is_light(request) for request in batch)
-
-    def put_down(self) -> None:
-        self._shards.put_down(self._path, self._token)
-
-    def take_up(self) -> None:
-        self._shards.begin_use(self._path, self._token)
-
     def __exit__(self, *_: object) -> None:
         self._file.release()
         self._shards.end_use(self._path)
@@ -247,16 +231,6 @@ class _Holding(Held):
                 self._file.release()
             finally:
                 self._shards.end_use(self._path)
-
-
-def _is_light(request: Request) -> bool:
-    match request:
-        case OpenShard():
-            return True
-        case ChangeShard(_, steps):
-            pieces = (step.pieces for step in steps if isinstance(step, WriteAt))
-            return sum(len(piece) for some in pieces for piece in some) <= MAX_LIGHT_NBYTES
-    return False
 
 
 open_shards = _OpenShards()

@@ -23,7 +23,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Literal, Protocol
 
@@ -93,15 +93,15 @@ class ShardFile:
             raise
         return True
 
-    def acquire_at_once(self) -> bool:
-        """Take the lock of a shard that is open, unless another process has it, or has changed the
-        shard."""
+    def acquire_at_once(self, fits: Callable[[ShardWriter], bool]) -> bool:
+        """Take the lock of a shard that is open and fits, unless another process has it, or has
+        changed the shard."""
         opened = self._opened
         if opened is None or not self._lock.acquire_at_once():
             return False
         is_ours = False
         try:
-            is_ours = self._fd is not None and self._is_ours()
+            is_ours = self._fd is not None and self._is_ours() and fits(opened)
         finally:
             if not is_ours:
                 self._lock.release()
