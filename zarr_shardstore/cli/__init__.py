@@ -1,4 +1,4 @@
-"""Floor 6: the command line. It parses, calls the tools and prints; the tools do the work."""
+"""The command line: it parses arguments, calls the tools and prints their reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EXTRA = ("typer", "rich", "click")
 
 
 def main() -> None:
-    """Run the command that the arguments of the process say, and end the process."""
+    """Run the command in the arguments of the process, and end the process."""
     try:
         from zarr_shardstore.cli.app import app
     except ModuleNotFoundError as error:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from zarr_shardstore import __version__
-from zarr_shardstore.cli import convert_commands, upkeep_commands, view_commands
+from zarr_shardstore.cli import convert_commands, store_commands
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -40,10 +40,10 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "reshard": (convert_commands.reshard, "reshard packed.zarr --chunks-per-shard 4 --yes"),
     "to-native": (convert_commands.to_native, "to-native volume.zarr --dry-run"),
     "from-native": (convert_commands.from_native, "from-native packed.zarr --dry-run"),
-    "info": (view_commands.info, "info packed.zarr"),
-    "compact": (upkeep_commands.compact, "compact packed.zarr"),
-    "consolidate": (upkeep_commands.consolidate, "consolidate packed.zarr raw"),
-    "map": (view_commands.draw_map, "map packed.zarr raw --html map.html"),
+    "info": (store_commands.info, "info packed.zarr"),
+    "compact": (store_commands.compact, "compact packed.zarr"),
+    "consolidate": (store_commands.consolidate, "consolidate packed.zarr raw"),
+    "map": (store_commands.draw_map, "map packed.zarr raw --html map.html"),
 }
 
 for _name, (_command, _example) in _COMMANDS.items():

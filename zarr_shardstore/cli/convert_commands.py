@@ -1,14 +1,14 @@
-"""The commands that change stores."""
+"""The commands that convert stores."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sized
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from zarr_shardstore.cli.arguments import (
     ChunksPerShard,
@@ -28,10 +28,6 @@ from zarr_shardstore.cli.arguments import (
     Store,
     Workers,
     Yes,
-)
-from zarr_shardstore.cli.failures import failures_as_sentences
-from zarr_shardstore.cli.parsing import (
-    NotPossibleError,
     check_source,
     chunks_per_shard_of,
     confirm,
@@ -39,8 +35,12 @@ from zarr_shardstore.cli.parsing import (
     executor_of,
     storage_options_of,
 )
-from zarr_shardstore.cli.printing import conversion_text, native_text
-from zarr_shardstore.cli.progress import progress_on
+from zarr_shardstore.cli.messages import (
+    NotPossibleError,
+    failures_as_sentences,
+    progress_on_stderr,
+)
+from zarr_shardstore.cli.reports import conversion_text, native_text
 
 
 def shard(
@@ -62,27 +62,20 @@ def shard(
 ) -> None:
     """Pack the chunks of a store into shards."""
     rule = chunks_per_shard_of(chunks_per_shard)
-    _convert(
+    run = _Run(path, source_option, dry_run, yes, as_json, debug)
+    run.convert(
         lambda **options: _tools("convert.api").shard_store(
             source,
             destination,
             chunks_per_shard=rule,
-            declaration=declaration and declaration.value,
-            index_location=index_location and index_location.value,
-            order=order.value,
+            **_spelling(declaration, index_location, order),
             **options,
         ),
         source,
         destination,
-        paths=path,
+        destination_option,
         workers=workers,
         processes=processes,
-        source_option=source_option,
-        destination_option=destination_option,
-        dry_run=dry_run,
-        yes=yes,
-        as_json=as_json,
-        debug=debug,
     )
 
 
@@ -100,19 +93,14 @@ def unshard(
     debug: Debug = False,
 ) -> None:
     """Store each chunk as an object of its own again."""
-    _convert(
+    run = _Run(path, source_option, dry_run, yes, as_json, debug)
+    run.convert(
         lambda **options: _tools("convert.api").unshard_store(source, destination, **options),
         source,
         destination,
-        paths=path,
+        destination_option,
         workers=workers,
         processes=processes,
-        source_option=source_option,
-        destination_option=destination_option,
-        dry_run=dry_run,
-        yes=yes,
-        as_json=as_json,
-        debug=debug,
     )
 
 
@@ -136,27 +124,16 @@ def reshard(
 ) -> None:
     """Give a store shards of another size."""
     rule = chunks_per_shard_of(chunks_per_shard)
-    _convert(
+    run = _Run(path, source_option, dry_run, yes, as_json, debug)
+    run.convert(
         lambda **options: _tools("convert.api").reshard(
-            source,
-            rule,
-            destination,
-            declaration=declaration and declaration.value,
-            index_location=index_location and index_location.value,
-            order=order.value,
-            **options,
+            source, rule, destination, **_spelling(declaration, index_location, order), **options
         ),
         source,
         destination,
-        paths=path,
+        destination_option,
         workers=workers,
         processes=processes,
-        source_option=source_option,
-        destination_option=destination_option,
-        dry_run=dry_run,
-        yes=yes,
-        as_json=as_json,
-        debug=debug,
     )
 
 
@@ -176,17 +153,8 @@ def to_native(
 
     Only metadata is written: the shards stay as they are.
     """
-    with failures_as_sentences(debug=debug, resume=True):
-        options = storage_options_of(source_option or ())
-        _confirm_metadata(check_source(store), is_confirmed=yes or dry_run)
-        report = _tools("native.bridge").to_native(
-            store,
-            paths=path or None,
-            ome=ome,
-            storage_options=options,
-            dry_run=dry_run,
-        )
-        _print_report(report, report.entries, native_text, store, as_json=as_json)
+    run = _Run(path, source_option, dry_run, yes, as_json, debug)
+    run.translate("to_native", store, ome=ome)
 
 
 def from_native(
@@ -205,68 +173,75 @@ def from_native(
 
     Only metadata is written: the shards stay as they are.
     """
-    with failures_as_sentences(debug=debug, resume=True):
-        options = storage_options_of(source_option or ())
-        _confirm_metadata(check_source(store), is_confirmed=yes or dry_run)
-        report = _tools("native.bridge").from_native(
-            store,
-            paths=path or None,
-            zarr_format=zarr_format,
-            storage_options=options,
-            dry_run=dry_run,
-        )
-        _print_report(report, report.entries, native_text, store, as_json=as_json)
+    run = _Run(path, source_option, dry_run, yes, as_json, debug)
+    run.translate("from_native", store, zarr_format=zarr_format)
 
 
-def _confirm_metadata(store: str, *, is_confirmed: bool) -> None:
-    warning = f"the metadata documents of {store!r} are replaced"
-    confirm(warning, "--dry-run to see which", is_confirmed=is_confirmed)
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The options of all these commands."""
+
+    paths: list[str] | None
+    source_option: list[str] | None
+    dry_run: bool
+    yes: bool
+    as_json: bool
+    debug: bool
+
+    def convert(
+        self,
+        tool: Callable[..., Any],
+        source: str,
+        destination: str | None,
+        destination_option: list[str] | None,
+        *,
+        workers: int | None,
+        processes: bool,
+    ) -> None:
+        """Run a tool that converts stores, and print its report."""
+        with failures_as_sentences(debug=self.debug, resume=not self.dry_run):
+            options = {
+                "paths": self.paths or None,
+                "source_options": storage_options_of(self.source_option),
+                "destination_options": storage_options_of(destination_option),
+                "dry_run": self.dry_run,
+            }
+            check_source(source)
+            confirm_in_place(source, destination, is_confirmed=self.yes or self.dry_run)
+            with (
+                executor_of(workers, is_processes=processes) as executor,
+                progress_on_stderr() as progress,
+            ):
+                report = tool(**options, executor=executor, progress=progress)
+            self._print(report, report.arrays, conversion_text, source)
+
+    def translate(self, tool: str, store: str, **options: Any) -> None:
+        """Run a tool that translates metadata, and print its report."""
+        with failures_as_sentences(debug=self.debug, resume=True):
+            options |= {
+                "paths": self.paths or None,
+                "storage_options": storage_options_of(self.source_option),
+                "dry_run": self.dry_run,
+            }
+            warning = f"the metadata documents of {check_source(store)!r} are replaced"
+            confirm(warning, "--dry-run to see which", is_confirmed=self.yes or self.dry_run)
+            report = getattr(_tools("native.bridge"), tool)(store, **options)
+            self._print(report, report.entries, native_text, store)
+
+    def _print(self, report: Any, nodes: Any, text_of: Callable[[Any], str], store: str) -> None:
+        if not nodes:
+            raise NotPossibleError(f"there is no array in {store!r}")
+        typer.echo(json.dumps(report.as_dict(), indent=2) if self.as_json else text_of(report))
 
 
-def _convert(
-    run: Callable[..., Any],
-    source: str,
-    destination: str | None,
-    *,
-    paths: list[str] | None,
-    workers: int | None,
-    processes: bool,
-    source_option: list[str] | None,
-    destination_option: list[str] | None,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-    debug: bool,
-) -> None:
-    """What all conversions have in common; `run` takes the rest of the options."""
-    with failures_as_sentences(debug=debug, resume=not dry_run):
-        source_options = storage_options_of(source_option or ())
-        destination_options = storage_options_of(destination_option or ())
-        check_source(source)
-        confirm_in_place(source, destination, is_confirmed=yes or dry_run)
-        with (
-            executor_of(workers, is_processes=processes) as executor,
-            progress_on(Console(stderr=True)) as progress,
-        ):
-            report = run(
-                paths=paths or None,
-                executor=executor,
-                source_options=source_options,
-                destination_options=destination_options,
-                dry_run=dry_run,
-                progress=progress,
-            )
-        _print_report(report, report.arrays, conversion_text, source, as_json=as_json)
-
-
-def _print_report(
-    report: Any, nodes: Sized, text_of: Callable[[Any], str], store: str, *, as_json: bool
-) -> None:
-    if not nodes:
-        raise NotPossibleError(f"there is no array in {store!r}")
-    typer.echo(json.dumps(report.as_dict(), indent=2) if as_json else text_of(report))
+def _spelling(declaration: Any, index_location: Any, order: Order) -> dict[str, str | None]:
+    return {
+        "declaration": declaration and declaration.value,
+        "index_location": index_location and index_location.value,
+        "order": order.value,
+    }
 
 
 def _tools(name: str) -> Any:
-    """A module of the tools, which is imported when it is used."""
+    """Import a module of the tools when it is used."""
     return import_module(f"zarr_shardstore.{name}")
