@@ -136,7 +136,7 @@ class Operations:
             self._strategy == "append"
             and not request.below
             and self._pending.get(request.shard.key) is None
-            and fits_inline(request.shard, updates, opened, self.options.max_dead_bytes)
+            and fits_inline(request.shard, updates, opened, self._max_dead_nbytes)
         )
 
     # --------------------------------------------------------------- reads
