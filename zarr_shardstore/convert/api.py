@@ -51,7 +51,7 @@ from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.io.local.files import holds_a_file
 from zarr_shardstore.io.local.locks import lock_file
-from zarr_shardstore.metadata.documents import Node, is_unfinished
+from zarr_shardstore.metadata.documents import Node, has_conversion_marker
 from zarr_shardstore.shards.requests import ListDir
 from zarr_shardstore.store.options import ShardingOptions
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
@@ -397,7 +397,7 @@ def _prepared(
     if not in_place:
         # Copied as they are, they would be half of an array that nobody can finish.
         for state in states:
-            if any(map(is_unfinished, state.documents.values())):
+            if any(map(has_conversion_marker, state.documents.values())):
                 raise UnfinishedConversionError(
                     f"a conversion in place of the array {state.path!r} of the source was "
                     "interrupted: run that again, without a destination, which finishes it; "

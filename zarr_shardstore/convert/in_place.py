@@ -23,7 +23,7 @@ state                 objects of the array                        who may go on
 ``moving``            no old ones; the new ones are being moved   everybody, and must
 ====================  ==========================================  ===========================
 
-In the last two states the documents of the array are those of `unfinished`; a run that stopped
+In the last two states the documents of the array have the conversion marker; a run that stopped
 before it had written them is taken back to ``staging``. A conversion to
 another store has the first state only, and no staged values: there is no document before it ends.
 """
@@ -44,10 +44,10 @@ from zarr_shardstore.metadata.documents import (
     Hierarchy,
     Node,
     dump_document,
-    is_unfinished,
+    has_conversion_marker,
     node_of_document,
     parse_json,
-    unfinished,
+    with_conversion_marker,
 )
 from zarr_shardstore.shards.requests import (
     Delete,
@@ -201,7 +201,7 @@ def finish(base: BaseStoreHandle, manifest: Manifest) -> None:
     """Go on where a conversion of one array stopped, once all values are staged."""
     encoding, ndim = manifest.encoding, manifest.ndim
     if manifest.state == "replacing":
-        barred = {key: unfinished(doc) for key, doc in manifest.documents.items()}
+        barred = {key: with_conversion_marker(doc) for key, doc in manifest.documents.items()}
         _write_documents(base, barred)
         base.perform([Persist()])
         for keys in keys_of_values(base, manifest.prefix, encoding, ndim):
@@ -222,7 +222,7 @@ def finish(base: BaseStoreHandle, manifest: Manifest) -> None:
 def keeps_out_readers(base: BaseStoreHandle, manifest: Manifest) -> bool:
     """Whether a document of the array is one that readers refuse, or cannot be read."""
     docs = _documents_now(base, manifest)
-    return any(doc is None or is_unfinished(doc) for doc in docs.values())
+    return any(doc is None or has_conversion_marker(doc) for doc in docs.values())
 
 
 def take_back(base: BaseStoreHandle, manifest: Manifest) -> None:

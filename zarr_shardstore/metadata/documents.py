@@ -1,4 +1,4 @@
-"""Metadata documents: where they are, and what they say about the keys of an array.
+"""Metadata documents of arrays: their keys, and what they say about the keys of chunks.
 
 ==========  ==============================  ===================================
 hierarchy   document of array ``foo/bar``   document of the root array
@@ -8,21 +8,14 @@ v3          foo/bar/zarr.json               zarr.json
 v2          foo/bar/.zarray                 .zarray
 ==========  ==============================  ===================================
 
+While a conversion in place replaces the stored objects of an array, its document has a
+*conversion marker*, a name that no reader knows: each reader refuses the array with that name in
+its error. The marker is the only codec in v3, the last filter in v2, the only storage
+transformer in the draft.
+
 Source: Zarr v3 draft of 2022, "Storage keys" (``metadata_key_suffix`` is ``.json`` in every
-store we know of); Zarr v3 core, "Metadata"; Zarr v2, "Metadata".
-
-The document of an array whose stored objects are being replaced: every reader refuses it.
-
-==========  ==============================================================================
-hierarchy   what no reader knows, and names in its error
-==========  ==============================================================================
-v3          the only codec
-v2          the last filter
-draft       the only storage transformer
-==========  ==============================================================================
-
-Source: Zarr v3 core, "Extension points"; Zarr v2, "Metadata" (filters); readers.md has what
-each reader does with a codec that it does not know.
+store we know of); Zarr v3 core, "Metadata", "Extension points"; Zarr v2, "Metadata";
+spec_notes/readers.md (what each reader does with a codec that it does not know).
 """
 
 from __future__ import annotations
@@ -48,89 +41,51 @@ from zarr_shardstore.metadata.declaration import (
 )
 from zarr_shardstore.metadata.transformer_list import TransformerSpec
 
-_NAME = "zarr_shardstore.unfinished_conversion"
-_MESSAGE = "the array is being converted: run the same command again to finish it"
-
-
-def unfinished(doc: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of an array while its objects are neither the old nor the new ones."""
-    if doc.get("zarr_format") == 2:
-        filters = [*(doc.get("filters") or ()), {"id": _NAME, "message": _MESSAGE}]
-        return {**doc, "filters": filters}
-    mark = {"name": _NAME, "configuration": {"message": _MESSAGE}}
-    if "node_type" in doc:
-        return {**doc, "codecs": [mark], "storage_transformers": []}
-    mark |= {"extension": _NAME, "type": "unfinished"}  # as zarr-python 2.18 spells one
-    return {**doc, "storage_transformers": [mark]}
-
-
-def is_unfinished(doc: Mapping[str, Any]) -> bool:
-    """Whether `unfinished` made the document."""
-    lists = (doc.get("filters"), doc.get("codecs"), doc.get("storage_transformers"))
-    return any(
-        isinstance(item, Mapping) and _NAME in (item.get("name"), item.get("id"))
-        for items in lists
-        if isinstance(items, list)
-        for item in items
-    )
-
-
-def check_finished(path: str, doc: Mapping[str, Any]) -> None:
-    """Refuse an array whose objects are being replaced.
-
-    Raises
-    ------
-    UnfinishedConversionError
-        With what to do.
-    """
-    if is_unfinished(doc):
-        raise UnfinishedConversionError(
-            f"the array {path!r} is being converted, or a conversion was interrupted: wait for it, "
-            "or run that command again, which finishes it; nothing is lost"
-        )
-
-
 Hierarchy = Literal["draft", "v3", "v2"]
 
 _DRAFT_META = "meta/root"
 _DRAFT_SUFFIX = ".array.json"
+_NAMES = {"v3": "zarr.json", "v2": ".zarray"}
+
 _MAX_DEPTH = 200
 """Levels of a JSON value. Documents have about ten; more would need too deep a recursion."""
 
 _WORDS = (b"sharding", b"shardstore", b"storage_transformers")
-"""Words of all declarations."""
+"""Each declaration has one of these words."""
 
 _DRAFT_GRID = {"type", "chunk_shape", "separator"}
 _EXTENSION_MEMBERS = {"name", "configuration", "must_understand"}
-_NAMES = {"v3": "zarr.json", "v2": ".zarray"}
+
+_MARKER = "zarr_shardstore.unfinished_conversion"
+_MARKER_MESSAGE = "the array is being converted: run the same command again to finish it"
+
+
+# ------------------------------------------------------------------ keys of documents
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The place of an array: its hierarchy, and its path there (``""`` for the root)."""
+    """Place of an array: its hierarchy, and its path there (``""`` for the root)."""
 
     hierarchy: Hierarchy
     path: str
 
     @property
     def chunk_prefix(self) -> str:
-        """What comes before the suffix in each chunk key."""
+        """The part of each chunk key that comes before the suffix of the chunk."""
         root = DRAFT_DATA_ROOT if self.hierarchy == "draft" else ""
         return f"{root}{self.path}/" if self.path else root
 
     @property
     def twin(self) -> Node | None:
         """The array of the other format that may have the same chunk keys, as after a migration."""
-        match self.hierarchy:
-            case "v3":
-                return Node("v2", self.path)
-            case "v2":
-                return Node("v3", self.path)
-        return None
+        if self.hierarchy == "draft":
+            return None
+        return Node("v2" if self.hierarchy == "v3" else "v3", self.path)
 
 
 def document_key(node: Node) -> str:
-    """Key of the metadata document of an array.
+    """Return the key of the metadata document of an array.
 
     >>> document_key(Node("draft", "foo/bar"))
     'meta/root/foo/bar.array.json'
@@ -144,7 +99,7 @@ def document_key(node: Node) -> str:
 
 
 def node_of_document(key: str) -> Node | None:
-    """The array whose document has this key; ``None`` if it is the key of no document."""
+    """Return the array whose document has this key; ``None`` if it is the key of no document."""
     path, _, name = key.rpartition("/")
     if name == "zarr.json":
         return Node("v3", path)
@@ -157,56 +112,11 @@ def node_of_document(key: str) -> Node | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """Shape of an array and of its chunks (in elements), and how its chunk keys are spelled."""
-
-    shape: Coords
-    chunk_shape: Coords
-    encoding: ChunkKeyEncoding
-
-    def has_same_chunks(self, other: Geometry | None) -> bool:
-        """Whether chunks of the one are chunks of the other, wherever both arrays reach."""
-        return (
-            other is not None
-            and self.chunk_shape == other.chunk_shape
-            and self.encoding == other.encoding
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayDocument:
-    """What a stored array document says about keys and values.
-
-    Parameters
-    ----------
-    geometry : Geometry, optional
-        Of the chunks; ``None`` if the document has a chunk grid or a key encoding that is not
-        known here.
-    declaration : optional
-        How the transformers are declared; ``None`` for plain chunks.
-    transformers
-        What stands between the array and the store, nearest to the array first.
-    has_consolidated_index
-        The array has a consolidated index.
-    """
-
-    node: Node
-    geometry: Geometry | None
-    declaration: Declaration | None = None
-    transformers: tuple[TransformerSpec, ...] = ()
-    has_consolidated_index: bool = field(default=False, compare=False)
-
-    @property
-    def grid_shape(self) -> Coords | None:
-        """Number of chunks along each dimension, if the geometry is known."""
-        if self.geometry is None:
-            return None
-        return chunk_grid_shape(self.geometry.shape, self.geometry.chunk_shape)
+# ----------------------------------------------------------------------------- JSON
 
 
 def parse_json(data: bytes | memoryview) -> dict[str, Any] | None:
-    """The JSON object that a document holds; ``None`` if it holds none, or is nested too deeply."""
+    """Return the JSON object in a document; ``None`` if there is none, or too deep a one."""
     text = bytes(data)
     try:
         doc = json.loads(text)
@@ -216,7 +126,7 @@ def parse_json(data: bytes | memoryview) -> dict[str, Any] | None:
 
 
 def parse_document(node: Node, data: bytes | memoryview) -> dict[str, Any] | None:
-    """As `parse_json`, for the document of an array.
+    """Return the JSON object in the document of an array, as `parse_json`.
 
     Raises
     ------
@@ -230,6 +140,11 @@ def parse_document(node: Node, data: bytes | memoryview) -> dict[str, Any] | Non
             "read, and it names sharding: restore the document"
         )
     return doc
+
+
+def dump_document(doc: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a document."""
+    return json.dumps(doc, indent=2).encode()
 
 
 def _is_too_deep(doc: dict[str, Any], text: bytes) -> bool:
@@ -249,31 +164,81 @@ def _is_too_deep(doc: dict[str, Any], text: bytes) -> bool:
     return True
 
 
-def dump_document(doc: Mapping[str, Any]) -> bytes:
-    """Bytes of a document."""
-    return json.dumps(doc, indent=2).encode()
+# ------------------------------------------------------------------- parsed documents
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Shape of an array and of its chunks (in elements), and the spelling of its chunk keys."""
+
+    shape: Coords
+    chunk_shape: Coords
+    encoding: ChunkKeyEncoding
+
+    def has_same_chunks(self, other: Geometry | None) -> bool:
+        """Return whether chunks of one array are chunks of the other, where both arrays reach."""
+        return (
+            other is not None
+            and self.chunk_shape == other.chunk_shape
+            and self.encoding == other.encoding
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayDocument:
+    """Parsed document of an array: geometry, and storage transformers.
+
+    Parameters
+    ----------
+    geometry : Geometry, optional
+        Of the chunks; ``None`` if the document has a chunk grid or a key encoding that is not
+        known here.
+    declaration : optional
+        Form in which the transformers are declared; ``None`` for plain chunks.
+    transformers
+        The storage transformers, nearest to the array first.
+    has_consolidated_index
+        Whether one object holds the indexes of all its shards.
+    """
+
+    node: Node
+    geometry: Geometry | None
+    declaration: Declaration | None = None
+    transformers: tuple[TransformerSpec, ...] = ()
+    has_consolidated_index: bool = field(default=False, compare=False)
+
+    @property
+    def grid_shape(self) -> Coords | None:
+        """Number of chunks along each dimension, if the geometry is known."""
+        if self.geometry is None:
+            return None
+        return chunk_grid_shape(self.geometry.shape, self.geometry.chunk_shape)
 
 
 def is_array_document(node: Node, doc: Mapping[str, Any]) -> bool:
-    """Whether a document describes an array; only those of v3 may describe a group instead."""
+    """Return whether a document describes an array; only one of v3 may describe a group instead."""
     return node.hierarchy != "v3" or doc.get("node_type") == "array"
 
 
 def parse_array(
     node: Node, doc: Mapping[str, Any], native: Native = "flat"
 ) -> ArrayDocument | None:
-    """Read an array document; ``None`` if it describes no array.
+    """Parse an array document; ``None`` if it describes no array.
 
     Raises
     ------
     SpecError, UnsupportedError
         As `find_declaration`; also if it is sharded and the keys of its chunks are not known.
     UnfinishedConversionError
-        If the objects of the array are being replaced.
+        If it has the conversion marker.
     """
     if not is_array_document(node, doc):
         return None
-    check_finished(node.path, doc)
+    if has_conversion_marker(doc):
+        raise UnfinishedConversionError(
+            f"the array {node.path!r} is being converted, or a conversion was interrupted: wait "
+            "for it, or run that command again, which finishes it; nothing is lost"
+        )
     found = find_declaration(doc, native)
     geometry = plain_geometry(node.hierarchy, doc) if format_of(doc) == node.hierarchy else None
     if found is None:
@@ -292,10 +257,8 @@ def parse_array(
 
 
 def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | None:
-    """Geometry of the chunk grid and the keys that a document states, sharded or not."""
+    """Return the geometry that a document states, of chunks or of shards; ``None`` if unknown."""
     try:
-        encoding: ChunkKeyEncoding | None
-        is_regular = True
         match hierarchy:
             case "draft":
                 grid = doc["chunk_grid"]
@@ -308,6 +271,7 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
                 chunk_shape = grid["configuration"]["chunk_shape"]
                 encoding = _v3_encoding(chunk_key_encoding(doc))
             case "v2":
+                is_regular = True
                 chunk_shape = doc["chunks"]
                 encoding = _encoding("v2", doc.get("dimension_separator") or ".")
         shape = doc["shape"]
@@ -318,7 +282,6 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
     is_sound = (
         is_regular
         and are_lists
-        and encoding is not None
         and len(shape) == len(chunk_shape)
         and all(type(n) is int and n >= 0 for n in numbers)
         and all(n > 0 for n in chunk_shape)
@@ -329,25 +292,26 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
 
 
 def chunk_nbytes(doc: Mapping[str, Any], chunk_shape: Coords) -> int | None:
-    """Bytes of a chunk before compression; ``None`` if the data type does not tell.
+    """Return the bytes of a decoded chunk; ``None`` if the data type does not tell.
 
     >>> chunk_nbytes({"zarr_format": 2, "dtype": "<u2"}, (10, 10))
     200
     """
     try:
-        if doc.get("zarr_format") == 2:
-            itemsize = parse_numpy(doc["dtype"]).itemsize
-        elif "node_type" in doc:
-            itemsize = parse_v3(doc["data_type"], "little").itemsize
-        else:
-            itemsize = parse_draft(doc["data_type"]).itemsize
-    except Exception:  # a hint must not fail: what the data type is, others may know
+        match format_of(doc):
+            case "v2":
+                data_type = parse_numpy(doc["dtype"])
+            case "v3":
+                data_type = parse_v3(doc["data_type"], "little")
+            case "draft":
+                data_type = parse_draft(doc["data_type"])
+    except Exception:  # a hint must not fail: others may know the data type
         return None
-    return itemsize * math.prod(chunk_shape)
+    return data_type.itemsize * math.prod(chunk_shape)
 
 
 def has_empty_chunks(doc: Mapping[str, Any]) -> bool:
-    """Whether chunks are 0 long in some dimension: such an array, of zarr 3.1, holds nothing."""
+    """Return whether chunks are 0 long in some dimension: an array of zarr 3.1 without values."""
     try:
         if doc.get("zarr_format") == 2:
             return 0 in doc["chunks"]
@@ -368,3 +332,29 @@ def _v3_encoding(encoding: Any) -> ChunkKeyEncoding | None:
 
 def _encoding(style: Literal["draft", "default", "v2"], separator: Any) -> ChunkKeyEncoding | None:
     return ChunkKeyEncoding(style, separator) if is_separator(style, separator) else None
+
+
+# ----------------------------------------------------------------- conversion marker
+
+
+def with_conversion_marker(doc: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document of an array while its objects are neither the old nor the new ones."""
+    if doc.get("zarr_format") == 2:
+        filters = [*(doc.get("filters") or ()), {"id": _MARKER, "message": _MARKER_MESSAGE}]
+        return {**doc, "filters": filters}
+    marker = {"name": _MARKER, "configuration": {"message": _MARKER_MESSAGE}}
+    if "node_type" in doc:
+        return {**doc, "codecs": [marker], "storage_transformers": []}
+    marker |= {"extension": _MARKER, "type": "unfinished"}  # as zarr-python 2.18 spells one
+    return {**doc, "storage_transformers": [marker]}
+
+
+def has_conversion_marker(doc: Mapping[str, Any]) -> bool:
+    """Return whether a document has the conversion marker."""
+    lists = (doc.get("filters"), doc.get("codecs"), doc.get("storage_transformers"))
+    return any(
+        isinstance(item, Mapping) and _MARKER in (item.get("name"), item.get("id"))
+        for items in lists
+        if isinstance(items, list)
+        for item in items
+    )
