@@ -1,6 +1,38 @@
 """Sharding for Zarr, below the array: many chunks in one stored object.
 
-Public names are resolved when they are first used, so that ``zarr_shardstore.format`` can be
+A **shard** is one object of the *base store* that holds many chunks of an array. Each chunk is an
+*entry*, the opaque bytes that zarr has encoded; the *shard index* has offset and size of each
+entry::
+
+    shard   ├── entry ── entry ── … ──┤ index: (offset, nbytes) of each entry [crc32c] ┤
+
+A `ShardingStore` stands between zarr and the base store. zarr asks it for chunk keys such as
+``foo/c/96/18``; the base store has shard keys such as ``foo/c/3/9``. The *declaration* in the
+metadata document of the array says how many chunks a shard has; the *view* of that document,
+which zarr sees, shows plain chunks.
+
+**A read** of a chunk key: the array *catalog* finds the array, by a cache of parsed documents, and
+computes shard key and entry number. If the index of the shard is cached, and the file or ETag
+shows that it is still valid, one request reads the bytes. Otherwise one request reads the index
+and another the bytes. Reads of many chunks take the same two rounds: ranges of one shard are
+coalesced.
+
+**A write** becomes an update of its shard. The *update queue* lets one writer change a shard at a
+time, with a lock against other processes, and commits all updates that wait as a group. The
+*strategy* says how: ``append`` writes the bytes into a gap of the file, then the index, protected
+by a *journal*; ``rewrite`` stores the whole shard again, by a rename or a conditional PUT. A
+*batch* buffers writes, so that each shard is stored once.
+
+Each operation is a *flow*: a generator that yields requests and receives replies. It decides
+everything and does no I/O. A *driver*, blocking or async, runs the flow on a *backend*, which
+speaks to one kind of base store.
+
+Folders, each importing only those above it: ``format`` (bytes and keys), ``metadata`` (JSON
+documents), ``shards`` (flows that read and update shards), ``arrays`` (the array of a key), ``io``
+(drivers, backends, locks, queues), ``operations`` (flows of the store interface), ``store``
+(`ShardingStore`, `ShardingMapping`), ``draft``, ``inspect``, ``convert``, ``native``, ``cli``.
+
+Public names are imported when they are first used, so that ``zarr_shardstore.format`` can be
 imported without zarr.
 """
 
@@ -9,96 +41,79 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from zarr_shardstore.arrays.registry import register_storage_transformer
-    from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
-    from zarr_shardstore.convert.report import ArrayReport, ConversionReport, Progress
-    from zarr_shardstore.draft.hierarchy_store import DraftHierarchyStore
-    from zarr_shardstore.errors import (
-        CorruptShardError,
-        CorruptValueError,
-        ReadOnlyError,
-        ShardConflictError,
-        ShardStoreError,
-        SpecError,
-        UnfinishedConversionError,
-        UnpublishedError,
-        UnsupportedError,
+if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
+    from zarr_shardstore.arrays.registry import (
+        register_storage_transformer as register_storage_transformer,
     )
-    from zarr_shardstore.inspect.info import get_shard_info, is_sharded
-    from zarr_shardstore.io.counters import Stats
-    from zarr_shardstore.io.index_cache import set_index_cache_nbytes
-    from zarr_shardstore.native.bridge import from_native, to_native
-    from zarr_shardstore.shards.stack import ArrayContext, StorageTransformer, ValueTransformer
-    from zarr_shardstore.store.pipeline import ShardedCodecPipeline
-    from zarr_shardstore.store.sharding_mapping import ShardingMapping
-    from zarr_shardstore.store.sharding_store import ShardingStore
+    from zarr_shardstore.convert.api import reshard as reshard
+    from zarr_shardstore.convert.api import shard_store as shard_store
+    from zarr_shardstore.convert.api import unshard_store as unshard_store
+    from zarr_shardstore.convert.report import ArrayReport as ArrayReport
+    from zarr_shardstore.convert.report import ConversionReport as ConversionReport
+    from zarr_shardstore.convert.report import Progress as Progress
+    from zarr_shardstore.draft.hierarchy_store import DraftHierarchyStore as DraftHierarchyStore
+    from zarr_shardstore.errors import CorruptShardError as CorruptShardError
+    from zarr_shardstore.errors import CorruptValueError as CorruptValueError
+    from zarr_shardstore.errors import ReadOnlyError as ReadOnlyError
+    from zarr_shardstore.errors import ShardConflictError as ShardConflictError
+    from zarr_shardstore.errors import ShardStoreError as ShardStoreError
+    from zarr_shardstore.errors import SpecError as SpecError
+    from zarr_shardstore.errors import UnfinishedConversionError as UnfinishedConversionError
+    from zarr_shardstore.errors import UnpublishedError as UnpublishedError
+    from zarr_shardstore.errors import UnsupportedError as UnsupportedError
+    from zarr_shardstore.inspect.info import get_shard_info as get_shard_info
+    from zarr_shardstore.inspect.info import is_sharded as is_sharded
+    from zarr_shardstore.io.counters import Stats as Stats
+    from zarr_shardstore.io.index_cache import set_index_cache_nbytes as set_index_cache_nbytes
+    from zarr_shardstore.native.bridge import from_native as from_native
+    from zarr_shardstore.native.bridge import to_native as to_native
+    from zarr_shardstore.shards.stack import ArrayContext as ArrayContext
+    from zarr_shardstore.shards.stack import StorageTransformer as StorageTransformer
+    from zarr_shardstore.shards.stack import ValueTransformer as ValueTransformer
+    from zarr_shardstore.store.pipeline import ShardedCodecPipeline as ShardedCodecPipeline
+    from zarr_shardstore.store.sharding_mapping import ShardingMapping as ShardingMapping
+    from zarr_shardstore.store.sharding_store import ShardingStore as ShardingStore
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ArrayContext",
-    "ArrayReport",
-    "ConversionReport",
-    "CorruptShardError",
-    "CorruptValueError",
-    "DraftHierarchyStore",
-    "Progress",
-    "ReadOnlyError",
-    "ShardConflictError",
-    "ShardStoreError",
-    "ShardedCodecPipeline",
-    "ShardingMapping",
-    "ShardingStore",
-    "SpecError",
-    "Stats",
-    "StorageTransformer",
-    "UnfinishedConversionError",
-    "UnpublishedError",
-    "UnsupportedError",
-    "ValueTransformer",
-    "__version__",
-    "from_native",
-    "get_shard_info",
-    "is_sharded",
-    "register_storage_transformer",
-    "reshard",
-    "set_index_cache_nbytes",
-    "shard_store",
-    "to_native",
-    "unshard_store",
-]
-
 _MODULES = {
-    "Stats": "zarr_shardstore.io.counters",
-    "set_index_cache_nbytes": "zarr_shardstore.io.index_cache",
-    "ArrayContext": "zarr_shardstore.shards.stack",
-    "ArrayReport": "zarr_shardstore.convert.report",
-    "ConversionReport": "zarr_shardstore.convert.report",
-    "Progress": "zarr_shardstore.convert.report",
-    "reshard": "zarr_shardstore.convert.api",
-    "shard_store": "zarr_shardstore.convert.api",
-    "unshard_store": "zarr_shardstore.convert.api",
-    "StorageTransformer": "zarr_shardstore.shards.stack",
-    "ValueTransformer": "zarr_shardstore.shards.stack",
-    "DraftHierarchyStore": "zarr_shardstore.draft.hierarchy_store",
-    "ShardedCodecPipeline": "zarr_shardstore.store.pipeline",
-    "ShardingMapping": "zarr_shardstore.store.sharding_mapping",
-    "ShardingStore": "zarr_shardstore.store.sharding_store",
-    "get_shard_info": "zarr_shardstore.inspect.info",
-    "is_sharded": "zarr_shardstore.inspect.info",
-    "from_native": "zarr_shardstore.native.bridge",
-    "register_storage_transformer": "zarr_shardstore.arrays.registry",
-    "to_native": "zarr_shardstore.native.bridge",
+    name: f"zarr_shardstore.{module}"
+    for module, names in {
+        "arrays.registry": ("register_storage_transformer",),
+        "convert.api": ("reshard", "shard_store", "unshard_store"),
+        "convert.report": ("ArrayReport", "ConversionReport", "Progress"),
+        "draft.hierarchy_store": ("DraftHierarchyStore",),
+        "errors": (
+            "CorruptShardError",
+            "CorruptValueError",
+            "ReadOnlyError",
+            "ShardConflictError",
+            "ShardStoreError",
+            "SpecError",
+            "UnfinishedConversionError",
+            "UnpublishedError",
+            "UnsupportedError",
+        ),
+        "inspect.info": ("get_shard_info", "is_sharded"),
+        "io.counters": ("Stats",),
+        "io.index_cache": ("set_index_cache_nbytes",),
+        "native.bridge": ("from_native", "to_native"),
+        "shards.stack": ("ArrayContext", "StorageTransformer", "ValueTransformer"),
+        "store.pipeline": ("ShardedCodecPipeline",),
+        "store.sharding_mapping": ("ShardingMapping",),
+        "store.sharding_store": ("ShardingStore",),
+    }.items()
+    for name in names
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name == "__all__":
+        return __dir__()
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(_MODULES.get(name, "zarr_shardstore.errors"))
-    return getattr(module, name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*_MODULES, "__version__"])

@@ -111,6 +111,19 @@ class ArrayReader:
         prefix, index_key = node.chunk_prefix, None
         if document.has_consolidated_index:
             index_key = prefix + CONSOLIDATED_INDEX_NAME
+        nbytes = chunk_nbytes(doc, geometry.chunk_shape)
+        only = document.transformers[0] if len(document.transformers) == 1 else None
+        if only is not None and only.sharding is not None:
+            layout = ArrayLayout(
+                node.path,
+                prefix,
+                geometry.encoding,
+                grid_shape,
+                only.sharding,
+                index_key,
+                nbytes,
+            )
+            return (ShardingTransformer(layout, self.reading),)
         context = ArrayContext(
             path=node.path,
             prefix=prefix,
@@ -119,7 +132,7 @@ class ArrayReader:
             document=strip(without_consolidated_index(doc), document.declaration),
             reading=self.reading,
             index_key=index_key,
-            chunk_nbytes=chunk_nbytes(doc, geometry.chunk_shape),
+            chunk_nbytes=nbytes,
         )
         stack = make_stack(document.transformers, context)
         if sum(isinstance(transformer, ShardingTransformer) for transformer in stack) > 1:

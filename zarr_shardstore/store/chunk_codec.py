@@ -1,14 +1,12 @@
-"""The codecs of one array, called chunk by chunk in whatever thread the caller is.
+"""Codecs of one array, called chunk by chunk in the thread of the caller.
 
-zarr 3.1's pipeline has only async codecs, most of which do their work in
-``asyncio.to_thread``: about 150 µs a chunk and codec. The functions that they run there are
-called directly here.
+`ChunkCodec` runs any chain of codecs. zarr 3.1 has only async codecs, most of which do their work
+in ``asyncio.to_thread``, about 150 µs a chunk and codec. `ChunkCodec` calls the same functions
+directly.
 
-Chunks of plain numbers, from bytes straight into the array that is read.
-
-For the chains that most arrays have, ``bytes`` and at most one compressor, this does what zarr's
-codecs do, without a buffer object for each step: they take 12 µs a chunk more. The compressors
-are those of numcodecs, as in zarr, but for zstd.
+`PlainChunks` decodes chunks of numbers whose chain is ``bytes`` and at most one compressor, as
+most arrays have. It makes no buffer object for each step, which saves 12 µs a chunk. The
+compressors are those of numcodecs, as in zarr, except zstd.
 """
 
 from __future__ import annotations
@@ -30,11 +28,11 @@ from zarr_shardstore.store import zstd
 _Step: TypeAlias = Callable[[Any, ArraySpec], Any]
 
 _AWAIT_ONLY_THREADS = ("zarr.codecs._v2", "zarr.codecs.numcodecs._codecs")
-"""Modules of zarr 3.1 whose codecs have no blocking methods, and await threads alone."""
+"""Modules of zarr 3.1 whose codecs have no blocking methods, and await only threads."""
 
 
 class ChunkCodec:
-    """Encodes and decodes single chunks, blocking.
+    """Blocking encoder and decoder of single chunks.
 
     Thread safety: may be used from any thread.
     """
@@ -51,7 +49,7 @@ class ChunkCodec:
         array_bytes: ArrayBytesCodec,
         bytes_bytes: Iterable[BytesBytesCodec],
     ) -> ChunkCodec | None:
-        """The chain of these codecs; ``None`` if one of them can only be awaited."""
+        """Return the chain of these codecs; ``None`` if one of them can only be awaited."""
         codecs: list[Codec] = [*array_array, array_bytes, *bytes_bytes]
         steps = []
         for codec in codecs:
@@ -62,7 +60,7 @@ class ChunkCodec:
         return cls(codecs, steps)
 
     def encode(self, chunk: NDBuffer, spec: ArraySpec) -> Buffer | None:
-        """Bytes of a chunk; ``None`` if a codec leaves it out."""
+        """Return the bytes of a chunk; ``None`` if a codec leaves it out."""
         data: Any = chunk
         for (encode, _), spec_there in zip(self._steps, self._specs_along(spec), strict=True):
             data = encode(data, spec_there)
@@ -72,7 +70,7 @@ class ChunkCodec:
         return encoded
 
     def decode(self, value: Buffer, spec: ArraySpec) -> NDBuffer:
-        """The chunk that bytes hold."""
+        """Return the chunk that bytes encode."""
         data: Any = value
         steps = zip(reversed(self._steps), reversed(self._specs_along(spec)), strict=True)
         for (_, decode), spec_there in steps:
@@ -81,7 +79,7 @@ class ChunkCodec:
         return chunk
 
     def _specs_along(self, spec: ArraySpec) -> list[ArraySpec]:
-        """What each codec is told of its input, when it encodes."""
+        """Return the spec of the input of each codec when it encodes."""
         last = self._specs  # one tuple: another thread sees the old pair or the new one
         if last is not None and last[0] is spec:
             return last[1]
@@ -105,7 +103,6 @@ def _blocking_steps(codec: Codec) -> tuple[_Step, _Step] | None:
 
 
 def _on_buffers(work: Callable[[Any], bytes]) -> _Step:
-    """Make a step of a function from bytes to bytes."""
 
     def run(data: Buffer, spec: ArraySpec) -> Buffer:
         return spec.prototype.buffer.from_bytes(work(data.as_numpy_array()))
@@ -114,7 +111,7 @@ def _on_buffers(work: Callable[[Any], bytes]) -> _Step:
 
 
 def _in_this_thread(method: Callable[[Any, ArraySpec], Coroutine[Any, Any, Any]]) -> _Step:
-    """Make a blocking function of a method that awaits nothing but work in threads."""
+    """Return a blocking function for a method that awaits nothing but work in threads."""
 
     def run(data: Any, spec: ArraySpec) -> Any:
         coroutine = method(data, spec)
@@ -133,7 +130,7 @@ def _in_this_thread(method: Callable[[Any, ArraySpec], Coroutine[Any, Any, Any]]
 
 
 class _ThisThread:
-    """Stands for the event loop: what should run in another thread runs at once in this one."""
+    """Stand-in for the event loop that runs work for other threads in the calling thread."""
 
     def run_in_executor(self, _: object, func: Callable[..., Any], *args: Any) -> _Done:
         return _Done(func(*args))
@@ -155,11 +152,11 @@ _THIS_THREAD = cast(asyncio.AbstractEventLoop, _ThisThread())
 _Decompress = Callable[[Any], Any]
 
 _KINDS = "biufc"
-"""Of data types whose elements are what the bytes say: booleans, numbers."""
+"""Kinds of data types whose elements are plain bytes: booleans, numbers."""
 
 
 class PlainChunks:
-    """Decodes the chunks of one array.
+    """Decoder of the chunks of one array of numbers.
 
     Thread safety: may be used from any thread.
     """
@@ -179,7 +176,7 @@ class PlainChunks:
         bytes_bytes: Sequence[BytesBytesCodec],
         spec: ArraySpec,
     ) -> PlainChunks | None:
-        """What decodes these codecs' chunks; ``None`` if the chain is another one."""
+        """Return the decoder of a chain of codecs; ``None`` if the chain is another one."""
         if array_array or type(array_bytes) is not BytesCodec or len(bytes_bytes) > 1:
             return None
         dtype = spec.dtype.to_native_dtype()
@@ -194,7 +191,7 @@ class PlainChunks:
         return cls(decompress, None if endian is None else str(getattr(endian, "value", endian)))
 
     def decode(self, value: bytes | memoryview, spec: ArraySpec) -> npt.NDArray[Any]:
-        """The chunk that bytes hold, in the byte order in which it is stored.
+        """Return the chunk that bytes encode, in the byte order in which it is stored.
 
         Raises
         ------
@@ -210,11 +207,13 @@ class PlainChunks:
 
 
 def _decompress_of(codec: BytesBytesCodec) -> _Decompress | None:
-    decompress: _Decompress | None = None
-    if type(codec) is ZstdCodec:
-        decompress = zstd.decompress
-    elif type(codec) is GzipCodec:
-        decompress = numcodecs.GZip().decode
-    elif type(codec) is BloscCodec:
-        decompress = numcodecs.Blosc().decode
-    return decompress
+    kind = type(codec)  # a subclass may do something else
+    if kind is ZstdCodec:
+        return zstd.decompress
+    if kind is GzipCodec:
+        gzip: _Decompress = numcodecs.GZip().decode
+        return gzip
+    if kind is BloscCodec:
+        blosc: _Decompress = numcodecs.Blosc().decode
+        return blosc
+    return None

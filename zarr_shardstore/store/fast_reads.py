@@ -1,7 +1,7 @@
-"""Reads of chunks of which all is known but their bytes: no flow, no request but for these.
+"""Reads of chunks whose array, index and open file are all cached: no flow is run.
 
-An answer from here is the one that the flow would give; where anything is not known, or a batch
-holds writes, there is none, and the flow is run.
+A hit is the value that the flow would return. On a miss, or while a batch buffers writes, the
+caller runs the flow.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from zarr_shardstore.shards.pending import PendingShards
 from zarr_shardstore.shards.read import ShardReads
 
 _MIN_TO_WARM = 8
-"""Chunks of a shard that are wanted together: for fewer the flow is not asked first."""
+"""Chunks of one shard in one call from which on its index is read before the chunks."""
 
 _SHARDS_AT_ONCE = 64
-"""Shards whose indexes are read before their chunks; half of the files that are kept open."""
+"""Shards whose indexes are read together; half of the number of cached open files."""
 
 KeyRange: TypeAlias = tuple[str, ByteRange | None]
 
 
 class FastReads:
-    """Reads of local files by `zarr_shardstore.io.local.cached_files`; for other base stores none.
+    """Reads by the cache of open shard files; other base stores than local files always miss.
 
     Thread safety: may be used from any thread.
     """
@@ -47,21 +47,21 @@ class FastReads:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the base store is one that answers may come from."""
+        """Whether the base store has local files, so that there may be hits."""
         return self._root is not None
 
     def get(self, key: str, byte_range: ByteRange | None, *, at_once: bool = False) -> CachedValue:
-        """The value of a chunk, ``None`` if it is missing, `MISS` if the flow must be asked.
+        """Return the value of a chunk, ``None`` if it is missing, `MISS` if the flow must be run.
 
         Parameters
         ----------
         at_once
-            Rather `MISS` than to wait for a disk.
+            Return `MISS` rather than wait for a disk.
         """
         if self._root is None or self._pending:
             return MISS
         if byte_range is not None:
-            resolve_range(byte_range, 0)  # an error, whatever is there
+            resolve_range(byte_range, 0)  # raises if it is not valid, hit or miss
         for table in self._catalog.arrays.current().key_tables:
             place = table.translate(key)
             if place is None:
@@ -79,8 +79,9 @@ class FastReads:
         return MISS
 
     def get_many(self, key_ranges: Sequence[KeyRange]) -> list[CachedValue]:
-        """As `get`, of many keys. Those of one shard are read together, or none of them is: what
-        one call reads of a shard was there at one moment.
+        """As `get`, of many keys.
+
+        Chunks of one shard are all hits or all misses: one call reads a snapshot of each shard.
         """
         if len(key_ranges) == 1:
             return [self.get(*key_ranges[0])]
@@ -91,7 +92,7 @@ class FastReads:
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
         groups = self._catalog.arrays.current().reads_by_shard(keys, byte_ranges)
         if not groups and len(keys) >= _MIN_TO_WARM:
-            with suppress(ShardStoreError):  # the flow will say so
+            with suppress(ShardStoreError):  # the flow will raise it
                 self._driver.run(self._catalog.chunks_of(keys[:1]))
             groups = self._catalog.arrays.current().reads_by_shard(keys, byte_ranges)
         self._warm_up(groups)
@@ -108,7 +109,7 @@ class FastReads:
         return values
 
     def _warm_up(self, groups: Sequence[ShardReads]) -> None:
-        """Read the indexes of shards of which much is wanted, and nothing known."""
+        """Read the indexes of shards of which many chunks are wanted and nothing is cached."""
         cold = [
             reads.shard
             for reads in groups

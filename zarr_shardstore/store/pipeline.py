@@ -1,6 +1,8 @@
-"""`ShardedCodecPipeline`: hands whole array operations of zarr to a sharding store.
+"""`ShardedCodecPipeline`: codec pipeline that hands whole array operations to a sharding store.
 
-Chunks of one array operation: cut out of the value, merged with what is stored, put in place.
+A read fetches all chunks of a selection in one operation, decodes them in threads and puts each
+into the result. A write encodes whole shards at a time; while one unit of shards is stored, the
+next is encoded.
 """
 
 from __future__ import annotations
@@ -24,24 +26,24 @@ from zarr_shardstore.io.buffers import to_buffer_of
 from zarr_shardstore.io.concurrency import map_in_threads, run_within
 from zarr_shardstore.store.chunk_codec import ChunkCodec, PlainChunks
 
-Values: TypeAlias = NDBuffer | npt.NDArray[Any]
+ChunkValues: TypeAlias = NDBuffer | npt.NDArray[Any]
 
 
 class ChunkPart(NamedTuple):
-    """The part of one chunk that an array operation reads or writes.
+    """Part of one chunk that an array operation reads or writes.
 
     Parameters
     ----------
     key : str
-        Of the chunk.
+        Key of the chunk.
     spec : ArraySpec
         Shape, data type and fill value of the chunk.
     inside
-        Which elements of the chunk.
+        Selection in the chunk.
     outside
-        Which elements of the value of the operation.
+        Selection in the value of the operation.
     is_complete : bool
-        All elements that lie in the array.
+        Whether the part has all elements of the chunk that lie in the array.
     """
 
     key: str
@@ -53,9 +55,9 @@ class ChunkPart(NamedTuple):
     def chunk_to_write(
         self, value: NDBuffer, old: NDBuffer | None, drop_axes: tuple[int, ...]
     ) -> NDBuffer | None:
-        """The whole chunk with this part of `value` in it; ``None`` if it shall be missing.
+        """Return the whole chunk with this part of `value` in it; ``None`` if it must be missing.
 
-        Always memory of its own: neither `value` nor `old` can change it afterwards.
+        The chunk has memory of its own: neither `value` nor `old` can change it afterwards.
         """
         spec, dtype = self.spec, self.spec.dtype.to_native_dtype()
         make = spec.prototype.nd_buffer
@@ -73,7 +75,7 @@ class ChunkPart(NamedTuple):
         chunk[self.inside] = part
         return None if _is_empty(chunk, spec) else chunk
 
-    def put(self, chunk: Values | None, out: Values, drop_axes: tuple[int, ...]) -> None:
+    def put(self, chunk: ChunkValues | None, out: ChunkValues, drop_axes: tuple[int, ...]) -> None:
         """Put this part of a chunk, or of the fill value, into the result of a read."""
         if chunk is None:
             out[self.outside] = fill_value_of(self.spec)
@@ -83,23 +85,23 @@ class ChunkPart(NamedTuple):
 
 
 def fill_value_of(spec: ArraySpec) -> Any:
-    """The value of missing elements; Zarr v2 may leave it open."""
+    """Return the value of missing elements; a document of Zarr v2 may leave it open."""
     return spec.dtype.default_scalar() if spec.fill_value is None else spec.fill_value
 
 
 def chunk_nbytes(spec: ArraySpec) -> int:
-    """Size of a decoded chunk in bytes; of texts, that of the pointers to them."""
+    """Return the size of a decoded chunk in bytes; for texts the size of the pointers."""
     return math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
 
 
 def _is_empty(chunk: NDBuffer, spec: ArraySpec) -> bool:
-    """Whether a chunk is not stored, because the array is to have no chunks of fill values."""
+    """Whether a chunk is not stored, because the array stores no chunks of fill values."""
     if spec.config.write_empty_chunks:
         return False
     fill = fill_value_of(spec)
     array = chunk.as_ndarray_like()
     if isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.size:
-        # Most chunks differ in their first element: 1 µs, where a look at all takes 20 µs.
+        # Most chunks differ in their first element, and a look at all elements takes 20 µs.
         first = array[(0,) * array.ndim]
         is_nan = first != first
         if first != fill and not is_nan:
@@ -112,10 +114,10 @@ Value: TypeAlias = bytes | memoryview
 MIB = 1024 * 1024
 
 _MAX_NBYTES_AT_ONCE = 64 * MIB
-"""Decoded size of the chunks of one operation that are under way at once."""
+"""Decoded size of the chunks of one operation that are in memory at a time."""
 
 _WRITE_NBYTES = 16 * MIB
-"""Decoded size of the chunks in one write: some are encoded while others are being stored."""
+"""Decoded size of the chunks in one write: the next are encoded while these are stored."""
 
 _READ_NBYTES = 32 * MIB
 """Decoded size of the chunks in one read; more, because each read takes two round trips."""
@@ -126,7 +128,7 @@ _SMALL_NBYTES = 4 * 1024
 
 @runtime_checkable
 class _TakesWholeOperations(Protocol):
-    """What the stores of this package offer; zarr's wrappers around them do not."""
+    """Methods of the stores of this package; zarr's wrappers around them do not have these."""
 
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]: ...
 
@@ -140,9 +142,9 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     """A codec pipeline for zarr that writes each shard of an array operation once.
 
     zarr's own pipelines hand chunks over one by one. This one reads all chunks of a selection in
-    one operation of the store, and writes them in one for each 16 MiB of whole shards. For
-    other stores, and for arrays with a native ``sharding_indexed`` codec that are shown as they
-    are, it is zarr's ``BatchedCodecPipeline``.
+    one operation of the store, and writes them in one operation for each 16 MiB of whole shards.
+    Other stores, and arrays whose ``sharding_indexed`` codec is left to zarr, get zarr's
+    ``BatchedCodecPipeline``.
 
     Notes
     -----
@@ -174,7 +176,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         out: NDBuffer,
         drop_axes: tuple[int, ...] = (),
     ) -> Any:
-        """Read all chunks of a selection into `out`; says of each whether it is stored."""
+        """Read all chunks of a selection into `out`; tell of each whether it is stored."""
         batch = list(batch_info)
         store = self._store_of(batch)
         if store is None:
@@ -229,7 +231,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             await super().write(batch, value, drop_axes)
             return
         codec = self._chunk_codec()
-        encoding = asyncio.Lock()  # one unit after another: the first is stored meanwhile
+        encoding = asyncio.Lock()  # one unit after another; the others are stored concurrently
 
         def encode(item: tuple[ChunkPart, Buffer | None]) -> Buffer | None:
             part, old = item
@@ -260,7 +262,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         await _in_units(store, _parts(batch), _WRITE_NBYTES, write_some)
 
     def _store_of(self, batch: Sequence[tuple[Any, ...]]) -> _TakesWholeOperations | None:
-        """The store of this package that all chunks of a batch are in; ``None``: it is zarr's."""
+        """Return the store of this package that has all chunks; ``None``: it is another one."""
         if self.supports_partial_decode or self.supports_partial_encode:
             return None  # native shards: the codec reads and writes parts of them itself
         if not batch or not isinstance(batch[0][0], StorePath):
@@ -272,7 +274,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         return store if is_one else None
 
     def _chunk_codec(self) -> ChunkCodec | None:
-        # Made anew for each operation: pipelines are pickled with their arrays.
+        # Made for each operation: pipelines are pickled with their arrays.
         return ChunkCodec.of(
             self.array_array_codecs, self.array_bytes_codec, self.bytes_bytes_codecs
         )
@@ -286,11 +288,10 @@ def _parts(batch: Sequence[tuple[Any, ...]]) -> list[ChunkPart]:
 
 
 def _nbytes(parts: Iterable[ChunkPart]) -> int:
-    """Decoded size of chunks in bytes."""
     size, last = 0, None
     total = 0
     for part in parts:
-        if part.spec is not last:  # as a rule all have the same
+        if part.spec is not last:  # usually all have the same
             last = part.spec
             size = chunk_nbytes(last)
         total += size
@@ -308,7 +309,7 @@ async def _in_units(
     unit_nbytes: int,
     run: Callable[[list[int], list[ChunkPart]], Awaitable[None]],
 ) -> None:
-    """Run for all parts at once, or for some whole shards at a time, if they are too much."""
+    """Run for all parts together, or for some whole shards at a time if they are too large."""
     nbytes = _nbytes(parts)
     if nbytes <= unit_nbytes:
         await run(list(range(len(parts))), parts)
