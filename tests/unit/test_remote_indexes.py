@@ -11,9 +11,9 @@ from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.shard import build_shard
 from zarr_shardstore.format.sharding_spec import ShardingSpec
-from zarr_shardstore.io.index_cache import RememberedIndex
+from zarr_shardstore.io.remote.etags import ObjectVersion
 from zarr_shardstore.io.remote.remote_index import RemoteIndexes
-from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex
+from zarr_shardstore.shards.requests import Found, Get, GetIndex
 
 LAYOUT = ArrayLayout(
     "a", "a/", ChunkKeyEncoding("default", "/"), (4, 4), ShardingSpec((2, 2), ZEP2_INDEX)
@@ -29,17 +29,12 @@ class SlowBase:
         self.asked: list[Get] = []
         self.may_reply = asyncio.Event()
 
-    async def get(self, request: Get) -> Found:
+    async def read(self, request: Get, unless: ObjectVersion | None = None) -> Found:
+        assert unless is None, "nothing is known"
         self.asked.append(request)
         await self.may_reply.wait()
         value = OBJECT if request.byte_range is None else OBJECT[-LAYOUT.spec.index_nbytes :]
         return Found(memoryview(value), "v1", len(OBJECT))
-
-    async def get_if_modified(self, request: Get, known: RememberedIndex) -> Found | None:
-        raise AssertionError("nothing is known")
-
-    def can_be_remembered(self, found: FoundIndex) -> bool:
-        return False
 
 
 async def test_only_who_asks_gets_the_whole_shard() -> None:

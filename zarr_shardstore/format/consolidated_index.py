@@ -111,6 +111,8 @@ class ConsolidatedIndex:
     ) -> None:
         self.spec = spec
         self.written_s = written_s
+        self.was_used = False
+        """For the cache of indexes."""
         self._blobs = blobs
         self._data = data
 

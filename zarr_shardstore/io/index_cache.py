@@ -33,22 +33,22 @@ class _Item(Protocol):
         """Memory that it takes, about."""
 
 
-class RememberedIndex:
-    """An index, and the state of the object that it is true of.
+class CachedIndex:
+    """Cached index, and the version of the object that it was read from.
 
     Parameters
     ----------
     spec : ShardingSpec
         How the index was decoded.
     version
-        Of the object, as the base store tells it; equal if and only if the object is the same.
+        Version of the object; equal if and only if the object is the same.
     size : int, optional
-        Of the object, in bytes.
-    is_checked
-        It was read from the shard; otherwise somebody recorded it, perhaps long ago.
+        Size of the object, in bytes.
+    is_recorded
+        A consolidated index has it, which may be stale. Otherwise it was read from the shard.
     """
 
-    __slots__ = ("index", "is_checked", "size", "spec", "version", "was_used")
+    __slots__ = ("index", "is_recorded", "size", "spec", "version", "was_used")
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class RememberedIndex:
         version: object,
         size: int | None,
         *,
-        is_checked: bool = True,
+        is_recorded: bool = False,
     ) -> None:
         self.index = index
         self.spec = spec
         self.version = version
         self.size = size
-        self.is_checked = is_checked
+        self.is_recorded = is_recorded
         self.was_used = False
 
     @property

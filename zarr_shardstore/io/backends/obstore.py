@@ -1,8 +1,24 @@
 """Backend for zarr's ``ObjectStore``: objects have versions (ETags), and writes conditions.
 
-A read tells the version that it read. An update is optimistic: what it writes is stored only
-if nobody has replaced the object since the update read it (compare and swap); otherwise it
-begins anew. So writers of any number of processes and hosts lose nothing.
+An update is a compare-and-swap: a shard is replaced only if it is the one that the update has read.
+So writers of any number of processes and hosts lose no update. The rules of an update:
+
+1. Its first read of a key fixes the expected version: an ETag, or none for a missing object.
+2. Its write has the condition ``If-Match`` with that ETag, or ``If-None-Match: *`` without one. A
+   removal cannot have a condition: an emptied shard is replaced by one without entries.
+3. A refusal (412, 409 or 404) or a failure does not tell what is stored, so the object is read.
+   A client does not repeat a write with a condition when the connection fails.
+4. If its bytes are those of the write, the write took effect and its reply was lost: success.
+5. If its version is not the expected one, another writer was faster. `ReplacedMeanwhileError`
+   makes the driver run the update again.
+6. If its version is the expected one after a failure, the write is sent again, up to three times.
+7. If its version is the expected one after a refusal, the write is sent once more without quotes in
+   the ETag, which some servers want. A refusal of that is treated as in 5.
+8. The first replacement of an object is followed by a write that must be refused. A store that
+   takes it ignores conditions: there is a warning, and later updates are not optimistic.
+
+A reply is *truncated* if it is shorter than the requested range, clipped to the size of the object
+in the same reply. Each `Found` has that size, and the flows compare: see `shards.read`.
 """
 
 from __future__ import annotations
@@ -29,16 +45,14 @@ from zarr_shardstore.io.backends.base import (
 )
 from zarr_shardstore.io.backends.key_pages import next_page_with_versions
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend, concurrently
-from zarr_shardstore.io.index_cache import RememberedIndex
 from zarr_shardstore.io.remote.consolidated_reads import ConsolidatedIndexes
-from zarr_shardstore.io.remote.etags import is_strong, version_of_meta
+from zarr_shardstore.io.remote.etags import ObjectVersion, version_of_meta
 from zarr_shardstore.io.remote.object_calls import ObjectReader
 from zarr_shardstore.io.remote.remote_index import RemoteIndexes
 from zarr_shardstore.shards.requests import (
     Delete,
     Exists,
     Found,
-    FoundIndex,
     Get,
     GetIndex,
     ListPage,
@@ -49,17 +63,19 @@ from zarr_shardstore.shards.requests import (
 )
 
 _MIN_AGE_ON_WEB_SERVERS_S = 2.0
+"""Web servers make an ETag of the size and the second of the last change: a younger one proves
+nothing."""
 
 _N_PUTS = 4
-"""Attempts to store an object with a condition, if the server fails or is not reached. The
-connection of which one was lost is often an old one that the server had closed."""
+"""Attempts of a write with a condition, if the server fails or is not reached. Often the first
+one took an old connection that the server had closed."""
 
 _LONGEST_PAUSE_S = 1.0
-"""Between two of these; half of it on average."""
+"""Between two attempts; half of it on average."""
 
 
 class ObstoreBackend(ZarrBackend):
-    """Reads with versions; gives updates a view with conditional writes."""
+    """Reads with versions; a view for updates writes with conditions."""
 
     store: ObjectStore[Any]
 
@@ -76,8 +92,10 @@ class ObstoreBackend(ZarrBackend):
         def identity_of(key: str) -> Hashable:
             return (*identity, key)
 
-        collected = ConsolidatedIndexes(self._get_at_most, identity_of)
-        self._indexes = RemoteIndexes(self, identity_of, is_static=is_static, collected=collected)
+        consolidated = ConsolidatedIndexes(self._get_at_most, identity_of)
+        self._indexes: RemoteIndexes = RemoteIndexes(
+            self, identity_of, is_static=is_static, consolidated=consolidated
+        )
         self.has_lasting_versions = True
         self._has_conditions = type(store.store).__name__ != "HTTPStore"
         self._is_probed = False
@@ -88,29 +106,25 @@ class ObstoreBackend(ZarrBackend):
     def optimistic(self) -> Backend | None:
         return _Optimistic(self) if self._has_conditions else None
 
-    async def get_if_modified(self, request: Get, known: RememberedIndex) -> Found | None:
-        """For `RemoteIndexes`."""
+    async def read(self, get: Get, unless: ObjectVersion | None = None) -> Found | None:
         from obstore.exceptions import NotModifiedError
 
-        byte_range = request.byte_range
-        if not isinstance(known.version, str) or known.size is None or byte_range is None:
-            return await self.get(request)
+        byte_range = get.byte_range
+        if unless is None or unless.etag is None or unless.size is None or byte_range is None:
+            return await super().read(get)
         if not self._has_suffixes:
-            byte_range = Range(*resolve_range(byte_range, known.size))
-        options: Any = {"range": _range_of(byte_range), "if_none_match": known.version}
+            byte_range = Range(*resolve_range(byte_range, unless.size))
+        options: Any = {"range": _range_of(byte_range), "if_none_match": unless.etag}
         try:
-            found = await self._get_with(request.key, options)
+            found = await self._get_with(get.key, options)
         except NotModifiedError:
             return None
         except Exception:  # it is shorter now, or the server knows no conditions
-            return await self.get(request)
-        if found.version == known.version:  # such a server, too
+            return await super().read(get)
+        if found.version == unless:  # the server ignores conditions
             return None
-        is_other_range = not self._has_suffixes and found.size != known.size
-        return await self.get(request) if is_other_range else found
-
-    def can_be_remembered(self, found: FoundIndex) -> bool:
-        return is_strong(found.version)
+        is_other_range = not self._has_suffixes and found.size != unless.size
+        return await super().read(get) if is_other_range else found
 
     async def _perform_one(self, request: Request) -> Any:
         match request:
@@ -123,14 +137,16 @@ class ObstoreBackend(ZarrBackend):
         return await super()._perform_one(request)
 
     async def _record_index(self, request: RecordIndex) -> Recorded:
-        assert self._indexes is not None
         found = await self._indexes.get(GetIndex(request.shard))
-        if found.decoded is None or found.size is None or not is_strong(found.version):
+        version = found.version
+        if found.decoded is None or found.size is None or not isinstance(version, ObjectVersion):
             return None
-        return IndexCopy(found.decoded, str(found.version), found.size)
+        if version.etag is None or not version.is_strong:
+            return None
+        return IndexCopy(found.decoded, version.etag, found.size)
 
     async def _metas(self, prefix: str) -> AsyncIterator[tuple[str, object]]:
-        """Keys, as `ObjectStore.list_prefix` has them, and versions."""
+        """List keys as `ObjectStore.list_prefix`, with the versions of their objects."""
         import obstore
 
         async for page in obstore.list(self.store.store, prefix=prefix):
@@ -154,7 +170,7 @@ class ObstoreBackend(ZarrBackend):
         return Found(memoryview(value), version, reply.meta["size"])
 
     async def _get_at_most(self, key: str, max_nbytes: int) -> Found:
-        """An object, if it is not larger."""
+        """Read an object, unless it is larger."""
         import obstore
 
         try:
@@ -167,87 +183,79 @@ class ObstoreBackend(ZarrBackend):
         return Found(memoryview(value), version_of_meta(reply.meta), reply.meta["size"])
 
     def _is_too_young(self, meta: Any) -> bool:
-        """Whether an ETag proves nothing: web servers make it of the size and the second."""
         if type(self.store.store).__name__ != "HTTPStore" or meta["last_modified"] is None:
             return False
         return bool(time.time() - meta["last_modified"].timestamp() < _MIN_AGE_ON_WEB_SERVERS_S)
 
     # ---------------------------------------------------------- conditional writes
 
-    async def put_if(self, key: str, value: bytes | memoryview, version: object) -> object:
-        """Store an object if it is the one of that version; ``None``: if there is none.
-
-        Returns
-        -------
-        object
-            Its version now.
+    async def put_if(
+        self, key: str, value: bytes | memoryview, expected: ObjectVersion | None
+    ) -> ObjectVersion | None:
+        """Store an object if it has the expected version, or if there is none; return the new one.
 
         Raises
         ------
         ReplacedMeanwhileError
-            If it is another one.
+            If the object has another version.
         obstore.exceptions.GenericError
-            If the server fails again and again, or is not reached.
+            If the server fails repeatedly, or is not reached.
         """
-        if self._indexes is None:
-            return await self._put_if(key, value, version)
         with self._indexes.changing(key):
-            return await self._put_if(key, value, version)
+            for n_left in reversed(range(_N_PUTS)):
+                failure: Exception | None = None
+                try:
+                    return await self._put(key, value, expected)
+                except _refusals():
+                    pass
+                except _failures() as error:
+                    failure = error
+                try:
+                    found = await self.reads.get(key, None)
+                except Exception:
+                    if failure is None:
+                        raise
+                    raise failure from None
+                stored = found.version if isinstance(found.version, ObjectVersion) else None
+                if found.value is not None and found.value == memoryview(value):
+                    return stored
+                is_expected = found.value is None if expected is None else stored == expected
+                if not is_expected:
+                    break
+                if failure is not None:
+                    if not n_left:
+                        raise failure
+                    await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_S))
+                elif expected is not None and self._takes_quotes:
+                    self._takes_quotes = False
+                else:
+                    break
+            raise ReplacedMeanwhileError(key)
 
-    async def _put_if(self, key: str, value: bytes | memoryview, version: object) -> object:
-        for n_left in reversed(range(_N_PUTS)):
-            failure: Exception | None = None
-            try:
-                return await self._put(key, value, version)
-            except _refusals():
-                pass
-            except _failures() as error:  # perhaps of the connection: clients do not send it again
-                failure = error
-            # The store may have taken it, and the reply was lost: then what is there is ours.
-            try:
-                found = await self.reads.get(key, None)
-            except Exception:
-                if failure is None:
-                    raise
-                raise failure from None
-            if found.value is not None and found.value == memoryview(value):
-                return found.version
-            is_same = (found.value is None) if version is None else found.version == version
-            if not is_same:
-                break
-            if failure is not None:
-                if not n_left:
-                    raise failure
-                await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_S))
-            elif version is not None and self._takes_quotes:
-                # It is the one that was read: some servers compare what stands in the quotes.
-                self._takes_quotes = False
-            else:
-                break
-        raise ReplacedMeanwhileError(key)
-
-    async def _put(self, key: str, value: bytes | memoryview, version: object) -> object:
-        if version is None:
-            mode: Any = "create"
-        else:
-            mode = {"e_tag": version if self._takes_quotes else str(version).strip('"')}
-        now = await self._put_with(mode, key, value)
-        if version is not None and not self._is_probed:  # new shards shall cost one request
+    async def _put(
+        self, key: str, value: bytes | memoryview, expected: ObjectVersion | None
+    ) -> ObjectVersion | None:
+        mode: Any = "create"
+        if expected is not None:
+            given = expected.etag or ""
+            mode = {"e_tag": given if self._takes_quotes else given.strip('"')}
+        etag = await self._put_with(mode, key, value)
+        if expected is not None and not self._is_probed:  # a new shard costs one request only
             self._is_probed = True
             await self._probe(key, value)
-        return now
+        return None if etag is None else ObjectVersion(etag)
 
-    async def _put_with(self, mode: Any, key: str, value: bytes | memoryview) -> object:
+    async def _put_with(self, mode: Any, key: str, value: bytes | memoryview) -> str | None:
         import obstore
 
-        # In one part: conditions do not go with multi-part uploads.
+        # In one part: multi-part uploads take no conditions.
         reply = await obstore.put_async(
             self.store.store, key, value, mode=mode, use_multipart=False
         )
         return reply["e_tag"]
 
     async def _probe(self, key: str, value: bytes | memoryview) -> None:
-        """After the first update: see that the store refuses what it must, and stores nothing."""
+        """Check that the store refuses a write with another ETag, and stores nothing (rule 8)."""
         try:
             await self._put_with({"e_tag": '"00000000000000000000000000000000"'}, key, value)
         except _refusals():
@@ -261,7 +269,7 @@ class ObstoreBackend(ZarrBackend):
 
 
 class _Optimistic:
-    """What one update reads is remembered, what it writes goes with a condition."""
+    """View for one update, with the versions of the objects that it has read (rules 1 and 2)."""
 
     can_block = False
     mode: Mode = "async"
@@ -270,7 +278,7 @@ class _Optimistic:
 
     def __init__(self, backend: ObstoreBackend) -> None:
         self._backend = backend
-        self._versions: dict[str, object] = {}
+        self._expected: dict[str, ObjectVersion | None] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
@@ -280,37 +288,36 @@ class _Optimistic:
 
     async def _perform_one(self, request: Request) -> Any:
         match request:
-            case Set(key, value) if key in self._versions:
-                self._versions[key] = await self._backend.put_if(key, value, self._versions[key])
+            case Set(key, value) if key in self._expected:
+                self._expected[key] = await self._backend.put_if(key, value, self._expected[key])
                 return None
-            case Delete(key, placeholder) if self._versions.get(key) is not None and placeholder:
+            case Delete(key, placeholder) if self._expected.get(key) is not None and placeholder:
                 await self._perform_one(Set(key, placeholder()))
                 return None
         (reply,) = await self._backend.perform_async([request])
         match request:
             case Get(key):
-                # The first: if it is another one later, the write will fail.
-                self._versions.setdefault(key, reply.version if reply.value is not None else None)
+                self._expected.setdefault(key, reply.version if reply.value is not None else None)
             case GetIndex():
                 is_there = reply.decoded is not None or reply.damage is not None
-                self._versions.setdefault(request.key, reply.version if is_there else None)
+                self._expected.setdefault(request.key, reply.version if is_there else None)
             case Exists(key) if not reply:
-                self._versions.setdefault(key, None)
+                self._expected.setdefault(key, None)
         return reply
 
 
 def _identity_of(store: Any) -> tuple[Hashable, ...]:
-    """Equal for obstore's stores that were made alike, by all of their options."""
+    """Return what is equal for obstore stores that were made with the same options."""
     try:
         args = store.__getnewargs_ex__()
-    except Exception:  # its memory, and one with credentials of a kind that is not pickled
+    except Exception:  # a store in memory, or with credentials that are not pickled
         return ("obstore", _Same(store))
-    spelled = json.dumps(args, sort_keys=True, default=repr)  # their order is not always the same
+    spelled = json.dumps(args, sort_keys=True, default=repr)  # the order of options varies
     return ("obstore", type(store).__name__, blake2b(spelled.encode()).digest())
 
 
 class _Same:
-    """Equal for one object, which lives as long as this."""
+    """Identity of an object, which it keeps alive."""
 
     __slots__ = ("_object",)
 

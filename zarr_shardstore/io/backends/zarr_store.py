@@ -30,8 +30,8 @@ from zarr_shardstore.io.backends.store_traits import (
 )
 from zarr_shardstore.io.buffers import byte_request_of, to_buffer
 from zarr_shardstore.io.concurrency import SingleFlight
-from zarr_shardstore.io.index_cache import RememberedIndex
 from zarr_shardstore.io.local.consistent import is_hidden
+from zarr_shardstore.io.remote.etags import ObjectVersion
 from zarr_shardstore.io.remote.object_calls import (
     ObjectReader,
     cut,
@@ -51,7 +51,6 @@ from zarr_shardstore.shards.requests import (
     DeletePrefix,
     Exists,
     Found,
-    FoundIndex,
     Get,
     GetIndex,
     GetMany,
@@ -205,22 +204,14 @@ class ZarrBackend:
     async def _perform_plain(self, batch: list[Request]) -> list[Any]:
         return found_indexes(batch, await self._perform_batch(index_gets(batch)))
 
-    async def get(self, request: Get) -> Found:
-        """For `RemoteIndexes`."""
-        found: Found = await self._perform_one(request)
-        return found
-
-    async def get_if_modified(
+    async def read(
         self,
-        request: Get,
-        known: RememberedIndex,  # noqa: ARG002  no versions here
+        get: Get,
+        unless: ObjectVersion | None = None,  # noqa: ARG002  there are no versions here
     ) -> Found | None:
-        """For `RemoteIndexes`."""
-        return await self.get(request)
-
-    def can_be_remembered(self, found: FoundIndex) -> bool:  # noqa: ARG002  no versions here
-        """For `RemoteIndexes`."""
-        return False
+        """Read an object for `RemoteIndexes`; ``None``: it still has the version `unless`."""
+        found: Found = await self._perform_one(get)
+        return found
 
     async def _perform_batch(self, batch: list[Request]) -> list[Any]:
         gets = [request for request in batch if isinstance(request, Get)]

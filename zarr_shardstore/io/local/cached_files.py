@@ -23,7 +23,7 @@ from typing import Final, Literal, TypeAlias
 from zarr_shardstore.format.index import MISSING, ShardIndex
 from zarr_shardstore.format.ranges import ByteRange, plan_spans, resolve_range
 from zarr_shardstore.format.sharding_spec import ShardingSpec
-from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
+from zarr_shardstore.io.index_cache import CachedIndex, index_cache
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import MIN_AGE_NS, close_when_short, max_warm_files
 from zarr_shardstore.synchronized import synchronized
@@ -70,7 +70,7 @@ class FileHandle:
         self.close()
 
 
-class CachedShardFile(RememberedIndex):
+class CachedShardFile(CachedIndex):
     """A shard file with a known index.
 
     Parameters

@@ -1,59 +1,35 @@
-"""Collections of indexes: each is read once, when an index of its array is first wanted.
+"""Reads of consolidated indexes: one request for each, when an index of its array is first needed.
 
-What they say is recorded, not true: whoever uses an index compares versions, as with one that
-is remembered. A collection that is missing, damaged, too large to be kept, of shards of
-another form, or that cannot be read is not asked for again by its store.
+A recorded index may be stale. Its user compares the version of the shard, as with a cached index.
+A consolidated index is not read again by a store that found it unusable: missing, unreadable,
+damaged, larger than the cache, or of shards of another form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable
-from typing import NamedTuple
 
 from zarr_shardstore.format.consolidated_index import ConsolidatedIndex
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.io.concurrency import SingleFlight
-from zarr_shardstore.io.index_cache import RememberedIndex, index_cache
-from zarr_shardstore.io.remote.etags import ObjectVersion, is_strong, version_recorded
+from zarr_shardstore.io.index_cache import CachedIndex, index_cache
+from zarr_shardstore.io.remote.etags import ObjectVersion, version_recorded
 from zarr_shardstore.shards.requests import Found
 
 _MAX_LAG_S = 60
-"""Between the moment that a collection of files names, and the time of its own file. A copy of
-the directory that was made later has other times; its shards, too."""
-
-
-class _KnownCollection:
-    """An `ConsolidatedIndex` in the cache of indexes."""
-
-    __slots__ = ("collection", "spec", "was_used")
-
-    def __init__(self, collection: ConsolidatedIndex) -> None:
-        self.collection = collection
-        self.spec = collection.spec
-        self.was_used = False
-
-    @property
-    def nbytes(self) -> int:
-        return self.collection.nbytes
-
-
-class Finding(NamedTuple):
-    """What was found of a shard."""
-
-    remembered: RememberedIndex | None
-    nbytes_read: int | None = None
-    """Of the collection, if it was asked for by this."""
+"""From the time that a consolidated index of files names to the time of its own file. After a copy
+of the directory these differ, and so do the times of the shards."""
 
 
 class ConsolidatedIndexes:
-    """Finds indexes of shards in the collections of one base store.
+    """Consolidated indexes of one base store, in the cache of indexes.
 
     Parameters
     ----------
     read
         Reads an object, unless it has more than so many bytes.
     identity_of
-        Of an object, by its key: the same for all stores of the process on this base store.
+        Identity of an object by its key, the same for all stores of the process on this base store.
 
     Thread safety: may be used from any thread and any event loop.
     """
@@ -66,72 +42,64 @@ class ConsolidatedIndexes:
         self._read = read
         self._identity_of = identity_of
         self._flights: SingleFlight[tuple[ConsolidatedIndex | None, int | None]] = SingleFlight()
-        self._useless: dict[str, None] = {}
+        self._unusable: set[str] = set()
 
-    async def find(self, shard: ShardRef) -> Finding:
-        """The index that was recorded of a shard, if there is one."""
-        key = shard.layout.index_key
-        if key is None or key in self._useless or not index_cache.max_nbytes:
-            return Finding(None)
-        collection = self._known(shard.layout)
-        nbytes: int | None = None
-        if collection is None:
-            layout, scope = shard.layout, (self._identity_of(key), shard.layout.spec)
-            loaded, is_ours = await self._flights.join(scope, lambda: self._load(key, layout))
-            collection, nbytes = loaded if is_ours else (loaded[0], None)
-        if collection is None:
-            return Finding(None, nbytes)
-        found = collection.find(shard.key[len(shard.layout.prefix) :])
+    async def find(self, shard: ShardRef) -> tuple[CachedIndex | None, int | None]:
+        """Return the recorded index of a shard, and the bytes that were read for it, if any."""
+        layout = shard.layout
+        key = layout.index_key
+        if key is None or key in self._unusable or not index_cache.max_nbytes:
+            return None, None
+        indexes, nbytes = self._cached(layout), None
+        if indexes is None:
+            scope = (self._identity_of(key), layout.spec)
+            (indexes, n_read), is_ours = await self._flights.join(
+                scope, lambda: self._load(key, layout)
+            )
+            nbytes = n_read if is_ours else None
+        found = None if indexes is None else indexes.find(shard.key[len(layout.prefix) :])
         if found is None:
-            return Finding(None, nbytes)
+            return None, nbytes
         version = version_recorded(found.version, found.size)
-        index = RememberedIndex(found.index, collection.spec, version, found.size, is_checked=False)
-        return Finding(index, nbytes)
+        return CachedIndex(found.index, layout.spec, version, found.size, is_recorded=True), nbytes
 
     def drop(self, shard: ShardRef) -> None:
-        """What was recorded of a shard does not hold any more."""
-        collection = self._known(shard.layout)
-        if collection is not None:
-            collection.drop(shard.key[len(shard.layout.prefix) :])
+        """Remove the recorded index of a shard, which is stale."""
+        indexes = self._cached(shard.layout)
+        if indexes is not None:
+            indexes.drop(shard.key[len(shard.layout.prefix) :])
 
-    def forget(self, key: str) -> None:
-        """This process has changed an object: perhaps a collection."""
-        self._useless.pop(key, None)
+    def retry(self, key: str) -> None:
+        """Read an object again that was unusable: this process has changed it."""
+        self._unusable.discard(key)
 
-    def _known(self, layout: ArrayLayout) -> ConsolidatedIndex | None:
+    def _cached(self, layout: ArrayLayout) -> ConsolidatedIndex | None:
         if layout.index_key is None:
             return None
         item = index_cache.get(self._identity_of(layout.index_key), layout.spec)
-        return item.collection if isinstance(item, _KnownCollection) else None
+        return item if isinstance(item, ConsolidatedIndex) else None
 
     async def _load(
         self, key: str, layout: ArrayLayout
     ) -> tuple[ConsolidatedIndex | None, int | None]:
-        known = self._known(layout)
-        if known is not None:  # another flight has just landed
-            return known, None
+        cached = self._cached(layout)
+        if cached is not None:  # another request has just ended
+            return cached, None
         try:
             found = await self._read(key, index_cache.max_nbytes)
-        except Exception:  # S3 forbids what is missing; and if it is more, reading a shard tells
+        except Exception:  # S3 forbids missing objects; a real failure shows when a shard is read
             found = Found(None, None)
         nbytes = 0 if found.value is None else len(found.value)
-        collection = None
-        if found.value is not None and is_strong(found.version):
-            collection = ConsolidatedIndex.decode(found.value, layout.spec)
-        if collection is None or not _is_original(collection, found.version):
-            self._useless[key] = None
-            return None, nbytes
-        item = _KnownCollection(collection)
-        if item.nbytes > index_cache.max_nbytes:
-            self._useless[key] = None
-        index_cache.put(self._identity_of(key), item)
-        return collection, nbytes
-
-
-def _is_original(collection: ConsolidatedIndex, version: object) -> bool:
-    """Whether times of files that it recorded may be those of the objects beside it."""
-    if not collection.has_file_times:
-        return True
-    if not isinstance(version, ObjectVersion):
-        return False
-    return abs(version.modified_s - collection.written_s) <= _MAX_LAG_S
+        indexes = None
+        version = found.version
+        if found.value is not None and isinstance(version, ObjectVersion) and version.is_strong:
+            indexes = ConsolidatedIndex.decode(found.value, layout.spec)
+            if indexes is not None and indexes.has_file_times:
+                modified_s = -1 if version.modified_s is None else version.modified_s
+                if abs(modified_s - indexes.written_s) > _MAX_LAG_S:
+                    indexes = None  # the times of the shards are others, too
+        if indexes is None or indexes.nbytes > index_cache.max_nbytes:
+            self._unusable.add(key)
+        if indexes is not None:
+            index_cache.put(self._identity_of(key), indexes)
+        return indexes, nbytes

@@ -1,63 +1,61 @@
-"""Versions of objects as obstore tells them, and those that a collection of indexes recorded."""
+"""Versions of remote objects: ETags, or the size and the time of a file that a server shows."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from zarr_shardstore.format.consolidated_index import RecordedVersion
 
 
-class ObjectVersion(str):
-    """An ETag; two are equal if these are. It also tells what a `_FileVersion` compares."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectVersion:
+    """Version of an object. Two are equal if their ETags are.
 
-    __slots__ = ("modified_s", "size")
+    A consolidated index of local files records no ETags. Such a version equals every version
+    with its size and its time, with whatever ETag a server shows the file.
+    """
 
-    size: int
-    modified_s: int
+    etag: str | None
+    size: int | None = None
+    modified_s: int | None = None
+    """Second of the last change, since 1970."""
 
-
-class _FileVersion:
-    """A file of some size that was last changed in some second, by whatever ETag it is served."""
-
-    __slots__ = ("_of",)
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ObjectVersion):
+            return NotImplemented
+        if self.etag is not None and other.etag is not None:
+            return self.etag == other.etag
+        return (self.size, self.modified_s) == (other.size, other.modified_s)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, size: int, modified_s: int) -> None:
-        self._of = size, modified_s
+    @property
+    def is_strong(self) -> bool:
+        """Whether equal bytes follow from equal versions: a weak ETag promises equal meaning."""
+        return self.etag is not None and not self.etag.startswith("W/")
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, _FileVersion):
-            return self._of == other._of
-        return isinstance(other, ObjectVersion) and self._of == (other.size, other.modified_s)
+    def is_listed_as(self, listed: object) -> bool:
+        """Whether a listing shows this version; some servers list ETags without quotes."""
+        if not isinstance(listed, ObjectVersion) or listed.etag is None or not listed.is_strong:
+            return False
+        if self.etag is None:
+            return self == listed
+        return self.etag.strip('"') == listed.etag.strip('"')
 
 
 def version_of_meta(meta: Any) -> ObjectVersion | None:
-    """The version of an object that obstore has met; ``None`` if it tells none."""
+    """Return the version in obstore's description of an object; ``None`` without an ETag."""
     etag, modified = meta["e_tag"], meta["last_modified"]
     if etag is None:
         return None
-    version = ObjectVersion(etag)
-    version.size = meta["size"]
-    version.modified_s = -1 if modified is None else int(modified.timestamp())
-    return version
+    return ObjectVersion(
+        etag, meta["size"], None if modified is None else int(modified.timestamp())
+    )
 
 
-def version_recorded(version: RecordedVersion, size: int) -> object:
-    """What equals the version of an object if that is the one that was recorded."""
-    return _FileVersion(size, version) if isinstance(version, int) else version
-
-
-def is_strong(version: object) -> bool:
-    """A weak ETag says only that an object means the same, not that its bytes are."""
-    return isinstance(version, str) and not version.startswith("W/")
-
-
-def is_listed_as(known: object, listed: object) -> bool:
-    """Whether an object is listed with a version that is known. Some stores list ETags without
-    their quotes."""
-    if not isinstance(listed, str) or not is_strong(listed):
-        return False
-    if isinstance(known, str):
-        return known.strip('"') == listed.strip('"')
-    return known == listed
+def version_recorded(version: RecordedVersion, size: int) -> ObjectVersion:
+    """Return the version that a consolidated index recorded for a shard of `size` bytes."""
+    if isinstance(version, int):
+        return ObjectVersion(None, size, version)
+    return ObjectVersion(version, size)
