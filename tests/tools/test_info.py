@@ -414,14 +414,14 @@ def test_indexes_alone_are_read_and_in_rounds(
             asked.append(request)
             return super().perform_one(request, files)
 
-    look_at = occupancy._look_at
+    read_round = occupancy._read_round
 
     def counted(base: Any, grid: Any, keys: Any) -> Any:
         rounds.append(len(keys))
-        return look_at(base, grid, keys)
+        return read_round(base, grid, keys)
 
     monkeypatch.setattr("zarr_shardstore.io.backends.resolve.LocalBackend", Recording)
-    monkeypatch.setattr(occupancy, "_look_at", counted)
+    monkeypatch.setattr(occupancy, "_read_round", counted)
     monkeypatch.setattr(occupancy, "_OBJECTS_AT_ONCE", 4)
     assert info_of(tmp_path) == expected
     assert rounds == [4, 4, 1]
@@ -450,7 +450,7 @@ def test_a_shard_that_is_replaced_meanwhile_is_asked_again() -> None:
     with pytest.raises(StopIteration) as done:
         flow.send([found, len(shard)])
     part = done.value.value
-    assert part.errors == []
+    assert part.errors() == []
     assert [(cell.n_chunks, cell.dead_nbytes) for cell in part.cells] == [(1, 0)]
 
 

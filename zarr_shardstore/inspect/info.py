@@ -1,4 +1,4 @@
-"""What a store holds: its arrays, how they are sharded, and what their shards hold."""
+"""Reports on the arrays of a store: how they are sharded, and what their shards hold."""
 
 from __future__ import annotations
 
@@ -12,53 +12,60 @@ from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.inspect.find import FoundArray, arrays_at, find_arrays, read_array
-from zarr_shardstore.inspect.occupancy import ObjectGrid, rounds_of_objects
+from zarr_shardstore.inspect.occupancy import ObjectGrid, Round, rounds_of_objects
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.metadata.declaration import Declaration, has_sharding_codec
 from zarr_shardstore.metadata.documents import Hierarchy, Node
+from zarr_shardstore.shards.sharding import ShardingTransformer
+
+_TOTALS = (
+    *("n_chunks", "n_objects", "stored_nbytes", "chunk_nbytes", "index_nbytes", "dead_nbytes"),
+    "n_errors",
+)
 
 _MAX_ERRORS = 20
-"""Texts of errors that are kept for one array; `ArrayInfo.n_errors` counts all."""
+"""Most texts of errors for one array; `ArrayInfo.n_errors` counts all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayInfo:
-    """How one array is stored. Shapes are in elements, grids in chunks or shards, sizes in bytes.
+    """One array. Shapes are in elements, grids in chunks or shards, sizes in bytes.
 
     Parameters
     ----------
     path, hierarchy : str
-        Its place: ``""`` is the root; ``"v3"``, ``"v2"`` or ``"draft"``.
+        ``""`` is the root; ``"v3"``, ``"v2"`` or ``"draft"``.
     declaration : {"codec", "storage_transformers", "filters"}, optional
-        How its metadata declares what stands between it and the store; ``None``: nothing does.
+        The form in which its metadata declares sharding and other storage transformers;
+        ``None`` if it declares none.
     shape, dtype, chunk_shape, shard_shape, chunks_per_shard, chunk_grid_shape, shard_grid_shape
-        As its document says, the data type as it is spelled there. ``None`` where it does not
-        say, or the array has no shards.
+        From its document, the data type as it is spelled there. ``None`` where the document
+        does not say, or the array has no shards.
     n_chunks, n_chunks_of_grid : int
-        Chunks that are stored, and all that the array may have.
+        Stored chunks, and all chunks of the grid.
     n_objects, n_objects_of_grid : int
-        The same of shards; of chunks, if the array has no shards.
+        The same for shards; for chunks, if the array has no shards.
     fill : float
         Fraction of the chunks of the grid that are stored; 0 where there are none.
     stored_nbytes : int
-        Of all objects. It is `chunk_nbytes` + `index_nbytes` + `dead_nbytes`, unless entries
+        Size of all objects: `chunk_nbytes` + `index_nbytes` + `dead_nbytes`, unless entries
         overlap or lie outside the array, shards cannot be read, or transformers add bytes.
     chunk_nbytes, index_nbytes : int
-        Of the stored chunks, and of the shard indexes.
+        Size of the stored chunks, and of the shard indexes.
     dead_nbytes : int
         Bytes of shards that no entry and no index use.
     smallest, mean, largest
-        Object in bytes; ``None`` if there is none.
+        Size of an object; ``None`` if there is none.
     shares_objects : bool
-        Whether the objects are those of the v3 array at the same path, as after a migration
-        of metadata; totals count them once.
+        True if the objects are those of the v3 array at the same path, as after a migration
+        of metadata. Totals count them once.
     n_errors : int
-        Shards that could not be read, and reasons why the array could not.
+        Damaged shards, and reasons why the array could not be read.
     errors : tuple of str
         The first of them.
     notes : tuple of str
-        What these figures do not show.
+        Facts that these figures do not show.
     """
 
     path: str
@@ -90,17 +97,18 @@ class ArrayInfo:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether chunks are packed into shards, as far as that is known here."""
+        """True if chunks are known to be packed into shards."""
         return self.chunks_per_shard is not None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo(Mapping[str, Any]):
-    """How the arrays of a store are stored.
+    """The arrays of a store, with totals.
 
-    As a mapping it is what `get_shard_info` of zarr-vectors gives: ``"sharded"``, whether any array
-    is; ``"shard_count"``, shards that these may have; ``"arrays"``, for each sharded array its
-    ``"name"``, ``"grid_shape"`` and ``"shard_shape"``, both in chunks, and ``"shard_count"``.
+    As a mapping it equals the result of `get_shard_info` of zarr-vectors. ``"sharded"`` is true if
+    any array is sharded, ``"shard_count"`` is the number of shards in their grids. ``"arrays"`` has
+    for each sharded array its ``"name"``, ``"grid_shape"`` and ``"shard_shape"``, both in chunks,
+    and ``"shard_count"``.
 
     Parameters
     ----------
@@ -113,7 +121,6 @@ class StoreInfo(Mapping[str, Any]):
     store: str
     arrays: tuple[ArrayInfo, ...]
     n_sharded: int = field(init=False)
-    """Arrays with shards."""
     n_chunks: int = field(init=False)
     n_objects: int = field(init=False)
     stored_nbytes: int = field(init=False)
@@ -125,20 +132,26 @@ class StoreInfo(Mapping[str, Any]):
     def __post_init__(self) -> None:
         counted = [array for array in self.arrays if not array.shares_objects]
         object.__setattr__(self, "n_sharded", sum(array.is_sharded for array in counted))
-        for name in ("n_chunks", "n_objects", "stored_nbytes", "chunk_nbytes", "index_nbytes"):
-            object.__setattr__(self, name, sum(getattr(array, name) for array in counted))
-        for name in ("dead_nbytes", "n_errors"):
+        for name in _TOTALS:
             object.__setattr__(self, name, sum(getattr(array, name) for array in counted))
 
     def __getitem__(self, key: str) -> Any:
-        arrays = [_as_of_zarr_vectors(array) for array in self.arrays if _is_of_its_own(array)]
+        sharded = [array for array in self.arrays if array.is_sharded and not array.shares_objects]
         match key:
             case "sharded":
-                return bool(arrays)
-            case "arrays":
-                return arrays
+                return bool(sharded)
             case "shard_count":
-                return sum(array["shard_count"] for array in arrays)
+                return sum(array.n_objects_of_grid for array in sharded)
+            case "arrays":
+                return [
+                    {
+                        "name": array.path,
+                        "grid_shape": list(array.chunk_grid_shape or ()),
+                        "shard_shape": list(array.chunks_per_shard or ()),
+                        "shard_count": array.n_objects_of_grid,
+                    }
+                    for array in sharded
+                ]
         raise KeyError(key)
 
     def __iter__(self) -> Iterator[str]:
@@ -148,24 +161,11 @@ class StoreInfo(Mapping[str, Any]):
         return 3
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as objects that JSON knows, the totals under ``"totals"``."""
+        """Return the report as JSON can hold it, with the totals under ``"totals"``."""
         totals = asdict(self)
         store = totals.pop("store")
         arrays: list[Any] = json.loads(json.dumps(totals.pop("arrays")))  # tuples become lists
         return {"store": store, "arrays": arrays, "totals": totals}
-
-
-def _is_of_its_own(array: ArrayInfo) -> bool:
-    return array.is_sharded and not array.shares_objects
-
-
-def _as_of_zarr_vectors(array: ArrayInfo) -> dict[str, Any]:
-    return {
-        "name": array.path,
-        "grid_shape": list(array.chunk_grid_shape or ()),
-        "shard_shape": list(array.chunks_per_shard or ()),
-        "shard_count": array.n_objects_of_grid,
-    }
 
 
 def is_sharded(
@@ -174,26 +174,26 @@ def is_sharded(
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether the array at `path`, or any array of the store, is sharded.
+    """Return whether the array at `path`, or any array of the store, is sharded.
 
-    Also an array whose sharding codec is left to zarr is sharded. Only documents are read.
+    An array whose sharding codec is left to zarr is sharded, too. Only documents are read.
 
     Raises
     ------
     SpecError
-        If there is no array at `path`, or what its document declares is not possible.
+        If there is no array at `path`, or its document declares something impossible.
     UnsupportedError
-        If it declares a transformer that is not known.
+        If it declares an unknown transformer.
     """
     base = open_base(store, storage_options)
     found = find_arrays(base) if path is None else arrays_at(base, path)
     if path is not None and not found:
-        raise SpecError(f"there is no array at {path!r} in {base.describe()}")
-    return any(_is_sharded(array) for array in found)
+        raise SpecError(f"no array at {path!r} in {base.describe()}")
+    return any(has_sharding_codec(array.doc) or _has_shards(array) for array in found)
 
 
 def sharded_paths(store: BaseStoreLike, path: str = "") -> list[str]:
-    """Paths of the arrays at or below a path that have shards here.
+    """Return the paths of the arrays at or below a path whose shards are ours.
 
     Raises
     ------
@@ -201,21 +201,12 @@ def sharded_paths(store: BaseStoreLike, path: str = "") -> list[str]:
         As `find_arrays`.
     """
     found = find_arrays(open_base(store), path or None)
-    arrays = [read_array(array) for array in found]
-    return sorted(
-        {
-            array.node.path
-            for array in arrays
-            if array.document.geometry is not None and ObjectGrid(array).layout is not None
-        }
-    )
+    return sorted({array.node.path for array in found if _has_shards(array)})
 
 
-def _is_sharded(found: FoundArray) -> bool:
-    if has_sharding_codec(found.doc):
-        return True
-    array = read_array(found)
-    return array.document.geometry is not None and ObjectGrid(array).layout is not None
+def _has_shards(found: FoundArray) -> bool:
+    stack = read_array(found).stack
+    return any(isinstance(transformer, ShardingTransformer) for transformer in stack)
 
 
 def get_shard_info(
@@ -224,17 +215,17 @@ def get_shard_info(
     paths: Iterable[str] | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> StoreInfo:
-    """Look at all arrays of a store, or at those at some paths.
+    """Report on all arrays of a store, or on those that `paths` names.
 
-    Shard indexes are read and sizes asked for; chunks are not read. An array whose document is
-    bad, and a shard that cannot be read, is reported with its error and blocks nothing else.
+    Shard indexes and sizes are requested, but no chunk. An array whose document is bad, and a
+    shard that cannot be read, is reported with its error and blocks nothing else.
 
     Parameters
     ----------
     store
-        Whatever `ShardingStore` wraps, or such a store.
+        Anything that `ShardingStore` wraps, or a sharding store.
     paths
-        Of arrays, of groups, or patterns as ``"raw/*"``; ``None``: all arrays.
+        Paths of arrays and groups, or patterns as ``"raw/*"``; ``None``: all arrays.
 
     Raises
     ------
@@ -277,6 +268,12 @@ def _info(
         return replace(info, notes=(reason,))
     twin = by_node.get(node.twin) if node.hierarchy == "v2" and node.twin else None
     grid = ObjectGrid(array)
+    if grid.layout is not None:
+        cps = grid.layout.spec.chunks_per_shard
+        shard_shape = tuple(c * n for c, n in zip(geometry.chunk_shape, cps, strict=True))
+        info = replace(
+            info, shard_shape=shard_shape, chunks_per_shard=cps, shard_grid_shape=grid.shape
+        )
     info = replace(
         info,
         declaration=array.document.declaration,
@@ -287,33 +284,26 @@ def _info(
         shares_objects=twin is not None and found.geometry.has_same_chunks(twin.geometry),
         notes=_notes(array, grid, doc),
     )
-    if grid.layout is not None:
-        cps = grid.layout.spec.chunks_per_shard
-        shard_shape = tuple(c * n for c, n in zip(geometry.chunk_shape, cps, strict=True))
-        info = replace(
-            info, shard_shape=shard_shape, chunks_per_shard=cps, shard_grid_shape=grid.shape
-        )
-    return _with_figures(base, grid, info)
+    return _counted(info, rounds_of_objects(base, grid))
 
 
-def _with_figures(base: BaseStoreHandle, grid: ObjectGrid, info: ArrayInfo) -> ArrayInfo:
+def _counted(info: ArrayInfo, rounds: Iterable[Round]) -> ArrayInfo:
+    """Sum up the objects of an array."""
     n_chunks = n_objects = stored = chunk_nbytes = index_nbytes = dead = n_errors = 0
-    smallest: int | None = None
-    largest: int | None = None
+    extremes: list[int] = []
     errors: list[str] = []
-    for part in rounds_of_objects(base, grid):
+    for part in rounds:
         n_objects += len(part.object_nbytes)
         stored += sum(part.object_nbytes)
-        if part.object_nbytes:
-            smallest = min(part.object_nbytes + ([] if smallest is None else [smallest]))
-            largest = max(part.object_nbytes + ([] if largest is None else [largest]))
+        sizes = extremes + part.object_nbytes
+        extremes = [min(sizes), max(sizes)] if sizes else []
         for cell in part.cells:
             n_chunks += cell.n_chunks or 0
             chunk_nbytes += cell.chunk_nbytes
             index_nbytes += cell.index_nbytes
             dead += cell.dead_nbytes
-        n_errors += len(part.errors)
-        errors += part.errors[: _MAX_ERRORS - len(errors)]
+        n_errors += len(part.errors())
+        errors += part.errors()[: _MAX_ERRORS - len(errors)]
     return replace(
         info,
         n_chunks=n_chunks,
@@ -323,11 +313,11 @@ def _with_figures(base: BaseStoreHandle, grid: ObjectGrid, info: ArrayInfo) -> A
         chunk_nbytes=chunk_nbytes,
         index_nbytes=index_nbytes,
         dead_nbytes=dead,
-        smallest=smallest,
+        smallest=extremes[0] if extremes else None,
         mean=stored / n_objects if n_objects else None,
-        largest=largest,
-        n_errors=info.n_errors + n_errors,
-        errors=(*info.errors, *errors),
+        largest=extremes[1] if extremes else None,
+        n_errors=n_errors,
+        errors=tuple(errors),
     )
 
 
@@ -348,6 +338,6 @@ def _shape_of(doc: Mapping[str, Any]) -> Coords | None:
 
 
 def _dtype_of(doc: Mapping[str, Any]) -> str | None:
-    """The data type as text: as it is spelled if that is text, else as JSON."""
+    """Return the data type as it is spelled, if that is a str, else as JSON."""
     dtype = doc.get("dtype" if doc.get("zarr_format") == 2 else "data_type")
     return dtype if dtype is None or isinstance(dtype, str) else json.dumps(dtype)

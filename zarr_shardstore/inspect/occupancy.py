@@ -1,15 +1,16 @@
-"""What the objects of one array hold: read shard by shard, from the indexes alone.
+"""Chunks and bytes in the objects of one array, read from the shard indexes alone.
 
-Objects are listed and read in rounds, so that memory does not grow with the array: one round
-is 64 shards, or fewer where their indexes are large. Where the grid of the objects is huge, its
-directories are listed one by one.
+Objects are listed and read in rounds, so that memory does not grow with the array: a round is 64
+shards, or fewer where their indexes are large. If the grid is huge, its directories are listed
+one by one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,57 +28,54 @@ from zarr_shardstore.shards.sharding import ShardingTransformer
 from zarr_shardstore.shards.stack import Stack, gather, keys_above, run_above
 
 _OBJECTS_AT_ONCE = 64
-"""Objects in a round: as many as a backend asks for at once."""
+"""Objects in a round: as many as a backend requests in parallel."""
 
 _INDEX_BYTES_AT_ONCE = 64 * 1024 * 1024
-"""Of the indexes of a round; one index may have 256 MiB."""
+"""Bytes of the indexes of a round; one index may have 256 MiB."""
 
 _KEYS_AT_ONCE = 1 << 17
 """Objects of a grid up to which one listing asks for all of them: some 20 MB of keys."""
 
-_N_ATTEMPTS = 2
-"""A shard may be replaced between the questions for its index and its size: then ask again."""
 
-
-@dataclass(frozen=True, slots=True)
 class ObjectGrid:
-    """Which objects an array may have: shards, or chunks if it is not sharded.
+    """The grid of the objects that an array may have: of its shards, or of its chunks.
 
     Parameters
     ----------
     array : StoredArray
         With a known geometry.
+
+    Attributes
+    ----------
+    layout : ArrayLayout, optional
+        Layout of chunks and shards; ``None`` for plain chunks.
+    below : Stack
+        Transformers between shards and the base store.
+    shape : tuple of int
+        Number of objects along each dimension.
     """
 
-    array: StoredArray
-    layout: ArrayLayout | None = field(init=False)
-    """Where chunks and shards are; ``None`` for plain chunks."""
-    below: Stack = field(init=False)
-    """Transformers between shards and the base store."""
-    shape: Coords = field(init=False)
-    """Number of objects along each dimension."""
-
-    def __post_init__(self) -> None:
-        stack, grid_shape = self.array.stack, self.array.grid_shape
-        assert grid_shape is not None
-        layout, below, shape = None, stack, grid_shape
-        for i, transformer in enumerate(stack):
+    def __init__(self, array: StoredArray) -> None:
+        assert array.grid_shape is not None
+        self.array = array
+        self.layout: ArrayLayout | None = None
+        self.below: Stack = array.stack
+        self.shape = array.grid_shape
+        for i, transformer in enumerate(array.stack):
             if isinstance(transformer, ShardingTransformer):
-                layout, below = transformer.layout, stack[i + 1 :]
-                shape = chunk_grid_shape(grid_shape, layout.spec.chunks_per_shard)
-        object.__setattr__(self, "layout", layout)
-        object.__setattr__(self, "below", below)
-        object.__setattr__(self, "shape", shape)
+                self.layout, self.below = transformer.layout, array.stack[i + 1 :]
+                cps = transformer.layout.spec.chunks_per_shard
+                self.shape = chunk_grid_shape(array.grid_shape, cps)
 
     def coords_of(self, key: str) -> Coords | None:
-        """Coordinates of the object with this key; ``None`` if it is none of the grid."""
+        """Return the coordinates of the object with this key; ``None`` if it is outside."""
         coords = self.array.coords_of(key)
         return coords if coords is not None and is_inside(coords, self.shape) else None
 
 
 @dataclass(slots=True)
 class Cell:
-    """What one shard holds, or that a chunk of an array without shards is there.
+    """Content of one shard; of one chunk, if the array has no shards.
 
     Parameters
     ----------
@@ -86,7 +84,9 @@ class Cell:
     chunk_nbytes, index_nbytes : int
         Size of these chunks together, and of the index.
     dead_nbytes : int
-        Bytes of the shard in no entry and not in the index, each once.
+        Bytes of the shard in no entry and not in the index, each counted once.
+    error : str
+        Damage of the shard: it could not be read, or has an entry that leaves it.
     """
 
     coords: Coords
@@ -94,6 +94,7 @@ class Cell:
     chunk_nbytes: int = 0
     index_nbytes: int = 0
     dead_nbytes: int = 0
+    error: str = ""
 
 
 @dataclass(slots=True)
@@ -105,21 +106,22 @@ class Round:
     object_nbytes : list of int
         Size of each object in the base store.
     cells : list of Cell
-        What they hold.
-    errors : list of str
-        One for each shard that could not be read, or has an entry that leaves it.
+        Content of the objects.
     """
 
-    object_nbytes: list[int] = field(default_factory=list)
-    cells: list[Cell] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    object_nbytes: list[int]
+    cells: list[Cell]
+
+    def errors(self) -> list[str]:
+        """Return the errors of the cells."""
+        return [cell.error for cell in self.cells if cell.error]
 
 
 def rounds_of_objects(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[Round]:
-    """Look at all objects of an array, some at a time. No chunk is read.
+    """Read the indexes of all objects of an array, some at a time. No chunk is read.
 
-    Where a transformer lies below sharding, its values are read, whole if they have to be.
-    Objects outside the grid are left out, as are those that vanish meanwhile.
+    The values of a transformer below sharding are read, whole if necessary. Objects outside
+    the grid are left out, as are those that are erased concurrently.
 
     Raises
     ------
@@ -132,40 +134,32 @@ def rounds_of_objects(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[Round
         n_at_once = min(n_at_once, max(1, fit))
     for keys in _keys(base, grid):
         for i in range(0, len(keys), n_at_once):
-            yield _look_at(base, grid, keys[i : i + n_at_once])
+            yield _read_round(base, grid, keys[i : i + n_at_once])
 
 
-def _look_at(base: BaseStoreHandle, grid: ObjectGrid, keys: Sequence[str]) -> Round:
-    """One round; an object that cannot be read blocks no other one."""
-    try:
+def _read_round(base: BaseStoreHandle, grid: ObjectGrid, keys: Sequence[str]) -> Round:
+    """Read one round; if that fails, read each object alone."""
+    with suppress(OSError, ShardStoreError):
         return base.run(_read_objects(grid, keys))
-    except (OSError, ShardStoreError) as error:
-        if len(keys) == 1 and isinstance(error, ShardStoreError):
-            return _unreadable(base, grid, keys[0], error)
-        if len(keys) == 1:
-            raise
-    whole = Round()
+    sizes: list[int] = []
+    cells: list[Cell] = []
     failures: list[OSError] = []
     for key in keys:
+        coords = grid.coords_of(key)
+        assert coords is not None
         try:
-            part = _look_at(base, grid, [key])
+            alone = base.run(_read_objects(grid, [key]))
+            sizes += alone.object_nbytes
+            cells += alone.cells
+        except ShardStoreError as error:
+            sizes += [size for size in base.perform([GetSize(key)]) if size is not None]
+            cells.append(Cell(coords, None, error=str(error)))
         except OSError as error:
             failures.append(error)
-            coords = grid.coords_of(key)
-            part = Round([], [] if coords is None else [Cell(coords, None)], [f"{key!r}: {error}"])
-        whole.object_nbytes += part.object_nbytes
-        whole.cells += part.cells
-        whole.errors += part.errors
+            cells.append(Cell(coords, None, error=f"{key!r}: {error}"))
     if len(failures) == len(keys):
         raise failures[0]
-    return whole
-
-
-def _unreadable(base: BaseStoreHandle, grid: ObjectGrid, key: str, error: Exception) -> Round:
-    (size,) = base.perform([GetSize(key)])
-    coords = grid.coords_of(key)
-    cells = [] if coords is None else [Cell(coords, None)]
-    return Round([] if size is None else [size], cells, [str(error)])
+    return Round(sizes, cells)
 
 
 def _read_objects(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
@@ -175,31 +169,21 @@ def _read_objects(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
     if grid.below:
         shard_keys = [key for key, _ in (yield from keys_above(grid.below, keys))]
     shards = [shard for key in shard_keys if (shard := grid.layout.shard_of_key(key)) is not None]
-    done = Round()
-    for attempt in range(_N_ATTEMPTS):
-        results = yield from gather(
-            [
-                relay([GetSize(key) for key in keys] if attempt == 0 else []),
-                run_above(grid.below, read_shards(shards)),
-            ]
-        )
-        if attempt == 0:
-            done.object_nbytes = [size for size in results[0] if size is not None]
-        again = []
-        for shard, (cell, error) in zip(shards, results[1], strict=True):
-            if error is not None and attempt + 1 < _N_ATTEMPTS:
-                again.append(shard)
-            elif cell is not None:
-                done.cells.append(cell)
-                done.errors += [] if error is None else [error]
-        shards = again
-        if not shards:
-            break
-    return done
+    sizes, cells = yield from gather(
+        [relay([GetSize(key) for key in keys]), run_above(grid.below, read_shards(shards))]
+    )
+    # A shard that is replaced between the requests for its index and its size looks damaged.
+    damaged = [i for i, cell in enumerate(cells) if cell is not None and cell.error]
+    again = yield from run_above(grid.below, read_shards([shards[i] for i in damaged]))
+    for i, cell in zip(damaged, again, strict=True):
+        cells[i] = cell
+    return Round(
+        [size for size in sizes if size is not None], [cell for cell in cells if cell is not None]
+    )
 
 
 def _read_plain(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
-    """Of an array without shards: each object is a chunk."""
+    """Read objects of an array without shards: each is a chunk."""
     sizes: list[int | None] = yield [GetSize(key) for key in keys]
     there = {key: size for key, size in zip(keys, sizes, strict=True) if size is not None}
     above = list(there.items())
@@ -214,27 +198,30 @@ def _read_plain(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
     return Round(list(there.values()), cells)
 
 
-def read_shards(shards: Sequence[ShardRef]) -> Flow[list[tuple[Cell | None, str | None]]]:
-    """What each shard holds, and what is wrong with it; indexes and sizes in one round."""
+def read_shards(shards: Sequence[ShardRef]) -> Flow[list[Cell | None]]:
+    """Read the content of shards; ``None`` for one that does not exist.
+
+    Cost: indexes and sizes in one round.
+    """
     if not shards:
         return []
     indexes, sizes = yield from gather(
         [try_read_indexes(shards, cache=False), relay([GetSize(shard.key) for shard in shards])]
     )
-    found: list[tuple[Cell | None, str | None]] = []
+    cells: list[Cell | None] = []
     for shard, index, size in zip(shards, indexes, sizes, strict=True):
         if index is None or size is None:
-            found.append((None, None))
+            cells.append(None)
         elif isinstance(index, CorruptShardError):
-            found.append((Cell(shard.coords, None), str(index)))
+            cells.append(Cell(shard.coords, None, error=str(index)))
         else:
-            found.append(_cell_of(shard, index, size))
-    return found
+            cells.append(_cell_of(shard, index, size))
+    return cells
 
 
-def _cell_of(shard: ShardRef, index: ShardIndex, nbytes: int) -> tuple[Cell, str | None]:
+def _cell_of(shard: ShardRef, index: ShardIndex, nbytes: int) -> Cell:
     spec = shard.layout.spec
-    error = None
+    error = ""
     try:
         index.check_entries(nbytes, spec.index)
     except IndexDamageError as damage:
@@ -242,28 +229,22 @@ def _cell_of(shard: ShardRef, index: ShardIndex, nbytes: int) -> tuple[Cell, str
     in_grid = entries_present(shard, index)
     at_start = spec.index.location == "start"
     first, stop = (spec.index_nbytes, nbytes) if at_start else (0, nbytes - spec.index_nbytes)
-    # Entries that leave the data use nothing. uint64 addition wraps, hence the comparison of
-    # sizes with what is left.
+    # Entries that leave the data use nothing. uint64 addition wraps, so sizes are compared with
+    # the bytes that are left.
     offsets, sizes = index.fields.T
     fits = (offsets >= np.uint64(first)) & (offsets <= np.uint64(max(stop, 0)))
     fits &= sizes <= np.uint64(max(stop, 0)) - np.where(fits, offsets, np.uint64(0))
     starts, sizes = (np.where(fits, column, 0).astype(np.int64) for column in (offsets, sizes))
-    n_used = spec.index_nbytes + _n_covered(starts, starts + sizes)
-    cell = Cell(
-        shard.coords,
-        len(in_grid),
-        int(sizes[in_grid].sum()),
-        spec.index_nbytes,
-        max(0, nbytes - n_used),
-    )
-    return cell, error
+    n_dead = max(0, nbytes - spec.index_nbytes - _n_covered(starts, starts + sizes))
+    n_stored = int(sizes[in_grid].sum())
+    return Cell(shard.coords, len(in_grid), n_stored, spec.index_nbytes, n_dead, error)
 
 
 def _n_covered(
     starts: np.ndarray[tuple[int], np.dtype[np.int64]],
     stops: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> int:
-    """Bytes in at least one of some half-open ranges."""
+    """Count the bytes in at least one of some half-open ranges."""
     order = np.argsort(starts, kind="stable")
     starts, stops = starts[order], stops[order]
     reached = np.concatenate([[0], np.maximum.accumulate(stops)[:-1]])
@@ -271,7 +252,7 @@ def _n_covered(
 
 
 def _keys(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[list[str]]:
-    """Keys of the objects of the grid, directory by directory if they may be very many."""
+    """List the keys of the grid, directory by directory if it is huge."""
     geometry, prefix = grid.array.document.geometry, grid.array.node.chunk_prefix
     assert geometry is not None
     encoding, ndim = geometry.encoding, len(grid.shape)

@@ -127,7 +127,7 @@ def shard_map(
     fill = np.zeros(grid.shape, dtype=np.float32)
     errors: list[str] = []
     for part in rounds_of_objects(base, grid):
-        errors += part.errors
+        errors += part.errors()
         for cell in part.cells:
             n_chunks = math.nan if cell.n_chunks is None else cell.n_chunks
             fill[cell.coords] = n_chunks / n_in_grid_box(cell.coords, cps, array.grid_shape)
