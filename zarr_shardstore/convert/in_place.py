@@ -57,10 +57,8 @@ from zarr_shardstore.shards.requests import (
     ListDir,
     ListPrefix,
     Move,
-    Persist,
     Request,
     Set,
-    Tidy,
 )
 
 State = Literal["staging", "replacing", "moving"]
@@ -193,7 +191,7 @@ _AT_ONCE = 1000
 
 def replace_values(base: BaseStoreHandle, manifest: Manifest) -> None:
     """Put staged values, all of them verified, in the place of the old ones."""
-    base.perform([Persist()])
+    base.backend.persist()
     finish(base, manifest.at_state(base, "replacing"))
 
 
@@ -203,7 +201,7 @@ def finish(base: BaseStoreHandle, manifest: Manifest) -> None:
     if manifest.state == "replacing":
         barred = {key: with_conversion_marker(doc) for key, doc in manifest.documents.items()}
         _write_documents(base, barred)
-        base.perform([Persist()])
+        base.backend.persist()
         for keys in keys_of_values(base, manifest.prefix, encoding, ndim):
             base.perform([DeleteMany(keys)])
         manifest = manifest.at_state(base, "moving")
@@ -211,11 +209,11 @@ def finish(base: BaseStoreHandle, manifest: Manifest) -> None:
         cut = len(manifest.values_prefix)
         moves: list[Request] = [Move(key, manifest.prefix + key[cut:]) for key in keys]
         base.perform(moves)
-    base.perform([Tidy(manifest.prefix)])
-    base.perform([Persist()])
+    base.backend.tidy(manifest.prefix)
+    base.backend.persist()
     if keeps_out_readers(base, manifest):
         _write_documents(base, manifest.documents)
-        base.perform([Persist()])
+        base.backend.persist()
     manifest.remove(base)
 
 

@@ -39,7 +39,7 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata.documents import document_key, dump_document, parse_json
-from zarr_shardstore.shards.requests import Delete, DeleteMany, DeletePrefix, Get, Set, Tidy
+from zarr_shardstore.shards.requests import Delete, DeleteMany, DeletePrefix, Get, Set
 
 _MAX_SUBMITTED = 256
 
@@ -253,7 +253,7 @@ class Conversion:
         report = self._run_tasks(plan, task)
         self._check_unchanged(plan)
         if may_be_there:
-            self.target.perform([Tidy(manifest.prefix)])
+            self.target.backend.tidy(manifest.prefix)
         # Last: who sees the array sees all of it.
         self.target.perform([Set(key, dump_document(doc)) for key, doc in documents.items()])
         if self.target.supports_deletes:
@@ -323,7 +323,7 @@ class Conversion:
         if earlier is not None and not earlier.is_staged:
             for keys in keys_of_values(self.target, earlier.prefix, earlier.encoding, earlier.ndim):
                 self.target.perform([DeleteMany(keys)])
-            self.target.perform([Tidy(earlier.prefix)])
+            self.target.backend.tidy(earlier.prefix)
         self.target.perform([DeletePrefix(manifest.directory)])
         manifest.write(self.target)
         return False

@@ -111,21 +111,22 @@ class Driver:
         if not self.backend.can_block:
             return sync(self._run_for(running_loop(), flow))
         steps = self._steps(flow, None)
-        with self.backend.session() as session:
-            try:
-                step = next(steps)
-                while True:
-                    try:
-                        reply = self._perform(step, session)
-                    except Exception as error:
-                        step = steps.throw(error)
-                    else:
-                        step = steps.send(reply)
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            finally:
-                steps.close()
+        session = self.backend.session()
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    reply = self._perform(step, session)
+                except Exception as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            session.let_go()
+            steps.close()
 
     async def run_async(self, flow: Flow[T], *, only_reads: bool = False) -> T:
         """Run a flow in this task.

@@ -245,19 +245,6 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Persist:
-    """Wait until all that was written would survive a loss of power. Reply: ``None``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tidy:
-    """Remove what is no object below a directory in which nobody writes: directories without
-    files, temporary files of killed writers. Reply: ``None``."""
-
-    directory: str
-
-
-@dataclass(frozen=True, slots=True)
 class DeletePrefix:
     """Remove all objects in a directory: a prefix that is empty or ends with ``/``."""
 
@@ -340,8 +327,6 @@ Request: TypeAlias = (
     | DeleteMany
     | DeletePrefix
     | Move
-    | Persist
-    | Tidy
     | ListPrefix
     | ListPage
     | CloseListing

@@ -19,7 +19,7 @@ from zarr.storage import LocalStore
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
-from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, FileOptions, Mode, Session
+from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, FileOptions, Session
 from zarr_shardstore.io.backends.key_pages import KeyPages, keys_below
 from zarr_shardstore.io.backends.store_traits import directory_of
 from zarr_shardstore.io.buffers import to_buffer
@@ -72,25 +72,29 @@ from zarr_shardstore.shards.requests import (
     ListPrefix,
     Move,
     OpenShard,
-    Persist,
     RecordIndex,
     Request,
     Set,
     SetIfNotExists,
     SetWithGaps,
-    Tidy,
 )
 from zarr_shardstore.shards.shard_writer import ShardWriter
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """Reads files by itself; writes as ``LocalStore`` does (temporary file and rename)."""
+
+    mode = "thread"
+    has_versions = True
+    has_lasting_versions = True
 
     def __init__(self, store: Store, options: FileOptions = DEFAULT_FILE_OPTIONS) -> None:
         directory = directory_of(store)
         assert directory is not None, "the objects of the store are local files"
         self.store = store
         self._options = options
+        self.can_append = options.locking == "os"
+        self.max_shards_at_once = max_shards_of_a_read
         self._root = os.path.join(os.path.abspath(directory), "")
         # Absolute: the working directory may change.
         self._files = LocalStore(self._root, read_only=store.read_only)
@@ -111,22 +115,6 @@ class LocalBackend:
     def __repr__(self) -> str:
         return repr(self.store)
 
-    @property
-    def mode(self) -> Mode:
-        return "thread"
-
-    @property
-    def can_block(self) -> bool:
-        return True
-
-    @property
-    def max_shards_at_once(self) -> Callable[[], int] | None:
-        return max_shards_of_a_read
-
-    @property
-    def replaces_at_once(self) -> bool:
-        return True
-
     def scope(self, key: str) -> Hashable:
         return ("file", self.real_root + key)
 
@@ -143,17 +131,6 @@ class LocalBackend:
             return None
         return open_shards.try_lock(self.real_root + key, fits)
 
-    has_versions = True
-    has_lasting_versions = True
-    max_requests_at_once = None
-
-    @property
-    def can_append(self) -> bool:
-        return self._options.locking == "os"
-
-    def optimistic(self) -> None:
-        return None
-
     def path_of(self, key: str) -> str:
         """Path of a file or a directory."""
         return self._root + key
@@ -168,11 +145,11 @@ class LocalBackend:
         return _Session(self)
 
     def perform(self, batch: list[Request]) -> list[Any]:
-        with self.session() as session:
+        session = _Session(self)
+        try:
             return session.perform(batch)
-
-    async def perform_async(self, batch: list[Request]) -> list[Any]:
-        return self.perform(batch)
+        finally:
+            session.let_go()
 
     def perform_one(self, request: Request, files: dict[str, OpenFile]) -> Any:
         """Perform a request, with the files that its flow has open."""
@@ -232,10 +209,6 @@ class LocalBackend:
                 self._move(key, to)
                 self._forget(key, files)
                 self._forget(to, files)
-            case Persist():
-                os.sync()
-            case Tidy(directory):
-                tidy(self._root + directory)
             case ListPrefix(prefix):
                 return list(keys_below(self._root, prefix))
             case ListPage(cursor, n_keys):
@@ -325,6 +298,12 @@ class LocalBackend:
     def _durable_below(self) -> str | None:
         return self._root if self._is_durable else None
 
+    def persist(self) -> None:
+        os.sync()
+
+    def tidy(self, directory: str) -> None:
+        tidy(self._root + directory)
+
     def upload(self, key: str) -> LocalUpload:
         return LocalUpload(self._root + key, self._durable_below)
 
@@ -371,13 +350,13 @@ class LocalBackend:
             os.replace(source, target)
 
 
-class _Session(Session):
+class _Session:
     """The files that one flow has open. As a generator it would take longer than a small write."""
 
-    __slots__ = ("_files",)
+    __slots__ = ("_backend", "_files")
 
     def __init__(self, backend: LocalBackend) -> None:
-        super().__init__(backend)
+        self._backend = backend
         self._files: dict[str, OpenFile] = {}
 
     def perform(self, batch: list[Request]) -> list[Any]:

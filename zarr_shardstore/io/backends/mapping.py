@@ -11,7 +11,7 @@ from typing import Any
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.format.ranges import resolve_range
-from zarr_shardstore.io.backends.base import Mode, Session
+from zarr_shardstore.io.backends.base import Backend
 from zarr_shardstore.io.backends.key_pages import KeyPages
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.shards.index_reads import found_index, index_get
@@ -30,15 +30,13 @@ from zarr_shardstore.shards.requests import (
     ListPage,
     ListPrefix,
     Move,
-    Persist,
     Request,
     Set,
     SetIfNotExists,
-    Tidy,
 )
 
 
-class MappingBackend:
+class MappingBackend(Backend):
     """Reads and writes a mapping.
 
     Thread safety: that of the mapping. A dict is safe; another one is used from worker
@@ -47,6 +45,7 @@ class MappingBackend:
 
     def __init__(self, mapping: MutableMapping[str, bytes]) -> None:
         self.mapping = mapping
+        self.mode = "inline" if type(mapping) is dict else "thread"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MappingBackend) and (
@@ -58,53 +57,11 @@ class MappingBackend:
     def __repr__(self) -> str:
         return f"<{type(self.mapping).__name__} at {id(self.mapping):#x}>"
 
-    can_append = False
-    has_versions = False
-    has_lasting_versions = False
-    max_requests_at_once = None
-
-    @property
-    def mode(self) -> Mode:
-        return "inline" if type(self.mapping) is dict else "thread"
-
-    @property
-    def can_block(self) -> bool:
-        return True
-
-    @property
-    def max_shards_at_once(self) -> None:
-        return None
-
-    @property
-    def replaces_at_once(self) -> bool:
-        return True
-
     def scope(self, key: str) -> Hashable:
         return ("mapping", id(self.mapping), key)
 
-    def lock(self, key: str) -> None:  # noqa: ARG002  the protocol's
-        return None  # no other process has this mapping
-
-    def try_lock(self, key: str, fits: object) -> None:  # noqa: ARG002
-        return None
-
-    def optimistic(self) -> None:
-        return None
-
-    def refuse_links(self, key: str) -> None:
-        """A mapping has none."""
-
-    def linked_directory(self, prefix: str) -> None:  # noqa: ARG002  the protocol's
-        return None
-
-    def session(self) -> Session:
-        return Session(self)
-
     def perform(self, batch: list[Request]) -> list[Any]:
         return [self._perform_one(request) for request in batch]
-
-    async def perform_async(self, batch: list[Request]) -> list[Any]:
-        return self.perform(batch)
 
     def upload(self, key: str) -> Upload:
         return BufferedUpload(self, key)
@@ -142,8 +99,6 @@ class MappingBackend:
                 if key in self.mapping:
                     self.mapping[to] = self.mapping[key]
                     self.mapping.pop(key, None)
-            case Persist() | Tidy():
-                pass
             case ListPrefix(prefix):
                 return self._listed(prefix)
             case ListPage(cursor, n_keys):

@@ -40,7 +40,6 @@ from zarr_shardstore.io.backends.base import (
     DEFAULT_FILE_OPTIONS,
     Backend,
     FileOptions,
-    Mode,
     ReplacedMeanwhileError,
 )
 from zarr_shardstore.io.backends.key_pages import next_page_with_versions
@@ -49,6 +48,7 @@ from zarr_shardstore.io.remote.consolidated_reads import ConsolidatedIndexes
 from zarr_shardstore.io.remote.etags import ObjectVersion, version_of_meta
 from zarr_shardstore.io.remote.object_calls import ObjectReader
 from zarr_shardstore.io.remote.remote_index import RemoteIndexes
+from zarr_shardstore.io.uploads import Upload
 from zarr_shardstore.shards.requests import (
     Delete,
     Exists,
@@ -268,20 +268,20 @@ class ObstoreBackend(ZarrBackend):
         )
 
 
-class _Optimistic:
+class _Optimistic(Backend):
     """View for one update, with the versions of the objects that it has read (rules 1 and 2)."""
 
     can_block = False
-    mode: Mode = "async"
-    replaces_at_once = True
-    max_shards_at_once = None
 
     def __init__(self, backend: ObstoreBackend) -> None:
         self._backend = backend
         self._expected: dict[str, ObjectVersion | None] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
+    def scope(self, key: str) -> Hashable:
+        return self._backend.scope(key)
+
+    def upload(self, key: str) -> Upload:
+        return self._backend.upload(key)
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         return await concurrently([self._perform_one(request) for request in batch])

@@ -17,8 +17,6 @@ from zarr_shardstore.io.backends.base import (
     DEFAULT_FILE_OPTIONS,
     Backend,
     FileOptions,
-    Mode,
-    Session,
 )
 from zarr_shardstore.io.backends.key_pages import next_page
 from zarr_shardstore.io.backends.store_traits import (
@@ -59,11 +57,9 @@ from zarr_shardstore.shards.requests import (
     ListPage,
     ListPrefix,
     Move,
-    Persist,
     Request,
     Set,
     SetIfNotExists,
-    Tidy,
 )
 
 _MAX_CONCURRENCY = 64
@@ -89,7 +85,7 @@ def _warn_of_other_writers() -> None:
     )
 
 
-class ZarrBackend:
+class ZarrBackend(Backend):
     """Reads and writes through a zarr store's own methods.
 
     Cost: one call of ``get`` for a single read, one of ``get_partial_values`` for several;
@@ -112,7 +108,6 @@ class ZarrBackend:
         self._options = options
         self.can_block = has_sync_surface(store)
         self.max_requests_at_once = None if is_in_memory(store) else _MAX_CONCURRENCY
-        self.replaces_at_once = True
         self.reads = ObjectReader(store)
 
     def __eq__(self, other: object) -> bool:
@@ -123,18 +118,6 @@ class ZarrBackend:
     def __repr__(self) -> str:
         return repr(self.store)
 
-    can_append = False
-    has_versions = False
-    has_lasting_versions = False
-
-    @property
-    def mode(self) -> Mode:
-        return "async"
-
-    @property
-    def max_shards_at_once(self) -> None:
-        return None
-
     def scope(self, key: str) -> Hashable:
         return scope_of_store(self.store, key)
 
@@ -142,21 +125,6 @@ class ZarrBackend:
         if self._options.locking != "none" and is_shared_without_locks(self.store):
             _warn_of_other_writers()
         return None
-
-    def try_lock(self, key: str, fits: object) -> None:  # noqa: ARG002
-        return None
-
-    def optimistic(self) -> Backend | None:
-        return None
-
-    def refuse_links(self, key: str) -> None:
-        pass
-
-    def linked_directory(self, prefix: str) -> str | None:  # noqa: ARG002
-        return None
-
-    def session(self) -> Session:
-        return Session(self)
 
     def upload(self, key: str) -> Upload:
         return upload_to(self.store, key) or BufferedUpload(self, key)
@@ -266,8 +234,6 @@ class ZarrBackend:
                 await delete_many(store, keys, _MAX_CONCURRENCY)
             case Move(key, to):
                 await move(store, key, to)
-            case Persist() | Tidy():
-                pass
             case DeletePrefix(prefix) if deletes_only_by_key(store) or await _has_object(
                 store, prefix
             ):
