@@ -111,6 +111,15 @@ class TestToNative:
     def base(self, request: pytest.FixtureRequest) -> Any:
         return BASES[request.param]()
 
+    def test_a_consolidated_group_below_the_root(self) -> None:
+        """Its copies are those of what lies below it, not of itself."""
+        base: Any = make_v2({})
+        zarr.consolidate_metadata(ShardingStore(base), path="img", zarr_format=2)
+        to_native(base)
+        copies = documents_of(base)["img/zarr.json"]["consolidated_metadata"]["metadata"]
+        below = [path.removeprefix("img/") for path in DATA if path.startswith("img/")]
+        assert sorted(copies) == sorted([*below, "deep"])
+
     def test_v2_is_v3_afterwards(self, base: Any) -> None:
         """Groups, arrays and consolidated metadata; no v2 document is left, no data touched."""
         make_v2(base)

@@ -47,6 +47,24 @@ _DRAFT_META = "meta/root"
 _DRAFT_SUFFIX = ".array.json"
 _NAMES = {"v3": "zarr.json", "v2": ".zarray"}
 
+V3_ARRAY_MEMBERS = frozenset(
+    {
+        "zarr_format",
+        "node_type",
+        "shape",
+        "data_type",
+        "chunk_grid",
+        "chunk_key_encoding",
+        "fill_value",
+        "codecs",
+        "attributes",
+        "storage_transformers",
+        "dimension_names",
+    }
+)
+V3_GROUP_MEMBERS = frozenset({"zarr_format", "node_type", "attributes", "consolidated_metadata"})
+"""Members of v3 documents that are known here."""
+
 _MAX_DEPTH = 200
 """Levels of a JSON value. Documents have about ten; more would need too deep a recursion."""
 
@@ -145,6 +163,25 @@ def parse_document(node: Node, data: bytes | memoryview) -> dict[str, Any] | Non
 def dump_document(doc: Mapping[str, Any]) -> bytes:
     """Return the bytes of a document."""
     return json.dumps(doc, indent=2).encode()
+
+
+def is_same_json(one: Any, other: Any) -> bool:
+    """Return whether both are the same JSON; Python takes ``1``, ``1.0`` and ``true`` for equal."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def attributes_of(doc: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes in a document of v3 or of the draft.
+
+    Raises
+    ------
+    SpecError
+        If they are no object.
+    """
+    attributes = doc.get("attributes") or {}
+    if not isinstance(attributes, Mapping):
+        raise SpecError(f"attributes are an object, got {attributes!r}")
+    return dict(attributes)
 
 
 def _is_too_deep(doc: dict[str, Any], text: bytes) -> bool:

@@ -38,7 +38,7 @@ _NAMES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
 @dataclass(frozen=True, slots=True)
 class NativeReport:
-    """What was done, or would be.
+    """Changes that `to_native` or `from_native` made, or would make.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class NativeReport:
         ``"skipped"``, and the reason.
     n_documents_written, n_documents_removed : int
     dry_run : bool
-        Whether nothing was done.
+        Whether nothing was changed.
     """
 
     entries: tuple[NativeEntry, ...]
@@ -56,7 +56,7 @@ class NativeReport:
     dry_run: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return the report as JSON takes it."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -76,17 +76,17 @@ def to_native(
     storage_options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
 ) -> NativeReport:
-    """Make a store one that every Zarr v3 reader reads, by its metadata documents alone.
+    """Make every Zarr v3 reader read a store, by its metadata documents alone.
 
-    Arrays that are sharded by a storage transformer get the ``sharding_indexed`` codec; groups
-    and arrays of Zarr v2, sharded or not, get v3 documents in place of their own. Everything is
-    decided first: if anything cannot be expressed, nothing is written. A call that was
-    interrupted is finished by the same call.
+    Arrays that are sharded by a storage transformer get the ``sharding_indexed`` codec. Groups
+    and arrays of Zarr v2, sharded or not, get v3 documents in place of their own. All documents
+    are translated before any is written: if one cannot be expressed, nothing is written. The
+    same call finishes a call that was interrupted.
 
     Parameters
     ----------
     store
-        Whatever `ShardingStore` takes, or such a store.
+        A store, or an argument that `ShardingStore` takes for one.
     paths
         Paths of arrays and groups, or patterns of these (``"raw/*"``); a group stands for all
         below it. ``None``: everything.
@@ -108,10 +108,10 @@ def to_native(
 
     Notes
     -----
-    Nobody may change metadata meanwhile. Stores of other processes that are open, and open
-    arrays, must be opened again.
+    No other program may change metadata during the call. Open arrays, and open stores of other
+    processes, must be opened again after it.
 
-    Cost: that of finding the arrays, and a request for each document that is read, written or
+    Cost: the requests that find the arrays, and one for each document that is read, written or
     removed; the documents of one name and one depth in one round.
 
     Examples
@@ -168,13 +168,13 @@ def _open(store: AnyStore, options: Mapping[str, Any] | None, dry_run: bool) -> 
 
 
 def _read_documents() -> Flow[dict[str, Document]]:
-    """All documents of the nodes of a store, by key."""
+    """Return all documents of the nodes of a store, by key."""
     found = yield from find_contents()
     if any(node.hierarchy == "draft" for node in found.arrays):
         raise _draft_refusal()
     docs = {document_key(node): dict(array.doc) for node, array in found.arrays.items()}
     others = {key for key in found.other_keys if key.rpartition("/")[2] in _NAMES}
-    # Those of arrays whose directory was not listed.
+    # The directory of an array is not listed.
     others |= {key.rpartition("/")[0] + "/.zattrs" if "/" in key else ".zattrs" for key in docs}
     keys = sorted(others - docs.keys())
     replies: list[Found] = yield [Get(key) for key in keys]
@@ -191,7 +191,7 @@ def _read_documents() -> Flow[dict[str, Document]]:
 
 
 def _round_of(key: str) -> tuple[int, str]:
-    """What is equal for documents that may be written or removed in any order: depth and name."""
+    """Return depth and name: documents that have both in common are written in any order."""
     return key.count("/"), key.rpartition("/")[2]
 
 

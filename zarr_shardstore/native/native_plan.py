@@ -1,20 +1,16 @@
-"""Which documents `to_native` and `from_native` write and remove: decided before either.
+"""Change of a store's documents by `to_native` or `from_native`, planned before any I/O.
 
-Nothing here does I/O. A store is the parsed documents of its nodes by key. What is written comes
-first, the deepest node first and the root last; then what is removed, the root first. So at
-every step each array has a whole document, and who finds the new format at the root finds it
-everywhere below.
+A store is the parsed documents of its nodes by key. Documents are written first, the deepest
+node first and the root last; then documents are removed, the root first. So at every step each
+array has a whole document, and a reader that finds the new format at the root finds it below.
 
-Consolidated metadata after nodes became those of another format, or are declared otherwise.
-
-A group that becomes v3 keeps that it is consolidated, and so does one that becomes v2. In a group
-that stays what it is, copies of documents that changed follow, and those of nodes that are now
-of the other format are dropped.
+Consolidated metadata follows. A group that becomes v3 or v2 stays consolidated if it was. In the
+other groups, copies of documents that changed are replaced, and copies of nodes that are now of
+the other format are dropped.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,116 +25,30 @@ from zarr_shardstore.metadata.consolidated import (
     with_all_members,
 )
 from zarr_shardstore.metadata.declaration import find_declaration
+from zarr_shardstore.metadata.documents import attributes_of, is_same_json
 from zarr_shardstore.native.ome import dimension_names_of_levels, to_ome_05
 from zarr_shardstore.native.translate import (
     array_of_v2,
     array_to_v2,
-    attributes_of,
     declared_by_codec,
     declared_by_transformers,
     group_of_v2,
     group_to_v2,
 )
 
-_CONSOLIDATED = "consolidated_metadata"
-
-
-def consolidate_again(
-    before: Mapping[str, Document],
-    after: dict[str, Document],
-    selected: list[str],
-    translate: Callable[[Mapping[str, Any]], Document],
-) -> None:
-    """Bring the copies of documents in `after` up to date, in place.
-
-    Parameters
-    ----------
-    before, after
-        Documents by key.
-    selected
-        Paths of the nodes that were looked at.
-    translate
-        What makes of a v3 document the one that is wanted: a copy for which it makes another
-        one is old.
-    """
-    chosen = set(selected)
-    own = {key: _without(doc) for key, doc in after.items()}
-    for key in list(after):
-        path, _, name = key.rpartition("/")
-        if name == "zarr.json" and after[key].get("node_type") == "group":
-            after[key] = _v3_group(path, before, own, after[key], chosen, translate)
-        elif name == ".zmetadata" and all_members(after[key]):
-            kept = {n: m for n, m in all_members(after[key]).items() if _join(path, n) in own}
-            if path not in chosen and kept.keys() != all_members(after[key]).keys():
-                after[key] = with_all_members(after[key], kept)
-        elif name == ".zgroup" and _lost_copies(path, before, own):
-            below = {k.removeprefix(_join(path, "")): d for k, d in own.items() if _is_v2(path, k)}
-            after[_join(path, ".zmetadata")] = consolidated_v2(below)
-
-
-def _v3_group(
-    path: str,
-    before: Mapping[str, Document],
-    own: Mapping[str, Document],
-    doc: Document,
-    chosen: set[str],
-    translate: Callable[[Mapping[str, Any]], Document],
-) -> Document:
-    v2_key = _join(path, ".zmetadata")
-    if v2_key in before and v2_key not in own:
-        prefix = _join(path, "")
-        below = {
-            k.removeprefix(prefix).removesuffix("/zarr.json"): d
-            for k, d in own.items()
-            if k.startswith(prefix) and k.endswith("/zarr.json")
-        }
-        return {**doc, _CONSOLIDATED: consolidated_v3(below)}
-    copies = all_members(doc)
-    kept: dict[str, Any] = {}
-    for name, copy in copies.items():
-        place = _join(_join(path, name), "zarr.json")
-        is_old = _join(path, name) in chosen and isinstance(copy, Mapping)
-        if is_old and place not in own:
-            if place in before:
-                continue  # it is of v2 now
-        elif is_old and (own[place] != _without(before.get(place, {})) or translate(copy) != copy):
-            extra = {_CONSOLIDATED: copy[_CONSOLIDATED]} if _CONSOLIDATED in copy else {}
-            copy = {**own[place], **extra}
-        kept[name] = copy
-    return with_all_members(doc, kept) if kept != copies else doc
-
-
-def _lost_copies(path: str, before: Mapping[str, Document], own: Mapping[str, Document]) -> bool:
-    """Whether a v2 group was a consolidated v3 group, and is not consolidated itself."""
-    v3, v2 = _join(path, "zarr.json"), _join(path, ".zmetadata")
-    return v3 not in own and v2 not in own and bool(before.get(v3, {}).get(_CONSOLIDATED))
-
-
-def _is_v2(path: str, key: str) -> bool:
-    name = key.rpartition("/")[2]
-    return key.startswith(_join(path, "")) and name in (".zgroup", ".zarray", ".zattrs")
-
-
-def _without(doc: Mapping[str, Any]) -> Document:
-    return {name: member for name, member in doc.items() if name != _CONSOLIDATED}
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}/{name}" if path else name
-
-
 Document = dict[str, Any]
 Documents = Mapping[str, Document]
 
+_CONSOLIDATED = "consolidated_metadata"
 _NODES = (".zarray", ".zgroup")
 _REMOVED = ("zarr.json", ".zmetadata", *_NODES, ".zattrs")
 _WRITTEN = (".zattrs", ".zmetadata", *_NODES, "zarr.json")
-"""Documents of one node, in order: attributes alone are found by nobody."""
+"""Documents of one node, in order: no reader takes attributes alone for a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeEntry:
-    """What is done about one array or group."""
+    """Outcome for one array or group."""
 
     path: str
     action: Literal["translated", "skipped"]
@@ -146,47 +56,46 @@ class NativeEntry:
 
 
 class DocumentChange:
-    """A change of the documents of a store, as far as it is decided."""
+    """Change of the documents of a store, as far as it is decided."""
 
     def __init__(self, docs: Documents, paths: Iterable[str] | None) -> None:
         self.docs = docs
         self.after: dict[str, Document] = dict(docs)
-        self.nodes = sorted({key.rpartition("/")[0] for key in docs})
-        self.selected = sorted(select_paths(self.nodes, paths))
+        self.selected = sorted(select_paths({key.rpartition("/")[0] for key in docs}, paths))
         self.reasons: dict[str, str] = {}
 
     def v3(self, path: str) -> Document | None:
-        """The v3 document of a node as it will be."""
-        return self.after.get(_key(path, "zarr.json"))
+        """Return the v3 document of a node after the change."""
+        return self.after.get(_join(path, "zarr.json"))
 
     def set_v3(self, path: str, doc: Document) -> None:
         """Write a v3 document."""
-        self.after[_key(path, "zarr.json")] = doc
+        self.after[_join(path, "zarr.json")] = doc
 
     def v2(self, path: str) -> tuple[Document, Document] | None:
-        """The v2 document of a node as it is stored, and its attributes."""
-        found = [doc for name in _NODES if (doc := self.docs.get(_key(path, name))) is not None]
+        """Return the v2 document of a node before the change, and its attributes."""
+        found = [doc for name in _NODES if (doc := self.docs.get(_join(path, name))) is not None]
         if len(found) > 1:
             raise SpecError(f"{path!r} has both .zarray and .zgroup: remove one")
-        return (found[0], self.docs.get(_key(path, ".zattrs"), {})) if found else None
+        return (found[0], self.docs.get(_join(path, ".zattrs"), {})) if found else None
 
     def remove(self, path: str, names: Iterable[str]) -> None:
         """Remove documents of a node."""
         for name in names:
-            self.after.pop(_key(path, name), None)
+            self.after.pop(_join(path, name), None)
 
     @property
     def writes(self) -> dict[str, Document]:
         """Documents to write, in order."""
-        changed = [k for k, doc in self.after.items() if not _is_same(doc, self.docs.get(k))]
-        changed.sort(key=lambda k: (-_depth(k), _WRITTEN.index(k.rpartition("/")[2])))
+        changed = [k for k, doc in self.after.items() if not is_same_json(doc, self.docs.get(k))]
+        changed.sort(key=lambda k: (-k.count("/"), _WRITTEN.index(k.rpartition("/")[2])))
         return {key: self.after[key] for key in changed}
 
     @property
     def removals(self) -> list[str]:
         """Keys of documents to remove, in order."""
         gone = [key for key in self.docs if key not in self.after]
-        return sorted(gone, key=lambda k: (_depth(k), _REMOVED.index(k.rpartition("/")[2])))
+        return sorted(gone, key=lambda k: (k.count("/"), _REMOVED.index(k.rpartition("/")[2])))
 
     @property
     def entries(self) -> list[NativeEntry]:
@@ -200,7 +109,7 @@ class DocumentChange:
 
 
 def plan_to_native(docs: Documents, paths: Iterable[str] | None, ome: bool) -> DocumentChange:
-    """What makes the selected nodes v3, and sharded by the codec.
+    """Make the selected nodes v3, and sharded by the codec.
 
     Raises
     ------
@@ -215,14 +124,14 @@ def plan_to_native(docs: Documents, paths: Iterable[str] | None, ome: bool) -> D
         for path in change.selected:
             with _naming(path):
                 _name_dimensions(change, path)
-    consolidate_again(change.docs, change.after, change.selected, lambda d: _native(d, ome))
+    _update_consolidated(change, lambda doc: _native(doc, ome))
     return change
 
 
 def plan_from_native(
     docs: Documents, paths: Iterable[str] | None, zarr_format: Literal[2, 3]
 ) -> DocumentChange:
-    """What makes the selected nodes ones that are sharded by a transformer.
+    """Make the selected nodes ones that are sharded by a transformer.
 
     Raises
     ------
@@ -234,14 +143,25 @@ def plan_from_native(
     for path in change.selected:
         with _naming(path):
             step(change, path)
-    again = declared_by_transformers if zarr_format == 3 else dict
-    consolidate_again(change.docs, change.after, change.selected, again)
+    _update_consolidated(change, declared_by_transformers if zarr_format == 3 else dict)
     return change
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Let errors name the node that they are about."""
+    try:
+        yield
+    except (SpecError, UnsupportedError) as error:
+        raise type(error)(f"{path or '/'!r} cannot be translated: {error}") from error
+
+
+# ------------------------------------------------------------------------- one node
 
 
 def _make_native(change: DocumentChange, path: str, ome: bool) -> None:
     stored, v2 = change.v3(path), change.v2(path)
-    left_over = change.docs.get(_key(path, ".zattrs"))
+    left_over = change.docs.get(_join(path, ".zattrs"))
     if stored is not None:
         is_done = not _is_array(stored) or find_declaration(stored, "passthrough") is None
         change.reasons[path] = "native already" if is_done else "declared by the codec"
@@ -255,8 +175,9 @@ def _make_native(change: DocumentChange, path: str, ome: bool) -> None:
             change.set_v3(path, made)
         change.reasons[path] = "v2 made v3"
         change.remove(path, _REMOVED[1:])
-    elif stored is not None and left_over is not None and _says(stored, left_over, ome):
-        change.reasons[path] = "v2 made v3"  # all but these attributes, before
+    elif stored is not None and left_over is not None and _has_all(stored, left_over, ome):
+        # An interrupted call removed all documents of v2 but these attributes.
+        change.reasons[path] = "v2 made v3"
         change.remove(path, [".zattrs"])
 
 
@@ -281,22 +202,13 @@ def _make_v2(change: DocumentChange, path: str) -> None:
     if v2 is None:
         is_array = _is_array(stored)
         doc, attributes = array_to_v2(stored) if is_array else group_to_v2(stored)
-        change.after[_key(path, ".zarray" if is_array else ".zgroup")] = doc
-        if attributes or _key(path, ".zattrs") in change.docs:
-            change.after[_key(path, ".zattrs")] = attributes
+        change.after[_join(path, ".zarray" if is_array else ".zgroup")] = doc
+        if attributes or _join(path, ".zattrs") in change.docs:
+            change.after[_join(path, ".zattrs")] = attributes
     else:
-        _check_same(_native(stored, False), _native(_of_v2(*v2), False))
+        _check_same(_native(stored, ome=False), _native(_of_v2(*v2), ome=False))
     change.reasons[path] = "v3 made v2"
     change.remove(path, _REMOVED[:1])
-
-
-@contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Let errors name the node that they are about."""
-    try:
-        yield
-    except (SpecError, UnsupportedError) as error:
-        raise type(error)(f"{path or '/'!r} cannot be translated: {error}") from error
 
 
 def _of_v2(doc: Document, attributes: Document) -> Document:
@@ -311,6 +223,7 @@ def _native(doc: Mapping[str, Any], ome: bool) -> Document:
 
 
 def _name_dimensions(change: DocumentChange, path: str) -> None:
+    """Give the arrays of an OME-Zarr group the names of its axes."""
     group = change.v3(path)
     if group is None or _is_array(group):
         return
@@ -327,43 +240,103 @@ def _name_dimensions(change: DocumentChange, path: str) -> None:
 
 
 def _check_same(stored: Document, made: Document) -> None:
-    if not _is_same(_essence(stored), _essence(made)):
+    """Refuse documents of both formats unless one is the other, as an interrupted call leaves."""
+    optional = (_CONSOLIDATED, "dimension_names")
+    essences = [
+        {k: v for k, v in doc.items() if v not in ([], {}, None) and k not in optional}
+        for doc in (stored, made)
+    ]
+    if not is_same_json(*essences):
         raise UnsupportedError(
             "it has documents of v2 and of v3 that say different things: remove those that are "
             "wrong, or repeat the call that was interrupted with its options"
         )
 
 
-def _essence(doc: Document) -> Document:
-    """A v3 document without what may be left out, or be added to it."""
-    essence = {k: v for k, v in doc.items() if v not in ([], {}, None)}
-    essence.pop("consolidated_metadata", None)
-    essence.pop("dimension_names", None)
-    return essence
-
-
-def _says(stored: Document, left_over: Document, ome: bool) -> bool:
-    """Whether a v3 document has all attributes that stand in a `.zattrs` beside it."""
+def _has_all(stored: Document, left_over: Document, ome: bool) -> bool:
+    """Return whether a v3 document has all attributes of the `.zattrs` of the same node."""
     attributes = attributes_of(stored)
     if not _is_array(stored):
         left_over = to_ome_05(left_over) if ome else left_over
     elif "_ARRAY_DIMENSIONS" in left_over and stored.get("dimension_names") is not None:
         left_over = {k: v for k, v in left_over.items() if k != "_ARRAY_DIMENSIONS"}
-    return all(k in attributes and _is_same(v, attributes[k]) for k, v in left_over.items())
+    return all(k in attributes and is_same_json(v, attributes[k]) for k, v in left_over.items())
+
+
+# ------------------------------------------------------------- consolidated metadata
+
+
+def _update_consolidated(
+    change: DocumentChange, translate: Callable[[Mapping[str, Any]], Document]
+) -> None:
+    """Bring copies of documents up to date; a copy that `translate` would change is old."""
+    before, after = change.docs, change.after
+    own = {key: _without_copies(doc) for key, doc in after.items()}
+    selected = set(change.selected)
+    for key, doc in list(after.items()):
+        path, _, name = key.rpartition("/")
+        v3_key, v2_key = _join(path, "zarr.json"), _join(path, ".zmetadata")
+        if name == "zarr.json" and doc.get("node_type") == "group":
+            if v2_key in before and v2_key not in own:
+                docs = _below(path, own, ("zarr.json",))
+                copies = {k.removesuffix("/zarr.json"): d for k, d in docs.items() if "/" in k}
+                after[key] = {**doc, _CONSOLIDATED: consolidated_v3(copies)}
+            else:
+                after[key] = _updated_v3(path, change, own, selected, translate)
+        elif name == ".zmetadata" and path not in selected:
+            kept = {n: m for n, m in all_members(doc).items() if _join(path, n) in own}
+            if kept.keys() != all_members(doc).keys():
+                after[key] = with_all_members(doc, kept)
+        elif name == ".zgroup" and {v3_key, v2_key}.isdisjoint(own):
+            was_consolidated = bool(before.get(v3_key, {}).get(_CONSOLIDATED))
+            if was_consolidated:
+                copies = _below(path, own, (".zgroup", ".zarray", ".zattrs"))
+                after[v2_key] = consolidated_v2(copies)
+
+
+def _updated_v3(
+    path: str,
+    change: DocumentChange,
+    own: Documents,
+    selected: set[str],
+    translate: Callable[[Mapping[str, Any]], Document],
+) -> Document:
+    """Return the document of a v3 group with copies that are up to date."""
+    doc = change.after[_join(path, "zarr.json")]
+    copies = all_members(doc)
+    kept: dict[str, Any] = {}
+    for name, copy in copies.items():
+        node = _join(path, name)
+        key = _join(node, "zarr.json")
+        before = change.docs.get(key)
+        if node in selected and isinstance(copy, Mapping):
+            if key not in own:
+                if before is not None:
+                    continue  # it is of v2 now
+            elif own[key] != _without_copies(before or {}) or translate(copy) != copy:
+                extra = {_CONSOLIDATED: copy[_CONSOLIDATED]} if _CONSOLIDATED in copy else {}
+                copy = {**own[key], **extra}
+        kept[name] = copy
+    return with_all_members(doc, kept) if kept != copies else doc
+
+
+def _below(path: str, docs: Documents, names: tuple[str, ...]) -> dict[str, Document]:
+    """Return the documents of these names in a directory and below it, by key there."""
+    prefix = _join(path, "")
+    return {
+        key.removeprefix(prefix): doc
+        for key, doc in docs.items()
+        if key.startswith(prefix) and key.rpartition("/")[2] in names
+    }
+
+
+def _without_copies(doc: Mapping[str, Any]) -> Document:
+    return {name: member for name, member in doc.items() if name != _CONSOLIDATED}
 
 
 def _is_array(doc: Mapping[str, Any]) -> bool:
     return doc.get("node_type") == "array"
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether both are the same JSON; Python holds ``1``, ``1.0`` and ``true`` for equal."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-
-
-def _key(path: str, name: str) -> str:
+def _join(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
-
-
-def _depth(key: str) -> int:
-    return key.count("/")

@@ -1,4 +1,4 @@
-"""Documents of arrays and groups for readers that know no wrapper: sharded by the codec, and v3.
+"""One array or group document in the other format: v2 and v3, sharded by transformer or codec.
 
 ==============================================  ================================================
 stored here                                     native v3
@@ -11,30 +11,26 @@ v2, marker in ``filters``: one sharding         the same; ``order``, ``filters``
 ``|O`` with ``vlen-utf8``, ``vlen-bytes``       ``string``, ``variable_length_bytes``
 ``fill_value`` ``null``                         the zero of the data type
 ``.zattrs``                                     ``attributes``
-its ``_ARRAY_DIMENSIONS``, of xarray            ``dimension_names``; xarray's ``_FillValue`` too
+its ``_ARRAY_DIMENSIONS``, of xarray            ``dimension_names``
+a fill value, if it has ``_ARRAY_DIMENSIONS``   also the attribute ``_FillValue``
 ==============================================  ================================================
 
-Each is refused if it says anything that has no place there. The bytes of chunks and shards are
-the same in both, and so are their keys.
+A document that says more than the other format can say is refused. The bytes of chunks and
+shards are the same in both formats, and so are their keys.
+
+xarray takes the fill value of a v2 array for the value of missing data; in v3, it takes the
+attribute ``_FillValue``.
 
 Source: Zarr v2, "Metadata"; Zarr v3 core, "Array metadata"; ZEP 2, "Configuration"; sharding
-storage transformer draft, "Configuration"; xarray, "Zarr encoding specification".
-
-xarray's conventions of v2 that v3 has members for: names of dimensions, and what is masked.
-
-In v2, the names are the attribute ``_ARRAY_DIMENSIONS``, and xarray takes the fill value of an
-array for the value of missing data. In v3, the names are ``dimension_names``, and missing data
-is what the attribute ``_FillValue`` says.
-
-Source: xarray, "Zarr encoding specification"; its ``FillValueCoder``.
+storage transformer draft, "Configuration"; xarray, "Zarr encoding specification" and its
+``FillValueCoder``.
 """
 
 from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Set
 from typing import Any
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
@@ -62,36 +58,208 @@ from zarr_shardstore.metadata.declaration import (
     Declared,
     apply,
     find_declaration,
+    format_of,
     has_sharding_codec,
     strip,
 )
-from zarr_shardstore.metadata.documents import plain_geometry
+from zarr_shardstore.metadata.documents import (
+    V3_ARRAY_MEMBERS,
+    V3_GROUP_MEMBERS,
+    attributes_of,
+    plain_geometry,
+)
 from zarr_shardstore.metadata.transformer_list import SHARDING
 
-Attributes = dict[str, Any]
+Document = dict[str, Any]
 
+_V2_MEMBERS = {
+    "zarr_format",
+    "shape",
+    "chunks",
+    "dtype",
+    "compressor",
+    "fill_value",
+    "order",
+    "filters",
+    "dimension_separator",
+}
+_OBJECT = "|O"
 _NAMES = "_ARRAY_DIMENSIONS"
 _MASKED = "_FillValue"
 
 
+def declared_by_codec(doc: Mapping[str, Any]) -> Document:
+    """Return a v3 array document that every v3 reader reads; the same if it is that already.
+
+    Raises
+    ------
+    SpecError, UnsupportedError
+        If the array has other storage transformers than one sharding, or another chunk grid.
+    """
+    declared = find_declaration(doc, "passthrough")
+    if declared is None:
+        return dict(doc)
+    _check_geometry(doc)
+    if has_sharding_codec(doc):
+        raise UnsupportedError(
+            "its chunks are shards of the codec themselves, and shards of shards are not written: "
+            "rewrite the array"
+        )
+    return _redeclared(strip(doc, declared.how), declared, "codec")
+
+
+def declared_by_transformers(doc: Mapping[str, Any]) -> Document:
+    """Return a v3 array document with a storage transformer for its sharding codec, if any.
+
+    Raises
+    ------
+    SpecError, UnsupportedError
+        If the sharding codec has a form that the transformer has not.
+    """
+    declared = find_declaration(doc)
+    if declared is None or declared.how != "codec":
+        return dict(doc)
+    _check_geometry(doc)
+    return _redeclared(strip(doc, "codec"), declared, "storage_transformers")
+
+
+def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
+    """Return the native v3 document of a v2 array, sharded or not.
+
+    Raises
+    ------
+    SpecError
+        If a member is missing or not valid.
+    UnsupportedError
+        If v3 cannot express the array.
+    """
+    has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
+    _check_members(doc, _V2_MEMBERS)
+    _check_geometry(doc)
+    declared = find_declaration(doc)
+    plain = dict(doc) if declared is None else strip(doc, "filters")
+    try:
+        shape, chunks, fill_value = list(plain["shape"]), plain["chunks"], plain["fill_value"]
+        filters = list(plain.get("filters") or ())
+        is_object = plain["dtype"] == _OBJECT and bool(filters)
+        data_type = None if is_object else parse_numpy(plain["dtype"])
+        if is_object and filters[0].get("id") not in SERIALIZERS:
+            raise UnsupportedError(f"objects encoded by {filters[0]!r} have no v3 data type")
+        chain = Chain(data_type, plain.get("order", "C"), filters, plain.get("compressor"))
+        codecs = codecs_of_chain(chain, len(shape))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SpecError(f"the array document is not complete: {error!r}") from error
+    separator = plain.get("dimension_separator") or "."
+    attributes, names = to_dimension_names(attributes, len(shape), fill_value, data_type)
+    if data_type is not None:
+        data_type_of_v3 = v3_data_type(data_type)
+        fill_value = fill_value_of_v2(fill_value, data_type)
+    else:
+        data_type_of_v3 = SERIALIZERS[filters[0]["id"]]
+        fill_value = "" if fill_value in (None, 0) else fill_value
+        if not isinstance(fill_value, str):
+            raise SpecError(f"{fill_value!r} is no fill value of a text")
+    translated: Document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": data_type_of_v3,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
+        "chunk_key_encoding": {"name": "v2", "configuration": {"separator": separator}},
+        "fill_value": fill_value,
+        "codecs": codecs,
+        "attributes": attributes,
+        "storage_transformers": [],
+    }
+    if names is not None:
+        translated["dimension_names"] = names
+    if declared is not None:
+        translated = _redeclared(translated, declared, "codec")
+    return with_consolidated_index(translated) if has_consolidated_index else translated
+
+
+def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
+    """Return the v2 document of a v3 array, with our marker if it is sharded, and its attributes.
+
+    Raises
+    ------
+    SpecError
+        If a member is missing or not valid.
+    UnsupportedError
+        If v2 cannot express the array.
+    """
+    has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
+    _check_geometry(doc)
+    declared = find_declaration(doc)
+    plain = dict(doc) if declared is None else strip(doc, declared.how)
+    _check_members(plain, V3_ARRAY_MEMBERS)
+    if has_sharding_codec(plain):
+        raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
+    try:
+        shape = list(plain["shape"])
+        chunks = name_and_options(plain["chunk_grid"])[1]["chunk_shape"]
+        encoding, options = name_and_options(plain["chunk_key_encoding"])
+        chain = chain_of_codecs(plain["codecs"], plain["data_type"], len(shape))
+        fill_value = plain["fill_value"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SpecError(f"the array document is not complete: {error!r}") from error
+    if encoding != "v2":
+        raise UnsupportedError(
+            f"its chunk keys are of the encoding {encoding!r}, so v2 readers would not find them: "
+            "that takes a conversion, not a change of metadata"
+        )
+    data_type = chain.data_type
+    if data_type is not None:
+        fill_value = fill_value_of_v3(fill_value, data_type)
+    attributes, fill_value = to_attributes(
+        attributes_of(plain), plain.get("dimension_names"), fill_value, data_type
+    )
+    translated: Document = {
+        "zarr_format": 2,
+        "shape": shape,
+        "chunks": list(chunks),
+        "dtype": _OBJECT if data_type is None else data_type.str,
+        "compressor": chain.compressor,
+        "fill_value": fill_value,
+        "order": chain.order,
+        "filters": list(chain.filters) or None,
+        "dimension_separator": options.get("separator", "."),
+    }
+    if declared is not None:
+        translated = apply(translated, Declared("filters", declared.transformers))
+    return with_consolidated_index(translated) if has_consolidated_index else translated, attributes
+
+
+def group_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
+    """Return the v3 document of a v2 group."""
+    _check_members(doc, {"zarr_format"})
+    return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
+
+
+def group_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
+    """Return the v2 document of a v3 group, and its attributes."""
+    _check_members(doc, V3_GROUP_MEMBERS)
+    return {"zarr_format": 2}, attributes_of(doc)
+
+
 def to_dimension_names(
     attributes: Mapping[str, Any], ndim: int, fill_value: Any, data_type: DataType | None
-) -> tuple[Attributes, list[str] | None]:
-    """Attributes of a v3 array, and the names of its dimensions, from the attributes of v2."""
+) -> tuple[Document, list[str] | None]:
+    """Return attributes and dimension names of a v3 array, from the attributes of v2."""
     names = attributes.get(_NAMES)
     if names is None or not _are_names(names) or len(names) != ndim:
         return dict(attributes), None
     changed = {k: v for k, v in attributes.items() if k != _NAMES}
     masked = _masked(fill_value, data_type)
-    if masked is not None and _MASKED not in changed:
-        changed[_MASKED] = masked
+    if masked is not None:
+        changed.setdefault(_MASKED, masked)
     return changed, list(names)
 
 
 def to_attributes(
     attributes: Mapping[str, Any], names: Any, fill_value: Any, data_type: DataType | None
-) -> tuple[Attributes, Any]:
-    """Attributes and fill value of a v2 array, from those of v3 and the names of its dimensions.
+) -> tuple[Document, Any]:
+    """Return attributes and fill value of a v2 array, from those of v3 and its dimension names.
 
     Where xarray masks nothing, a fill value of zero becomes ``null``, which stands for zero too.
 
@@ -121,7 +289,7 @@ def _are_names(names: Any) -> bool:
 
 
 def _masked(fill_value: Any, data_type: DataType | None) -> Any:
-    """The attribute that says in v3 what a fill value says in v2; ``None``: nothing."""
+    """Return the ``_FillValue`` that says in v3 what a fill value says in v2, or ``None``."""
     if fill_value is None or data_type is None:
         return None
     value = fill_value_of_v2(fill_value, data_type)
@@ -139,227 +307,25 @@ def _float64(value: float | str) -> str:
     return base64.b64encode(struct.pack("<d", float(value))).decode()
 
 
-Document = dict[str, Any]
-
-_V2_MEMBERS = {
-    "zarr_format",
-    "shape",
-    "chunks",
-    "dtype",
-    "compressor",
-    "fill_value",
-    "order",
-    "filters",
-    "dimension_separator",
-}
-_V3_MEMBERS = {
-    "zarr_format",
-    "node_type",
-    "shape",
-    "data_type",
-    "chunk_grid",
-    "chunk_key_encoding",
-    "fill_value",
-    "codecs",
-    "attributes",
-    "storage_transformers",
-    "dimension_names",
-}
-_V3_GROUP_MEMBERS = {"zarr_format", "node_type", "attributes", "consolidated_metadata"}
-_OBJECT = "|O"
-
-
-def declared_by_codec(doc: Mapping[str, Any]) -> Document:
-    """A v3 array document that every v3 reader reads; the same if it is that already.
-
-    Raises
-    ------
-    SpecError, UnsupportedError
-        If the array has other storage transformers than one sharding, or another chunk grid.
-    """
-    declared = find_declaration(doc, "passthrough")
-    if declared is None:
-        return dict(doc)
-    _check_known(doc)
-    if has_sharding_codec(doc):
-        raise UnsupportedError(
-            "its chunks are shards of the codec themselves, and shards of shards are not written: "
-            "rewrite the array"
-        )
-    return _declare_again(strip(doc, declared.how), declared, "codec")
-
-
-def declared_by_transformers(doc: Mapping[str, Any]) -> Document:
-    """A v3 array document whose sharding is a storage transformer; the same if it has none.
-
-    Raises
-    ------
-    SpecError, UnsupportedError
-        If the sharding codec has a form that the transformer has not.
-    """
-    declared = find_declaration(doc)
-    if declared is None or declared.how != "codec":
-        return dict(doc)
-    _check_known(doc)
-    return _declare_again(strip(doc, "codec"), declared, "storage_transformers")
-
-
-def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
-    """The native v3 document of a v2 array, sharded or not.
-
-    Raises
-    ------
-    SpecError
-        If a member is missing or not valid.
-    UnsupportedError
-        If v3 cannot express the array.
-    """
-    has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
-    _check_members(doc, _V2_MEMBERS)
-    _check_known(doc)
-    declared = find_declaration(doc)
-    plain = dict(doc) if declared is None else strip(doc, "filters")
-    try:
-        shape, chunks, fill_value = list(plain["shape"]), plain["chunks"], plain["fill_value"]
-        filters = list(plain.get("filters") or ())
-        is_object = plain["dtype"] == _OBJECT and bool(filters)
-        data_type = None if is_object else parse_numpy(plain["dtype"])
-        if is_object and filters[0].get("id") not in SERIALIZERS:
-            raise UnsupportedError(f"objects encoded by {filters[0]!r} have no v3 data type")
-        chain = Chain(data_type, plain.get("order", "C"), filters, plain.get("compressor"))
-        codecs = codecs_of_chain(chain, len(shape))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise SpecError(f"the array document is not complete: {error!r}") from error
-    separator = plain.get("dimension_separator") or "."
-    attributes, names = to_dimension_names(attributes, len(shape), fill_value, data_type)
-    translated: Document = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": SERIALIZERS[filters[0]["id"]]
-        if data_type is None
-        else v3_data_type(data_type),
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
-        "chunk_key_encoding": {"name": "v2", "configuration": {"separator": separator}},
-        "fill_value": _fill_value_of_v2(fill_value, data_type),
-        "codecs": codecs,
-        "attributes": attributes,
-        "storage_transformers": [],
-    }
-    if names is not None:
-        translated["dimension_names"] = names
-    if declared is not None:
-        translated = _declare_again(translated, declared, "codec")
-    return with_consolidated_index(translated) if has_consolidated_index else translated
-
-
-def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
-    """The v2 document of a v3 array, with our marker if it is sharded, and its attributes.
-
-    Raises
-    ------
-    SpecError
-        If a member is missing or not valid.
-    UnsupportedError
-        If v2 cannot express the array.
-    """
-    has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
-    _check_known(doc)
-    declared = find_declaration(doc)
-    plain = dict(doc) if declared is None else strip(doc, declared.how)
-    _check_members(plain, _V3_MEMBERS)
-    if has_sharding_codec(plain):
-        raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
-    try:
-        shape, data_type_of_v3 = list(plain["shape"]), plain["data_type"]
-        chunks = name_and_options(plain["chunk_grid"])[1]["chunk_shape"]
-        encoding, options = name_and_options(plain["chunk_key_encoding"])
-        chain = chain_of_codecs(plain["codecs"], data_type_of_v3, len(shape))
-        fill_value = plain["fill_value"]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise SpecError(f"the array document is not complete: {error!r}") from error
-    if encoding != "v2":
-        raise UnsupportedError(
-            f"its chunk keys are of the encoding {encoding!r}, so v2 readers would not find them: "
-            "that takes a conversion, not a change of metadata"
-        )
-    data_type = chain.data_type
-    if data_type is not None:
-        fill_value = fill_value_of_v3(fill_value, data_type)
-    attributes, fill_value = to_attributes(
-        attributes_of(plain), plain.get("dimension_names"), fill_value, data_type
-    )
-    translated = {
-        "zarr_format": 2,
-        "shape": shape,
-        "chunks": list(chunks),
-        "dtype": _OBJECT if data_type is None else data_type.str,
-        "compressor": chain.compressor,
-        "fill_value": fill_value,
-        "order": chain.order,
-        "filters": list(chain.filters) or None,
-        "dimension_separator": options.get("separator", "."),
-    }
-    if declared is not None:
-        translated = apply(translated, replace(declared, how="filters"))
-    return with_consolidated_index(translated) if has_consolidated_index else translated, attributes
-
-
-def group_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
-    """The v3 document of a v2 group."""
-    _check_members(doc, {"zarr_format"})
-    return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
-
-
-def group_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
-    """The v2 document of a v3 group, and its attributes."""
-    _check_members(doc, _V3_GROUP_MEMBERS)
-    return {"zarr_format": 2}, attributes_of(doc)
-
-
-def attributes_of(doc: Mapping[str, Any]) -> Document:
-    """The attributes in a v3 document.
-
-    Raises
-    ------
-    SpecError
-        If they are no object.
-    """
-    attributes = doc.get("attributes") or {}
-    if not isinstance(attributes, Mapping):
-        raise SpecError(f"attributes are an object, got {attributes!r}")
-    return dict(attributes)
-
-
-def _declare_again(plain: Document, declared: Declared, how: Declaration) -> Document:
+def _redeclared(plain: Document, declared: Declared, how: Declaration) -> Document:
     if not declared.transformers:
         return plain
-    if [transformer.name for transformer in declared.transformers] != [SHARDING]:
+    names = [transformer.name for transformer in declared.transformers]
+    if names != [SHARDING]:
         raise UnsupportedError(
-            f"it has the storage transformers {[t.name for t in declared.transformers]}, and only "
-            "one sharding can be declared by the codec: copy the array into a store without them"
+            f"it has the storage transformers {names}, and only one sharding can be declared by "
+            "the codec: copy the array into a store without them"
         )
     return apply(plain, Declared(how, declared.transformers))
 
 
-def _fill_value_of_v2(value: Any, data_type: DataType | None) -> Any:
-    if data_type is not None:
-        return fill_value_of_v2(value, data_type)
-    if value in (None, 0):
-        return ""
-    if not isinstance(value, str):
-        raise SpecError(f"{value!r} is no fill value of a text")
-    return value
-
-
-def _check_known(doc: Mapping[str, Any]) -> None:
-    """Whether the keys of the chunks are known here."""
-    is_v2 = doc.get("zarr_format") == 2
-    if plain_geometry("v2" if is_v2 else "v3", doc) is None:
+def _check_geometry(doc: Mapping[str, Any]) -> None:
+    """Refuse an array whose chunk keys are not known here."""
+    if plain_geometry("v2" if format_of(doc) == "v2" else "v3", doc) is None:
         raise UnsupportedError("its chunk grid or chunk keys have a form that is not known")
 
 
-def _check_members(doc: Mapping[str, Any], known: set[str]) -> None:
+def _check_members(doc: Mapping[str, Any], known: Set[str]) -> None:
     unknown = sorted(doc.keys() - known)
     if unknown:
         raise UnsupportedError(
