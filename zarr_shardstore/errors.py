@@ -123,7 +123,7 @@ class ShardConflictError(ShardStoreError):
 
 
 class UnpublishedError(ShardStoreError, ExceptionGroup[Exception]):
-    """A batch ended, and some of the shards that it held could not be published.
+    """A batch ended, and some of the shards that it had buffered could not be stored.
 
     All other shards are. The errors of the base store are its `exceptions`, one for each
     shard, so ``except*`` finds them.
@@ -135,8 +135,8 @@ class UnpublishedError(ShardStoreError, ExceptionGroup[Exception]):
     exceptions : sequence of Exception
         Why, in the order of `chunk_keys`.
     chunk_keys : mapping of str to tuple of str
-        By the key of each shard that is not published, the keys of the chunks whose values or
-        erasures were held for it.
+        By the key of each shard that is not stored, the keys of the chunks whose values or
+        erasures were buffered for it.
     """
 
     chunk_keys: dict[str, tuple[str, ...]]

@@ -167,7 +167,7 @@ def test_others_do_not_see_what_is_held() -> None:
         z[0] = 1
         assert stored(base) == [0] * 8
         copy = pickle.loads(pickle.dumps(local))
-        assert not copy._sharding.operations.batches.pending
+        assert not copy._sharding.operations.buffer.is_active
         assert zarr.open_array(store, path="z", mode="r")[0] == 1, "read-only, but the same"
         assert ShardingMapping(store)["z/c/0"] == b"\x01"
 
@@ -239,7 +239,7 @@ async def test_what_cannot_be_published_is_named(is_async: bool) -> None:
     assert part.chunk_keys == {"z/c/2": ("z/c/9",)}
     base.fails = set()
     assert [key for key in objects_of(base) if "/c/" in key] == ["z/c/1", "z/c/3"]
-    assert not store._sharding.operations.batches.pending
+    assert not store._sharding.operations.buffer.is_active
     with store.batch():  # the next one is not the worse for it
         ShardingMapping(store)["z/c/0"] = b"\x02"
     assert ShardingMapping(store)["z/c/0"] == b"\x02"
@@ -257,7 +257,7 @@ def test_a_failure_inside_raises_and_keeps_the_values(kind: str) -> None:
         with pytest.raises(OSError, match="no room") as caught:
             m["z/c/3"] = b"x"
         assert "z/c/0" in caught.value.__notes__[0]
-        assert "still held" in caught.value.__notes__[0]
+        assert "still buffered" in caught.value.__notes__[0]
         assert [m[f"z/c/{i}"] for i in range(4)] == [b"x"] * 4
         base.fails = set()
     assert [ShardingMapping(ShardingStore(base))[f"z/c/{i}"] for i in range(4)] == [b"x"] * 4

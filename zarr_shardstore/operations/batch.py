@@ -1,192 +1,493 @@
-"""`Batch`: a block in which writes are held in memory, so that each shard is published once."""
+"""Batches: the write buffer in front of one store, and the blocks that keep it open.
+
+::
+
+    write ──▶ updates ── a commit of the shard, under its lock ──▶ snapshot ──▶ base store
+                 ▲                                                    │
+                 └───────────── the commit failed: merged back ───────┘
+
+A read looks for an entry in `updates`, then in the snapshot, then in the base store. The queue of
+a shard (`zarr_shardstore.io.update_queue`) runs one commit at a time, first in, first out. Each
+commit takes all buffered updates of its shard, and stores them before its own. So an older value
+never lands after a newer one.
+"""
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from operator import attrgetter
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from zarr_shardstore.errors import SpecError, UnpublishedError
+from zarr_shardstore.errors import ShardConflictError, SpecError, UnpublishedError
 from zarr_shardstore.format.arguments import whole_number
-from zarr_shardstore.operations.flush import Flusher
-from zarr_shardstore.shards.pending import PendingShards
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.shards.requests import Flow
+from zarr_shardstore.shards.stack import Stack
+from zarr_shardstore.shards.updates import (
+    DeleteEntry,
+    EntryUpdate,
+    MapEntry,
+    PatchEntry,
+    SetEntry,
+    apply_pieces,
+    replaces_value,
+)
 from zarr_shardstore.synchronized import synchronized
+
+if TYPE_CHECKING:
+    from zarr_shardstore.operations.flush import Flusher
 
 DEFAULT_MAX_NBYTES = 256 * 1024 * 1024
 """A few shards of the recommended 10 to 100 MB."""
 
-_Failures: TypeAlias = dict[str, Exception]
-_entered: ContextVar[tuple[weakref.ref[Batch], ...]] = ContextVar("_entered", default=())
-"""Blocks, of any store, that this thread or task is in."""
+BufferedUpdate: TypeAlias = SetEntry | DeleteEntry
+"""The new state of an entry, independent of its stored value."""
 
-_tables: weakref.WeakSet[BatchState] = weakref.WeakSet()
+_ENTRY_NBYTES = 100
+"""Memory of an erased or an empty entry, in bytes: the objects that represent it."""
 
+_N_BUCKETS = 1024
+"""Shards that share a bucket may read a stored value again unnecessarily."""
 
 _synchronized = synchronized()
+_buffers: weakref.WeakSet[WriteBuffer] = weakref.WeakSet()
 
 
-class SharedShards(PendingShards):
-    """`PendingShards` of which one thread at a time calls the methods."""
-
-    find = _synchronized(PendingShards.find)
-    entries = _synchronized(PendingShards.entries)
-    pending = _synchronized(PendingShards.pending)
-    get = _synchronized(PendingShards.get)
-    keys_of_array = _synchronized(PendingShards.keys_of_array)
-    hold = _synchronized(PendingShards.hold)
-    due = _synchronized(PendingShards.due)
-    release = _synchronized(PendingShards.release)
-    take = _synchronized(PendingShards.take)
-    committed = _synchronized(PendingShards.committed)
-    put_back = _synchronized(PendingShards.put_back)
-    forget_errors = _synchronized(PendingShards.forget_errors)
-    error_of = _synchronized(PendingShards.error_of)
-    promise = _synchronized(PendingShards.promise)
-    unpromise = _synchronized(PendingShards.unpromise)
-    discard = _synchronized(PendingShards.discard)
-    drop = _synchronized(PendingShards.drop)
-    drop_below = _synchronized(PendingShards.drop_below)
-    clear = _synchronized(PendingShards.clear)
+# ------------------------------------------------------------------ the write buffer
 
 
-class BatchState:
-    """What one store holds, and the blocks that are open on it.
+@dataclass(slots=True, eq=False)
+class BufferedShard:
+    """Buffered updates of one shard, by entry id."""
 
-    It refers to blocks only weakly. A block that is dropped without having ended, because an
+    shard: ShardRef
+    below: Stack
+    updates: dict[int, BufferedUpdate] = field(default_factory=dict)
+    """Updates that no commit has taken yet."""
+    snapshot: dict[int, BufferedUpdate] = field(default_factory=dict)
+    """Updates that a commit is storing; they are read until it has ended."""
+    nbytes: int = 0
+    """Memory of `updates`, in bytes."""
+    error: Exception | None = None
+    """Why the last commit of a snapshot failed."""
+
+    def find(self, entry_id: int) -> BufferedUpdate | None:
+        update = self.updates.get(entry_id)
+        return self.snapshot.get(entry_id) if update is None else update
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every entry of the array in this shard has an update."""
+        return len(self.updates) >= self.shard.n_grid_entries and self.updates.keys() >= set(
+            self.shard.grid_entries().tolist()
+        )
+
+
+class WriteBuffer:
+    """Buffered updates of one store, by shard, and the blocks that are open on it.
+
+    Blocks are referenced weakly. A block that is dropped without having ended, because an
     exception came just before its end, has failed.
 
-    Thread safety: may be used from any thread.
+    Thread safety: any thread may call any method; none of them waits for I/O.
     """
 
     def __init__(self) -> None:
-        self.pending = SharedShards()
-        self._open: list[weakref.ref[Batch]] = []
-        self._leaving: list[Batch] = []
-        _tables.add(self)
+        self.is_active = False
+        """A block is open, or updates are buffered. Each read and write looks at this alone if
+        there is no batch."""
+        self.nbytes = 0
+        """Memory of the buffered updates, in bytes, without snapshots."""
+        self._max_nbytes: int | None = None
+        self._shards: dict[str, BufferedShard] = {}
+        self._full: dict[str, None] = {}
+        self._due: set[str] = set()
+        self._n_entered = 0
+        self._n_commits = [0] * _N_BUCKETS
+        self._blocks: list[weakref.ref[Batch]] = []
+        _buffers.add(self)
+
+    # -------------------------------------------------------------- reading
+
+    @property
+    def is_open(self) -> bool:
+        """Whether new updates are buffered."""
+        return self._max_nbytes is not None
 
     @_synchronized
-    def enter(self, block: Batch) -> None:
-        """Hold values from now on."""
-        state = weakref.ref(self)
-
-        def fail(gone: weakref.ref[Batch]) -> None:
-            of = state()
-            if of is not None:
-                of._remove(gone)
-
-        self._open.append(weakref.ref(block, fail))
-        self._set_limit()
+    def find(self, shard: ShardRef, entry_id: int) -> BufferedUpdate | None:
+        """Return the newest update of an entry; ``None``: its value is the stored one."""
+        buffered = self._shard_like(shard)
+        return None if buffered is None else buffered.find(entry_id)
 
     @_synchronized
-    def leave(self, block: Batch, *, is_good: bool) -> list[str] | None:
-        """End a block.
+    def get(self, shard_key: str) -> BufferedShard | None:
+        """Return the buffered updates of a shard, if there are any."""
+        return self._shards.get(shard_key)
+
+    @_synchronized
+    def layouts(self) -> dict[str, ArrayLayout]:
+        """Return the layouts of the shards that have buffered updates, by shard keys."""
+        return {key: buffered.shard.layout for key, buffered in self._shards.items()}
+
+    @_synchronized
+    def chunk_keys(self, shard_keys: Iterable[str]) -> dict[str, list[str]]:
+        """Return the keys of the chunks that are buffered in these shards."""
+        chunk_keys = {}
+        for key in shard_keys:
+            if (buffered := self._shards.get(key)) is not None:
+                entry_ids = sorted(buffered.snapshot.keys() | buffered.updates.keys())
+                chunk_keys[key] = list(map(buffered.shard.chunk_key, entry_ids))
+        return chunk_keys
+
+    def n_commits(self, shard: ShardRef) -> int:
+        """Return a number that changes when stored values of a shard may have changed."""
+        # Commits are counted only in a batch, so each block counts for those before it.
+        return self._n_entered + self._n_commits[hash(shard.key) % _N_BUCKETS]
+
+    # ------------------------------------------------------------ buffering
+
+    @_synchronized
+    def put(
+        self,
+        shard: ShardRef,
+        below: Stack,
+        updates: Sequence[EntryUpdate],
+        stored: Mapping[int, bytes | memoryview | None],
+        n_commits: int,
+    ) -> bool:
+        """Buffer updates of one shard, all or none.
+
+        Parameters
+        ----------
+        stored
+            Stored values of entries.
+        n_commits
+            Result of `n_commits` before these were read. They are ignored if it has changed.
 
         Returns
         -------
-        list, optional
-            Keys of the shards that it must publish, and then `finish`; ``None`` if it need not.
+        bool
+            False, and nothing is buffered, if no block is open or a stored value is missing.
+
+        Raises
+        ------
+        SpecError
+            If a piece starts outside its value.
+        ShardConflictError
+            If updates of another layout are buffered under the key of this shard.
         """
-        if not self.is_in(block):
-            return None  # a child process: the parent has the block
-        is_inner = block.outer is not None and self.is_in(block.outer)
-        if not is_good or is_inner:
-            self._remove(weakref.ref(block), drops=not is_inner)
+        if not self.is_open:
+            return False
+        buffered = self._shards.get(shard.key) or BufferedShard(shard, below)
+        if not has_same_entries(buffered.shard.layout, shard.layout):
+            raise ShardConflictError(
+                f"shard {shard.key!r}: another store declared the array again while a batch "
+                "buffered values of it; end the batch, then write again"
+            )
+        if self.n_commits(shard) != n_commits:
+            stored = {}
+        new = _without_reads(shard, updates, buffered, stored)
+        if new is None:
+            return False
+        if new:
+            self._shards[shard.key] = buffered
+            buffered.shard, buffered.below = shard, below
+            self._add(buffered, new)
+        return True
+
+    @_synchronized
+    def entries_to_read(self, shard: ShardRef, updates: Sequence[EntryUpdate]) -> list[int]:
+        """Return the ids of the entries whose stored value the updates depend on."""
+        first: dict[int, EntryUpdate] = {}
+        for update in updates:
+            first.setdefault(update.entry_id, update)
+        return [
+            i
+            for i, update in first.items()
+            if not replaces_value(update) and self.find(shard, i) is None
+        ]
+
+    @_synchronized
+    def due(self) -> list[str]:
+        """Return the keys of the shards to flush now: full ones, the largest beyond the limit.
+
+        Each is named to one caller, until a commit takes its updates. The caller must flush them,
+        and then call `release`.
+        """
+        due = [key for key in self._full if key not in self._due]
+        self._full = {}
+        self._due.update(due)
+        nbytes_left = self.nbytes - sum(self._shards[key].nbytes for key in self._due)
+        for buffered in sorted(self._shards.values(), key=attrgetter("nbytes"), reverse=True):
+            if self._max_nbytes is None or nbytes_left <= self._max_nbytes:
+                break
+            key = buffered.shard.key
+            if buffered.updates and key not in self._due:
+                due.append(key)
+                self._due.add(key)
+                nbytes_left -= buffered.nbytes
+        return due
+
+    @_synchronized
+    def release(self, shard_keys: Iterable[str]) -> None:
+        """Let other callers flush these shards, as far as they are still buffered."""
+        self._due.difference_update(shard_keys)
+
+    # -------------------------------------------------------------- commits
+
+    @_synchronized
+    def take(self, shard: ShardRef) -> BufferedShard | None:
+        """Make a snapshot of the updates of a shard, for a commit that has locked the shard.
+
+        The commit must call `stored` or `restore`. If an earlier commit was cut off and did
+        neither, its snapshot is a part of this one.
+        """
+        buffered = self._shard_like(shard)
+        if buffered is None:
             return None
-        self._leaving.append(block)
-        keys = self.pending.promise()
-        self._remove(weakref.ref(block), drops=False)
-        return keys
+        buffered.snapshot = buffered.snapshot | buffered.updates
+        self._clear_updates(buffered)
+        return buffered
 
     @_synchronized
-    def fail(self, block: Batch) -> None:
-        """End a block that an exception has cut off while it ended: it publishes nothing."""
-        self._leaving = [other for other in self._leaving if other is not block]
-        if not self._leaving:
-            self.pending.unpromise([p.shard.key for p in self.pending.pending()])
-        self._remove(weakref.ref(block))
+    def stored(self, buffered: BufferedShard) -> None:
+        """Forget a snapshot: its updates are in the base store."""
+        self.count_commit(buffered.shard)
+        buffered.error = None
+        self._forget_snapshot(buffered)
 
     @_synchronized
-    def _remove(self, block: weakref.ref[Batch], *, drops: bool = True) -> None:
-        """Take a block out of those that are open, by its reference; drop what is held for it."""
-        gone = [ref for ref in self._open if ref is block or ref() in (None, block())]
-        self._open = [ref for ref in self._open if ref not in gone]
-        self._set_limit()
-        if drops and not self._open:
-            self.pending.discard()
+    def restore(self, buffered: BufferedShard, error: BaseException) -> None:
+        """Merge a snapshot back below newer updates: its commit failed."""
+        self.count_commit(buffered.shard)  # it may have stored values all the same
+        buffered.error = error if isinstance(error, Exception) else None
+        if self._shards.get(buffered.shard.key) is buffered:  # otherwise they were dropped
+            older = {i: u for i, u in buffered.snapshot.items() if i not in buffered.updates}
+            self._add(buffered, older)
+        self._forget_snapshot(buffered)
 
     @_synchronized
-    def finish(self, block: Batch) -> None:
-        """All is published that was held when `block` ended, or its caller is told what is not."""
-        if block not in self._leaving:
-            return
-        self._leaving.remove(block)
-        if self._leaving:
-            return  # the other one tries what is left
-        left = [p.shard.key for p in self.pending.pending()]
-        if self._open:
-            self.pending.unpromise(left)
-        else:
-            self.pending.drop(left)
+    def count_commit(self, shard: ShardRef) -> None:
+        """Note that stored values of a shard may have changed."""
+        self._n_commits[hash(shard.key) % _N_BUCKETS] += 1
 
-    def is_in(self, block: Batch) -> bool:
-        """Whether a block is open."""
-        return any(ref() is block for ref in self._open)
+    @_synchronized
+    def drop(self, directory: str) -> None:
+        """Drop the updates of all shards whose keys start with `directory`."""
+        for key in [key for key in self._shards if key.startswith(directory)]:
+            self._clear_updates(self._shards.pop(key))
+        self._set_state()
+
+    # --------------------------------------------------------------- blocks
+
+    @_synchronized
+    def enter(self, block: Batch) -> None:
+        """Buffer updates from now on."""
+        self.is_active = True
+        self._n_entered += 1
+        buffer = weakref.ref(self)
+
+        def forget(_: weakref.ref[Batch]) -> None:
+            alive = buffer()
+            if alive is not None:
+                alive.end(None)
+
+        self._blocks.append(weakref.ref(block, forget))
+        self._set_state()
+
+    @_synchronized
+    def leave(self, block: Batch) -> list[str]:
+        """Stop buffering for a block; return the keys of the shards that it must flush."""
+        if not self.has_open(block):
+            return []  # a child process: the parent has the block
+        block.is_leaving = True
+        self._set_state()
+        return list(self._shards)
+
+    @_synchronized
+    def end(self, block: Batch | None) -> None:
+        """Remove a block, and those that exist no more.
+
+        With the last one, drop what could not be stored, or belongs to a block that failed. A
+        commit that has begun is not stopped.
+        """
+        self._blocks = [ref for ref in self._blocks if ref() not in (None, block)]
+        if not self._blocks:
+            self.drop("")
+        self._set_state()
+
+    def has_open(self, block: Batch) -> bool:
+        """Whether a block is open and not about to end."""
+        return not block.is_leaving and any(ref() is block for ref in self._blocks)
 
     def reset(self) -> None:
-        """In a child process: what the parent holds, the parent publishes."""
-        self._open.clear()
-        self._leaving.clear()
-        self.pending.clear()
+        """Drop everything in a child process: the parent stores what it has buffered."""
+        self._blocks = []
+        self.end(None)
 
-    def _set_limit(self) -> None:
-        blocks = [ref() for ref in self._open]
-        limits = [block.max_nbytes for block in blocks if block is not None]
-        self.pending.max_nbytes = min(limits, default=None)
+    # -------------------------------------------------------------- details
+
+    def _set_state(self) -> None:
+        blocks = [block for ref in self._blocks if (block := ref()) is not None]
+        limits = [block.max_nbytes for block in blocks if not block.is_leaving]
+        self._max_nbytes = min(limits, default=None)
+        self.is_active = bool(self._blocks or self._shards)
+
+    def _shard_like(self, shard: ShardRef) -> BufferedShard | None:
+        buffered = self._shards.get(shard.key)
+        if buffered is None or not has_same_entries(buffered.shard.layout, shard.layout):
+            return None
+        return buffered
+
+    def _add(self, buffered: BufferedShard, new: Mapping[int, BufferedUpdate]) -> None:
+        old = [buffered.updates[i] for i in new if i in buffered.updates]
+        added = sum(map(_nbytes_of, new.values())) - sum(map(_nbytes_of, old))
+        buffered.updates |= new
+        buffered.nbytes += added
+        self.nbytes += added
+        if buffered.is_full:
+            self._full[buffered.shard.key] = None
+
+    def _clear_updates(self, buffered: BufferedShard) -> None:
+        self.nbytes -= buffered.nbytes
+        buffered.updates, buffered.nbytes = {}, 0
+        self._full.pop(buffered.shard.key, None)
+        self._due.discard(buffered.shard.key)
+
+    def _forget_snapshot(self, buffered: BufferedShard) -> None:
+        buffered.snapshot = {}
+        key = buffered.shard.key
+        if not buffered.updates and self._shards.get(key) is buffered:
+            del self._shards[key]
+            self._set_state()
+
+
+def has_same_entries(a: ArrayLayout, b: ArrayLayout) -> bool:
+    """Whether two layouts put each chunk into the same entry: the grid may have grown."""
+    return a is b or (a.prefix, a.encoding, a.spec) == (b.prefix, b.encoding, b.spec)
+
+
+def _nbytes_of(update: BufferedUpdate) -> int:
+    return max(len(update.value), _ENTRY_NBYTES) if isinstance(update, SetEntry) else _ENTRY_NBYTES
+
+
+def _without_reads(
+    shard: ShardRef,
+    updates: Sequence[EntryUpdate],
+    buffered: BufferedShard,
+    stored: Mapping[int, bytes | memoryview | None],
+) -> dict[int, BufferedUpdate] | None:
+    """Return the new states of entries after updates, one after another.
+
+    Entries that stay as they are stored are left out. ``None``: a stored value is missing.
+    """
+    new: dict[int, BufferedUpdate] = {}
+    for update in updates:
+        i = update.entry_id
+        before = new.get(i) or buffered.find(i)
+        if before is None and not replaces_value(update):
+            if i not in stored:
+                return None
+            old = stored[i]
+            if old is not None:
+                if isinstance(update, SetEntry):
+                    continue  # only to be set if it is missing
+                before = SetEntry(i, old)
+        new[i] = _new_state(shard, update, before)
+    return new
+
+
+def _new_state(
+    shard: ShardRef, update: EntryUpdate, before: BufferedUpdate | None
+) -> BufferedUpdate:
+    """Return the state of an entry after an update; `before` is ``None`` if it is not stored."""
+    i = update.entry_id
+    old = before.value if isinstance(before, SetEntry) else None
+    match update:
+        case DeleteEntry():
+            return update
+        case SetEntry(only_if_missing=True) if isinstance(before, SetEntry):
+            return before
+        case SetEntry(_, value, only_if_missing):
+            # Another store may set the entry before the flush, and is then the first. But if
+            # this batch has deleted the entry, the value replaces whatever is stored.
+            return SetEntry(i, _own(value), only_if_missing and before is None)
+        case PatchEntry():
+            return SetEntry(i, apply_pieces(shard.chunk_key(i), old, update.pieces))
+        case MapEntry():
+            return SetEntry(i, _own(update.change(old)))
+
+
+def _own(value: bytes | memoryview) -> bytes:
+    """Return bytes that the caller cannot change afterwards."""
+    return value if isinstance(value, bytes) else bytes(value)
+
+
+def _reset_after_fork() -> None:
+    for buffer in list(_buffers):
+        buffer.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+# ------------------------------------------------------------------------ blocks
+
+_Failures: TypeAlias = dict[str, Exception]
+
+_entered: ContextVar[tuple[weakref.ref[Batch], ...]] = ContextVar("_entered", default=())
+"""Blocks, of any store, that this thread or task is in."""
 
 
 class Batch:
     """A block of writes to one store; made by its ``batch`` method.
 
     Use it by ``with`` or by ``async with``. While it is open, writes and erasures of chunks of
-    sharded arrays are held in memory, and whatever reads through the same store sees them. A
-    shard is published when all of its entries have a new value; when more than `max_nbytes`
-    are held, those with the most; and the rest when the block ends.
+    sharded arrays are buffered in memory, and reads through the same store see them. A shard is
+    flushed, which means stored, when all of its entries have a new value. When more than
+    `max_nbytes` are buffered, the shards with the most bytes are flushed; the rest when the block
+    ends.
 
     Notes
     -----
-    - All other keys are written at once: metadata, and chunks of arrays that are not sharded.
-      Before metadata changes what the keys of an array mean, what is held of it is published.
-    - If the block ends by an exception, what is held is dropped. What was published before
+    - All other keys are written immediately: metadata, and chunks of arrays that are not sharded.
+      Before metadata changes what the keys of an array mean, the array is flushed.
+    - A listing, a sum of sizes and the removal of a part of a directory first flush the arrays
+      that they could see.
+    - If the block ends by an exception, buffered writes are dropped. What was flushed before
       stays: a batch is no transaction.
-    - If shards cannot be published at the end, the others are, and `UnpublishedError` names
-      them. If that happens before, the write that caused it raises the error of the base store,
-      and what is held stays held.
+    - If shards cannot be stored at the end, the others are, and `UnpublishedError` names them. If
+      a flush fails before the end, the call that caused it raises the error of the base store,
+      and the writes stay buffered.
     - A batch inside a batch of the same store, in the same thread or task, is a part of it:
-      nothing is published or dropped when it ends.
-    - Batches of several threads or tasks on one store hold their values together. Each that ends
-      without an exception has published all that was held then, by whomever. One that ends by an
-      exception drops nothing as long as another is open, which will publish it. Of the limits
-      the smallest counts. So rather open one batch around all workers.
+      nothing is flushed or dropped when it ends.
+    - Batches of several threads or tasks on one store share one buffer. Each that ends without an
+      exception has flushed the whole buffer. One that ends by an exception drops nothing as long
+      as another is open, which will flush it. Of the limits the smallest counts. So rather open
+      one batch around all workers.
     - It covers the store it was made by, and those that share its state: made by
       ``with_read_only``, a `ShardingMapping` or `DraftHierarchyStore` on it. Other stores, copies
-      by pickling, and child processes have no batch and see what is published.
+      by pickling, and child processes have no batch and see only what is stored.
 
-    Thread safety: any thread and any task may write while it is open. Writers beside the one that
-    leaves it must be done before: what they write afterwards is written at once.
+    Thread safety: any thread and any task may write while it is open. Concurrent writers must be
+    done before the block ends: later writes are stored immediately.
 
     Cost: no request for whole values and erasures. `set_partial_values` and
     ``set_if_not_exists`` read the values that they depend on, once. Shards that are being
-    published are in memory besides `max_nbytes`.
+    stored are in memory besides `max_nbytes`.
     """
 
     def __init__(
         self,
-        state: BatchState,
-        publisher: Flusher,
+        buffer: WriteBuffer,
+        flusher: Flusher,
         run: Callable[[Flow[_Failures]], _Failures],
         run_async: Callable[[Flow[_Failures]], Coroutine[Any, Any, _Failures]],
         max_nbytes: int | None,
@@ -196,23 +497,25 @@ class Batch:
         self.max_nbytes = whole_number("max_nbytes", max_nbytes)
         self.outer: Batch | None = None
         """The batch of the same store that this one is a part of."""
-        self._state = state
-        self._publisher = publisher
+        self.is_leaving = False
+        self._buffer = buffer
+        self._flusher = flusher
         self._run = run
         self._run_async = run_async
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the store holds now."""
-        return self._state.pending.nbytes
+        """Bytes that the store has buffered now."""
+        return self._buffer.nbytes
 
     def __enter__(self) -> Self:
-        if self._state.is_in(self):
+        if self._buffer.has_open(self):
             raise SpecError("this batch is open already: call batch() for another one")
         entered = [block for ref in _entered.get() if (block := ref()) is not None]
-        around = [b for b in entered if b._state is self._state and self._state.is_in(b)]
+        around = [b for b in entered if b._buffer is self._buffer and self._buffer.has_open(b)]
         self.outer = around[-1] if around else None
-        self._state.enter(self)
+        self.is_leaving = False
+        self._buffer.enter(self)
         _entered.set((*_entered.get(), weakref.ref(self)))
         return self
 
@@ -222,14 +525,12 @@ class Batch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        keys = self._leave(is_good=kind is None)
-        if keys is not None:
-            try:
-                failures = self._run(self._publisher.publish(keys))
-            except BaseException as failure:
-                self._end(keys, failure)
-                raise
-            self._end(keys, failures)
+        try:
+            keys = self._leave(is_good=kind is None)
+            self._end(self._run(self._flusher.flush(keys)) if keys else {})
+        except BaseException:
+            self._buffer.end(self)
+            raise
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -240,51 +541,24 @@ class Batch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        keys = self._leave(is_good=kind is None)
-        if keys is not None:
-            try:
-                failures = await self._run_async(self._publisher.publish(keys))
-            except BaseException as failure:
-                self._end(keys, failure)
-                raise
-            self._end(keys, failures)
-
-    def _leave(self, *, is_good: bool) -> list[str] | None:
         try:
-            return self._try_to_leave(is_good=is_good)
+            keys = self._leave(is_good=kind is None)
+            self._end(await self._run_async(self._flusher.flush(keys)) if keys else {})
         except BaseException:
-            self._state.fail(self)
+            self._buffer.end(self)
             raise
 
-    def _try_to_leave(self, *, is_good: bool) -> list[str] | None:
+    def _leave(self, *, is_good: bool) -> list[str]:
         _entered.set(tuple(ref for ref in _entered.get() if ref() not in (self, None)))
-        return self._state.leave(self, is_good=is_good)
+        is_inner = self.outer is not None and self._buffer.has_open(self.outer)
+        return self._buffer.leave(self) if is_good and not is_inner else []
 
-    def _end(self, keys: Sequence[str], failures: _Failures | BaseException) -> None:
-        """Forget what could not be published, and say what it was."""
-        if isinstance(failures, Exception):
-            failures = dict.fromkeys(keys, failures)
-        elif isinstance(failures, BaseException):
-            failures = {}  # cancelled or interrupted: its caller knows
-        chunk_keys: dict[str, list[str]] = {}
-        for key in failures:
-            held = self._state.pending.get(key)
-            if held is not None:
-                chunk_keys[key] = [held.shard.chunk_key(i) for i in sorted(held.entries)]
-        self._state.finish(self)
-        if chunk_keys:
+    def _end(self, failures: _Failures) -> None:
+        unstored = self._buffer.chunk_keys(failures)
+        self._buffer.end(self)
+        if unstored:
             raise UnpublishedError(
-                f"{len(chunk_keys)} shards could not be published",
-                [failures[key] for key in chunk_keys],
-                chunk_keys,
+                f"{len(unstored)} shards could not be stored",
+                [failures[key] for key in unstored],
+                unstored,
             )
-
-
-def _reset_after_fork() -> None:
-    """Another thread of the parent may have been inside a lock."""
-    for state in list(_tables):
-        state.reset()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)

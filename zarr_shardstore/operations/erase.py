@@ -16,11 +16,10 @@ from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.metadata.documents import Node, node_of_document
+from zarr_shardstore.operations.batch import WriteBuffer
 from zarr_shardstore.operations.flush import Flusher
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.operations.routing import Owner, Router, is_document
-from zarr_shardstore.shards.chunks import hold_updates
-from zarr_shardstore.shards.pending import PendingShards
 from zarr_shardstore.shards.requests import (
     Delete,
     DeletePrefix,
@@ -38,7 +37,7 @@ _ERASURES_AT_ONCE = 1 << 18
 
 
 class Eraser:
-    """Flows that erase values of one store; what is held back is erased, too."""
+    """Flows that erase values of one store."""
 
     def __init__(
         self,
@@ -46,16 +45,16 @@ class Eraser:
         catalog: Catalog,
         arrays: ArrayCache,
         listing: Listing,
-        publisher: Flusher,
-        pending: PendingShards,
+        flusher: Flusher,
+        buffer: WriteBuffer,
         refuse_links: Callable[[str], None],
     ) -> None:
         self._router = router
         self._catalog = catalog
         self._arrays = arrays
         self._listing = listing
-        self._publisher = publisher
-        self._pending = pending
+        self._flusher = flusher
+        self._buffer = buffer
         self._refuse_links = refuse_links
 
     def erase_values(self, keys: Iterable[str]) -> Flow[None]:
@@ -64,14 +63,14 @@ class Eraser:
         nodes = [node for request in requests if (node := node_of_document(request.key))]
         arrays = yield from self._arrays.lookup(nodes)
         try:
-            if nodes and self._pending:
-                # What is held of an array is published while its document still says where.
+            if nodes and self._buffer.is_active:
+                # An array is flushed while its document still says where its chunks are.
                 of_chunks = [i for i, r in enumerate(requests) if not is_document(r.key)]
                 yield from self._router.perform(
                     [requests[i] for i in of_chunks], [kept[i] for i in of_chunks]
                 )
                 for node in nodes:
-                    yield from self._publisher.publish_array(node)
+                    yield from self._flusher.flush_array(node)
                 requests = [r for r in requests if is_document(r.key)]
                 kept = [None] * len(requests)
             yield from self._router.perform(requests, kept)
@@ -106,10 +105,10 @@ class Eraser:
         if is_inside_grid:
             yield from self._erase_listed(prefix)
         else:
-            yield from self._publisher.publish_orphans(prefix)
+            yield from self._flusher.flush_orphans(prefix)
             try:
                 yield [DeletePrefix(prefix)]
-                self._pending.drop_below(prefix)
+                self._buffer.drop(prefix)
             finally:
                 if directory is None:  # otherwise there are no documents below
                     self._arrays.documents_changed(below=prefix)
@@ -178,9 +177,7 @@ class Eraser:
         n_erasures = 0
         for shard in shards:
             erasures = tuple(map(DeleteEntry, shard.entries_with(prefix).tolist()))
-            if erasures and self._pending.is_open:
-                yield from hold_updates(shard, erasures, self._router.reading, self._pending)
-            elif erasures:
+            if erasures:
                 batch.append(UpdateShard(shard, erasures))
                 n_erasures += len(erasures)
             if n_erasures > _ERASURES_AT_ONCE:
@@ -188,4 +185,3 @@ class Eraser:
                 batch, n_erasures = [], 0
         if batch:
             yield batch
-        yield from self._publisher.publish_due()

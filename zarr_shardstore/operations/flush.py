@@ -1,169 +1,190 @@
-"""Publish what a batch holds: shards that are due, those of one array, or all."""
+"""Flushes: store the buffered updates of shards that are due, of arrays, or of all.
+
+To flush a shard is to commit no update of it: each commit takes along what is buffered.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zarr_shardstore.arrays.array_cache import ArrayCache
 from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError
-from zarr_shardstore.format.keys import DRAFT_DATA_ROOT
-from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.metadata.documents import Node, document_key
-from zarr_shardstore.shards.chunks import split_at_sharding
-from zarr_shardstore.shards.pending import Pending, PendingShards, has_same_entries
+from zarr_shardstore.operations.batch import BufferedShard, WriteBuffer, has_same_entries
 from zarr_shardstore.shards.requests import Flow, UpdateShard
+from zarr_shardstore.shards.sharding import split_at_sharding
+from zarr_shardstore.shards.updates import SetEntry
 
 _SHARDS_AT_ONCE = 64
 """Shards that are handed to the driver together."""
 
 
 class Flusher:
-    """Flows that publish the held values of one store.
+    """Flows that flush the write buffer of one store."""
 
-    To publish a shard is to commit no update of it: whoever commits takes along what is held.
-    """
-
-    def __init__(self, catalog: Catalog, arrays: ArrayCache, pending: PendingShards) -> None:
+    def __init__(self, catalog: Catalog, arrays: ArrayCache, buffer: WriteBuffer) -> None:
         self._catalog = catalog
         self._arrays = arrays
-        self._pending = pending
+        self._buffer = buffer
 
-    def publish(self, shard_keys: Sequence[str]) -> Flow[dict[str, Exception]]:
-        """Publish shards; each is tried, whatever becomes of the others.
+    def flush(self, shard_keys: Sequence[str]) -> Flow[dict[str, Exception]]:
+        """Store the buffered updates of shards; a failure stops no other shard.
 
         Returns
         -------
         dict
-            Why shards are not published, by their keys; their values are still held.
+            Errors by the keys of the shards that are not stored; these stay buffered.
         """
         failures: dict[str, Exception] = {}
-        left = yield from self._updates(shard_keys, failures)
+        left = yield from self._commits(shard_keys, failures)
         while left:
-            attempt, left = left[:_SHARDS_AT_ONCE], left[_SHARDS_AT_ONCE:]
-            self._pending.forget_errors([update.shard.key for update in attempt])
+            part, left = left[:_SHARDS_AT_ONCE], left[_SHARDS_AT_ONCE:]
             first: Exception | None = None
             try:
-                yield list(attempt)
+                yield [*part]
             except Exception as error:
                 first = error
-            again: list[UpdateShard] = []
-            for update in attempt:
-                key = update.shard.key
-                own = self._pending.error_of(key)
-                if own is not None:
-                    failures[key] = own
-                elif first is not None and self._pending.get(key) is not None:
-                    again.append(update)
-            if first is not None and len(again) == len(attempt):
-                # None of them was begun, and the first of them is why.
-                failures[again.pop(0).shard.key] = first
-            left = again + left
+            # After a failure the driver may not have begun others of this part.
+            not_begun: list[UpdateShard] = []
+            for commit in part:
+                buffered = self._buffer.get(commit.shard.key)
+                if buffered is not None and buffered.error is not None:
+                    failures[commit.shard.key] = buffered.error
+                elif buffered is not None and first is not None:
+                    not_begun.append(commit)
+            if first is not None and len(not_begun) == len(part):
+                failures[not_begun.pop(0).shard.key] = first
+            left = not_begun + left
         return failures
 
-    def publish_due(self) -> Flow[None]:
-        """Publish full shards, and the largest if too much is held.
+    def flush_due(self) -> Flow[None]:
+        """Flush full shards, and the largest if the buffer is larger than its limit.
 
         Raises
         ------
         Exception
-            Of the base store; what could not be published is still held.
+            Of the base store. The shard stays buffered.
         """
-        due = self._pending.due()
-        if not due:
-            return
-        try:
-            self._raise_first((yield from self.publish(due)))
-        finally:
-            self._pending.release(due)
+        due = self._buffer.due()
+        if due:
+            try:
+                yield from self._flush_or_raise(due)
+            finally:
+                self._buffer.release(due)
 
-    def publish_array(self, node: Node) -> Flow[None]:
-        """Publish all that is held of an array, before its document changes.
+    def flush_below(self, prefix: str) -> Flow[None]:
+        """Flush the arrays that may have chunk keys that start with `prefix`.
 
         Raises
         ------
         Exception
-            As `publish_due`.
+            As `flush_due`.
         """
-        keys = self._pending.keys_of_array(node.chunk_prefix) if self._pending else []
-        if keys:
-            self._raise_first((yield from self.publish(keys)))
+        yield from self._flush_arrays(
+            lambda layout: layout.prefix.startswith(prefix) or prefix.startswith(layout.prefix)
+        )
 
-    def publish_changed(
+    def flush_array(self, node: Node) -> Flow[None]:
+        """Flush an array, before its document changes.
+
+        Raises
+        ------
+        Exception
+            As `flush_due`.
+        """
+        yield from self._flush_arrays(lambda layout: layout.prefix == node.chunk_prefix)
+
+    def flush_changed(
         self, node: Node, stored: bytes | memoryview | None, array: StoredArray | None
     ) -> Flow[None]:
-        """Publish all that is held of an array, unless its new document only resizes it."""
-        if not self._pending or not self._pending.keys_of_array(node.chunk_prefix):
-            return
-        try:
-            old = self._arrays.read(node, stored)
-        except ShardStoreError:
-            old = None
-        if not _is_resized(old, array):
-            yield from self.publish_array(node)
+        """Flush an array, unless its new document only resizes it."""
+        if self._buffer.is_active:
+            try:
+                old = self._arrays.read(node, stored)
+            except ShardStoreError:
+                old = None
+            if not _is_resized(old, array):
+                yield from self.flush_array(node)
 
-    def publish_orphans(self, prefix: str) -> Flow[None]:
-        """Publish what is held of arrays whose documents start with `prefix`, but not chunks.
+    def flush_orphans(self, prefix: str) -> Flow[None]:
+        """Flush arrays whose documents start with `prefix`, but not their chunks.
 
-        So it is in the draft hierarchy, where documents are apart from chunks.
+        In the draft hierarchy documents are apart from chunks.
         """
-        keys = [
-            p.shard.key
-            for p in (self._pending.pending(DRAFT_DATA_ROOT) if self._pending else ())
-            if not p.shard.key.startswith(prefix)
-            and document_key(Node("draft", p.shard.layout.path)).startswith(prefix)
-        ]
-        if keys:
-            self._raise_first((yield from self.publish(keys)))
+        yield from self._flush_arrays(
+            lambda layout: (
+                layout.encoding.style == "draft"
+                and not layout.prefix.startswith(prefix)
+                and document_key(Node("draft", layout.path)).startswith(prefix)
+            )
+        )
 
     # -------------------------------------------------------------- details
 
-    def _updates(
+    def _flush_arrays(self, is_wanted: Callable[[ArrayLayout], bool]) -> Flow[None]:
+        if self._buffer.is_active:
+            layouts = self._buffer.layouts()
+            keys = [key for key, layout in layouts.items() if is_wanted(layout)]
+            if keys:
+                yield from self._flush_or_raise(keys)
+
+    def _flush_or_raise(self, shard_keys: Sequence[str]) -> Flow[None]:
+        failures = yield from self.flush(shard_keys)
+        for key, error in failures.items():
+            others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+            error.add_note(
+                f"when the batch stored the shard {key!r}{others}; their values are still "
+                "buffered, and are tried again when the batch ends"
+            )
+            raise error
+
+    def _commits(
         self, shard_keys: Sequence[str], failures: dict[str, Exception]
     ) -> Flow[list[UpdateShard]]:
-        """Commits of shards as their arrays are declared now."""
+        """Return commits of shards as their arrays are declared now."""
         try:
             found = yield from self._catalog.shards_of(shard_keys)
         except Exception as error:
             failures |= dict.fromkeys(shard_keys, error)
             return []
-        updates: list[UpdateShard] = []
+        commits: list[UpdateShard] = []
         for key, now in zip(shard_keys, found, strict=True):
-            held = self._pending.get(key)
-            if held is None:
+            buffered = self._buffer.get(key)
+            if buffered is None:
                 continue
-            update = now if isinstance(now, ShardStoreError) else _update(held, now)
-            if isinstance(update, UpdateShard):
-                updates.append(update)
+            buffered.error = None
+            commit = now if isinstance(now, ShardStoreError) else _commit_of(buffered, now)
+            if isinstance(commit, UpdateShard):
+                commits.append(commit)
             else:
-                failures[key] = update
-        return updates
-
-    def _raise_first(self, failures: dict[str, Exception]) -> None:
-        for key, error in failures.items():
-            others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
-            error.add_note(
-                f"when the batch published the shard {key!r}{others}; their values are still "
-                "held, and are tried again when the batch ends"
-            )
-            raise error
+                failures[key] = commit
+        return commits
 
 
-def _update(held: Pending, now: ShardRef | TransformedKey | None) -> UpdateShard | ShardStoreError:
-    layout, below = held.shard.layout, held.below
+def _commit_of(
+    buffered: BufferedShard, now: ShardRef | TransformedKey | None
+) -> UpdateShard | ShardConflictError:
+    """Return the commit of a shard if its array is still declared as it was."""
+    layout = buffered.shard.layout
     if isinstance(now, ShardRef):
         if has_same_entries(now.layout, layout):
             return UpdateShard(now, ())
     elif isinstance(now, TransformedKey):
         split = split_at_sharding(now.array.stack)
         if split is not None and has_same_entries(split[0].layout, layout):
-            return UpdateShard(held.shard, (), split[1])
-    elif not held.has_values:
-        return UpdateShard(held.shard, (), below)  # the array is gone, and so shall be these
+            return UpdateShard(buffered.shard, (), split[1])
+    else:
+        updates = (buffered.snapshot | buffered.updates).values()
+        if not any(isinstance(update, SetEntry) for update in updates):
+            # The array was removed, and the updates only delete entries.
+            return UpdateShard(buffered.shard, (), buffered.below)
     return ShardConflictError(
-        f"shard {held.shard.key!r}: somebody else removed the array {layout.path!r}, or declared "
-        "it anew, while a batch held values of it; write them again if they are still wanted"
+        f"shard {buffered.shard.key!r}: another store removed the array {layout.path!r}, or "
+        "declared it anew, while a batch buffered values of it; write them again if they are "
+        "still wanted"
     )
 
 

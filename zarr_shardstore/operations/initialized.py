@@ -24,10 +24,11 @@ from zarr_shardstore.format.index import MISSING, ShardIndex
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.shards.chunks import read_indexes_with_held, split_at_sharding, with_held
-from zarr_shardstore.shards.pending import PendingShards
+from zarr_shardstore.operations.flush import Flusher
+from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import KeyPages
+from zarr_shardstore.shards.sharding import split_at_sharding
 from zarr_shardstore.shards.stack import ValueTransformer, run_above
 
 Region: TypeAlias = Sequence[slice] | None
@@ -107,7 +108,7 @@ _Versioned: TypeAlias = tuple[ShardRef, object]
 
 
 def chunks_initialized(
-    arrays: ArrayCache, pending: PendingShards, path: str, region: Region
+    arrays: ArrayCache, flusher: Flusher, path: str, region: Region
 ) -> Flow[npt.NDArray[np.bool_]]:
     """Whether each chunk of a region of the array at `path` is stored.
 
@@ -122,7 +123,8 @@ def chunks_initialized(
         If an index is damaged.
     """
     array = yield from _sharded_array(arrays, path)
-    split = split_at_sharding(with_held(array.stack, pending))
+    yield from flusher.flush_array(array.node)
+    split = split_at_sharding(array.stack)
     assert split is not None
     assert array.grid_shape is not None
     sharding, below = split
@@ -139,7 +141,7 @@ def chunks_initialized(
             indexes = yield from run_above(below, sharding.read_indexes(refs))
         else:
             versions = [version for _, version in shards]
-            indexes = yield from read_indexes_with_held(refs, pending, versions)
+            indexes = yield from try_read_indexes(refs, versions, cache=False)
         for shard, index in zip(refs, indexes, strict=True):
             if isinstance(index, CorruptShardError):
                 raise index
@@ -151,7 +153,7 @@ def chunks_initialized(
         for part in _parts((shard, None) for shard in shards_of_box(layout, box)):
             yield from take(part)
         return out
-    pages = KeyPages([directory_of_box(layout, box)], pending)
+    pages = KeyPages([directory_of_box(layout, box)])
     while pages.has_more:
         page = yield from pages.next_page()
         found: list[_Versioned] = []

@@ -23,19 +23,13 @@ from typing import Literal, TypeAlias
 from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError
-from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.shards.chunks import (
-    list_names,
-    read_indexes_with_held,
-    split_at_sharding,
-    with_held,
-)
-from zarr_shardstore.shards.pending import PendingShards
-from zarr_shardstore.shards.requests import Flow, Found, Get
+from zarr_shardstore.operations.flush import Flusher
+from zarr_shardstore.shards.index_reads import read_indexes, try_read_indexes
+from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir
 from zarr_shardstore.shards.shard_listing import (
     GridDirectory,
     KeyPages,
@@ -44,6 +38,7 @@ from zarr_shardstore.shards.shard_listing import (
     ListedValues,
     list_keys,
 )
+from zarr_shardstore.shards.sharding import split_at_sharding
 from zarr_shardstore.shards.stack import ValueTransformer, keys_above
 
 """Shards whose indexes are asked for at once."""
@@ -77,13 +72,10 @@ class KeyStream:
         nothing else. For `raise_first`, after the last round.
     """
 
-    def __init__(
-        self, catalog: Catalog, pending: PendingShards, pages: KeyPages, prefix: str
-    ) -> None:
+    def __init__(self, catalog: Catalog, pages: KeyPages, prefix: str) -> None:
         self.prefix = prefix
         self.errors: list[ShardStoreError] = []
         self._catalog = catalog
-        self._pending = pending
         self._pages = pages
         self._located: deque[Located] = deque()
 
@@ -102,7 +94,7 @@ class KeyStream:
         located = self._take_round()
         shards = [found for *_, found in located if isinstance(found, ShardRef)]
         versions = [version for _, version, found in located if isinstance(found, ShardRef)]
-        indexes = iter((yield from read_indexes_with_held(shards, self._pending, versions)))
+        indexes = iter((yield from try_read_indexes(shards, versions, cache=False)))
         parts: list[Listed] = []
         stacked: dict[Node, tuple[StoredArray, list[str]]] = {}
         for base_key, _, found in located:
@@ -168,7 +160,7 @@ class KeyStream:
         """Keys in the array of the values that objects hold; a damaged one blocks no other."""
         above: list[tuple[str, int | None]] = []
         try:
-            above = yield from keys_above(with_held(array.stack, self._pending), keys)
+            above = yield from keys_above(array.stack, keys)
         except ShardStoreError as error:
             if len(keys) == 1:
                 self.errors.append(error)
@@ -226,11 +218,14 @@ Kind: TypeAlias = Literal["key", "prefix", "both"] | None
 
 
 class Listing:
-    """The listing operations on one base store, and on what is held back, as flows."""
+    """The listing operations on one base store, as flows.
 
-    def __init__(self, catalog: Catalog, pending: PendingShards) -> None:
+    Each begins with a flush of what it could see of the write buffer.
+    """
+
+    def __init__(self, catalog: Catalog, flusher: Flusher) -> None:
         self.catalog = catalog
-        self._pending = pending
+        self._flusher = flusher
 
     def stream(self, prefix: str, *, is_path: bool = False) -> Flow[KeyStream]:
         """Begin to list all keys that start with `prefix`.
@@ -240,9 +235,9 @@ class Listing:
         prefix = check_prefix(prefix)
         if is_path and prefix and not prefix.endswith("/"):
             prefix += "/" if (yield from self.catalog.has_array(prefix)) else ""
+        yield from self._flusher.flush_below(prefix)
         directories = yield from self._base_directories(prefix)
-        pages = KeyPages(directories, self._pending)
-        return KeyStream(self.catalog, self._pending, pages, prefix)
+        return KeyStream(self.catalog, KeyPages(directories), prefix)
 
     def list_all(self, prefix: str) -> Flow[list[str]]:
         """All keys that start with `prefix`."""
@@ -263,11 +258,12 @@ class Listing:
         below says. Keys are exact. A base store that lists names does not tell their kind.
         """
         prefix = _as_directory(prefix)
+        yield from self._flusher.flush_below(prefix)
         directory = yield from self.catalog.directory_of(prefix, or_own=True)
         if isinstance(directory, GridDirectory):
             return (yield from self._list_grid_directory(directory, prefix, is_exact))
         if directory is None and not self.catalog.may_lack_metadata(prefix):
-            (names,) = yield from list_names([prefix], self._pending)
+            (names,) = yield [ListDir(prefix)]
             return dict.fromkeys(names)
         kinds: dict[str, Kind] = {}
 
@@ -297,8 +293,7 @@ class Listing:
             ]
             kinds |= dict.fromkeys(unknown, "prefix")
             if found:
-                directories = [f"{prefix}{name}/" for name in found]
-                below = yield from list_names(directories, self._pending)
+                below = yield [ListDir(f"{prefix}{name}/") for name in found]
                 for name, names in zip(found, below, strict=True):
                     kinds[name] = "both" if names else "key"
         keys = [prefix + name for name, kind in kinds.items() if kind != "prefix"]
@@ -337,11 +332,10 @@ class Listing:
         translated: list[str]
         relayed: list[str]
         if base_directory == prefix:
-            (translated,) = yield from list_names([prefix], self._pending)
+            (translated,) = yield [ListDir(prefix)]
             relayed = translated
         else:
-            both = [base_directory, prefix]
-            translated, relayed = yield from list_names(both, self._pending)
+            translated, relayed = yield [ListDir(base_directory), ListDir(prefix)]
         kinds: dict[str, Kind] = {}
         shards: list[ShardRef] = []
         is_vague = False
@@ -357,7 +351,7 @@ class Listing:
         if is_vague:
             names = yield from self._directories_with_chunks(directory)
             kinds |= dict.fromkeys(names, "prefix")
-        indexes = yield from self._read_indexes(shards)
+        indexes = yield from read_indexes(shards, cache=False)
         for shard, index in zip(shards, indexes, strict=True):
             if index is not None:
                 kinds |= dict.fromkeys(directory.names_of_entries(shard, index), "key")
@@ -367,23 +361,15 @@ class Listing:
         return kinds
 
     def _directories_with_chunks(self, directory: GridDirectory) -> Flow[list[str]]:
-        base_keys = yield from list_keys([directory.base_directory], self._pending)
+        base_keys = yield from list_keys([directory.base_directory])
         names: dict[str, None] = {}
         for part in self.listing_rounds(base_keys):
             shards = [s for s in map(directory.layout.shard_of_key, part) if s is not None]
-            indexes = yield from self._read_indexes(shards)
+            indexes = yield from read_indexes(shards, cache=False)
             for shard, index in zip(shards, indexes, strict=True):
                 if index is not None:
                     names |= dict.fromkeys(directory.names_of_directories(shard, index))
         return list(names)
-
-    def _read_indexes(self, shards: Sequence[ShardRef]) -> Flow[list[ShardIndex | None]]:
-        indexes: list[ShardIndex | None] = []
-        for index in (yield from read_indexes_with_held(shards, self._pending)):
-            if isinstance(index, CorruptShardError):
-                raise index
-            indexes.append(index)
-        return indexes
 
 
 def _as_directory(prefix: str) -> str:

@@ -2,7 +2,7 @@
 
 ::
 
-    key ──▶ owner ──┬─ a chunk of a sharding ──────── held values, then its shard
+    key ──▶ owner ──┬─ a chunk of a sharding ──────── the write buffer, then its shard
                     ├─ a key above a stack ────────── the transformers of its array
                     ├─ a chunk outside the grid ───── nobody: it is missing
                     └─ anything else ──────────────── the base store
@@ -23,12 +23,12 @@ from zarr_shardstore.format.keys import Coords, check_key
 from zarr_shardstore.format.layout import ChunkRef
 from zarr_shardstore.metadata.consolidated import directory_of_v2_consolidated
 from zarr_shardstore.metadata.documents import Node, node_of_document
+from zarr_shardstore.operations.batch import WriteBuffer
+from zarr_shardstore.operations.buffered import perform_buffered, with_buffer
 from zarr_shardstore.operations.flush import Flusher
-from zarr_shardstore.shards.chunks import perform_or_hold, with_held
-from zarr_shardstore.shards.pending import PendingShards
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import Exists, Flow, Get, GetSize, Request, relay
-from zarr_shardstore.shards.sharding import ShardingTransformer
+from zarr_shardstore.shards.sharding import ShardingTransformer, perform_on_chunks
 from zarr_shardstore.shards.stack import Stack, gather, handle
 
 Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
@@ -42,15 +42,15 @@ class Router:
         self,
         catalog: Catalog,
         arrays: ArrayCache,
-        publisher: Flusher,
-        pending: PendingShards,
+        flusher: Flusher,
+        buffer: WriteBuffer,
         reading: ReadOptions,
     ) -> None:
         self.reading = reading
         self._catalog = catalog
         self._arrays = arrays
-        self._publisher = publisher
-        self._pending = pending
+        self._flusher = flusher
+        self._buffer = buffer
 
     def owners(self, keys: Sequence[str]) -> Flow[list[Owner]]:
         """What keys name; also chunks of an array whose document this store has just erased."""
@@ -88,23 +88,28 @@ class Router:
                 stacks.setdefault(array.node, (array.stack, []))[1].append(i)
             elif not _is_outside(owner):
                 others.append(i)
+        is_buffered = self._buffer.is_active
         parts: list[tuple[list[int], Flow[list[Any]]]] = []
         if chunks:
             refs = [owner for owner in owners if isinstance(owner, ChunkRef)]
             of_chunks = [requests[i] for i in chunks]
-            parts.append((chunks, perform_or_hold(of_chunks, refs, self.reading, self._pending)))
+            if is_buffered:
+                flow = perform_buffered(of_chunks, refs, self.reading, self._buffer)
+            else:
+                flow = perform_on_chunks(of_chunks, refs, self.reading)
+            parts.append((chunks, flow))
         if others:
             parts.append((others, relay([requests[i] for i in others])))
         for whole_stack, positions in stacks.values():
-            stack = with_held(whole_stack, self._pending)
+            stack = with_buffer(whole_stack, self._buffer) if is_buffered else whole_stack
             parts.append((positions, handle(stack, [requests[i] for i in positions])))
         replies: list[Any] = [None] * len(requests)
         results = yield from gather([flow for _, flow in parts])
         for (positions, _), result in zip(parts, results, strict=True):
             for i, reply in zip(positions, result, strict=True):
                 replies[i] = reply
-        if not all(isinstance(request, Get | GetSize | Exists) for request in requests):
-            yield from self._publisher.publish_due()
+        if is_buffered and not all(isinstance(r, Get | GetSize | Exists) for r in requests):
+            yield from self._flusher.flush_due()
         return replies
 
 

@@ -24,13 +24,13 @@ from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.driver import UpdateFlow
 from zarr_shardstore.metadata.documents import Node, document_key, dump_document, parse_json
+from zarr_shardstore.operations.flush import Flusher
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.shards.append import seal_shard
-from zarr_shardstore.shards.chunks import split_at_sharding
-from zarr_shardstore.shards.pending import PendingShards
 from zarr_shardstore.shards.requests import Flow, Recorded, RecordIndex, Set, UpdateShard
 from zarr_shardstore.shards.rewrite import compact_shard
 from zarr_shardstore.shards.shard_listing import KeyPages
+from zarr_shardstore.shards.sharding import split_at_sharding
 from zarr_shardstore.shards.stack import Stack, run_above
 from zarr_shardstore.shards.updates import EntryUpdate
 
@@ -124,7 +124,7 @@ class _IndexedArray:
 
 
 def consolidate_below(
-    catalog: Catalog, array_cache: ArrayCache, pending: PendingShards, path: str
+    catalog: Catalog, array_cache: ArrayCache, flusher: Flusher, path: str
 ) -> Flow[list[str]]:
     """Consolidate the indexes of the sharded arrays at or below a path; return their paths.
 
@@ -142,7 +142,9 @@ def consolidate_below(
     errors: list[ShardStoreError] = []
     arrays: dict[ArrayLayout, _IndexedArray] = {}
     directories = [f"{path}/", f"{DRAFT_DATA_ROOT}{path}/"] if path else [""]
-    pages = KeyPages(directories, pending)
+    for directory in directories:
+        yield from flusher.flush_below(directory)
+    pages = KeyPages(directories)
     while pages.has_more:
         page = yield from pages.next_page()
         shards: list[ShardRef] = []

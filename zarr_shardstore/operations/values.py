@@ -9,6 +9,7 @@ Source: sharding storage transformer draft, "API implementation".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from zarr_shardstore.arrays.array_cache import (
@@ -29,13 +30,13 @@ from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.metadata.consolidated import directory_of_v2_consolidated
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.metadata.documents import node_of_document
-from zarr_shardstore.operations.batch import BatchState
+from zarr_shardstore.operations.batch import WriteBuffer
+from zarr_shardstore.operations.buffered import commit_with_buffered
 from zarr_shardstore.operations.erase import Eraser
 from zarr_shardstore.operations.flush import Flusher
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.operations.routing import Owner, Router, is_document
-from zarr_shardstore.shards.append import fits_inline
-from zarr_shardstore.shards.chunks import update_with_held
+from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.read import ReadOptions, read_shards
 from zarr_shardstore.shards.requests import (
     Delete,
@@ -49,6 +50,7 @@ from zarr_shardstore.shards.requests import (
     SetPartial,
     UpdateShard,
 )
+from zarr_shardstore.shards.rewrite import update_shard as rewrite_shard
 from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.sharding import WriteStrategy, perform_on_chunks
 from zarr_shardstore.shards.stack import run_above
@@ -90,24 +92,26 @@ class Operations:
         refuse_links: Callable[[str], None],
     ) -> None:
         self._reading = reading
-        self._order = order
         self._strategy = strategy
+        self._rewrite = partial(rewrite_shard, order=order)
+        self._commit = self._rewrite
+        if strategy == "append":
+            self._commit = partial(append_to_shard, order=order, max_dead_nbytes=max_dead_nbytes)
         self._max_dead_nbytes = max_dead_nbytes
         reader = ArrayReader(native, reading)
         self.arrays = ArrayCache(new_arrays.policy, reader)
         self.catalog = Catalog(new_arrays.policy, self.arrays)
-        self.batches = BatchState()
-        self._pending = self.batches.pending
-        self.publisher = Flusher(self.catalog, self.arrays, self._pending)
-        self.listing = Listing(self.catalog, self._pending)
-        self._router = Router(self.catalog, self.arrays, self.publisher, self._pending, reading)
+        self.buffer = WriteBuffer()
+        self.flusher = Flusher(self.catalog, self.arrays, self.buffer)
+        self.listing = Listing(self.catalog, self.flusher)
+        self._router = Router(self.catalog, self.arrays, self.flusher, self.buffer, reading)
         self._eraser = Eraser(
             self._router,
             self.catalog,
             self.arrays,
             self.listing,
-            self.publisher,
-            self._pending,
+            self.flusher,
+            self.buffer,
             refuse_links,
         )
         self._view = MetadataView(new_arrays, reader)
@@ -117,15 +121,8 @@ class Operations:
     ) -> Flow[Sequence[Exception | None]]:
         """The write strategy, for the driver."""
         # Transformers below know of whole shards only.
-        strategy = "rewrite" if request.below else self._strategy
-        flow = update_with_held(
-            request.shard,
-            groups,
-            self._pending,
-            order=self._order,
-            strategy=strategy,
-            max_dead_nbytes=self._max_dead_nbytes,
-        )
+        commit = self._rewrite if request.below else self._commit
+        flow = commit_with_buffered(request.shard, groups, commit, self.buffer)
         return run_above(request.below, flow) if request.below else flow
 
     def fits_inline(
@@ -135,7 +132,7 @@ class Operations:
         return (
             self._strategy == "append"
             and not request.below
-            and self._pending.get(request.shard.key) is None
+            and not (self.buffer.is_active and self.buffer.get(request.shard.key))
             and fits_inline(request.shard, updates, opened, self._max_dead_nbytes)
         )
 
@@ -150,7 +147,7 @@ class Operations:
         """
         keys = [key for key, _ in key_ranges]
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
-        if not self._pending:  # as a rule: a shorter way
+        if not self.buffer.is_active:  # usually: a shorter way
             groups = self.catalog.reads_by_shard(keys, byte_ranges)
             if groups is not None:
                 return (yield from read_shards(groups, len(keys), self._reading))
@@ -314,7 +311,7 @@ class Operations:
     def _known_chunks(self, keys: Sequence[str]) -> list[ChunkRef] | None:
         """The chunks that keys name, if all are of arrays that were met before, and no batch
         is open: as a rule. That is a shorter way, for the same answer."""
-        if self._pending:
+        if self.buffer.is_active:
             return None
         found = self.arrays.current().chunks_of(keys)
         chunks = [chunk for chunk in found if chunk is not None]
@@ -354,10 +351,10 @@ class Operations:
             yield [request(key, (yield from self._view.directory_to_store(directory, data)))]
             return
         if found.value is None:
-            yield from self.publisher.publish_array(node)  # the view looks for its chunks
+            yield from self.flusher.flush_array(node)  # the view looks for its chunks
         stored, array, is_changed = yield from self._view.to_store(node, data, found.value)
         if is_changed:
-            yield from self.publisher.publish_changed(node, found.value, array)
+            yield from self.flusher.flush_changed(node, found.value, array)
         is_certain = False
         try:
             yield [request(key, stored)]

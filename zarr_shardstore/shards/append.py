@@ -43,7 +43,13 @@ from zarr_shardstore.shards.shard_writer import (
     gap_nbytes,
     page_aligned,
 )
-from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, SetEntry, nbytes_of
+from zarr_shardstore.shards.updates import (
+    DeleteEntry,
+    EntryUpdate,
+    SetEntry,
+    nbytes_of,
+    replaces_value,
+)
 
 
 def open_shard(shard: ShardRef, data_end: int | None = None) -> Flow[ShardWriter | None]:
@@ -123,10 +129,7 @@ def _read_needed(
     """Stored values of the entries whose new one depends on it."""
     needed: dict[int, bool] = {}
     for update in updates:
-        is_independent = isinstance(update, DeleteEntry) or (
-            isinstance(update, SetEntry) and not update.only_if_missing
-        )
-        needed.setdefault(update.entry_id, not is_independent)
+        needed.setdefault(update.entry_id, not replaces_value(update))
     places = {
         i: place
         for i, yes in needed.items()

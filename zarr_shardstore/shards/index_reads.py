@@ -75,8 +75,15 @@ def corrupt(shard: ShardRef, damage: IndexDamageError, hint: str = "") -> Corrup
     )
 
 
-def read_indexes(shards: Sequence[ShardRef]) -> Flow[list[ShardIndex | None]]:
+def read_indexes(
+    shards: Sequence[ShardRef], *, cache: bool = True
+) -> Flow[list[ShardIndex | None]]:
     """Read the indexes of shards in one round; ``None`` where there is no shard.
+
+    Parameters
+    ----------
+    cache
+        The ``cache`` of `GetIndex`.
 
     Raises
     ------
@@ -84,7 +91,7 @@ def read_indexes(shards: Sequence[ShardRef]) -> Flow[list[ShardIndex | None]]:
         If an index cannot be decoded.
     """
     indexes: list[ShardIndex | None] = []
-    for index in (yield from try_read_indexes(shards)):
+    for index in (yield from try_read_indexes(shards, cache=cache)):
         if isinstance(index, CorruptShardError):
             raise index
         indexes.append(index)

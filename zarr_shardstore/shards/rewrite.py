@@ -26,6 +26,7 @@ from zarr_shardstore.shards.updates import (
     PatchEntry,
     SetEntry,
     apply_pieces,
+    replaces_value,
 )
 
 Bytes = bytes | memoryview
@@ -186,10 +187,7 @@ def _read_entries_to_keep(
     """Stored entries, but for those whose first update replaces them: these may be damaged."""
     is_replaced: dict[int, bool] = {}
     for update in updates:
-        replaces = isinstance(update, DeleteEntry) or (
-            isinstance(update, SetEntry) and not update.only_if_missing
-        )
-        is_replaced.setdefault(update.entry_id, replaces)
+        is_replaced.setdefault(update.entry_id, replaces_value(update))
     replaced = [i for i, yes in is_replaced.items() if yes]
     (found,) = yield from read_whole_shards([shard])
     if found.value is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +20,6 @@ from zarr_shardstore.format.grid import coords_of_entries, grid_box, shard_coord
 from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
-from zarr_shardstore.shards.pending import PendingShards
 from zarr_shardstore.shards.requests import CloseListing, Flow, KeyCursor, ListPage
 
 _KEYS_AT_ONCE = 16_384
@@ -216,8 +214,7 @@ class VersionedKeys(list[str]):
 
 
 class KeyPages:
-    """Keys of the base store in directories, page by page, and of shards that so far are only
-    held: each once, also of a shard that is published meanwhile.
+    """Keys of the base store in directories, page by page.
 
     Parameters
     ----------
@@ -225,29 +222,20 @@ class KeyPages:
         None of them inside another one.
     """
 
-    def __init__(self, directories: Sequence[str], pending: PendingShards) -> None:
-        self._held = {
-            p.shard.key: None for d in directories for p in pending.pending(d) if p.has_values
-        }
+    def __init__(self, directories: Sequence[str]) -> None:
         self._cursors = [KeyCursor(directory) for directory in directories]
 
     @property
     def has_more(self) -> bool:
         """Whether another page is to be asked for."""
-        return bool(self._cursors or self._held)
+        return bool(self._cursors)
 
     def next_page(self) -> Flow[VersionedKeys]:
         """The next keys; there may be none."""
-        if self._cursors:
-            page: list[str]
-            (page,) = yield [ListPage(self._cursors[0], KEYS_PER_PAGE)]
-            if len(page) < KEYS_PER_PAGE:
-                del self._cursors[0]
-        else:
-            page = list(islice(self._held, KEYS_PER_PAGE))
-        if self._held:
-            for key in page:
-                self._held.pop(key, None)
+        page: list[str]
+        (page,) = yield [ListPage(self._cursors[0], KEYS_PER_PAGE)]
+        if len(page) < KEYS_PER_PAGE:
+            del self._cursors[0]
         return page if isinstance(page, VersionedKeys) else VersionedKeys(page)
 
     def close(self) -> Flow[None]:
@@ -256,9 +244,9 @@ class KeyPages:
             yield [CloseListing(cursor) for cursor in self._cursors]
 
 
-def list_keys(directories: Sequence[str], pending: PendingShards) -> Flow[list[str]]:
+def list_keys(directories: Sequence[str]) -> Flow[list[str]]:
     """All keys that `KeyPages` has, as one list."""
-    pages = KeyPages(directories, pending)
+    pages = KeyPages(directories)
     keys: list[str] = []
     while pages.has_more:
         keys += yield from pages.next_page()

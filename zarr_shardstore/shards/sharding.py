@@ -7,14 +7,13 @@ The write strategies: how a shard is changed. An option of a store, never of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.metadata.transformer_list import parse_sharding
-from zarr_shardstore.shards.append import append_to_shard
 from zarr_shardstore.shards.index_reads import read_indexes
 from zarr_shardstore.shards.read import EntryRead, ReadOptions, read_entries
 from zarr_shardstore.shards.requests import (
@@ -31,9 +30,8 @@ from zarr_shardstore.shards.requests import (
     SetPartial,
     UpdateShard,
 )
-from zarr_shardstore.shards.rewrite import update_shard
 from zarr_shardstore.shards.shard_listing import chunks_present
-from zarr_shardstore.shards.stack import ArrayContext, gather
+from zarr_shardstore.shards.stack import ArrayContext, ReadOnlyTransformer, Stack, gather
 from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, MapEntry, PatchEntry, SetEntry
 
 
@@ -100,6 +98,16 @@ class ShardingTransformer:
             return None
         coords = self.layout.coords_of(key)
         return None if coords is None else self.layout.chunk(coords, key)
+
+
+def split_at_sharding(stack: Stack) -> tuple[ShardingTransformer, Stack] | None:
+    """Return the sharding of a stack, and what lies below it; ``None`` if nothing is sharded."""
+    if any(isinstance(transformer, ReadOnlyTransformer) for transformer in stack):
+        return None
+    for i, transformer in enumerate(stack):
+        if isinstance(transformer, ShardingTransformer):
+            return transformer, stack[i + 1 :]
+    return None
 
 
 def sharding(configuration: Mapping[str, Any], array: ArrayContext) -> ShardingTransformer:
@@ -211,9 +219,3 @@ WriteStrategy: TypeAlias = Literal["rewrite", "append"]
 
 Strategy: TypeAlias = Literal["auto", "rewrite", "append"]
 """What users choose: ``"auto"`` is ``"append"`` where the base store can do it."""
-
-WRITE_FLOWS: dict[WriteStrategy, Callable[..., Flow[list[Exception | None]]]] = {
-    "rewrite": update_shard,
-    "append": append_to_shard,
-}
-"""By strategy: the flow that commits updates of one shard. All take the same arguments."""

@@ -64,6 +64,13 @@ class MapEntry:
 EntryUpdate: TypeAlias = SetEntry | DeleteEntry | PatchEntry | MapEntry
 
 
+def replaces_value(update: EntryUpdate) -> bool:
+    """Whether the new state of the entry is independent of its stored value."""
+    return isinstance(update, DeleteEntry) or (
+        isinstance(update, SetEntry) and not update.only_if_missing
+    )
+
+
 def nbytes_of(update: EntryUpdate) -> float:
     """Bytes that an update brings; infinity if only the update knows."""
     match update:

@@ -63,8 +63,8 @@ class ShardingEngine:
         self.driver = Driver(
             backend, self.operations.update_shard, fits_inline=self.operations.fits_inline
         )
-        pending = self.operations.batches.pending
-        self.fast_reads = FastReads(self.driver, self.operations.catalog, pending)
+        buffer = self.operations.buffer
+        self.fast_reads = FastReads(self.driver, self.operations.catalog, buffer)
         self._call_batcher = CallBatcher(self.get_many)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -133,7 +133,7 @@ class ShardingEngine:
     def chunks_initialized(self, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
         """Return the flow that tells the stored chunks of an array."""
         operations = self.operations
-        return chunks_initialized(operations.arrays, operations.batches.pending, path, region)
+        return chunks_initialized(operations.arrays, operations.flusher, path, region)
 
     # ------------------------------------------------------------------- writes
 
@@ -146,9 +146,7 @@ class ShardingEngine:
     ) -> Batch:
         """Return a batch of writes, to be entered."""
         operations = self.operations
-        return Batch(
-            operations.batches, operations.publisher, self.driver.run, run_async, max_nbytes
-        )
+        return Batch(operations.buffer, operations.flusher, self.driver.run, run_async, max_nbytes)
 
     def flush(self) -> None:
         """Seal every shard file that this process has appended to, blocking."""
@@ -178,6 +176,7 @@ class ShardingEngine:
 
     def compact(self, prefix: str) -> None:
         """Compact the shards below a prefix, blocking."""
+        self.driver.run(self.operations.flusher.flush_below(prefix))
         driver, flow = self.compaction(prefix)
         driver.run(flow)
 
@@ -191,9 +190,7 @@ class ShardingEngine:
         """
         self.check_consolidation()
         operations = self.operations
-        return consolidate_below(
-            operations.catalog, operations.arrays, operations.batches.pending, path
-        )
+        return consolidate_below(operations.catalog, operations.arrays, operations.flusher, path)
 
     def consolidate(self, path: str) -> list[str]:
         """Seal shards, then run `consolidation`, blocking."""

@@ -16,8 +16,8 @@ from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_r
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.cached_files import MISS, CachedValue, warm_file
+from zarr_shardstore.operations.batch import WriteBuffer
 from zarr_shardstore.shards.index_reads import try_read_indexes
-from zarr_shardstore.shards.pending import PendingShards
 from zarr_shardstore.shards.read import ShardReads
 
 _MIN_TO_WARM = 8
@@ -35,13 +35,13 @@ class FastReads:
     Thread safety: may be used from any thread.
     """
 
-    def __init__(self, driver: Driver, catalog: Catalog, pending: PendingShards) -> None:
+    def __init__(self, driver: Driver, catalog: Catalog, buffer: WriteBuffer) -> None:
         backend = driver.backend
         self._root: str | None = None
         if isinstance(backend, LocalBackend) and backend.keeps_handles:
             self._root = backend.path_of("")
         self._catalog = catalog
-        self._pending = pending
+        self._buffer = buffer
         self._driver = driver
         self._count = driver.counters.count_warm_read
 
@@ -58,7 +58,7 @@ class FastReads:
         at_once
             Return `MISS` rather than wait for a disk.
         """
-        if self._root is None or self._pending:
+        if self._root is None or self._buffer.is_active:
             return MISS
         if byte_range is not None:
             resolve_range(byte_range, 0)  # raises if it is not valid, hit or miss
@@ -86,7 +86,7 @@ class FastReads:
         if len(key_ranges) == 1:
             return [self.get(*key_ranges[0])]
         values: list[CachedValue] = [MISS] * len(key_ranges)
-        if not values or self._root is None or self._pending:
+        if not values or self._root is None or self._buffer.is_active:
             return values
         keys = [key for key, _ in key_ranges]
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])

@@ -266,6 +266,7 @@ class ShardingStore(ZarrInterface):
         """
         self._check_writable()
         await self._ensure_open()
+        await self._run(self._sharding.operations.flusher.flush_below(prefix))
         driver, flow = self._sharding.compaction(prefix)
         await driver.run_async(flow)
 
@@ -359,7 +360,7 @@ class ShardingStore(ZarrInterface):
     # ------------------------------------------------------------------- batch
 
     def batch(self, *, max_nbytes: int | None = None) -> Batch:
-        """Hold writes of chunks in memory, so that each shard is published once.
+        """Buffer writes of chunks in memory, so that each shard is stored once.
 
         Use it by ``with`` or ``async with``; `Batch` says what holds while it is open, if it
         ends by an exception, and for several of them.
@@ -367,14 +368,14 @@ class ShardingStore(ZarrInterface):
         Parameters
         ----------
         max_nbytes : int, optional
-            When more is held, the shards with the most are published. 256 MiB.
+            When more is buffered, the shards with the most bytes are stored. 256 MiB.
 
         Raises
         ------
         SpecError
             If `max_nbytes` is no size, or the store is read-only.
         UnpublishedError
-            When the block ends, if shards could not be published; it names them.
+            When the block ends, if shards could not be stored; it names them.
 
         Examples
         --------
@@ -384,7 +385,7 @@ class ShardingStore(ZarrInterface):
         >>> z = zarr.create_array(store, name="z", shape=(8,), chunks=(1,), dtype="u1")
         >>> with store.batch():
         ...     for i in range(6):
-        ...         z[i] = i + 1  # the first shard is published when i is 3
+        ...         z[i] = i + 1  # the first shard is stored when i is 3
         ...     len([key for key in base if key.startswith("z/c/")])
         1
         >>> len([key for key in base if key.startswith("z/c/")])

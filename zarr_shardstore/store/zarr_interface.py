@@ -97,6 +97,8 @@ class ZarrInterface(Store):
 
     async def _run(self, flow: Flow[T], *, only_reads: bool = False) -> T:
         await self._ensure_open()
+        # In a batch a read may flush. A commit must not wait for another one in the worker pool.
+        only_reads = only_reads and not self._sharding.operations.buffer.is_active
         return await self._sharding.driver.run_async(flow, only_reads=only_reads)
 
     # -------------------------------------------------------------------- reads

@@ -1,0 +1,252 @@
+"""The write buffer, and the flows over it: what is asked of the base store, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.support.flows import Recorder
+from zarr_shardstore.errors import ShardConflictError, SpecError
+from zarr_shardstore.format.index import DRAFT_INDEX, ZEP2_INDEX
+from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
+from zarr_shardstore.format.shard import build_shard, split_shard
+from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.operations.batch import Batch, WriteBuffer
+from zarr_shardstore.operations.buffered import commit_with_buffered, perform_buffered
+from zarr_shardstore.shards.read import ReadOptions
+from zarr_shardstore.shards.requests import (
+    Delete,
+    Flow,
+    Modify,
+    Request,
+    Set,
+    SetIfNotExists,
+    SetPartial,
+)
+from zarr_shardstore.shards.rewrite import update_shard
+from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, MapEntry, PatchEntry, SetEntry
+
+KEY = "a/c0/0"
+OLD = {0: b"zero", 1: b"one", 3: b"three"}
+
+
+def shard_of(
+    coords: tuple[int, int] = (0, 0), grid: tuple[int, int] = (4, 3), index: object = DRAFT_INDEX
+) -> ShardRef:
+    spec = ShardingSpec((2, 2), index)  # type: ignore[arg-type]
+    return ArrayLayout("a", "a/", ChunkKeyEncoding("draft", "/"), grid, spec).shard(coords)
+
+
+_blocks: list[Batch] = []
+"""Keeps them open: a buffer refers to them weakly."""
+
+
+def open_buffer(max_nbytes: int = 10**6) -> WriteBuffer:
+    buffer = WriteBuffer()
+    block = Batch(buffer, None, None, None, max_nbytes)  # type: ignore[arg-type]
+    buffer.enter(block)
+    _blocks.append(block)
+    return buffer
+
+
+def request_of(shard: ShardRef, update: EntryUpdate) -> Request:
+    key = shard.chunk_key(update.entry_id)
+    match update:
+        case SetEntry(_, value, only_if_missing):
+            return SetIfNotExists(key, value) if only_if_missing else Set(key, value)
+        case PatchEntry(_, pieces):
+            return SetPartial(key, pieces)
+        case MapEntry(_, change):
+            return Modify(key, change)
+    return Delete(key)
+
+
+def put(
+    buffer: WriteBuffer,
+    *updates: EntryUpdate,
+    recorder: Recorder | None = None,
+    shard: ShardRef | None = None,
+) -> Recorder:
+    recorder = recorder or Recorder({KEY: build_shard(OLD, (2, 2), DRAFT_INDEX)})
+    shard = shard or shard_of()
+    requests = [request_of(shard, update) for update in updates]
+    chunks = [ChunkRef(shard.chunk_key(u.entry_id), shard, u.entry_id) for u in updates]
+    recorder.run(perform_buffered(requests, chunks, ReadOptions(), buffer))
+    return recorder
+
+
+def commit(
+    buffer: WriteBuffer, groups: Sequence[Sequence[EntryUpdate]] = ((),)
+) -> Flow[Sequence[Exception | None]]:
+    return commit_with_buffered(shard_of(), groups, partial(update_shard, order="C"), buffer)
+
+
+def values(buffer: WriteBuffer) -> dict[int, Any]:
+    found = {i: buffer.find(shard_of(), i) for i in range(4)}
+    return {
+        i: bytes(update.value) if isinstance(update, SetEntry) else None
+        for i, update in found.items()
+        if update is not None
+    }
+
+
+def test_whole_values_ask_for_nothing() -> None:
+    """Nor do pieces and conditions on what is buffered already."""
+    buffer = open_buffer()
+    recorder = put(buffer, SetEntry(0, b"new"), DeleteEntry(1), PatchEntry(0, ((3, b"er"),)))
+    put(
+        buffer,
+        SetEntry(1, b"1", only_if_missing=True),
+        PatchEntry(0, ((0, b"N"),)),
+        recorder=recorder,
+    )
+    put(buffer, SetEntry(0, b"!", only_if_missing=True), recorder=recorder)
+    assert recorder.batches == []
+    assert values(buffer) == {0: b"Newer", 1: b"1"}
+
+
+@pytest.mark.parametrize(
+    ("update", "expected"),
+    [
+        (PatchEntry(1, ((3, b"!"),)), {1: b"one!"}),
+        (PatchEntry(2, ((0, b"two"),)), {2: b"two"}),
+        (SetEntry(1, b"1", only_if_missing=True), {}),
+        (SetEntry(2, b"2", only_if_missing=True), {2: b"2"}),
+        (MapEntry(3, lambda old: bytes(old or b"")[::-1]), {3: b"eerht"}),
+    ],
+)
+def test_what_depends_on_a_stored_value_reads_that(
+    update: EntryUpdate, expected: dict[int, bytes]
+) -> None:
+    """The index and the entry; a second time nothing, if something is buffered."""
+    buffer = open_buffer()
+    recorder = put(buffer, update)
+    assert 1 <= len(recorder.batches) <= 2
+    assert values(buffer) == expected
+
+
+def test_a_group_with_a_bad_piece_is_buffered_in_no_part() -> None:
+    """Its error is raised."""
+    buffer = open_buffer()
+    with pytest.raises(SpecError, match="lies outside"):
+        put(buffer, SetEntry(0, b"x"), PatchEntry(1, ((9, b"!"),)))
+    assert values(buffer) == {}
+
+
+def test_a_value_that_was_published_meanwhile_is_read_again() -> None:
+    """Between the read of the old value and its use another writer was faster."""
+    buffer = open_buffer()
+    recorder = Recorder({KEY: build_shard(OLD, (2, 2), DRAFT_INDEX)})
+
+    def another(n: int) -> None:
+        if n == 2:
+            put(buffer, SetEntry(1, b"theirs"), recorder=recorder)
+            recorder.run(commit(buffer))
+            assert values(buffer) == {}
+
+    recorder._between = another
+    put(buffer, PatchEntry(1, ((0, b"T"),)), recorder=recorder)
+    assert values(buffer) == {1: b"Theirs"}
+
+
+def test_a_commit_takes_along_what_is_buffered() -> None:
+    """Before its own updates, in the same write."""
+    buffer = open_buffer()
+    recorder = put(buffer, SetEntry(0, b"buffered"), SetEntry(2, b"buffered"))
+    outcomes = recorder.run(commit(buffer, [[SetEntry(2, b"mine")], [PatchEntry(0, ((9, b"?"),))]]))
+    assert outcomes[0] is None
+    assert isinstance(outcomes[1], SpecError)
+    stored = split_shard(recorder.objects[KEY], (2, 2), DRAFT_INDEX)
+    assert {i: bytes(v) for i, v in stored.items()} == OLD | {0: b"buffered", 2: b"mine"}
+    assert sum(isinstance(r, Set) for batch in recorder.batches for r in batch) == 1
+    assert values(buffer) == {}
+    assert buffer.nbytes == 0
+
+
+@pytest.mark.parametrize("newer", [(), (SetEntry(0, b"newer"),)])
+def test_a_commit_that_fails_puts_back(newer: Sequence[EntryUpdate]) -> None:
+    """Below what was buffered since."""
+    buffer = open_buffer()
+    put(buffer, SetEntry(0, b"older"), SetEntry(1, b"other"))
+    flow = commit(buffer)
+    next(flow)
+    assert values(buffer) == {0: b"older", 1: b"other"}, "seen while it is committed"
+    assert buffer.nbytes == 0
+    if newer:
+        put(buffer, *newer)
+    with pytest.raises(OSError, match="full"):
+        flow.throw(OSError("full"))
+    assert values(buffer) == {0: b"newer" if newer else b"older", 1: b"other"}
+    restored = buffer.get(KEY)
+    assert restored is not None
+    assert str(restored.error) == "full"
+    assert buffer.nbytes == 200
+
+
+def test_full_shards_are_due_once() -> None:
+    """All entries of the array in the shard count; at the edge these are fewer."""
+    buffer = open_buffer()
+    edge = shard_of((0, 1))
+    for i in (0, 2):
+        assert buffer.due() == []
+        put(buffer, SetEntry(i, b"x"), shard=edge)
+    assert buffer.due() == [edge.key]
+    assert buffer.due() == []
+    assert buffer.nbytes == 200
+
+
+def test_the_largest_are_due_until_the_rest_fits() -> None:
+    """Small values count as the objects that hold them."""
+    buffer = open_buffer(2500)
+    for j, nbytes in enumerate((1, 900, 1700)):
+        put(buffer, SetEntry(0, b"x" * nbytes), shard=shard_of((j, 0), (9, 9)))
+    assert buffer.nbytes == 2700
+    assert buffer.due() == ["a/c2/0"]
+    assert buffer.due() == []
+    buffer.release(["a/c2/0"])
+    assert buffer.due() == ["a/c2/0"]
+
+
+def test_what_was_dropped_is_not_restored() -> None:
+    """The commit that had taken it fails after the last block has ended."""
+    buffer = open_buffer()
+    put(buffer, SetEntry(0, b"x"))
+    flow = commit(buffer)
+    next(flow)
+    put(buffer, SetEntry(1, b"y"))
+    buffer.drop("a/")
+    assert values(buffer) == {}
+    with pytest.raises(OSError, match="full"):
+        flow.throw(OSError("full"))
+    assert values(buffer) == {}
+    assert buffer.nbytes == 0
+
+
+def test_values_of_another_layout_are_not_mixed() -> None:
+    """A larger grid is the same layout; another form of the index is not."""
+    buffer = open_buffer()
+    put(buffer, SetEntry(0, b"x"))
+    put(buffer, SetEntry(1, b"y"), shard=shard_of(grid=(9, 9)))
+    assert values(buffer) == {0: b"x", 1: b"y"}
+    other = shard_of(index=ZEP2_INDEX)
+    assert buffer.find(other, 0) is None
+    assert buffer.take(other) is None
+    with pytest.raises(ShardConflictError, match="declared the array again"):
+        put(buffer, SetEntry(0, b"z"), shard=other)
+
+
+def test_a_commit_that_was_cut_off_is_done_again() -> None:
+    """Its event loop ended, and nobody told the table."""
+    buffer = open_buffer()
+    recorder = put(buffer, SetEntry(0, b"buffered"))
+    cut_off = commit(buffer)
+    next(cut_off)
+    recorder.run(commit(buffer))
+    assert bytes(split_shard(recorder.objects[KEY], (2, 2), DRAFT_INDEX)[0]) == b"buffered"
+    assert values(buffer) == {}
+    cut_off.close()
+    assert values(buffer) == {}
