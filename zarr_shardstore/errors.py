@@ -22,15 +22,15 @@ from typing import Any, Self
 
 
 class ShardStoreError(Exception):
-    """Base of every error that this package raises."""
+    """Base class of the errors of this package."""
 
 
 class SpecError(ShardStoreError, ValueError):
-    """A call, a key or a metadata document is not valid; nothing was changed."""
+    """Error of a call, a key or a metadata document that is not valid; nothing was changed."""
 
 
 class ReadOnlyError(SpecError):
-    """A write was asked of a store that was opened for reading only."""
+    """Error of a write to a store that was opened for reading only."""
 
     def __init__(
         self, message: str = "store was opened in read-only mode and does not support writing"
@@ -39,20 +39,20 @@ class ReadOnlyError(SpecError):
 
 
 class UnsupportedError(ShardStoreError, NotImplementedError):
-    """The request is valid, but this store cannot express it; nothing was changed."""
+    """Error of a valid request that this store cannot express; nothing was changed."""
 
 
 class CorruptShardError(ShardStoreError):
-    """The bytes of a shard contradict its format.
+    """Error of a shard whose bytes contradict its format.
 
     Parameters
     ----------
     message : str
-        What is wrong, with the numbers that contradict each other.
+        The contradiction, with both numbers.
     shard_key : str
         Key of the shard in the base store.
     chunk_key : str, optional
-        Key of the chunk whose entry is damaged; ``None`` if it is the whole shard index.
+        Key of the chunk whose entry is damaged; ``None`` if the whole shard index is.
     byte_range : tuple of int, optional
         Half-open byte range in the shard that the damaged entry claims.
     """
@@ -87,19 +87,19 @@ def _rebuild_corrupt_shard_error(
     chunk_key: str | None,
     byte_range: tuple[int, int] | None,
 ) -> CorruptShardError:
-    """Pickle calls this: the constructor's arguments are keyword-only."""
+    """Rebuild the error from a pickle: the constructor's arguments are keyword-only."""
     return CorruptShardError(
         message, shard_key=shard_key, chunk_key=chunk_key, byte_range=byte_range
     )
 
 
 class CorruptValueError(ShardStoreError):
-    """The bytes of a value contradict the checksum that a storage transformer keeps.
+    """Error of a value whose bytes contradict the checksum of a storage transformer.
 
     Parameters
     ----------
     message : str
-        What is wrong, with the numbers that contradict each other.
+        The contradiction, with both numbers.
     key : str
         Key of the value: of a chunk, or of a shard if the checksum lies below sharding.
     """
@@ -114,29 +114,29 @@ class CorruptValueError(ShardStoreError):
 
 
 def _rebuild_corrupt_value_error(message: str, key: str) -> CorruptValueError:
-    """Pickle calls this: the constructor's arguments are keyword-only."""
+    """Rebuild the error from a pickle: the constructor's arguments are keyword-only."""
     return CorruptValueError(message, key=key)
 
 
 class ShardConflictError(ShardStoreError):
-    """A write could not be committed because of another writer; it may be tried again."""
+    """Error of a write that another writer prevented; it may be retried."""
 
 
 class UnpublishedError(ShardStoreError, ExceptionGroup[Exception]):
-    """A batch ended, and some of the shards that it had buffered could not be stored.
+    """Error of a batch that ended and could not store some of its shards.
 
-    All other shards are. The errors of the base store are its `exceptions`, one for each
+    All other shards are stored. The errors of the base store are the `exceptions`, one for each
     shard, so ``except*`` finds them.
 
     Parameters
     ----------
     message : str
-        What was tried.
+        The attempted operation.
     exceptions : sequence of Exception
-        Why, in the order of `chunk_keys`.
+        The reasons, in the order of `chunk_keys`.
     chunk_keys : mapping of str to tuple of str
-        By the key of each shard that is not stored, the keys of the chunks whose values or
-        erasures were buffered for it.
+        Keys of the chunks whose values or erasures were buffered, by the key of each shard that
+        is not stored.
     """
 
     chunk_keys: dict[str, tuple[str, ...]]
@@ -164,7 +164,7 @@ class UnpublishedError(ShardStoreError, ExceptionGroup[Exception]):
         pass
 
     def derive(self, excs: Sequence[Exception], /) -> UnpublishedError:  # type: ignore[override]
-        """The same about some of the shards."""
+        """Return an error of the same batch with some of the shards."""
         left = [any(error is e for e in excs) for error in self.exceptions]
         kept = {
             shard: chunks
@@ -178,8 +178,8 @@ class UnpublishedError(ShardStoreError, ExceptionGroup[Exception]):
 
 
 _N_NAMED = 3
-"""Shards, and chunks of each, that a message names; `chunk_keys` has all."""
+"""Shards, and chunks of each shard, in a message; `chunk_keys` has all."""
 
 
 class UnfinishedConversionError(ShardStoreError):
-    """The objects of an array are being replaced; whoever converts it runs the command again."""
+    """Error of an array whose conversion was interrupted; the same command finishes it."""

@@ -3,8 +3,8 @@
 A transformer that keeps keys derives from `ValueTransformer`. One that changes keys has the two
 methods of `StorageTransformer`. Both are *flows*: generators that yield batches of requests for
 keys below, receive one reply for each, and return replies for keys above. They do no I/O, so they
-run under the blocking and the async driver. A request for a key that is not its own is yielded
-as it is.
+run under the blocking and the async driver. A transformer yields a request for a foreign key
+unchanged.
 
 Source: spec_notes/decisions/0009-stack.md.
 """

@@ -1,1 +1,1 @@
-"""Which key belongs to which array, and what users see of the metadata."""
+"""The array of each key, and the metadata that users see."""

@@ -1,8 +1,8 @@
-"""Which keys belong to which array that something stands between: a sharding, as a rule.
+"""Catalog: the array that a key belongs to, if the array has transformers.
 
-A key is a chunk key only if the metadata document of its array says so; for arrays without a
-document the ``chunks_per_shard`` of the store says so. Documents are read when a key is first met
-that could be a chunk of their array; nothing is listed.
+A key is a chunk key only if the metadata document of its array says so. For arrays without a
+document the ``chunks_per_shard`` of the store says so. A document is read when a key could first
+be a chunk of its array; nothing is listed.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from zarr_shardstore.shards.shard_listing import GridDirectory, locate_directory
 
 @dataclass(frozen=True, slots=True)
 class InvalidChunkKey:
-    """A key in an array that is no chunk key of it.
+    """Key in an array that is no chunk key of it.
 
     Parameters
     ----------
     node : Node
-        Whose document says so.
+        Place of the document that says so.
     is_outside : bool
-        It is spelled like one, but lies outside the grid.
+        Whether it is spelled like a chunk key, but lies outside the grid.
     message : str
-        What is wrong, for whoever wants to write it.
+        Text of the error if the key is written.
     """
 
     node: Node
@@ -57,7 +57,7 @@ class InvalidChunkKey:
 
 @dataclass(frozen=True, slots=True)
 class TransformedKey:
-    """A key of an array whose stack is not just one sharding."""
+    """Key of an array whose stack is not just one sharding."""
 
     key: str
     array: StoredArray
@@ -65,7 +65,7 @@ class TransformedKey:
 
 @dataclass(frozen=True, slots=True)
 class _Located:
-    """A key, cut into array and coordinates.
+    """Array and coordinates of a key.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ _Answer: TypeAlias = "_Located | InvalidChunkKey | ShardStoreError | None"
 
 
 class Catalog:
-    """Finds the array that a key belongs to.
+    """Finder of the array that a key belongs to.
 
     Thread safety: may be used from any thread.
     """
@@ -165,9 +165,9 @@ class Catalog:
         return True
 
     def chunk_without_document(self, key: str) -> ChunkRef | None:
-        """The chunk that a key named before this store erased the document of its array.
+        """Return the chunk that a key named before this store erased the array's document.
 
-        Who erases an array key by key may begin with its metadata.
+        A caller that erases an array key by key may begin with its metadata.
         """
         for nodes, suffix in self._candidates(key):
             for node in nodes:
@@ -180,9 +180,9 @@ class Catalog:
     def shards_of(
         self, base_keys: Sequence[str]
     ) -> Flow[list[ShardRef | TransformedKey | ShardStoreError | None]]:
-        """The shards that keys of the base store name; ``None`` for a key that is none.
+        """Return the shards that keys of the base store name; ``None`` for any other key.
 
-        Where the document of an array is bad, the error stands in the place of the shard.
+        If the document of an array is bad, the error takes the place of the shard.
         """
         answers = yield from self._locate(base_keys, self.arrays.current(), in_grid=False)
         shards: list[ShardRef | TransformedKey | ShardStoreError | None] = []
@@ -201,10 +201,10 @@ class Catalog:
     def directory_of(
         self, directory: str, *, or_own: bool = False, is_strict: bool = True
     ) -> Flow[GridDirectory | StoredArray | None]:
-        """The array in whose grid a directory lies; ``None`` if there is none with metadata.
+        """Return the array in whose grid a directory lies; ``None`` if none has metadata.
 
         With `or_own` the array's own directory counts. An array whose stack is not just one
-        sharding is returned as it is.
+        sharding is returned as a `StoredArray`.
 
         Raises
         ------
@@ -221,9 +221,9 @@ class Catalog:
             nodes[:0] = _flat_nodes(path)
             if directory.startswith(DRAFT_DATA_ROOT):
                 nodes.append(Node("draft", path[len(DRAFT_DATA_ROOT) :]))
-        known = yield from self.arrays.lookup(nodes)
+        arrays = yield from self.arrays.lookup(nodes)
         for node in nodes:
-            array = known[node]
+            array = arrays[node]
             if isinstance(array, ShardStoreError) and is_strict:
                 raise array
             if isinstance(array, StoredArray) and array.stack:
@@ -236,20 +236,20 @@ class Catalog:
 
     def has_array(self, path: str) -> Flow[bool]:
         """Whether there is an array document of Zarr v3 or v2 at `path`."""
-        known = yield from self.arrays.lookup(_flat_nodes(path))
-        return any(array is not None for array in known.values())
+        arrays = yield from self.arrays.lookup(_flat_nodes(path))
+        return any(array is not None for array in arrays.values())
 
     def may_lack_metadata(self, directory: str) -> bool:
         """Whether a directory may be, or be inside, an array that only the option declares."""
-        known = self.arrays.current()
+        cached = self.arrays.current()
         segments = directory.removesuffix("/").split("/")
         parents = ["/".join(segments[:n]) for n in range(len(segments) + 1)]
-        if any(self._policy.names(p) and not known.has_any(_flat_nodes(p)) for p in parents):
+        if any(self._policy.names(p) and not cached.has_any(_flat_nodes(p)) for p in parents):
             return True
         root = DRAFT_DATA_ROOT.removesuffix("/")
         paths = [p[len(root) + 1 :] for p in parents if p == root or p.startswith(f"{root}/")]
         return any(
-            self._policy.needs_no_metadata("draft", p) and not known.has_any([Node("draft", p)])
+            self._policy.needs_no_metadata("draft", p) and not cached.has_any([Node("draft", p)])
             for p in paths
         )
 
@@ -356,12 +356,12 @@ class Catalog:
         return None
 
     def _candidates(self, key: str) -> Iterator[tuple[list[Node], str]]:
-        """Places of arrays that may own a key, with the rest of the key."""
+        """Yield the places of arrays that may own a key, with the rest of the key."""
         draft = draft_candidate(key)
         if draft is not None:
             yield [Node("draft", draft[0])], draft[1]
             if self._policy.needs_no_metadata("draft", draft[0]):
-                return  # a chunk by the option; no document of another hierarchy is asked for
+                return  # a chunk by the option; no document of another hierarchy is read
         for path, suffix in v3_candidates(key):
             yield [Node("v3", path)] if suffix.startswith("c") else _flat_nodes(path), suffix
 
@@ -426,7 +426,7 @@ def _locate_sibling(last: _Answer, key: str, in_grid: bool) -> _Located | None:
     """Cut a key of the array of the key before, without looking at other places.
 
     Two keys that differ only in the numbers after the path of their array may belong to the
-    same other arrays on the way to it, and of the first these are known not to own it.
+    same other arrays on the way to it, and the lookup of the first has excluded these.
     """
     if not isinstance(last, _Located):
         return None

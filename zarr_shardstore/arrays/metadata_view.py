@@ -1,8 +1,8 @@
-"""The view: metadata shows plain chunks; what stands between them and the store stays below.
+"""View of the metadata: users see plain chunks; the base store has the declarations.
 
-A declaration is taken out of a document on the way up and put back on the way down, also
-inside consolidated metadata, so that zarr-python works unchanged and resizes and attribute
-updates keep it.
+`MetadataView` strips the declaration from a document that is read, and reapplies it to a document
+that is written, also inside consolidated metadata. So zarr-python works unchanged, and resizes and
+updates of attributes keep the declaration.
 """
 
 from __future__ import annotations
@@ -57,40 +57,40 @@ Bytes: TypeAlias = bytes | memoryview
 
 
 _N_LOOKS = 64
-"""Names like those of chunks that are looked at; more directories of such names are not met."""
+"""Limit of the names like those of chunks that are read, to find one that is no directory."""
 
 
 class _Stored(NamedTuple):
-    """A stored array document, and what it says; no array where it is missing or bad."""
+    """Stored array document and its array; no array if the document is missing or bad."""
 
     doc: Document | None
     array: StoredArray | None
 
 
 class MetadataView:
-    """Documents as readers see them, and as they are stored.
+    """Translation of documents between users and the base store.
 
     Parameters
     ----------
     new_arrays : NewArrays
-        What arrays get that are not stored yet.
+        Declarations of arrays that are not stored yet.
     reader : ArrayReader
-        What a declaration means.
+        Parser of stored documents.
     """
 
     def __init__(self, new_arrays: NewArrays, reader: ArrayReader) -> None:
         self._new_arrays = new_arrays
         self._reader = reader
 
-    # ------------------------------------------------------------------ up
+    # -------------------------------------------------------------- to user
 
     def to_user(self, node: Node, data: memoryview) -> tuple[memoryview, StoredArray | None]:
-        """Bytes of a stored document as readers see it, and the array that it describes.
+        """Return the bytes of a stored document as users see it, and its array.
 
         Raises
         ------
         SpecError, UnsupportedError
-            If the document declares what is not valid or not known.
+            If the declaration of the document is not valid or not known.
         """
         doc = parse_document(node, data)
         if doc is None:
@@ -102,7 +102,7 @@ class MetadataView:
         return memoryview(_dumped(shown, doc, data)), array
 
     def directory_to_user(self, path: str, data: memoryview) -> memoryview:
-        """The same for the consolidated v2 metadata of the directory `path`."""
+        """As `to_user`, for the consolidated v2 metadata of the directory `path`."""
         doc = parse_json(data)
         return data if doc is None else self._members_to_user(path, doc, data)
 
@@ -120,37 +120,38 @@ class MetadataView:
             try:
                 array = self._reader.read(node, member)
             except ShardStoreError:
-                continue  # a damaged one must not close the whole group
+                continue  # a damaged document must not close the whole group
             shown = member if array is None else self._shown(member, array)
             if shown is not member:
                 changed[name] = shown
         return memoryview(dump_document(with_members(doc, changed))) if changed else data
 
-    # ---------------------------------------------------------------- down
+    # ------------------------------------------------------------- to store
 
     def to_store(
         self, node: Node, data: memoryview, stored: memoryview | None
     ) -> Flow[tuple[Bytes, StoredArray | None, bool]]:
-        """Bytes to store for a document that a user writes, and what they say.
+        """Translate a document that a user writes into the one to store.
 
-        An array that is stored with the same chunks keeps what it is, sharded or not; any
-        other is new, and sharded by the policy.
+        An array that is stored with the same chunks keeps its declaration, or stays plain. Any
+        other array is new, and sharded by the policy.
 
         Parameters
         ----------
         data, stored
-            The document as the user wrote it, and as it is stored now (``None``: it is not).
+            The document as the user wrote it, and as it is stored now, if it is.
 
         Returns
         -------
         data, array, is_changed
-            The last says whether keys mean something else than before.
+            Bytes to store, the array that they describe, and whether keys mean something
+            else than before.
 
         Raises
         ------
         UnsupportedError
-            If the array does sharding itself (``shards=``) and shall be sharded here too, or
-            its chunk grid cannot be sharded.
+            If the array does sharding itself (``shards=``) and the policy shards it too, or its
+            chunk grid cannot be sharded.
         SpecError
             If the store's chunks_per_shard does not fit the array.
         """
@@ -167,14 +168,14 @@ class MetadataView:
         return _dumped(new, doc, data), array, is_changed
 
     def directory_to_store(self, path: str, data: memoryview) -> Flow[Bytes]:
-        """The same for the consolidated v2 metadata of the directory `path`."""
+        """As `to_store`, for the consolidated v2 metadata of the directory `path`."""
         doc = parse_json(data)
         if doc is None:
             return data
         return _dumped((yield from self._members_to_store(path, doc)), doc, data)
 
     def _members_to_store(self, path: str, doc: Document) -> Flow[Document]:
-        """Arrays in consolidated metadata are declared as they are stored, or will be."""
+        """Declare arrays in consolidated metadata as they are stored, or will be."""
         found = {
             name: (node, member)
             for name, (node, member) in members(path, doc).items()
@@ -190,7 +191,7 @@ class MetadataView:
             except ShardStoreError:
                 continue
             if old.doc is not None:
-                declared = self._put_back(node, member, old)
+                declared = self._as_update(node, member, old)
             else:
                 # It comes before its array, as when a store is copied in the order of keys.
                 declared = yield from self._stored_array(node, member, old)
@@ -202,9 +203,9 @@ class MetadataView:
         if has_sharding_codec(doc):
             return self._stored_native(node, doc, old)
         if _is_declared(doc):
-            self._reader.read(node, doc)  # the writer is taken at its word, if it is valid
+            self._reader.read(node, doc)  # raises if the user's own declaration is not valid
             return doc
-        kept = self._put_back(node, doc, old)
+        kept = self._as_update(node, doc, old)
         if kept is not None:
             return kept
         geometry = plain_geometry(node.hierarchy, doc)
@@ -219,8 +220,8 @@ class MetadataView:
             declared = yield from self._declared_as_new(node, doc, geometry)
         return doc if declared is None else apply(doc, declared)
 
-    def _put_back(self, node: Node, doc: Document, old: _Stored) -> Document | None:
-        """`doc` as the update of a stored array that it is; ``None`` if it is another array."""
+    def _as_update(self, node: Node, doc: Document, old: _Stored) -> Document | None:
+        """Return `doc` declared as the stored array; ``None`` if it is another array."""
         kept = self._declared_as_before(node, doc, old)
         has_consolidated_index = old.doc is not None and declares_consolidated_index(old.doc)
         return (
@@ -233,7 +234,7 @@ class MetadataView:
         before = old.array.document
         geometry = plain_geometry(node.hierarchy, doc)
         if geometry is None or before.geometry is None:
-            # Not known here, so compare what decides about chunks as it is written.
+            # An unknown grid: compare the members that decide about chunks, as they are written.
             names = ("chunk_grid", "chunk_key_encoding", "chunks", "dimension_separator")
             return doc if all(old.doc.get(n) == doc.get(n) for n in names) else None
         if is_native_by_choice(old.doc):
@@ -246,17 +247,17 @@ class MetadataView:
         return reapply(doc, old.doc, before.declaration)
 
     def _stored_native(self, node: Node, doc: Document, old: _Stored) -> Document:
-        """A document with a sharding codec of its own."""
+        """Return what to store for a document that has a sharding codec already."""
         if old.doc is not None and old.array is not None:
             # Not the codecs as they are written: zarr spells out defaults that others leave out.
             shown = self._shown(old.doc, old.array)
-            kept = self._put_back(node, doc, old)
+            kept = self._as_update(node, doc, old)
             if kept is not None and sharding_shapes(shown) == sharding_shapes(doc):
                 return kept
         if self._reader.native == "passthrough":
             return doc
         if not self._new_arrays.policy.has_rule(node.path):
-            return declare_native(doc)  # zarr shards it; whoever opens it must know
+            return declare_native(doc)  # zarr shards it; the mark tells each later store
         raise UnsupportedError(
             f"the array {node.path!r} was created with shards= (a sharding_indexed codec), but "
             "this store does the sharding: leave shards= away, or leave the array out of "
@@ -272,7 +273,7 @@ class MetadataView:
             )
 
     def _refuse_draft_name(self, node: Node, geometry: Geometry) -> None:
-        """An array whose chunk keys are those of another one, if they are read as the draft's."""
+        """Refuse an array whose chunk keys are also those of an array of the draft hierarchy."""
         if node.hierarchy == "draft":
             return
         key = node.chunk_prefix + geometry.encoding.encode((0,) * len(geometry.shape))
@@ -286,7 +287,7 @@ class MetadataView:
             )
 
     def _twin(self, node: Node, geometry: Geometry) -> Flow[StoredArray | None]:
-        """The array of the same chunks in the other Zarr format, as after a migration."""
+        """Return the array of the same chunks in the other format, as after a migration."""
         twin = node.twin
         if twin is None or geometry.encoding.style != "v2":
             return None
@@ -301,7 +302,8 @@ class MetadataView:
         ndim = len(geometry.shape)
         declared = self._new_arrays.declared(node, doc, geometry)
         by_rule = None
-        if self._new_arrays.sharded_by_rule(node) and geometry.encoding.separator in ("/", "."):
+        needs_no_metadata = self._new_arrays.policy.needs_no_metadata(node.hierarchy, node.path)
+        if needs_no_metadata and geometry.encoding.separator in ("/", "."):
             by_rule = self._new_arrays.declared_by_rule(node, ndim)
         if declared is None or declared == by_rule:
             return declared
@@ -321,10 +323,10 @@ class MetadataView:
         return None
 
     def _first_chunk(self, node: Node, geometry: Geometry) -> Flow[memoryview | None]:
-        """An object that is stored under a chunk key of an array that has no document yet.
+        """Return an object under a chunk key of an array that has no document yet.
 
-        Cost: one listing of its directory, as a rule; more only below names that look like
-        those of chunks. A base store that cannot list, or does not allow it, has none.
+        Cost: usually one listing of its directory; more below names that look like those of
+        chunks. A base store that cannot list, or does not allow it, gives ``None``.
         """
         prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
         dims = encoding.dims_of_components(ndim)
@@ -345,15 +347,13 @@ class MetadataView:
                 return found.value
         return None
 
-    # ------------------------------------------------------------- details
-
     def _parsed(self, node: Node, data: Bytes | None) -> _Stored:
-        """A stored document; one that is not valid counts as none, and can be replaced.
+        """Parse a stored document; one that is not valid counts as none, and can be replaced.
 
         Raises
         ------
         UnsupportedError
-            If it declares what is not known: others may know it, so it is not replaced.
+            If the declaration is not known: another program may know it, so it is not replaced.
         """
         doc = None if data is None else parse_json(data)
         if doc is None:
@@ -377,7 +377,7 @@ def _is_declared(doc: Document) -> bool:
 
 
 def _keys_of(node: Node, doc: Document) -> ArrayDocument | Document | None:
-    """What a document says about keys, to whatever store reads it."""
+    """Return the part of a document that decides about keys, for every store."""
     try:
         return parse_array(node, doc)
     except ShardStoreError:

@@ -1,7 +1,4 @@
-"""Which new arrays are sharded, and how: the ``chunks_per_shard`` option of a store.
-
-What new arrays get: the stack of transformers that the options of a store ask for.
-"""
+"""Policy for new arrays: which are sharded, and the stack of transformers that they declare."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ _Normal: TypeAlias = Coords | int | Literal["auto"] | None
 
 
 class ShardingPolicy:
-    """What `chunks_per_shard` says about an array.
+    """Rules of the option `chunks_per_shard`.
 
     Parameters
     ----------
@@ -73,20 +70,20 @@ class ShardingPolicy:
     def for_array(
         self, path: str, ndim: int, choose: Callable[[], Coords] | None = None
     ) -> Coords | None:
-        """Chunks per shard of a new array; ``None`` if it is not sharded.
+        """Return the chunks per shard of a new array; ``None`` if it is not sharded.
 
         A 0-d array has one chunk, and a shard saves nothing: only the rule ``()`` asks for it.
 
         Parameters
         ----------
         choose
-            What ``"auto"`` gives for this array.
+            Returns the choice of ``"auto"`` for this array.
 
         Raises
         ------
         SpecError
             If the rule has another number of dimensions, or asks for too many entries; if it
-            is ``"auto"`` and nothing is known of the array.
+            is ``"auto"`` and `choose` is missing.
         """
         rule = self._rule(path)
         if rule is None or (ndim == 0 and rule != ()):
@@ -108,26 +105,26 @@ class ShardingPolicy:
         return rule
 
     def names(self, path: str) -> bool:
-        """Whether the option is a mapping that says what this very array has."""
+        """Whether the option is a mapping with a fixed rule for this very path."""
         rules = self.chunks_per_shard
         return isinstance(rules, dict) and rules.get(path) not in (None, "auto")
 
     def has_rule(self, path: str) -> bool:
-        """Whether the option says that this array is sharded."""
+        """Whether the option shards this array."""
         return self._rule(path) is not None
 
     def needs_no_metadata(self, hierarchy: str, path: str) -> bool:
-        """Whether the option alone makes shards of chunks that have no metadata."""
+        """Whether the option alone declares an array that has no metadata."""
         if hierarchy == "draft":
             return self._rule(path) not in (None, "auto")
         return self.names(path)
 
     def is_auto(self, path: str) -> bool:
-        """Whether the option leaves the choice to us."""
+        """Whether the rule of this array is ``"auto"``."""
         return self._rule(path) == "auto"
 
     def names_without_array(self, paths: Sequence[str]) -> list[str]:
-        """Paths and patterns of the option that are those of none of these arrays."""
+        """Return the paths and patterns of the option that match none of these arrays."""
         rules = self.chunks_per_shard if isinstance(self.chunks_per_shard, dict) else {}
         return [
             name
@@ -164,23 +161,23 @@ def _normalize(rule: Rule) -> _Normal:
 V3Declaration: TypeAlias = Literal["codec", "storage_transformers"]
 
 _UNKNOWN_NBYTES = 1_000_000
-"""Taken for the size of a chunk whose data type does not tell it, as of texts."""
+"""Assumed size of a chunk whose data type does not tell it, as for texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewArrays:
-    """How new arrays are declared.
+    """Declarations of new arrays.
 
     Parameters
     ----------
     policy : ShardingPolicy
-        Which of them are sharded, and how many chunks a shard has.
+        Chunks per shard.
     declaration
-        How v3 arrays are declared; those of v2 and of the draft have one way each.
+        Form of the declaration of v3 arrays; v2 and the draft have one form each.
     transformers : optional
         The stack; ``None``: sharding alone.
     index : optional
-        Form of the shard index; ``None``: with a checksum, but for the draft's transformer.
+        Form of the shard index; ``None``: with a checksum, except in the draft's transformer.
     """
 
     policy: ShardingPolicy
@@ -189,12 +186,12 @@ class NewArrays:
     index: IndexFormat | None = None
 
     def declared(self, node: Node, doc: Mapping[str, Any], geometry: Geometry) -> Declared | None:
-        """What a new array declares; ``None``: plain chunks.
+        """Return the declaration of a new array; ``None``: plain chunks.
 
         Parameters
         ----------
         doc
-            Its document, as readers see it.
+            Its document, as users see it.
 
         Raises
         ------
@@ -203,7 +200,7 @@ class NewArrays:
         """
 
         def choose() -> Coords:
-            # What compression will save is not known yet.
+            # Before compression, whose effect is not known yet.
             grid_shape = chunk_grid_shape(geometry.shape, geometry.chunk_shape)
             nbytes = chunk_nbytes(doc, geometry.chunk_shape)
             return choose_chunks_per_shard(grid_shape, nbytes or _UNKNOWN_NBYTES)[0]
@@ -225,7 +222,7 @@ class NewArrays:
         return self.declare(node, tuple(stack))
 
     def declare(self, node: Node, transformers: tuple[TransformerSpec, ...]) -> Declared | None:
-        """How an array of this hierarchy declares these transformers."""
+        """Return the declaration of transformers in a document of this hierarchy."""
         if not transformers:
             return None
         if node.hierarchy == "v2":
@@ -235,19 +232,15 @@ class NewArrays:
             return Declared("codec", transformers)
         return Declared("storage_transformers", transformers)
 
-    def sharded_by_rule(self, node: Node) -> bool:
-        """Whether the policy alone makes shards of chunks that have no metadata."""
-        return self.policy.needs_no_metadata(node.hierarchy, node.path)
-
     def declared_by_rule(self, node: Node, ndim: int) -> Declared | None:
-        """What describes the shards that were written before the metadata."""
-        cps: Coords | None = self.policy.for_array(node.path, ndim)
+        """Return the declaration of shards that were written before their metadata."""
+        cps = self.policy.for_array(node.path, ndim)
         if cps is None:
             return None
         return self.declare(node, (sharding_transformer(ShardingSpec(cps, DRAFT_INDEX)),))
 
     def default_index(self, node: Node) -> IndexFormat:
-        """Form of the shard index where no option says it."""
+        """Return the form of the shard index if no option gives it."""
         has_draft_form = node.hierarchy == "draft" or (
             node.hierarchy == "v3" and self.declaration == "storage_transformers"
         )

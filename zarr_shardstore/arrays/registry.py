@@ -1,7 +1,7 @@
-"""Storage transformers by name: those of this package, and those that others add.
+"""Registry of storage transformers by name: those of this package and of others.
 
-A package adds one by an entry point, whose object takes the configuration (a mapping) and the
-array (an `ArrayContext`) and returns a `StorageTransformer`::
+Another package adds a transformer by an entry point. The object takes the configuration (a
+mapping) and the array (an `ArrayContext`) and returns a `StorageTransformer`::
 
     [project.entry-points."zarr_shardstore.storage_transformers"]
     "example.org/rot13" = "example_package:rot13"
@@ -33,14 +33,14 @@ _factories: dict[str, TransformerFactory] = {SHARDING: sharding, "crc32c": crc32
 
 
 def register_storage_transformer(name: str, factory: TransformerFactory) -> None:
-    """Make a storage transformer known in this process.
+    """Register a storage transformer in this process.
 
     Parameters
     ----------
     name
-        Name in metadata; a URI, or a name with a domain, so that nobody else means another.
+        Name in metadata; a URI, or a name with a domain, so that it is unique.
     factory
-        Called with the configuration and the array, each time an array is met.
+        Called with the configuration and the array, each time a document is parsed.
 
     Raises
     ------
@@ -61,13 +61,13 @@ def check_known(name: str) -> None:
 def make_stack(specs: Sequence[TransformerSpec], array: ArrayContext) -> Stack:
     """Make the transformers that metadata names.
 
-    Those that are not known, and need not be understood, are passed over: values are read, and
+    Unknown transformers that need not be understood are passed over: values can be read, and
     none can be written.
 
     Raises
     ------
     UnsupportedError
-        If no transformer of a name is known that must be understood.
+        If a transformer that must be understood is not known.
     """
     stack: list[StorageTransformer] = []
     passed_over: list[str] = []

@@ -1,1 +1,1 @@
-"""Classes that users hold: the stores, batches and the codec pipeline."""
+"""Classes for users: the stores, their options and the codec pipeline."""

@@ -1,4 +1,4 @@
-"""`ShardingMapping`: the same as a blocking mapping, with the draft's names and arguments."""
+"""`ShardingMapping`: blocking mapping with the names and arguments of the draft's operations."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ Keys: TypeAlias = list[str]
 
 
 class ShardingMapping(MutableMapping[str, bytes]):
-    """A mapping from keys to bytes that packs many chunks into one value of the base store.
+    """Mapping from keys to bytes that packs many chunks into one value of the base store.
 
     The operations of the draft's abstract store interface, blocking, under the draft's names.
 
     Parameters
     ----------
     store
-        A `ShardingStore`, to share what it knows and how it is set up; or a base store and
-        the options of `ShardingStore`.
+        A `ShardingStore`, to share its cached metadata and its options; or a base store and the
+        options of `ShardingStore`.
 
     Notes
     -----
@@ -122,7 +122,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
     @property
     def base(self) -> BaseStore:
-        """The zarr store or the mapping that holds the shards."""
+        """The zarr store or the mapping that has the shards."""
         return self._sharding.base
 
     def refresh(self) -> None:
@@ -184,8 +184,8 @@ class ShardingMapping(MutableMapping[str, bytes]):
         return isinstance(key, str) and self._run(self._sharding.operations.exists(key))
 
     def __iter__(self) -> Iterator[str]:
-        # Who breaks off drops the stream, and what it holds of the base store with it: a
-        # generator that is thrown away must not wait for anything.
+        # A caller that stops early drops the stream with its resources: a generator that is
+        # garbage collected must not wait for anything.
         stream = self._run(self._sharding.operations.listing.stream(""))
         while stream.has_more:
             for keys in stream.keys_of(self._run(stream.next_round())):
@@ -200,11 +200,11 @@ class ShardingMapping(MutableMapping[str, bytes]):
         self.erase_prefix("")
 
     def setdefault(self, key: str, default: Value = b"") -> bytes:
-        """The value of `key`; `default`, which is stored, if it was missing."""
+        """Return the value of `key`; if it is missing, store and return `default`."""
         while True:
             self._write(self._sharding.operations.set(key, as_view(default), only_if_missing=True))
             value = self._run(self._sharding.operations.get(key))
-            if value is not None:  # otherwise somebody has erased it in between
+            if value is not None:  # otherwise another writer has erased it in between
                 return bytes(value)
 
     def update(self, other: Any = (), /, **values: Value) -> None:
@@ -221,7 +221,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def get_partial_values(
         self, key_ranges: Iterable[tuple[str, tuple[int, int | None] | None]]
     ) -> list[bytes | None]:
-        """Ranges of values, ``None`` for missing keys, in at most two rounds.
+        """Return ranges of values, ``None`` for missing keys, in at most two rounds.
 
         Parameters
         ----------
@@ -233,7 +233,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         Raises
         ------
         SpecError
-            If one is something else.
+            If an item has another form.
         """
         pairs = _tuples_of("key_ranges", key_ranges, 2, "(key, (start, length))")
         wanted = [(key, *_range_of(given)) for key, given in pairs]
@@ -267,7 +267,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         self.erase_values([key])
 
     def delete(self, key: str) -> None:
-        """Erase a value and all values in the directory of that name, as the early draft says.
+        """Erase a value and all values in the directory of that name, as in the early draft.
 
         A missing one is no error. A trailing slash means the directory alone.
         """
@@ -287,24 +287,23 @@ class ShardingMapping(MutableMapping[str, bytes]):
         self._write(self._sharding.operations.erase_prefix(prefix))
 
     def list(self) -> Keys:
-        """All keys."""
+        """Return all keys."""
         return self.list_prefix("")
 
     def list_prefix(self, prefix: str) -> Keys:
-        """All keys that start with `prefix`; ``""`` and ``"/"`` mean all."""
+        """Return all keys that start with `prefix`; ``""`` and ``"/"`` mean all."""
         return self._run(self._sharding.operations.listing.list_all(prefix))
 
     def list_dir(self, prefix: str) -> tuple[Keys, Keys]:
-        """Keys directly in a directory, and prefixes (ending with ``/``) of those below it.
+        """Return keys directly in a directory, and prefixes (ending with ``/``) of deeper keys.
 
-        A prefix of chunks is listed if the shard that could hold them exists, although it may
-        hold none of them; keys are exact.
+        A prefix of chunks is listed if their shard exists, although the shard may have none of
+        these chunks; keys are exact.
         """
         return self._run(self._sharding.operations.listing.list_keys_and_prefixes(prefix))
 
 
 def _tuples_of(name: str, given: object, n_parts: int, form: str) -> list[Any]:
-    """Items of an argument, each a tuple of a form."""
     items = items_of(name, given)
     for item in items:
         if not isinstance(item, tuple | list) or len(item) != n_parts:
@@ -313,7 +312,7 @@ def _tuples_of(name: str, given: object, n_parts: int, form: str) -> list[Any]:
 
 
 def _range_of(given: Any) -> tuple[ByteRange | None, int | None]:
-    """A range of the draft for flows, and how many of the bytes are wanted; ``None``: all."""
+    """Return a range of the draft as a `ByteRange`, and the number of bytes to keep, if limited."""
     if given is None:
         return None, None
     if not isinstance(given, tuple | list) or len(given) != 2:

@@ -1,4 +1,4 @@
-"""`ShardingStore`: a zarr ``Store`` that packs chunks into shards of the store it wraps."""
+"""`ShardingStore`: zarr ``Store`` that packs chunks into shards of the store it wraps."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _OF_THE_DRAFT = ("set_partial_values", "erase", "erase_values", "erase_prefix")
 
 
 class ShardingStore(ZarrInterface):
-    """A zarr store that packs many chunks into one object of the store it wraps.
+    """Zarr store that packs many chunks into one object of the store it wraps.
 
-    Whoever reads and writes through it sees plain chunks; the wrapped store holds shards.
-    Keys that are no chunks of a sharded array pass through.
+    Its users see plain chunks; the wrapped store has shards. Keys that are no chunks of a
+    sharded array pass through.
 
     Parameters
     ----------
@@ -67,37 +67,37 @@ class ShardingStore(ZarrInterface):
         Form of the shard index of new arrays, as in ZEP 2: ``["bytes", "crc32c"]`` at the
         ``"end"``; in the draft's transformer ``["bytes"]`` at the ``"end"``.
     native : {"flat", "passthrough"}
-        What becomes of arrays with a ``sharding_indexed`` codec, whoever wrote them: their
-        inner chunks appear as chunks, or they pass through as they are.
+        Treatment of arrays with a ``sharding_indexed`` codec, whichever program wrote them:
+        their inner chunks appear as chunks, or the arrays pass through as they are.
     order : {"morton", "C", "F"}
-        In which order the entries of a shard are written.
+        Order in which the entries of a shard are written.
     strategy : {"auto", "append", "rewrite"}
-        How a shard is changed: by writing the chunk into a gap of the file, and its place into
-        the index (``"append"``, for local files with ``locking="os"``); or by storing the whole
+        How a shard is changed. ``"append"`` writes the chunk into a gap of the file, and its place
+        into the index; it is for local files with ``locking="os"``. ``"rewrite"`` stores the whole
         shard again. ``"auto"`` appends where that is possible.
     locking : {"os", "lockfile", "none"}
-        What keeps two processes from updating a shard on local files at a time: a lock of the
-        operating system on ``KEY.__lock``; that file alone, for network file systems without
-        locks (a killed writer leaves it behind); or nothing. tensorstore has the same two modes;
-        all writers of a store must take the same one.
+        Protection of a shard on local files against a second process: a lock of the operating
+        system on ``KEY.__lock``; that file alone, for network file systems without locks (a
+        killed writer leaves it behind); or nothing. tensorstore has the same two modes; all
+        writers of a store must use the same one.
     durability : {"process", "power"}
-        What a finished write on local files survives: the end of its process, or a loss of power,
-        too (the file and its directories are synced; some milliseconds a write). Object stores
-        keep what they have acknowledged.
+        A finished write on local files survives the end of its process, or a loss of power, too.
+        For the latter the file and its directories are synced, some milliseconds a write. Object
+        stores keep each acknowledged write.
     max_dead_bytes : int, optional
-        Bytes of a shard file that replaced and erased chunks may leave behind with ``"append"``. A
-        write that would leave more stores the shard again without them. By default that is done
+        Dead bytes that replaced and erased chunks may leave in a shard file with ``"append"``. A
+        write that would leave more stores the shard again without them. By default that happens
         only if more than half of the data is dead when the shard is full, flushed or has no room.
     max_gap_bytes, max_coalesced_bytes : int, optional
         Two entries of a shard are read by one request if at most so many unwanted bytes lie
-        between them (4 KiB), and the request stays within so many (16 MiB). Behind a network,
-        where there are more requests than go at once, 16 times as many may lie between them.
+        between them (4 KiB), and the request has at most so many bytes (16 MiB). Behind a network,
+        if there are more requests than run concurrently, the gap may be 16 times as large.
     storage_options : mapping, optional
         For fsspec, if `store` is a URL.
     static : bool
-        Nobody else changes shards while this store lives. Then indexes are remembered also on
-        remote base stores that tell no versions: fsspec's. Without it they are remembered where
-        an ETag or the state of a file shows that they still hold.
+        Promise that nothing else changes shards while this store lives. Then indexes are cached
+        also on remote base stores that tell no versions: fsspec's. Otherwise they are cached
+        where an ETag or the state of a file shows that they are still valid.
     read_only : bool
         Refuse writes.
 
@@ -113,9 +113,9 @@ class ShardingStore(ZarrInterface):
     obstore, on object stores; no update is lost. Through fsspec on object stores only one
     process may write a shard at a time.
 
-    Cost in requests of the base store: a read takes two rounds (indexes that are not known, then
+    Cost in requests of the base store: a read takes two rounds (indexes that are not cached, then
     coalesced spans), a write of a whole shard one, a write of a part one read and one write of
-    the shard. The metadata document of an array is read once more, when it is first met.
+    the shard. The first use of an array reads its metadata document, too.
 
     Examples
     --------
@@ -173,7 +173,7 @@ class ShardingStore(ZarrInterface):
 
     @classmethod
     def _of(cls, sharding: ShardingEngine, read_only: bool) -> Self:
-        """A store, not open, on what another one is made of."""
+        """Return a store, not open, on the engine of another one."""
         self = cls.__new__(cls)
         Store.__init__(self, read_only=read_only)
         self._sharding = sharding
@@ -210,22 +210,22 @@ class ShardingStore(ZarrInterface):
             raise AttributeError(message, name=name, obj=self)
 
     def with_read_only(self, read_only: bool = False) -> ShardingStore:
-        """The same store, not open, that takes writes or refuses them."""
+        """Return the same store, not open, that takes writes or refuses them."""
         sharding = self._sharding if read_only else self._sharding.writable()
         return type(self)._of(sharding, read_only)
 
     def refresh(self) -> None:
-        """Forget what is known of arrays; their metadata is read again when they are next met.
+        """Drop the cached metadata of arrays; it is read again when it is next needed.
 
         Call it when another process created, removed, moved or re-declared an array that this
-        store has met, or anybody changed metadata in the base store itself. What is written
-        through this store, and through any other `ShardingStore` or `ShardingMapping` of this
-        process, is known at once. A resize by another process needs no call.
+        store has used, or a program changed metadata in the base store itself. Writes through this
+        store, and through any other `ShardingStore` or `ShardingMapping` of this process, count
+        immediately. A resize by another process needs no call.
         """
         self._sharding.operations.arrays.refresh()
 
     def stats(self) -> Stats:
-        """What this store has asked of its base store: requests, bytes, rounds, known indexes.
+        """Return counts of requests to the base store, bytes, rounds and cached indexes.
 
         Examples
         --------
@@ -241,11 +241,11 @@ class ShardingStore(ZarrInterface):
         return self._sharding.driver.counters.stats()
 
     async def flush(self) -> None:
-        """Bring the shards to rest that this process has changed in their place.
+        """Seal every shard file that this process has appended to.
 
-        What was written is stored already; this takes away the gaps for chunks to come and the
-        journals, and compacts shards of which more than half are dead bytes. `close` does so,
-        too, and the end of the process.
+        All writes are stored already. To seal a shard is to remove its gap for later chunks and
+        its journal, and to compact it if more than half of it are dead bytes. `close` and the end
+        of the process do so, too.
         """
         await self._sharding.flush_async()
 
@@ -256,13 +256,13 @@ class ShardingStore(ZarrInterface):
     async def compact(self, prefix: str = "") -> None:
         """Store shards without dead bytes, those below a prefix that have any.
 
-        Dead bytes are what erased and replaced chunks, and indexes that were moved, leave in a
-        file; writers may go on meanwhile.
+        Erased and replaced chunks, and indexes that were moved, leave dead bytes in a file. Other
+        writers may write concurrently.
 
         Raises
         ------
         CorruptShardError
-            If a shard is damaged; it is left as it is, and all others are compacted.
+            If a shard is damaged; it stays unchanged, and all others are compacted.
         """
         self._check_writable()
         await self._ensure_open()
@@ -276,17 +276,17 @@ class ShardingStore(ZarrInterface):
         self._sharding.compact(prefix)
 
     async def consolidate_index(self, path: str = "") -> list[str]:
-        """Store the indexes of all shards once more, in one object for each array.
+        """Store a copy of the indexes of all shards, in one object for each array.
 
-        Who reads the array through an object store then asks for that one object instead of an
-        index for each shard. It is never trusted: a shard that has changed since, which the
-        version of each reply tells, is read by its own index. So it may be written at any
-        time, and again when many shards have changed.
+        A reader through an object store then reads that one object instead of an index for each
+        shard. The object is never trusted: the version of each reply tells whether the shard has
+        changed since, and such a shard is read by its own index. So the object may be written at
+        any time, and again when many shards have changed.
 
         Parameters
         ----------
         path
-            Of an array or a group; ``""``: all sharded arrays of the store.
+            Path of an array or a group; ``""``: all sharded arrays of the store.
 
         Returns
         -------
@@ -303,10 +303,10 @@ class ShardingStore(ZarrInterface):
 
         Notes
         -----
-        On local files shards are known by size and time of last change, so that the directory
-        profits when it is served by HTTP; files that have changed just now are waited for, two
-        seconds. Reads of local files do not need it. Uploads do not keep these times: consolidate
-        the copy, too.
+        On local files the versions are size and time of last change, so that the directory
+        profits when it is served by HTTP. The call waits two seconds for files that have changed
+        just now. Reads of local files do not need it. Uploads do not keep these times:
+        consolidate the copy, too.
         """
         self._check_writable()
         flow = self._sharding.consolidation(path)
@@ -319,12 +319,12 @@ class ShardingStore(ZarrInterface):
         return self._sharding.consolidate(path)
 
     async def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
-        """Which chunks of a sharded array are stored.
+        """Return a mask of the stored chunks of a sharded array.
 
         Parameters
         ----------
         path
-            Of the array.
+            Path of the array.
         region : tuple of slice, optional
             In chunk coordinates; ``None``: the whole grid.
 
@@ -342,8 +342,8 @@ class ShardingStore(ZarrInterface):
 
         Notes
         -----
-        Cost: a listing of the directory of the shards, and their indexes: none that is known,
-        and a single object after `consolidate_index`.
+        Cost: a listing of the directory of the shards, and the indexes that are not cached; after
+        `consolidate_index` a single object instead.
 
         Examples
         --------
@@ -360,10 +360,10 @@ class ShardingStore(ZarrInterface):
     # ------------------------------------------------------------------- batch
 
     def batch(self, *, max_nbytes: int | None = None) -> Batch:
-        """Buffer writes of chunks in memory, so that each shard is stored once.
+        """Return a block that buffers writes of chunks, so that each shard is stored once.
 
-        Use it by ``with`` or ``async with``; `Batch` says what holds while it is open, if it
-        ends by an exception, and for several of them.
+        Use it by ``with`` or ``async with``. `Batch` documents reads while it is open, the end
+        by an exception, and several batches of one store.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""zarr's ``Store`` interface to a sharding: each method is one flow, and its driver.
+"""zarr's ``Store`` interface on a `ShardingEngine`: each method runs one flow.
 
 Source: zarr-python 3, ``zarr.abc.store``, and the methods that its codec pipelines look for.
 """
@@ -25,14 +25,14 @@ from zarr_shardstore.shards.shard_listing import Listed
 from zarr_shardstore.store.engine import ShardingEngine, check_writable
 
 _KEYS_BETWEEN_TURNS = 4096
-"""Other tasks get a turn after so many keys: whoever only lists waits for nothing."""
+"""Keys of a listing between two turns of other tasks; a listing itself may never wait."""
 
 T = TypeVar("T")
 Value: TypeAlias = Buffer | bytes | bytearray | memoryview
 
 
 class ZarrInterface(Store):
-    """The methods of ``Store`` that zarr calls, on a sharding that the subclass sets up.
+    """Methods of ``Store`` that zarr calls, on an engine that the subclass makes.
 
     Thread safety: may be used from any thread and any event loop.
     """
@@ -41,7 +41,7 @@ class ZarrInterface(Store):
 
     @property
     def base(self) -> BaseStore:
-        """The zarr store or the mapping that holds the shards."""
+        """The zarr store or the mapping that has the shards."""
         return self._sharding.base
 
     # ----------------------------------------------------- open and capabilities
@@ -63,7 +63,7 @@ class ZarrInterface(Store):
             self._is_open = True
 
     def close(self) -> None:
-        """Bring shards to rest, see `flush`, and close this store and the base store."""
+        """Seal shards, see `flush`, and close this store and the base store."""
         if not self.read_only:
             self._sharding.flush()
         if isinstance(self.base, Store):
@@ -91,8 +91,8 @@ class ZarrInterface(Store):
 
     @property
     def _supports_sync_io(self) -> bool:
-        # zarr's fused pipeline asks this. It hands over one chunk a thread at a time: cheap where
-        # a chunk is appended to its shard, a rewrite of the shard elsewhere.
+        # zarr's fused pipeline asks this. It writes one chunk a thread at a time: cheap where a
+        # chunk is appended to its shard, a rewrite of the shard elsewhere.
         return self._sharding.appends
 
     async def _run(self, flow: Flow[T], *, only_reads: bool = False) -> T:
@@ -119,7 +119,7 @@ class ZarrInterface(Store):
         prototype: BufferPrototype,
         key_ranges: Iterable[tuple[str, ByteRequest | None]] = (),
     ) -> Coroutine[Any, Any, list[Buffer | None]]:
-        """Values or ranges of values, ``None`` for missing keys, in at most two rounds."""
+        """Return values, or ranges of them, ``None`` for missing keys, in at most two rounds."""
         if not isinstance(prototype, BufferPrototype):
             raise TypeError(
                 "prototype is a BufferPrototype of zarr, got "
@@ -154,7 +154,7 @@ class ZarrInterface(Store):
         prototype: BufferPrototype,
         **_: int,
     ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
-        """Many ranges of one value, in one batch; coalesced as this store was told to."""
+        """Yield many ranges of one value, in one batch; coalesced by the options of the store."""
         ranges = [(key, byte_range) for byte_range in byte_ranges]
         values = await self.get_partial_values(prototype, ranges)
         if any(value is None for value in values):
@@ -165,7 +165,7 @@ class ZarrInterface(Store):
         return await self._run(self._sharding.operations.exists(key), only_reads=True)
 
     async def getsize(self, key: str) -> int:
-        """Size of a value in bytes; the index tells that of a chunk.
+        """Return the size of a value in bytes; the size of a chunk is in the index.
 
         Raises
         ------
@@ -214,14 +214,14 @@ class ZarrInterface(Store):
         return self.list_prefix("")
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """All keys that start with `prefix`.
+        """Yield all keys that start with `prefix`.
 
         On a base store that lists directories, the path of an array means its directory: zarr
         asks so for the chunks of ``lat``, and does not expect those of ``lat_bounds``. zarr's
         MemoryStore and mappings take each prefix as text.
 
         Cost: keys come in rounds of up to 64 shards, one round ahead of the caller; memory
-        does not grow with their number. Whoever breaks off closes the iterator.
+        does not grow with their number. A caller that stops early closes the iterator.
         """
         is_path = isinstance(self.base, Store) and not isinstance(self.base, MemoryStore)
         begin = self._sharding.operations.listing.stream(prefix, is_path=is_path)
@@ -249,7 +249,7 @@ class ZarrInterface(Store):
         raise_first(stream.errors)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Names directly in a directory, each of a key or of a directory that holds keys.
+        """Yield the names of keys and of directories directly in a directory.
 
         Inside the chunk grid of a sharded array this reads the index of each shard below.
         """
@@ -282,6 +282,6 @@ class ZarrInterface(Store):
 
 
 def _directory(prefix: str) -> str:
-    """zarr means a directory by a prefix, with or without its slash."""
+    """Return a prefix as zarr means it: a directory, with or without its slash."""
     prefix = check_prefix(prefix)
     return prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
