@@ -514,7 +514,7 @@ def test_counts_and_fill_are_those_of_a_listing(made: dict[str, Any], by_directo
     assert array.fill == len(written) / max(1, np.prod(made["shape"]))
     assert array.stored_nbytes == array.chunk_nbytes + array.index_nbytes + array.dead_nbytes
     assert array.n_objects == int((shards.fill > 0).sum())
-    panels, _ = cut_into_panels(shards, lambda *_: True)
+    panels, _ = cut_into_panels(shards, 9, 9, lambda *_: 9)
     assert sum(panel.stored.sum() for panel in panels) == len(keys)
 
 

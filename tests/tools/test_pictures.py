@@ -75,7 +75,7 @@ def test_a_map_says_how_full_each_shard_is_of_the_chunks_it_can_hold() -> None:
     np.testing.assert_array_equal(shards.fill, np.array([[1 / 6, 1], [0, 1]], dtype=np.float32))
     assert shards.counts() == {"full": 2, "partial": 1, "missing": 1, "unreadable": 0}
     assert not shards.fill.flags.writeable
-    ((panel,), _) = cut_into_panels(shards, lambda *_: True)
+    ((panel,), _) = cut_into_panels(shards, 2, 2, lambda *_: 1)
     assert panel.possible.tolist() == [[6, 4], [3, 2]]
     assert panel.stored.tolist() == [[1, 4], [0, 2]]
 
@@ -181,7 +181,7 @@ def test_sampling_down_loses_and_doubles_no_chunk(
     each = 3 ** len(shape)
     n_stored = np.random.default_rng(seed).integers(0, each + 1, shape)
     shards = made(n_stored / each, cps=3)
-    panels, factors = cut_into_panels(shards, lambda n, r, c: n * r <= height and c <= width)
+    panels, factors = cut_into_panels(shards, height, width, lambda rows, _: height // rows)
     ((rows, columns),) = {panel.stored.shape for panel in panels}
     assert len(panels) * rows <= height
     assert columns <= width

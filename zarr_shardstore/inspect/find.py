@@ -40,9 +40,8 @@ _DRAFT_ROOT = "root"
 _DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 """Names of documents. A directory with such a name is not walked."""
 
-_DOCUMENTS_AT_ONCE = 256
 _DIRECTORIES_AT_ONCE = 256
-"""Most documents and directories that are read in one round."""
+"""Most directories that are read in one round."""
 
 _MAX_CHUNK_NAMES = 1 << 20
 """Most names of chunks in the directory of an array that is listed."""
@@ -84,11 +83,15 @@ class StoreContents:
     unlisted
         Arrays whose directory holds too many chunks to be listed. Of the other keys in such
         a directory only documents are found.
+    broken
+        Keys with the name of an array document that hold no JSON object, as arrays without
+        one. They are among the other keys, too.
     """
 
     arrays: dict[Node, FoundArray] = field(default_factory=dict)
     other_keys: list[str] = field(default_factory=list)
     unlisted: list[Node] = field(default_factory=list)
+    broken: list[FoundArray] = field(default_factory=list)
 
 
 def find_arrays(
@@ -106,24 +109,27 @@ def find_arrays(
     SpecError
         If a path names no array; see `select_paths`.
     """
-    everything = base.run(_find_all()) if paths is None else None
-    found = everything or []
-    for pattern in [] if paths is None else paths_of(paths):
-        matches = arrays_at(base, pattern)
+    walked: list[FoundArray] | None = None
+    found: dict[Node, FoundArray] = {}
+    for pattern in [None] if paths is None else paths_of(paths):
+        matches = [] if pattern is None else arrays_at(base, pattern)
         if not matches:
-            if everything is None:
-                everything = base.run(_find_all())
-            selected = select_paths({array.node.path for array in everything}, pattern)
-            matches = [array for array in everything if array.node.path in selected]
-        found += matches
-    by_node = {array.node: array for array in found}
-    return sorted(by_node.values(), key=lambda array: (array.node.path, array.node.hierarchy))
+            if walked is None:
+                contents = base.run(find_contents())
+                walked = [*contents.arrays.values(), *contents.broken]
+            selected = select_paths({array.node.path for array in walked}, pattern)
+            matches = [array for array in walked if array.node.path in selected]
+        found |= {array.node: array for array in matches}
+    return sorted(found.values(), key=lambda array: (array.node.path, array.node.hierarchy))
 
 
 def arrays_at(base: BaseStoreHandle, path: str) -> list[FoundArray]:
     """Return the arrays at a path: at most one of each hierarchy."""
     path = check_prefix(array_path(path))
-    return base.run(_read_documents([Node(hierarchy, path) for hierarchy in _HIERARCHIES]))
+    nodes = [Node(hierarchy, path) for hierarchy in _HIERARCHIES]
+    replies: list[Found] = base.perform([Get(document_key(node)) for node in nodes])
+    found = [_parse(node, reply) for node, reply in zip(nodes, replies, strict=True)]
+    return [array for array in found if array is not None]
 
 
 def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> set[str]:
@@ -184,28 +190,11 @@ def read_array(found: FoundArray) -> StoredArray:
     return array
 
 
-def _find_all() -> Flow[list[FoundArray]]:
-    contents = yield from find_contents()
-    found = list(contents.arrays.values())
-    others = [node for key in contents.other_keys if (node := node_of_document(key)) is not None]
-    for i in range(0, len(others), _DOCUMENTS_AT_ONCE):
-        found += yield from _read_documents(others[i : i + _DOCUMENTS_AT_ONCE])
-    return found
-
-
-def _read_documents(nodes: Sequence[Node]) -> Flow[list[FoundArray]]:
-    replies: list[Found] = yield [Get(document_key(node)) for node in nodes]
-    found = []
-    for node, reply in zip(nodes, replies, strict=True):
-        if reply.value is not None:
-            array = _parse(node, reply.value)
-            found += [] if array is None else [array]
-    return found
-
-
-def _parse(node: Node, data: memoryview) -> FoundArray | None:
-    """Parse a document; ``None`` if it is the document of a group."""
-    doc = parse_json(data)
+def _parse(node: Node, reply: Found) -> FoundArray | None:
+    """Parse a document; ``None`` if there is none, or if it is that of a group."""
+    if reply.value is None:
+        return None
+    doc = parse_json(reply.value)
     if doc is None:
         return FoundArray(node, {}, None)
     if not is_array_document(node, doc):
@@ -342,8 +331,11 @@ def _n_names(geometry: Geometry | None) -> int:
 
 def _add(found: StoreContents, node: Node, reply: Found) -> bool:
     """Add the array that a document describes; return whether it describes one."""
-    array = None if reply.value is None else _parse(node, reply.value)
-    if array is None or not array.doc:
+    array = _parse(node, reply)
+    if array is None:
+        return False
+    if not array.doc:
+        found.broken.append(array)
         return False
     found.arrays[node] = array
     return True

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,6 @@ import numpy.typing as npt
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.inspect.shard_map import ShardMap
-
-Fits: TypeAlias = Callable[[int, int, int], bool]
-"""Tells whether so many panels of so many rows and columns fit into the picture."""
 
 _MISSING, _FULL, _UNREADABLE = 0, 4, 5
 """Levels of a place. Levels 1 to 3 are partial: a third, two thirds, and more of its chunks."""
@@ -41,9 +38,8 @@ _LEVELS = {
 _GAP = 2
 """Characters between two panels in one line."""
 
-_MAX_PANELS = 64
-_MAX_PLACES = 2_000_000
-"""Most panels and places of a drawn picture."""
+_MAX_SIDE = 1024
+"""Most places of a drawn picture in each direction."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,10 +69,19 @@ class Panel:
         return np.where(self.unreadable, _UNREADABLE, levels).astype(np.intp)
 
 
-def cut_into_panels(shards: ShardMap, fits: Fits) -> tuple[list[Panel], Coords]:
+def cut_into_panels(
+    shards: ShardMap, max_rows: int, max_columns: int, max_panels: Callable[[int, int], int]
+) -> tuple[list[Panel], Coords]:
     """Cut a map into panels that fit; the last two dimensions are rows and columns.
 
     A map of one dimension is one row. A grid without shards has no panel.
+
+    Parameters
+    ----------
+    max_rows, max_columns : int
+        Most rows and columns of a panel.
+    max_panels
+        Returns the most panels of so many rows and columns.
 
     Returns
     -------
@@ -86,9 +91,9 @@ def cut_into_panels(shards: ShardMap, fits: Fits) -> tuple[list[Panel], Coords]:
         Shards along each dimension that share a place.
     """
     shape = shards.shape
-    factors = _factors(shape, fits)
     if 0 in shape:
-        return [], factors
+        return [], (1,) * len(shape)
+    factors = _factors(shape, max_rows, max_columns, max_panels)
     unreadable: npt.NDArray[Any] = np.isnan(shards.fill)
     stored: npt.NDArray[Any] = np.where(unreadable, np.float32(0), shards.fill)
     possible = np.ones((), dtype=np.float64)
@@ -113,28 +118,20 @@ def cut_into_panels(shards: ShardMap, fits: Fits) -> tuple[list[Panel], Coords]:
     return panels, factors
 
 
-def _factors(shape: Coords, fits: Fits) -> Coords:
-    """Return how many shards share a place along each dimension: about as few as fit."""
-    factors = [1] * len(shape)
-    while True:
-        sizes = [-(-n // factor) for n, factor in zip(shape, factors, strict=True)]
-        rows, columns = (1, 1, *sizes)[-2:]
-        if fits(math.prod(sizes[:-2]), rows, columns) or max(sizes, default=1) <= 1:
-            return tuple(factors)
-        last, leading = len(shape) - 1, range(len(shape) - 2)
-        if not fits(1, 1, columns):
-            axes = [last]
-        elif not fits(1, rows, 1):
-            axes = [last - 1]
-        elif not fits(1, rows, columns):
-            axes = [last - 1, last]
-        else:  # one panel fits, so there are too many
-            axes = list(leading)
-        candidates = [axis for axis in axes if axis >= 0 and sizes[axis] > 1] or [
-            axis for axis, size in enumerate(sizes) if size > 1
-        ]
-        axis = max(candidates, key=lambda axis: sizes[axis])
+def _factors(
+    shape: Coords, max_rows: int, max_columns: int, max_panels: Callable[[int, int], int]
+) -> Coords:
+    """Return how many shards share a place along each dimension."""
+    *leading, n_rows, n_columns = (1, 1, *shape)
+    flat = -(-n_rows // max_rows), -(-n_columns // max_columns)
+    most = max(1, max_panels(-(-n_rows // flat[0]), -(-n_columns // flat[1])))
+    factors = [1] * len(leading)
+    sizes = leading
+    while math.prod(sizes) > most:
+        axis = sizes.index(max(sizes))
         factors[axis] += max(1, factors[axis] // 8)  # few steps also for millions of shards
+        sizes = [-(-n // factor) for n, factor in zip(leading, factors, strict=True)]
+    return (*factors, *flat)[2:]
 
 
 def _title(at: Coords, factors: Coords, shape: Coords) -> str:
@@ -167,11 +164,13 @@ def render_text(
     def n_across(columns: int) -> int:
         return max(1, (width + _GAP) // (columns + _GAP))
 
-    def fits(n: int, rows: int, columns: int) -> bool:
-        bands = -(-n // n_across(max(columns, title_width)))
-        return columns <= width and bands * (rows + (2 if n > 1 else 0)) <= height
-
-    panels, factors = cut_into_panels(shards, fits)
+    title_height = 2 if title_width else 0  # with the empty line above it
+    panels, factors = cut_into_panels(
+        shards,
+        max(1, height - title_height),
+        width,
+        lambda rows, columns: height // (rows + title_height) * n_across(max(columns, title_width)),
+    )
     blocks = [[panel.title] * bool(panel.title) + _lines(panel, signs) for panel in panels]
     cell = max((len(line) for block in blocks for line in block), default=0)
     lines = [_headline(shards), ""]
@@ -227,7 +226,10 @@ def render_figure(shards: ShardMap, file_format: Literal["png", "svg"]) -> bytes
             "pictures are drawn with matplotlib: pip install 'zarr-shardstore[examples]'"
         ) from error
     panels, factors = cut_into_panels(
-        shards, lambda n, rows, columns: n <= _MAX_PANELS and n * rows * columns <= _MAX_PLACES
+        shards,
+        _MAX_SIDE,
+        _MAX_SIDE,
+        lambda rows, columns: min(64, _MAX_SIDE**2 // (rows * columns)),
     )
     across = math.ceil(math.sqrt(max(1, len(panels))))
     down = max(1, -(-len(panels) // across))
