@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 from zarr.core.sync import sync
 
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.io.backends.base import Backend, ReplacedMeanwhileError, Session
+from zarr_shardstore.io.backends.base import Backend, ReplacedMeanwhileError
 from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.local.fs import max_shards_of_a_write
 from zarr_shardstore.io.update_queue import (
@@ -115,8 +115,17 @@ class Driver:
         try:
             step = next(steps)
             while True:
+                reply: list[Any] | None = None
                 try:
-                    reply = self._perform(step, session)
+                    match step:
+                        case list():
+                            reply = session.perform(step)
+                        case tuple():
+                            session.let_go()
+                            for update in step:
+                                commit(self, update)
+                        case _:
+                            time.sleep(step)
                 except Exception as error:
                     step = steps.throw(error)
                 else:
@@ -141,8 +150,17 @@ class Driver:
         try:
             step = next(steps)
             while True:
+                reply: list[Any] | None = None
                 try:
-                    reply = await self._perform_async(step, loop)
+                    match step:
+                        case list():
+                            reply = await self._perform_async(step, loop)
+                        case (update,):
+                            await commit_async(self, update)
+                        case tuple():
+                            await self._commit_all(step)
+                        case _:
+                            await asyncio.sleep(step)
                 except Exception as error:
                     step = steps.throw(error)
                 else:
@@ -158,37 +176,16 @@ class Driver:
         blocked_loop.set(blocked)
         return await self.run_async(flow)
 
-    def _perform(self, step: _Step, session: Session) -> list[Any] | None:
-        match step:
-            case list():
-                return session.perform(step)
-            case tuple():
-                session.let_go()
-                for update in step:
-                    commit(self, update)
-            case _:
-                time.sleep(step)
-        return None
-
     async def _perform_async(
-        self, step: _Step, loop: asyncio.AbstractEventLoop
-    ) -> list[Any] | None:
-        match step:
-            case list():
-                match self.backend.mode:
-                    case "inline":
-                        return self.backend.perform(step)
-                    case "thread":
-                        return await loop.run_in_executor(worker_pool(), self.backend.perform, step)
-                    case "async":
-                        return await self.backend.perform_async(step)
-            case (update,):
-                await commit_async(self, update)
-            case tuple():
-                await self._commit_all(step)
-            case _:
-                await asyncio.sleep(step)
-        return None
+        self, requests: list[Request], loop: asyncio.AbstractEventLoop
+    ) -> list[Any]:
+        match self.backend.mode:
+            case "inline":
+                return self.backend.perform(requests)
+            case "thread":
+                return await loop.run_in_executor(worker_pool(), self.backend.perform, requests)
+            case "async":
+                return await self.backend.perform_async(requests)
 
     async def _commit_all(self, updates: Sequence[UpdateShard]) -> None:
         """Commit all, a few at a time; then raise the first error, when nothing runs on."""
@@ -208,16 +205,17 @@ class Driver:
         self, flow: Flow[T], loop: asyncio.AbstractEventLoop | None
     ) -> Generator[_Step, Any, T]:
         """The steps of a flow that runs in an event loop, or in a thread that blocks."""
+        ask = self._ask if self.backend.replaces_at_once else self._ask_until_stable
         try:
             batch = next(flow)
             while True:
                 try:
                     updates = tuple(r for r in batch if isinstance(r, UpdateShard))
                     if not updates:
-                        replies = yield from self._ask(batch, loop)
+                        replies = yield from ask(batch, loop)
                     else:
                         others: list[Request] = [r for r in batch if not isinstance(r, UpdateShard)]
-                        found = iter((yield from self._ask(others, loop)) if others else ())
+                        found = iter((yield from ask(others, loop)) if others else ())
                         yield updates
                         replies = [
                             None if isinstance(r, UpdateShard) else next(found) for r in batch
@@ -232,43 +230,36 @@ class Driver:
         finally:
             flow.close()
 
-    def _ask(
+    def _ask_until_stable(
         self, requests: list[Request], loop: asyncio.AbstractEventLoop | None
     ) -> Generator[_Step, Any, list[Any]]:
-        """Ask the backend; repeat reads that may have seen half of a write of this process."""
-        replies = yield from self._ask_once(requests, loop)
-        if self.backend.replaces_at_once:
-            return replies
+        """Ask; repeat reads that may have seen half of a write of this process."""
+        replies = yield from self._ask(requests, loop)
         end = time.monotonic() + _MAX_TORN_S
         while (torn := _unstable(replies)) and time.monotonic() < end:
             yield _PAUSE_S
-            again = yield from self._ask_once([requests[i] for i in torn], loop)
+            again = yield from self._ask([requests[i] for i in torn], loop)
             for i, reply in zip(torn, again, strict=True):
                 replies[i] = reply
         return replies
 
-    def _ask_once(
+    def _ask(
         self, requests: list[Request], loop: asyncio.AbstractEventLoop | None
     ) -> Generator[_Step, Any, list[Any]]:
+        """Ask the backend, and announce the writes among the requests as long as it takes."""
         before = None if self.backend.has_versions else self._epochs(requests)
-        with self._announced(requests, loop):
+        writes = [
+            self.backend.scope(r.prefix if isinstance(r, DeletePrefix) else r.key)
+            for r in requests
+            if isinstance(r, _WRITES)
+        ]
+        with publishing(writes, loop) if writes else nullcontext():
             replies: list[Any] = yield requests
         self.counters.count_round(requests, replies)
         if before is None:
             return replies
         stamped = zip(replies, before, self._epochs(requests), strict=True)
         return [self._with_version(*each) for each in stamped]
-
-    def _announced(
-        self, requests: list[Request], loop: asyncio.AbstractEventLoop | None
-    ) -> AbstractContextManager[None]:
-        """Announce the writes among the requests while they are performed."""
-        writes = [
-            self.backend.scope(r.prefix if isinstance(r, DeletePrefix) else r.key)
-            for r in requests
-            if isinstance(r, _WRITES)
-        ]
-        return publishing(writes, loop) if writes else nullcontext()
 
     def _epochs(self, requests: list[Request]) -> list[object]:
         """The write epoch of each object that is read."""
