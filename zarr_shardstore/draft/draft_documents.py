@@ -1,4 +1,4 @@
-"""Metadata documents of the draft hierarchy as Zarr v3 documents, and back.
+"""Metadata documents of the draft hierarchy, translated to Zarr v3 documents and back.
 
 ========================  =================================================================
 draft                     v3
@@ -9,8 +9,8 @@ chunk_grid.separator      chunk_key_encoding ``default`` with this separator; wi
 chunk_memory_layout ``F`` a ``transpose`` codec that reverses the dimensions
 compressor                the last codec
 fill_value ``null``       the zero of the data type
-(dimension_names)         dimension_names; zarr-python 2.18 reads past it
-other members             not shown, and kept where the same array is written again
+(dimension_names)         dimension_names; zarr-python 2.18 ignores it
+other members             not shown; kept where the same array is written again
 ========================  =================================================================
 
 A document is the parsed JSON object. The functions never change their argument.
@@ -21,8 +21,7 @@ core, "Array metadata", "Group metadata".
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from zarr_shardstore.draft.draft_keys import v3_separator
@@ -48,6 +47,12 @@ from zarr_shardstore.metadata.data_types import (
     parse_v3,
     v3_data_type,
 )
+from zarr_shardstore.metadata.documents import (
+    V3_ARRAY_MEMBERS,
+    V3_GROUP_MEMBERS,
+    attributes_of,
+    is_same_json,
+)
 
 Document = dict[str, Any]
 
@@ -59,31 +64,14 @@ ENTRY_POINT: Document = {
     "metadata_key_suffix": ".json",
     "extensions": [],
 }
-"""The document ``zarr.json`` of a hierarchy; zarr-python 2.18 takes only these members."""
-
-_FORMAT = {"zarr_format": 3}
-
-_ARRAY_MEMBERS = {
-    "zarr_format",
-    "node_type",
-    "shape",
-    "data_type",
-    "chunk_grid",
-    "chunk_key_encoding",
-    "fill_value",
-    "codecs",
-    "attributes",
-    "storage_transformers",
-    "dimension_names",
-}
-_GROUP_MEMBERS = {"zarr_format", "node_type", "attributes", "consolidated_metadata"}
+"""Document ``zarr.json`` of a hierarchy; zarr-python 2.18 takes only these members."""
 
 _CHUNK_MEMBERS = ("data_type", "chunk_grid", "chunk_memory_layout", "compressor")
-"""What makes an array another one, whose chunks are other bytes."""
+"""Members that say how chunks are stored: another value means another array."""
 
 
 def check_entry_point(doc: Mapping[str, Any] | None) -> None:
-    """Refuse an entry point that is not that of a draft hierarchy as it is known here.
+    """Refuse an entry point that is not that of a known draft hierarchy.
 
     Raises
     ------
@@ -104,7 +92,7 @@ def check_entry_point(doc: Mapping[str, Any] | None) -> None:
 
 
 def group_of_draft(doc: Mapping[str, Any]) -> Document:
-    """The v3 document of a group, from its draft document.
+    """Return the v3 document of a group, from its draft document.
 
     Raises
     ------
@@ -112,32 +100,32 @@ def group_of_draft(doc: Mapping[str, Any]) -> Document:
         If the group has extensions that must be understood.
     """
     _check_extensions(doc)
-    return {**_FORMAT, "node_type": "group", "attributes": _attributes(doc)}
+    return {"zarr_format": 3, "node_type": "group", "attributes": attributes_of(doc)}
 
 
 def group_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> Document:
-    """The draft document of a group, from its v3 document.
+    """Return the draft document of a group, from its v3 document.
 
     Parameters
     ----------
     stored
-        Its draft document as it is stored; members that v3 has no place for are kept.
+        Its draft document as it is stored, whose other members are kept.
 
     Raises
     ------
     UnsupportedError
         If the draft has no place for a member.
     """
-    _check_members(doc, _GROUP_MEMBERS)
+    _check_members(doc, V3_GROUP_MEMBERS)
     if doc.get("consolidated_metadata") is not None:
         raise UnsupportedError(
             "the draft has no consolidated metadata: leave the group unconsolidated"
         )
-    return {**(stored or {}), "attributes": _attributes(doc)}
+    return {**(stored or {}), "attributes": attributes_of(doc)}
 
 
 def array_of_draft(doc: Mapping[str, Any]) -> Document:
-    """The v3 document of an array, from its draft document.
+    """Return the v3 document of an array, from its draft document.
 
     Raises
     ------
@@ -151,7 +139,7 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
         raise UnsupportedError(
             f"the storage transformers {doc['storage_transformers']!r} are not known here"
         )
-    attributes = _attributes(doc)
+    attributes = attributes_of(doc)
     if attributes.get("filters"):
         # zarr-python 2.18 keeps the filters of an array there.
         raise UnsupportedError(
@@ -172,7 +160,7 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
         raise UnsupportedError(f"the chunk grid {grid!r} is not known")
     chain = Chain(data_type, doc.get("chunk_memory_layout", "C"), compressor=config)
     translated = {
-        **_FORMAT,
+        "zarr_format": 3,
         "node_type": "array",
         "shape": shape,
         "data_type": v3_data_type(data_type),
@@ -192,9 +180,9 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
 
 
 def array_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> Document:
-    """The draft document of an array, from its v3 document.
+    """Return the draft document of an array, from its v3 document.
 
-    What did not change keeps the spelling that is stored: a fill value ``null`` stays ``null``.
+    Members that did not change keep their stored spelling: a fill value ``null`` stays ``null``.
 
     Parameters
     ----------
@@ -214,13 +202,13 @@ def array_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = No
     try:
         before = _translated_array(array_of_draft(stored))
     except (SpecError, UnsupportedError):
-        return translated  # not readable, so nobody can have meant to keep it
-    if not all(_is_same(before.get(name), translated.get(name)) for name in _CHUNK_MEMBERS):
+        return translated  # the stored array cannot be shown, so this is another one
+    if not all(is_same_json(before.get(name), translated.get(name)) for name in _CHUNK_MEMBERS):
         return translated
     kept = {name: member for name, member in stored.items() if name not in before}
     merged = {**kept, **translated}
     for name, member in translated.items():
-        if name in before and _is_same(before[name], member):
+        if name in before and is_same_json(before[name], member):
             if name in stored:
                 merged[name] = stored[name]
             else:
@@ -228,13 +216,8 @@ def array_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = No
     return merged
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether both are the same JSON; Python holds ``1``, ``1.0`` and ``true`` for equal."""
-    return json.dumps(one) == json.dumps(other)
-
-
 def _translated_array(doc: Mapping[str, Any]) -> Document:
-    _check_members(doc, _ARRAY_MEMBERS)
+    _check_members(doc, V3_ARRAY_MEMBERS)
     if doc.get("storage_transformers"):
         raise UnsupportedError(
             "storage transformers are written by the ShardingStore below: pass chunks_per_shard="
@@ -251,7 +234,7 @@ def _translated_array(doc: Mapping[str, Any]) -> Document:
         separator = _separator(doc["chunk_key_encoding"])
     except (KeyError, TypeError, AttributeError) as error:
         raise SpecError(f"the array document is not complete: {error!r}") from error
-    attributes = _attributes(doc)
+    attributes = attributes_of(doc)
     if attributes.get("filters"):
         raise UnsupportedError(
             "the attribute 'filters' of an array means its filters to zarr-python 2: take "
@@ -274,7 +257,7 @@ def _translated_array(doc: Mapping[str, Any]) -> Document:
 
 
 def _parse_codecs(codecs: Any, ndim: int) -> tuple[Order, Endian | None, Document | None]:
-    """Memory layout, byte order, and numcodecs configuration of the compressor, if any."""
+    """Return memory layout, byte order, and numcodecs configuration of the compressor, if any."""
     names = [name_and_options(codec)[0] for codec in codecs]
     if "sharding_indexed" in names:
         raise UnsupportedError(
@@ -303,21 +286,14 @@ def _separator(encoding: Any) -> str:
 
 
 def _dimension_names(doc: Mapping[str, Any], ndim: int) -> list[str | None] | None:
-    """The names; a member of this name that holds none is another writer's."""
+    """Return the names; a member of this name may hold something else in the draft."""
     names = doc.get("dimension_names")
     if not isinstance(names, list | tuple) or len(names) != ndim:
         return None
     return list(names) if all(isinstance(n, str | None) for n in names) else None
 
 
-def _attributes(doc: Mapping[str, Any]) -> Document:
-    attributes = doc.get("attributes") or {}
-    if not isinstance(attributes, Mapping):
-        raise SpecError(f"attributes are an object, got {attributes!r}")
-    return dict(attributes)
-
-
-def _check_members(doc: Mapping[str, Any], known: set[str]) -> None:
+def _check_members(doc: Mapping[str, Any], known: Set[str]) -> None:
     unknown = sorted(doc.keys() - known)
     if unknown:
         raise UnsupportedError(f"the draft has no place for the members {unknown}")

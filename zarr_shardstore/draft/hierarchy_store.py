@@ -1,21 +1,14 @@
 """`DraftHierarchyStore`: the draft hierarchy of 2022 as a zarr ``Store`` of Zarr v3 keys.
 
-Read values of a draft hierarchy by their Zarr v3 keys.
+Documents are translated. All other values are where the draft has them, below ``data/root/``.
 
-Documents are translated; everything else is where the draft has it, below ``data/root/``.
-
-Source: sharding storage transformer draft, "API implementation", get and get_partial_values.
-
-Store and erase values of a draft hierarchy by their Zarr v3 keys.
-
-Documents are translated; everything else goes where the draft has it, below ``data/root/``.
-
-Source: sharding storage transformer draft, "API implementation", set, erase_values, erase_prefix.
+Source: sharding storage transformer draft, "API implementation".
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from zarr.abc.store import ByteRequest, Store
@@ -40,18 +33,18 @@ from zarr_shardstore.store.sharding_store import ShardingStore
 
 
 class DraftHierarchyStore(Store):
-    """A zarr store that shows a hierarchy of the 2022 draft as one of Zarr v3.
+    """Zarr store that shows a hierarchy of the 2022 draft as one of Zarr v3.
 
     Keys and metadata documents are translated both ways, so that zarr-python 3 reads and
-    writes arrays that lie in ``meta/root/`` and ``data/root/``; zarr-python 2.18 (with
-    ``ZARR_V3_EXPERIMENTAL_API=1 ZARR_V3_SHARDING=1``) reads what was written. Bytes of chunks
-    are never changed.
+    writes arrays in ``meta/root/`` and ``data/root/``. zarr-python 2.18 (with
+    ``ZARR_V3_EXPERIMENTAL_API=1 ZARR_V3_SHARDING=1``) reads the arrays that were written. Bytes
+    of chunks are never changed.
 
     Parameters
     ----------
     store
-        A `ShardingStore`, which shards new arrays by its ``chunks_per_shard``; or anything
-        that `ShardingStore` takes, and is wrapped in one.
+        A `ShardingStore`, which shards new arrays by its ``chunks_per_shard``; or an argument
+        for one.
     read_only : bool
         Refuse writes.
 
@@ -68,17 +61,17 @@ class DraftHierarchyStore(Store):
     consolidated metadata. A key that the draft would take for that of a chunk raises
     `SpecError`.
 
-    What v3 has no place for, such as extensions, stays in the stored document when attributes
-    or the shape change. What lies outside ``meta/root``, ``data/root`` and the entry point is
-    not shown, and never touched.
+    Members that v3 has no place for, such as extensions, stay in the stored document when
+    attributes or the shape change. Keys outside ``meta/root``, ``data/root`` and the entry point
+    are not shown, and never touched.
 
     Thread safety: that of `ShardingStore` for chunks. Two writers of one document: the later
     one wins.
 
-    Cost in requests of the store below: one for a chunk, and one for the document of an array
-    that is first met; one round for a document, and a listing if it is missing. Listing a
-    directory takes a request more than there, for the documents, and one for each directory
-    that has no document.
+    Cost in requests of the store below: one for a chunk, and one for the document of its array
+    at the first access; one round for a document, and a listing if it is missing. Listing a
+    directory takes one more request, for the documents, and one for each directory that has no
+    document.
 
     Examples
     --------
@@ -104,7 +97,7 @@ class DraftHierarchyStore(Store):
         self._nodes = DraftNodes(store)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self._store, self.read_only)
+        return partial(type(self), self._store, read_only=self.read_only), ()
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -124,22 +117,22 @@ class DraftHierarchyStore(Store):
 
     @property
     def store(self) -> ShardingStore:
-        """The store below, with the keys of the draft."""
+        """Store below, with the keys of the draft."""
         return self._store
 
     def with_read_only(self, read_only: bool = False) -> DraftHierarchyStore:
-        """The same store, not open, that takes writes or refuses them."""
+        """Return the same store, not open, that takes writes or refuses them."""
         if self._store.read_only and not read_only:
             return type(self)(self._store.with_read_only(False))
         other = type(self)(self._store, read_only=read_only)
-        other._nodes = self._nodes  # what the one learns of arrays, the other knows
+        other._nodes = self._nodes  # one cache of arrays for both
         return other
 
     def refresh(self) -> None:
-        """Forget what is known of arrays, here and in the store below.
+        """Drop the cached metadata of arrays, here and in the store below.
 
-        For when another process created, removed or replaced arrays. What this store reads
-        and writes itself, it knows at once.
+        Needed after another process has created, removed or replaced arrays. Changes by stores
+        of this process are seen immediately.
         """
         self._nodes.forget()
         self._store.refresh()
@@ -196,12 +189,35 @@ class DraftHierarchyStore(Store):
         prototype: BufferPrototype,
         key_ranges: Iterable[tuple[str, ByteRequest | None]],
     ) -> list[Buffer | None]:
-        """Values or ranges of values, ``None`` for missing keys."""
+        """Return values or ranges of values, ``None`` for missing keys."""
         requests = list(key_ranges)
         for key, _ in requests:
             check_key(key)
         await self._ensure_open()
-        return await get_partial_values(self._nodes, prototype, requests)
+        values: list[Buffer | None] = [None] * len(requests)
+        paths = {i: node_of_v3_key(key) for i, (key, _) in enumerate(requests)}
+        documents = {i: path for i, path in paths.items() if path is not None}
+        if documents:
+            shown = await self._nodes.read(list(documents.values()))
+            for i, document in zip(documents, shown, strict=True):
+                if document is not None:
+                    start, stop = resolve_range(range_of(requests[i][1]), len(document))
+                    values[i] = prototype.buffer.from_bytes(document)[start:stop]
+        others = [i for i, path in paths.items() if path is None]
+        places = await self._nodes.base_keys([requests[i][0] for i in others])
+        for alternative in range(2):
+            # The second place is that of a 0-d chunk as the draft names it.
+            wanted = [
+                (i, at[alternative])
+                for i, at in zip(others, places, strict=True)
+                if alternative < len(at) and values[i] is None
+            ]
+            if wanted:
+                ranges = [(place, requests[i][1]) for i, place in wanted]
+                found = await self._store.get_partial_values(prototype, ranges)
+                for (i, _), value in zip(wanted, found, strict=True):
+                    values[i] = value
+        return values
 
     async def _get_many(
         self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
@@ -223,7 +239,7 @@ class DraftHierarchyStore(Store):
         prototype: BufferPrototype,
         **_: int,
     ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
-        """Many ranges of one value, in one batch; coalesced as the store below was told to."""
+        """Return many ranges of one value in one call, coalesced by the store below."""
         ranges = [(key, byte_range) for byte_range in byte_ranges]
         values = await self.get_partial_values(prototype, ranges)
         if any(value is None for value in values):
@@ -233,10 +249,18 @@ class DraftHierarchyStore(Store):
     async def exists(self, key: str) -> bool:
         check_key(key)
         await self._ensure_open()
-        return await exists(self._nodes, key)
+        path = node_of_v3_key(key)
+        if path is not None:
+            (document,) = await self._nodes.read([path])
+            return document is not None
+        (places,) = await self._nodes.base_keys([key])
+        for place in places:
+            if await self._store.exists(place):
+                return True
+        return False
 
     async def getsize(self, key: str) -> int:
-        """Size of a value in bytes; of a document, as it is shown.
+        """Return the size of a value, or of a document as it is shown, in bytes.
 
         Raises
         ------
@@ -245,12 +269,24 @@ class DraftHierarchyStore(Store):
         """
         check_key(key)
         await self._ensure_open()
-        return await get_size(self._nodes, key)
+        path = node_of_v3_key(key)
+        if path is not None:
+            (document,) = await self._nodes.read([path])
+            if document is not None:
+                return len(document)
+            raise FileNotFoundError(key)
+        (places,) = await self._nodes.base_keys([key])
+        for place in places:
+            try:
+                return await self._store.getsize(place)
+            except FileNotFoundError:
+                continue
+        raise FileNotFoundError(key)
 
     # ------------------------------------------------------------------- writes
 
     def batch(self, *, max_nbytes: int | None = None) -> Batch:
-        """As `ShardingStore.batch`, of the store below."""
+        """Return a batch of the store below, as `ShardingStore.batch`."""
         self._check_writable()
         return self._store.batch(max_nbytes=max_nbytes)
 
@@ -265,27 +301,68 @@ class DraftHierarchyStore(Store):
             if not isinstance(value, Buffer):
                 raise TypeError(f"the value of {key!r} is a Buffer, got {type(value).__name__}")
         await self._ensure_open()
-        await set_many(self._nodes, items)
+        # Documents first: they say which of the other keys are chunks.
+        for key, value in items:
+            path = node_of_v3_key(key)
+            if path is not None:
+                await self._nodes.write(path, value.to_bytes())
+        others = [(key, value) for key, value in items if node_of_v3_key(key) is None]
+        places = await self._nodes.places_to_write([key for key, _ in others])
+        placed = [(place, value) for place, (_, value) in zip(places, others, strict=True)]
+        if len(placed) == 1:
+            await self._store.set(*placed[0])
+        elif placed:
+            await self._store._set_many(placed)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """Store a value if there is none; an implicit group becomes one with a document."""
         self._check_writable()
         check_key(key)
         await self._ensure_open()
-        await set_if_not_exists(self._nodes, key, value)
+        path = node_of_v3_key(key)
+        if path is not None:
+            await self._nodes.write(path, value.to_bytes(), only_if_missing=True)
+            return
+        (place,) = await self._nodes.places_to_write([key])
+        if not await self.exists(key):
+            await self._store.set_if_not_exists(place, value)
 
     async def delete(self, key: str) -> None:
         self._check_writable()
         check_key(key)
         await self._ensure_open()
-        await erase(self._nodes, key)
+        path = node_of_v3_key(key)
+        if path is not None:
+            await self._nodes.erase(path)
+            return
+        (places,) = await self._nodes.base_keys([key])
+        await self._store._erase_values(places)
 
     async def delete_dir(self, prefix: str) -> None:
         """Erase a node with all below it, or the values in a directory of chunks."""
         self._check_writable()
         path = check_prefix(prefix).removesuffix("/")
         await self._ensure_open()
-        await erase_directory(self._nodes, path)
+        if path == "":
+            await self._nodes.check_entry_point()
+        directory = directory_of(path)
+        # Documents last: if this is cut short, what is left is still an array.
+        if await self._may_have_chunks_in(path):
+            keys = [key async for key in draft_listing.list_prefix(self._nodes, directory)]
+            others = [key for key in keys if node_of_v3_key(key) is None]
+            places = await self._nodes.base_keys(others)
+            await self._store._erase_values(place for at in places for place in at)
+        else:
+            await self._store.delete_dir(DRAFT_DATA_ROOT + directory)
+        await self._store.delete_dir(DRAFT_META_ROOT + directory)
+        self._nodes.forget_below(directory)
+        await self._nodes.erase(path)
+
+    async def _may_have_chunks_in(self, path: str) -> bool:
+        """Return whether a directory here or below may hold chunks of an array around it."""
+        candidates = (v3_grid_candidate(path), draft_candidate_of(path))
+        arrays = [candidate[0] for candidate in candidates if path and candidate is not None]
+        return bool(await self._nodes.spellings(arrays))
 
     async def clear(self) -> None:
         """Erase the whole hierarchy, its entry point too."""
@@ -305,6 +382,7 @@ class DraftHierarchyStore(Store):
         return [None if value is None else as_view(value) for value in values]
 
     async def _set_or_erase(self, items: Iterable[tuple[str, Buffer | None]]) -> None:
+        """Store values that are no documents, and erase those that are ``None``, in one call."""
         self._check_writable()
         items = list(items)
         for key, _ in items:
@@ -312,7 +390,15 @@ class DraftHierarchyStore(Store):
             if node_of_v3_key(key) is not None:
                 raise SpecError(f"key {key!r} is a document: store or erase it by itself")
         await self._ensure_open()
-        await set_or_erase(self._nodes, items)
+        sets = [(key, value) for key, value in items if value is not None]
+        places = await self._nodes.places_to_write([key for key, _ in sets])
+        placed: list[tuple[str, Buffer | None]] = [
+            (place, value) for place, (_, value) in zip(places, sets, strict=True)
+        ]
+        erased = [key for key, value in items if value is None]
+        for at in await self._nodes.base_keys(erased):
+            placed += [(place, None) for place in at]
+        await self._store._set_or_erase(placed)
 
     # ------------------------------------------------------------------ listing
 
@@ -321,7 +407,7 @@ class DraftHierarchyStore(Store):
             yield key
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """All keys that start with `prefix`; the path of an array means its directory."""
+        """List the keys that start with `prefix`; the path of an array means its directory."""
         await self._ensure_open()
         async for key in draft_listing.list_prefix(self._nodes, prefix):
             yield key
@@ -330,156 +416,3 @@ class DraftHierarchyStore(Store):
         await self._ensure_open()
         async for name in draft_listing.list_dir(self._nodes, prefix):
             yield name
-
-
-def _rebuild(
-    cls: type[DraftHierarchyStore], store: ShardingStore, read_only: bool
-) -> DraftHierarchyStore:
-    """Pickle calls this: an option of the constructor is keyword-only."""
-    return cls(store, read_only=read_only)
-
-
-async def get_partial_values(
-    nodes: DraftNodes,
-    prototype: BufferPrototype,
-    requests: Sequence[tuple[str, ByteRequest | None]],
-) -> list[Buffer | None]:
-    """Values or ranges of values, ``None`` for missing keys."""
-    values: list[Buffer | None] = [None] * len(requests)
-    documents = [(i, node_of_v3_key(key)) for i, (key, _) in enumerate(requests)]
-    paths = [(i, path) for i, path in documents if path is not None]
-    if paths:
-        shown = await nodes.read([path for _, path in paths])
-        for (i, _), document in zip(paths, shown, strict=True):
-            if document is not None:
-                values[i] = _cut(prototype.buffer.from_bytes(document), requests[i][1])
-    others = [i for i, path in documents if path is None]
-    places = await nodes.base_keys([requests[i][0] for i in others])
-    for alternative in range(2):
-        # The second place is that of a 0-d chunk as the draft names it.
-        wanted = [
-            (i, at[alternative])
-            for i, at in zip(others, places, strict=True)
-            if alternative < len(at) and values[i] is None
-        ]
-        if wanted:
-            ranges = [(place, requests[i][1]) for i, place in wanted]
-            found = await nodes.store.get_partial_values(prototype, ranges)
-            for (i, _), value in zip(wanted, found, strict=True):
-                values[i] = value
-    return values
-
-
-async def exists(nodes: DraftNodes, key: str) -> bool:
-    """Whether there is a value, or a document or an implicit group to show."""
-    path = node_of_v3_key(key)
-    if path is not None:
-        (document,) = await nodes.read([path])
-        return document is not None
-    (places,) = await nodes.base_keys([key])
-    for place in places:
-        if await nodes.store.exists(place):
-            return True
-    return False
-
-
-async def get_size(nodes: DraftNodes, key: str) -> int:
-    """Size of a value in bytes; of a document, as it is shown.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the key is missing.
-    """
-    path = node_of_v3_key(key)
-    if path is not None:
-        (document,) = await nodes.read([path])
-        if document is not None:
-            return len(document)
-        raise FileNotFoundError(key)
-    (places,) = await nodes.base_keys([key])
-    for place in places:
-        try:
-            return await nodes.store.getsize(place)
-        except FileNotFoundError:
-            continue
-    raise FileNotFoundError(key)
-
-
-def _cut(value: Buffer, byte_range: ByteRequest | None) -> Buffer:
-    """A range of a value, as stores cut it."""
-    start, stop = resolve_range(range_of(byte_range), len(value))
-    return value[start:stop]
-
-
-async def set_many(nodes: DraftNodes, items: Sequence[tuple[str, Buffer]]) -> None:
-    """Store whole values; documents first, which say which of the other keys are chunks."""
-    for key, value in items:
-        path = node_of_v3_key(key)
-        if path is not None:
-            await nodes.write(path, value.to_bytes())
-    others = [(key, value) for key, value in items if node_of_v3_key(key) is None]
-    places = await nodes.places_to_write([key for key, _ in others])
-    placed = [(place, value) for place, (_, value) in zip(places, others, strict=True)]
-    if len(placed) == 1:
-        await nodes.store.set(*placed[0])
-    elif placed:
-        await nodes.store._set_many(placed)
-
-
-async def set_if_not_exists(nodes: DraftNodes, key: str, value: Buffer) -> None:
-    """Store a value if there is none; an implicit group becomes one with a document."""
-    path = node_of_v3_key(key)
-    if path is not None:
-        await nodes.write(path, value.to_bytes(), only_if_missing=True)
-        return
-    (place,) = await nodes.places_to_write([key])
-    if not await exists(nodes, key):
-        await nodes.store.set_if_not_exists(place, value)
-
-
-async def set_or_erase(nodes: DraftNodes, items: Sequence[tuple[str, Buffer | None]]) -> None:
-    """Store values that are no documents, and erase those that are ``None``, in one operation."""
-    sets = [(key, value) for key, value in items if value is not None]
-    places = await nodes.places_to_write([key for key, _ in sets])
-    placed: list[tuple[str, Buffer | None]] = [
-        (place, value) for place, (_, value) in zip(places, sets, strict=True)
-    ]
-    for at in await nodes.base_keys([key for key, value in items if value is None]):
-        placed += [(place, None) for place in at]
-    await nodes.store._set_or_erase(placed)
-
-
-async def erase(nodes: DraftNodes, key: str) -> None:
-    """Erase a value, or the document of a node."""
-    path = node_of_v3_key(key)
-    if path is not None:
-        await nodes.erase(path)
-        return
-    (places,) = await nodes.base_keys([key])
-    await nodes.store._erase_values(places)
-
-
-async def erase_directory(nodes: DraftNodes, path: str) -> None:
-    """Erase a node with all below it, or the values in a directory of chunks."""
-    if path == "":
-        await nodes.check_entry_point()
-    directory = directory_of(path)
-    # Documents last: if this is cut short, what is left is still an array.
-    if await _is_in_grid(nodes, path):
-        keys = [key async for key in draft_listing.list_prefix(nodes, directory)]
-        others = [key for key in keys if node_of_v3_key(key) is None]
-        places = await nodes.base_keys(others)
-        await nodes.store._erase_values(place for at in places for place in at)
-    else:
-        await nodes.store.delete_dir(DRAFT_DATA_ROOT + directory)
-    await nodes.store.delete_dir(DRAFT_META_ROOT + directory)
-    nodes.forget_below(directory)
-    await nodes.erase(path)
-
-
-async def _is_in_grid(nodes: DraftNodes, path: str) -> bool:
-    """Whether a directory here or below may hold chunks of an array around it."""
-    candidates = (v3_grid_candidate(path), draft_candidate_of(path))
-    arrays = [candidate[0] for candidate in candidates if path and candidate is not None]
-    return bool(await nodes.spellings(arrays))
