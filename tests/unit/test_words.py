@@ -1,0 +1,185 @@
+"""Names and first lines of the package are in the words of `spec_notes/terms.md`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import zarr_shardstore
+
+PACKAGE = Path(zarr_shardstore.__file__).parent
+
+BANNED = {
+    "anew": "again",
+    "finals": "WriteBuffer",
+    "flights": "single_flight",
+    "gathering": "call_batching",
+    "kept_zstd": "zstd",
+    "kinds_of_store": "store_traits",
+    "know": "lookup",
+    "known_arrays": "array_cache",
+    "knowledge": "generation",
+    "learn": "put",
+    "learned": "put",
+    "misfit": "InvalidChunkKey",
+    "misfits": "InvalidChunkKey",
+    "nobody": "no other program",
+    "presented": "to_user",
+    "publisher": "flusher",
+    "publishing": "flush",
+    "put_back": "reapply",
+    "recent_arrays": "array_cache",
+    "runner": "driver",
+    "settled": "consistent",
+    "side_by_side": "gather_bounded",
+    "somebody": "another writer",
+    "take_out": "strip",
+    "translator": "key_table",
+    "warm_files": "cached_files",
+    "warm_reads": "fast_reads",
+    "whoever": "the writer, the reader",
+}
+"""Words of earlier versions that mean nothing outside of this project, and what to say."""
+
+LEFT: dict[str, set[str]] = {
+    "draft/draft_nodes.py": {"_learn", "learned"},
+    "io/backends/local.py": {"_get_settled", "is_settled", "open_anew", "when_settled"},
+    "io/backends/zarr_store.py": {"_flights"},
+    "io/concurrency.py": {"flights"},
+    "io/counters.py": {"_warm_reads", "n_warm_reads", "warm_reads"},
+    "io/driver.py": {"publishing"},
+    "io/local/cached_files.py": {"max_warm_files"},
+    "io/local/consistent.py": {"open_anew", "when_settled"},
+    "io/local/fs.py": {"max_warm_files"},
+    "io/remote/consolidated_reads.py": {"_flights"},
+    "io/remote/remote_index.py": {"_flights"},
+    "io/write_epochs.py": {"publishing"},
+    "operations/erase.py": {"is_misfit", "misfits"},
+}
+"""Names by module that still have such a word."""
+
+QUESTIONS_LEFT: set[str] = {
+    "convert/api.py",
+    "convert/array_state.py",
+    "convert/compact.py",
+    "convert/in_place.py",
+    "convert/job.py",
+    "convert/plan.py",
+    "convert/regions.py",
+    "convert/report.py",
+    "convert/task.py",
+    "convert/transfer.py",
+    "draft/draft_keys.py",
+    "draft/draft_listing.py",
+    "draft/draft_nodes.py",
+    "format/index.py",
+    "format/journal.py",
+    "format/shard.py",
+    "inspect/shard_map.py",
+    "io/backends/base.py",
+    "io/backends/key_pages.py",
+    "io/backends/resolve.py",
+    "io/backends/store_traits.py",
+    "io/counters.py",
+    "io/index_cache.py",
+    "io/local/locks.py",
+    "io/local/shard_files.py",
+    "io/remote/object_calls.py",
+    "io/seal.py",
+    "io/update_queue.py",
+    "io/uploads.py",
+    "io/write_epochs.py",
+    "metadata/auto_shards.py",
+    "operations/erase.py",
+    "operations/initialized.py",
+    "operations/listing.py",
+    "operations/routing.py",
+    "operations/upkeep.py",
+    "shards/append.py",
+    "shards/requests.py",
+    "shards/rewrite.py",
+    "shards/shard_listing.py",
+    "shards/shard_writer.py",
+    "shards/stack.py",
+}
+"""Modules that still have a summary that begins with a question word."""
+
+_QUESTION = re.compile(r"(What|Which|Where|How|Who|Whoever|Whose)\b")
+
+
+def modules() -> list[str]:
+    return sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+
+def words_of(identifier: str) -> str:
+    """An identifier in lower case, its words between underscores.
+
+    >>> words_of("KnownArrays")
+    '_known_arrays_'
+    """
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier).lower()
+    return f"_{snake.strip('_')}_"
+
+
+def identifiers(tree: ast.AST) -> Iterator[str]:
+    """Names of classes, functions, arguments, attributes and variables."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name) | ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
+                yield name
+            case ast.arg(name) | ast.Attribute(_, name) | ast.Name(name):
+                yield name
+
+
+def summaries(tree: ast.AST) -> Iterator[str]:
+    """First lines of all docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                yield docstring.splitlines()[0]
+
+
+def banned_in(identifier: str) -> list[str]:
+    return [
+        f"{word} → {say}" for word, say in BANNED.items() if f"_{word}_" in words_of(identifier)
+    ]
+
+
+@pytest.mark.parametrize("module", modules())
+def test_words(module: str) -> None:
+    """No word of the old vocabulary is in a name; no summary begins with a question word."""
+    tree = ast.parse((PACKAGE / module).read_text(encoding="utf-8"))
+    names = {*identifiers(tree), *module.removesuffix(".py").split("/")}
+    found = {
+        name: banned
+        for name in sorted(names)
+        if (banned := banned_in(name)) and name not in LEFT.get(module, set())
+    }
+    assert not found
+    questions = [line for line in summaries(tree) if _QUESTION.match(line)]
+    assert not questions or module in QUESTIONS_LEFT
+
+
+def test_the_rule_can_fail() -> None:
+    """A banned word is found in each kind of name, and a summary in each kind of docstring."""
+    code = '''
+"""What is known."""
+class KnownArrays: ...
+def _publisher(runner): self.is_settled = knowledge
+'''
+    tree = ast.parse(code)
+    banned = {name for name in identifiers(tree) if banned_in(name)}
+    assert banned == {"KnownArrays", "_publisher", "runner", "is_settled", "knowledge"}
+    assert [line for line in summaries(tree) if _QUESTION.match(line)] == ["What is known."]
+    assert not banned_in("published_at")
+
+
+def test_the_glossary_has_the_fifteen_words() -> None:
+    """A page that a newcomer reads once."""
+    page = (PACKAGE.parent / "spec_notes" / "terms.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"^\| \*\*", page, re.MULTILINE)) == 15
