@@ -1,8 +1,8 @@
 """Array reads and writes on local disk: this store, zarr's native sharding, plain chunks.
 
-One run, all side by side, medians of several rounds, ratios to the native figure of the same
-pipeline. The machine's noise is the spread that is printed behind each median. Requests are
-not timed here; what they are is asserted in ``tests/performance/test_request_counts.py``.
+One run measures all stores in turn. It prints medians of several rounds, their spread, and ratios
+to the native figure of the same pipeline. ``tests/performance/test_request_counts.py`` asserts the
+requests.
 
     python benchmarks/arrays.py [--rounds 5] [--shape 256 256 128]
 """
@@ -27,7 +27,7 @@ N_RANDOM = 500
 
 
 def stores(directory: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Name, store, and what else `create_array` needs; ``sharded`` is with our pipeline."""
+    """Yield name, store and options of `create_array`; ``sharded`` uses our pipeline."""
     shard = (CHUNK * CHUNKS_PER_SHARD,) * 3
     return {
         "native": (LocalStore(directory / "native"), {"shards": shard}),
@@ -43,7 +43,7 @@ def one_round(
     seed: int,
     only: list[str] | None = None,
 ) -> dict[tuple[str, str], float]:
-    """Seconds by (operation, store)."""
+    """Return seconds by (operation, store)."""
     seconds: dict[tuple[str, str], float] = {}
     rng = np.random.default_rng(seed)
     grid = [-(-n // CHUNK) for n in data.shape]

@@ -1,8 +1,9 @@
 """Re-packing chunk files into shards, beside tar, cp, and a copy that decodes and encodes.
 
-All of it in one run, each round everything once, in another order; medians, and ratios to tar.
-Each writes to a fresh place on the same disk. The page cache is warm: nobody waits for the disk
-to read. `shard_store` reads back and compares what it wrote; the others do not.
+One run measures all methods; each round runs each of them once, in another order. It prints
+medians, and ratios to tar. Each method writes to a new directory on the same disk. The page cache
+is warm: no read waits for the disk. `shard_store` reads back and compares the shards; the other
+methods do not.
 
     python benchmarks/convert.py [--chunk 32] [--rounds 5]
 """
@@ -34,7 +35,7 @@ ARRAY = "a"
 
 
 def make_source(path: Path, chunk: int) -> None:
-    """24³ = 13,824 chunk files of noisy waves, uint16, zarr's default compression (zstd)."""
+    """Write 24³ = 13,824 chunk files of noisy waves, uint16, zarr's default compression (zstd)."""
     rng = np.random.default_rng(0)
     n = GRID * chunk
     shape = (n, n, n)
@@ -46,7 +47,7 @@ def make_source(path: Path, chunk: int) -> None:
 
 
 def decode_and_encode(source: Path, target: Path) -> None:
-    """What zarr-python users do: read a shard's chunks, write them to a sharded array."""
+    """Copy as zarr-python users do: read the chunks of a shard, write them to a sharded array."""
     z = zarr.open_array(source, path=ARRAY, mode="r")
     shards = tuple(c * CPS for c in z.chunks)
     copy = zarr.create_array(
@@ -119,7 +120,7 @@ def run(directory: Path, chunk: int, rounds: int) -> None:
 
 
 def check_same_values(source: Path, target: Path) -> None:
-    """The shards hold what the chunks hold, as zarr-python alone reads it."""
+    """Check that zarr-python alone reads the same values from shards and chunks."""
     shard_store(source, target, chunks_per_shard=CPS)
     chunks = zarr.open_array(source, path=ARRAY, mode="r")
     shards = zarr.open_array(target, path=ARRAY, mode="r")
@@ -128,7 +129,7 @@ def check_same_values(source: Path, target: Path) -> None:
 
 
 def _warm_up(_: int) -> None:
-    """A worker imports the package before the clock runs, as it would in a long conversion."""
+    """Import the package in a worker before the clock runs, as in a long conversion."""
     import zarr_shardstore.convert.task  # noqa: F401
 
     time.sleep(0.2)

@@ -1,10 +1,9 @@
-"""A proxy that stands for a network: HTTP requests wait in it, and it writes down each.
+"""A proxy that simulates a network: it delays and records HTTP requests.
 
-It runs in a process of its own, on 127.0.0.1, and keeps the connections of both sides, one of the
-server for each of the client. A new connection costs nothing more; a long reply takes the time that
-its bytes take on a connection of 50 MB/s, as of an object store.
-A request is passed on at once, and its reply held back: so the work of the proxy and of the server
-is within the latency, and not added to it.
+It runs in a process of its own, on 127.0.0.1. It keeps connections open, one to the server for each
+of the client. A new connection costs nothing more. A long reply takes as long as its bytes on a
+connection of 50 MB/s to an object store. A request is passed on immediately, and its reply is
+delayed: the work of the proxy and of the server is part of the latency.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _CLOCK_TICK_S = 0.001
 
 
 class Asked(NamedTuple):
-    """One request: its path with the query, and bytes of the body of the reply."""
+    """A request: its path with the query, and the size of the body of its reply."""
 
     method: str
     path: str
@@ -40,7 +39,7 @@ class Proxy:
         self.port = int(process.stdout.readline())
 
     def asked(self) -> list[Asked]:
-        """Requests since the last call, in the order of their replies."""
+        """Return the requests since the last call, in the order of their replies."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return [Asked(*fields) for fields in json.loads(self.process.stdout.readline())]
@@ -48,7 +47,7 @@ class Proxy:
 
 @contextmanager
 def latency_proxy(upstream_port: int, latency_s: float = 0.03) -> Iterator[Proxy]:
-    """A proxy in front of the server at that port, until the end of the block."""
+    """Run a proxy in front of the server at that port until the end of the block."""
     command = [sys.executable, __file__, str(upstream_port), str(latency_s)]
     pipe: Any = subprocess.PIPE
     with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as process:
@@ -56,7 +55,7 @@ def latency_proxy(upstream_port: int, latency_s: float = 0.03) -> Iterator[Proxy
 
 
 class _TimedReader(asyncio.StreamReader):
-    """Knows when bytes came last: before other connections had their turn."""
+    """Reader with the time of its last bytes, taken before other connections have their turn."""
 
     arrived = 0.0
 
@@ -66,7 +65,7 @@ class _TimedReader(asyncio.StreamReader):
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[bytes, list[str], dict[str, str]]:
-    """The head of a message, the words of its first line, and its fields."""
+    """Return the head of a message, the words of its first line, and its fields."""
     head = await reader.readuntil(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").strip().split("\r\n")
     fields = (line.split(":", 1) for line in lines)

@@ -1,8 +1,8 @@
 """Listing a million keys: chunk files, as zarr lists them, beside as many chunks in 64 shards.
 
-Prints seconds, ratios and peak memory of Python objects; then the same for files that pass
-through. Makes a file for each chunk in a temporary directory, which takes inodes and about half
-a minute for a million; it is removed at the end.
+It prints seconds, ratios and peak memory of Python objects; then the same for files that pass
+through. It writes a file for each chunk into a temporary directory: a million takes about half a
+minute. The directory is removed at the end.
 
     python benchmarks/listing.py [--chunks 1000000] [--repeats 3]
 """
@@ -33,7 +33,7 @@ Listing: TypeAlias = Callable[[], AsyncIterator[str] | Iterator[str]]
 
 
 def document(side: int) -> bytes:
-    """Metadata of an array of `side` times `side` chunks of one byte."""
+    """Return the metadata of an array of `side` times `side` chunks of one byte."""
     return json.dumps(
         {
             "zarr_format": 3,
@@ -50,7 +50,7 @@ def document(side: int) -> bytes:
 
 
 def make_files(directory: Path, side: int) -> None:
-    """A file for each chunk."""
+    """Write a file for each chunk."""
     for i in range(side):
         row_of = directory / "z" / "c" / str(i)
         row_of.mkdir(parents=True)
@@ -60,7 +60,7 @@ def make_files(directory: Path, side: int) -> None:
 
 
 def make_shards(directory: Path, side: int) -> None:
-    """The same chunks in 64 shards."""
+    """Write the same chunks in 64 shards."""
     cps = -(-side // SHARDS_PER_SIDE)
     ShardingMapping(directory, chunks_per_shard=cps)["z/zarr.json"] = document(side)
     values = dict.fromkeys(range(cps * cps), b"\0")
@@ -83,7 +83,7 @@ async def count(listing: Listing) -> int:
 
 
 def measure(listing: Listing, n_keys: int, repeats: int) -> tuple[float, float]:
-    """Seconds, the least of some; and the peak memory in MiB of one more listing."""
+    """Return the least seconds of some listings, and the peak memory in MiB of one more."""
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()

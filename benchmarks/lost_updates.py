@@ -1,8 +1,8 @@
-"""How many chunks survive when several writers share shards: here, and in zarr's native sharding.
+"""Chunks that survive when several writers share shards: here, and in zarr's native sharding.
 
-4,096 chunks of 8 shards are written in random order, by threads, processes or dask workers, and
-looked at after each round: chunk by chunk (`z[i:j] = ...`), and as regions that begin and end
-within chunks, of which the chunks count that lie in one region. ``S3`` is moto, ``Azure`` Azurite
+Threads, processes or dask workers write 4,096 chunks of 8 shards in random order. Each round counts
+the chunks afterwards: written chunk by chunk (`z[i:j] = ...`), and as regions that begin and end
+within chunks. Of the latter only chunks that lie in one region count. ``S3`` is moto, ``Azure`` Azurite
 (``ZARR_SHARDSTORE_AZURITE`` names its main.js); their seconds say little about real ones.
 
     python -m benchmarks.lost_updates [--rounds 3] [--base memory local] [--writers "8 processes"]
@@ -28,7 +28,7 @@ BASES = ("memory", "local", "S3", "Azure")
 
 @contextmanager
 def base_store(name: str) -> Iterator[dict[str, Any]]:
-    """Where a base store of that kind is."""
+    """Make a base store of that kind."""
     match name:
         case "memory":
             yield {"kind": "memory", "path": str(time.monotonic())}
@@ -41,7 +41,7 @@ def base_store(name: str) -> Iterator[dict[str, Any]]:
 
 
 def survivors_of(array: SharedArray, writers: Writers, way: Way, n_rounds: int) -> str:
-    """The least and the most that survive a round, as zarr alone reads them, and the seconds."""
+    """Return the least and the most chunks that zarr reads after a round, and the seconds."""
     array.create()
     percent, seconds = [], []
     for round_ in range(1, n_rounds + 1):

@@ -1,4 +1,4 @@
-"""What the benchmarks share: counted bytes and requests, times, rows of a table."""
+"""Counters of bytes and requests, clocks, and table rows for the benchmarks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ZARR_PIPELINES = {
 
 @contextmanager
 def counting() -> Iterator[Counter[str]]:
-    """Calls of each function of `file_calls`, and ``nbytes``, for as long as the block runs."""
+    """Count the calls of each file function, and ``nbytes``, until the end of the block."""
     counts: Counter[str] = Counter()
     lock = threading.Lock()
 
@@ -61,7 +61,7 @@ def counting() -> Iterator[Counter[str]]:
 
 
 class PlainStore(LocalStore):
-    """Files as zarr writes them; counts bytes."""
+    """Files as zarr writes them, with a count of bytes."""
 
     nbytes = 0
 
@@ -75,7 +75,7 @@ class PlainStore(LocalStore):
 
 
 class ObjectStore(MemoryStore):
-    """Stands for an object store; counts requests for shards."""
+    """A simulated object store, with a count of requests for shards."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -117,7 +117,7 @@ def timed(run: Callable[[], object]) -> float:
 def time_of_each(
     cases: dict[str, Callable[[Path], float]], repeats: int, middle: Middle
 ) -> dict[str, float]:
-    """Seconds by case; each repeat runs each case once, in another order, in a fresh directory."""
+    """Return seconds by case. Each repeat runs each case once, in another order and directory."""
 
     def in_fresh_directory(run: Callable[[Path], float]) -> float:
         with fresh_directory() as directory:
@@ -130,7 +130,7 @@ def time_of_each(
 def time_of_each_run(
     cases: Mapping[str, Callable[[], float]], repeats: int, middle: Middle
 ) -> dict[str, float]:
-    """Seconds by case, of what needs no directory of its own."""
+    """Return seconds by case, for cases that need no directory of their own."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for _ in range(repeats):
         for name in random.sample(list(cases), len(cases)):
@@ -156,7 +156,7 @@ def nbytes_of_files(directory: Path) -> int:
 
 
 def smooth_data(shape: tuple[int, ...]) -> Values:
-    """Something that compresses about as images do: a smooth field and a little noise."""
+    """Make data that compresses about as images do: a smooth field and a little noise."""
     rng = np.random.default_rng(0)
     axes = np.meshgrid(*(np.linspace(0, 9, n, dtype="f4") for n in shape), indexing="ij")
     waves = np.sum([np.sin(a) for a in axes], axis=0)
@@ -168,6 +168,6 @@ def smooth_data(shape: tuple[int, ...]) -> Values:
 def create(
     store: Any, shape: tuple[int, ...], chunk: tuple[int, ...], pipe: str, **options: Any
 ) -> Any:
-    """An array that is written by a pipeline."""
+    """Create an array that is written by a pipeline."""
     with zarr.config.set({"codec_pipeline.path": pipe}):
         return zarr.create_array(store, shape=shape, chunks=chunk, dtype="u2", **options)

@@ -1,16 +1,16 @@
 """Reads: chunk by chunk and of whole arrays from local files, and of a region over a network.
 
-Times are medians of several repeats, all in one run, and mean something only as ratios. Requests
-are counted; those of this store are held against what it promises, and if there were more, the
-script says so at its end and fails.
+Times are medians of several repeats, all in one run, and only their ratios are comparable. Requests
+are counted. If this store makes more requests than it promises, the script says so at its end and
+fails.
 
     chunks    single chunks in random order from local files, the index is known; beside chunk
               files and tensorstore
     arrays    random chunks and `z[:]` from local files; beside native sharding and chunk files
     remote    a region of 8 shards, small ones and such as are too large to be read whole, 30 ms
               a request (`latency_proxy.py`, `servers.py`); beside native sharding and tensorstore
-    gaps      chunks here and there in a shard, 30 ms a request: what reading gaps along spares
-    requests  how many indexes and spans are asked for by single reads, a region, and 64 tasks
+    gaps      scattered chunks of a shard, 30 ms a request: the gain of reading gaps along
+    requests  indexes and spans that single reads, a region and 64 tasks request
 
     python benchmarks/reads.py [--parts chunks arrays ...] [--repeats 5] [--minima] [--quick]
 """
@@ -62,7 +62,7 @@ INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is read."""
+    """Amounts of data that are read."""
 
     repeats: int = 5
     middle: Middle = statistics.median
@@ -119,7 +119,7 @@ def read_tensorstore(shards: Sequence[Any], n_entries: int, ids: Sequence[int]) 
 
 
 def tensorstore_shards(directory: Path, n_shards: int, n_entries: int) -> list[Any]:
-    """A key-value store for each shard; they keep indexes."""
+    """Open a key-value store for each shard; these keep indexes."""
     context = ts.Context({"cache_pool": {"total_bytes_limit": 100_000_000}})
     return [
         ts.KvStore.open(

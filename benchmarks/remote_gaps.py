@@ -1,6 +1,6 @@
-"""Chunks here and there in one shard behind a network, with different gaps read along.
+"""Reads of scattered chunks in one shard behind a network, with different gaps read along.
 
-What a gap costs in bytes and spares in requests: the defaults of the read flow are from here.
+A gap costs bytes and saves requests; the defaults of the read flow come from this benchmark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROTOTYPE = default_buffer_prototype()
 def show_gaps(
     nbytes: int, numbers: Sequence[int], latency_s: float, repeats: int, middle: Middle
 ) -> None:
-    """Some chunks of that size, and more: times in latencies, requests and bytes for each gap."""
+    """Print times in latencies, requests and bytes for each gap."""
     with fresh_directory() as directory:
         store = ShardingStore(directory, chunks_per_shard=N_CHUNKS)
         # By its metadata a chunk is so large that no shard is read whole.
@@ -55,7 +55,7 @@ def show_gaps(
 
 
 async def _read(proxy: Any, gap: int, n: int) -> float:
-    """Seconds to read some chunks at once; the index is known."""
+    """Return the seconds of one read of some chunks with a cached index."""
     store = ShardingStore(objects_of(proxy.port), max_gap_bytes=gap)
     await store.get("c/0", PROTOTYPE)
     proxy.asked()

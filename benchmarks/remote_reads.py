@@ -1,7 +1,7 @@
 """Reads of shards behind a network: times in units of its latency, requests and bytes.
 
-All read the same 8 shards of one array: this store, zarr's native sharding, and tensorstore.
-Cold means that no index is known; connections are open, as tensorstore keeps its own for a process.
+This store, zarr's native sharding and tensorstore read the same 8 shards of one array. Cold means
+that no index is cached. Connections are open, because tensorstore keeps its own for a process.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ class Remote:
 
     @property
     def region(self) -> tuple[slice, ...]:
-        """One octant of each shard, or less: in Morton order that is one span."""
+        """Return one octant of each shard, or less: in Morton order that is one span."""
         half = CHUNK * self.chunks_a_side
         middle = len(self.data) // 2
         return (slice(middle - half, middle + half),) * 3
 
     @property
     def chunks_a_side(self) -> int:
-        """Of the cube of chunks that the region has in each shard."""
+        """Return the edge of the cube of chunks that the region has in each shard."""
         return min(self.chunks_per_shard // 2, MAX_CHUNKS_A_SIDE)
 
     def ours(self) -> ShardingStore:
-        """This store, and no index is known."""
+        """Open the array through this store with an empty index cache."""
         set_index_cache_nbytes(0)
         set_index_cache_nbytes(64 * 1024 * 1024)
         return ShardingStore(self.objects)
@@ -102,7 +102,7 @@ class Remote:
         return ts.open(spec, context=ts.Context(context)).result()
 
     def asked(self) -> Counts:
-        """What was asked for of shards since the last call."""
+        """Return the requests for shards since the last call."""
         asked = [a for a in self.proxy.asked() if a.path.startswith(f"/{BUCKET}/c/")]
         n_indexes = sum(map(self._is_index, asked))
         return Counts(n_indexes, len(asked) - n_indexes, sum(a.nbytes for a in asked))
@@ -136,7 +136,7 @@ def remote_array(side: int, latency_s: float) -> Iterator[Remote]:
 
 
 def promise(text: str, counts: Counts, n_indexes: int, n_others: int) -> None:
-    """That not more was asked for."""
+    """Record a failure if there were more requests than promised."""
     if counts.n_indexes > n_indexes or counts.n_others > n_others:
         broken_promises.append(f"{text}: {counts}, at most {n_indexes} + {n_others}")
 

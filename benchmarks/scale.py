@@ -1,8 +1,8 @@
 """The example of ZEP 2, simulated: 25000 × 18000 × 6000 values, 10.3 million chunks, 351 shards.
 
-The source is made up as it is asked: one chunk in `--every` has its own key as its value, the
-others are missing, and a listing of chunks is an error. What is written are real shards on disk.
-Prints the time of the plan and of the run, the peak memory, and what was asked for.
+The source is made up on request: one chunk in `--every` has its own key as its value, the others
+are missing, and a listing of chunks is an error. The shards on disk are real. The script prints the
+time of the plan and of the run, the peak memory, and the requests.
 
     python benchmarks/scale.py [--every 20] [--workers 1]
 """
@@ -106,7 +106,7 @@ def _say(progress: Progress) -> None:
 
 
 def check(source: MadeUp, target: Path) -> None:
-    """Ten thousand chunks from all over: there, and with their value, or missing."""
+    """Check ten thousand chunks from all over: each has its value, or is missing."""
     shards = ShardingMapping(target)
     keys = ["c/" + "/".join(str(random.randrange(n)) for n in GRID) for _ in range(10_000)]
     values = shards.get_partial_values([(key, (0, None)) for key in keys])

@@ -1,4 +1,4 @@
-"""Servers of files for benchmarks of reads, on this machine: nginx, or the one of the tests.
+"""Servers of local files for benchmarks of reads: nginx, or the server of the tests.
 
 ``ZARR_SHARDSTORE_NGINX`` names nginx, if it is not in ``PATH``. Without it
 ``tests/support/counting_server.py`` serves the same files, far slower.
@@ -55,7 +55,7 @@ http {{
 
 
 class Server(NamedTuple):
-    """What serves, and where: files are at ``/bucket/KEY``."""
+    """A running server; files are at ``/bucket/KEY``."""
 
     name: str
     port: int
@@ -63,7 +63,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def file_server(directory: Path) -> Iterator[Server]:
-    """The files below a directory by HTTP, as long as the block runs."""
+    """Serve the files below a directory by HTTP until the end of the block."""
     nginx = os.environ.get("ZARR_SHARDSTORE_NGINX") or shutil.which("nginx")
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="zarr-shardstore-nginx-") as work:
@@ -84,8 +84,10 @@ def file_server(directory: Path) -> Iterator[Server]:
 
 
 def objects_of(port: int) -> ObjectStore[Any]:
-    """The files that are served at a port, as zarr reads them: on connections of its own, and with
-    a name of its own, as what is known of shards may be shared by stores that were made alike."""
+    """Open the served files as a store of zarr, on connections of its own.
+
+    The store has a name of its own: stores that were made alike may share cached indexes.
+    """
     s3: Any = S3Store(
         BUCKET,
         endpoint=f"http://127.0.0.1:{port}",

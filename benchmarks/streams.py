@@ -1,6 +1,6 @@
 """Streams of slices, stored by ZEP 2's four techniques, here and in native sharded arrays.
 
-What each technique is for, and how to use it: `examples/slices.py`.
+`examples/slices.py` explains each technique and its use.
 
     python benchmarks/writes.py --parts streams
 
@@ -45,7 +45,7 @@ MAX_WRITTEN = 1.2
 
 @dataclass(frozen=True)
 class Stream:
-    """Writes of a stack of slices: what is written one after the other, and how it is stored."""
+    """Writes of a stack of slices: their order, and their storage."""
 
     name: str
     slices_per_shard: int

@@ -1,8 +1,8 @@
 """Writes: chunk by chunk, of whole arrays, to an object store, and of streams of slices.
 
-Bytes and PUTs are counted and asserted; times are medians of several repeats, all in one run, and
-mean something only as ratios. Bytes are all that goes into files of shards and what is beside them:
-entries, indexes, journals, from the creation of a shard to the flush at the end.
+Bytes and PUTs are counted and asserted. Times are medians of several repeats, all in one run, and
+only their ratios are comparable. Bytes are those of entries, indexes and journals, from the
+creation of a shard to the flush at the end.
 
     chunks   random order, one shard with few entries and one with many; beside chunk files
     updates  single chunks of a stored array, 512 chunks a shard; beside native sharding
@@ -68,7 +68,7 @@ PAGE_NBYTES = 4096
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is written."""
+    """Amounts of data that are written."""
 
     repeats: int = 5
     middle: Middle = statistics.median
@@ -97,7 +97,7 @@ QUICK = Sizes(
 
 
 def make_chunks(directory: Path, n_entries: int, nbytes: int, n_shards: int = 1) -> ShardingStore:
-    """A store with an array of shards that are not there yet."""
+    """Make a store with an array whose shards are not stored yet."""
     store = ShardingStore(directory, chunks_per_shard=n_entries)
     shape = (n_shards * n_entries * nbytes,)
     zarr.create_array(store, shape=shape, chunks=(nbytes,), dtype="u1", compressors=None)
@@ -148,7 +148,7 @@ def chunks(sizes: Sizes) -> None:
                 flush(store)
                 written = counts["nbytes"] / (n * nbytes)
                 index_nbytes = n * 16 + 4
-                # An index of up to a page is written from the entry to its checksum at one go.
+                # One write covers an index of up to a page, from the entry to its checksum.
                 in_page = index_nbytes if index_nbytes <= PAGE_NBYTES else 0
                 at_most = MAX_WRITTEN[nbytes] + in_page / nbytes
                 row(f"{n} entries of {nbytes} bytes, {name}", written, at_most)
@@ -164,7 +164,7 @@ def chunks(sizes: Sizes) -> None:
 
 
 def times_of_chunks(sizes: Sizes, nbytes: int) -> None:
-    """Into shards that are half full, none of which becomes full."""
+    """Time writes into shards that are half full, none of which becomes full."""
     value = os.urandom(nbytes)
 
     def into_half(n_entries: int, write: Callable[..., float]) -> Callable[[Path], float]:
@@ -207,7 +207,7 @@ def times_of_chunks(sizes: Sizes, nbytes: int) -> None:
 
 
 def random_corners(data: Values) -> list[tuple[int, ...]]:
-    """Of all chunks, in random order."""
+    """Return the corners of all chunks in random order."""
     corners = list(product(*(range(0, n, CHUNK) for n in data.shape)))
     random.shuffle(corners)
     return corners
@@ -218,7 +218,7 @@ def region_at(corner: Sequence[int]) -> tuple[slice, ...]:
 
 
 def nbytes_of_chunks(directory: Path, corners: Sequence[Sequence[int]]) -> int:
-    """Of stored chunks, as they are stored, also in shards of native zarr."""
+    """Return the sizes of stored chunks, also in shards of native zarr."""
     mapping = ShardingMapping(directory)
     return sum(len(mapping["c/" + "/".join(str(c // CHUNK) for c in at)]) for at in corners)
 

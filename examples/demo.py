@@ -33,7 +33,7 @@ SHARD = CHUNK * CHUNKS_PER_SHARD
 
 
 def load_brain(cache: Path) -> npt.NDArray[np.uint8]:
-    """The MNI volume out of nilearn's wheel, downloaded if `cache` does not hold it."""
+    """Load the MNI volume from nilearn's wheel; download it if `cache` does not have it."""
     if not any(cache.glob("nilearn-*.whl")):
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
         command = [*pip, "--dest", str(cache), "nilearn"]
@@ -45,7 +45,7 @@ def load_brain(cache: Path) -> npt.NDArray[np.uint8]:
 
 
 def make_volume() -> npt.NDArray[np.uint8]:
-    """A smooth ellipsoid with waves inside, zero outside."""
+    """Make a smooth ellipsoid with waves inside, zero outside."""
     x, y, z = np.meshgrid(*(np.linspace(-1, 1, n) for n in SHAPE), indexing="ij", sparse=True)
     body = np.clip(1.2 - 1.6 * (x**2 + 0.8 * y**2 + z**2), 0, 1)
     waves = 0.7 + 0.3 * np.cos(14 * x) * np.cos(11 * y + 1) * np.cos(9 * z + 2)
@@ -53,7 +53,7 @@ def make_volume() -> npt.NDArray[np.uint8]:
 
 
 def write_plain_chunks(volume: npt.NDArray[np.uint8], path: Path) -> zarr.Array[Any]:
-    """What many have: a Zarr v2 array, one file for each chunk that holds anything."""
+    """Write a Zarr v2 array: one file for each chunk that is not empty."""
     array = zarr.create_array(
         path,
         shape=volume.shape,
@@ -69,7 +69,7 @@ def write_plain_chunks(volume: npt.NDArray[np.uint8], path: Path) -> zarr.Array[
 
 
 def chunk_files(path: Path) -> list[Path]:
-    """Files that are no metadata."""
+    """Return the files that are no metadata."""
     return [
         file
         for file in path.rglob("*")
@@ -78,7 +78,7 @@ def chunk_files(path: Path) -> list[Path]:
 
 
 def draw(array: zarr.Array[Any], file: Path) -> None:
-    """Middle slices, read from `array`, with lines where one shard ends and the next begins."""
+    """Draw the middle slices of `array`, with lines between shards."""
     figure = Figure(figsize=(12, 5.4), layout="constrained")
     # The axes of the volume go to the right, to the front and up.
     names = ("from the right", "from behind", "from above")

@@ -15,7 +15,7 @@ from zarr_shardstore import DraftHierarchyStore, ShardingStore, UnsupportedError
 
 def main() -> None:
     values = np.arange(96 * 20, dtype=">i4").reshape(96, 20)
-    # zarr may still write the group of an array that was refused, when that is long told.
+    # zarr may still write the group of an array after its refusal was raised.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "draft.zarr"
 
@@ -33,7 +33,7 @@ def main() -> None:
         z[:] = values
         z.attrs["units"] = "m"
 
-        # What lies in the files is the draft's: documents, chunk keys, and shards.
+        # The files are those of the draft: documents, chunk keys, and shards.
         document = json.loads((path / "meta" / "root" / "foo" / "baz.array.json").read_bytes())
         print("data_type:", document["data_type"])
         print("compressor:", document["compressor"]["codec"])
@@ -42,7 +42,7 @@ def main() -> None:
         shards = sorted((path / "data" / "root" / "foo" / "baz").rglob("[0-9]*"))
         print(f"{z.nchunks} chunks in {len(shards)} files, the last one {shards[-1].name}")
 
-        # Whoever opens it needs no options: the documents say all.
+        # A reader needs no options: the documents say all.
         again = zarr.open_group(DraftHierarchyStore(path), mode="r+")
         baz = again["foo/baz"]
         assert isinstance(baz, zarr.Array)
@@ -51,7 +51,7 @@ def main() -> None:
         baz[96] = 7
         print("read again:", baz.shape, baz.dtype, dict(baz.attrs), int(np.asarray(baz[96, 19])))
 
-        # What the draft has no words for is refused, and nothing is written.
+        # Metadata that the draft cannot express is refused, and nothing is written.
         try:
             again.create_array("names", shape=(3,), dtype=str)
         except UnsupportedError as error:

@@ -25,7 +25,7 @@ def main() -> None:
     foo = "data/root/foo/"
 
     # Four chunks of 2 × 2 coordinates share a shard, whose key is that of a chunk in a grid of
-    # shards: c0/1 goes into c0/0, c2/1 into c1/0. What is no chunk key passes through.
+    # shards: c0/1 goes into c0/0, c2/1 into c1/0. Other keys pass through.
     store.set(foo + "c0/1", b"ABCDE")
     store.set(foo + "c1/0", b"xyz")
     store.set(foo + "c2/1", b"far away")

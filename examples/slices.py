@@ -1,8 +1,8 @@
 """Store a stream of slices by the four techniques of ZEP 2, beside zarr's native sharding.
 
-A scanner delivers slices of 4 × 4 chunks, one after the other. For each technique the bytes are
-counted that are written to files until the whole stream is stored, here and by an array of plain
-zarr with the same chunks and shards.
+A scanner delivers slices of 4 × 4 chunks, one after the other. For each technique the script
+counts the bytes that are written to files until the whole stream is stored: here, and by an array
+of plain zarr with the same chunks and shards.
 
 Source: ZEP 2, "Storing a stream of data slices".
 """
@@ -37,7 +37,7 @@ written: Counter[str] = Counter()
 
 
 class PlainStore(LocalStore):
-    """Local files, as plain zarr writes them; counts bytes."""
+    """Local files as plain zarr writes them, with a count of bytes."""
 
     async def set(self, key: str, value: Buffer) -> None:
         written["native"] += len(value)
@@ -49,7 +49,7 @@ class PlainStore(LocalStore):
 
 
 class ObjectStore(MemoryStore):
-    """Stands for an object store; counts PUTs of shards."""
+    """A simulated object store, with a count of PUTs of shards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def count_bytes_of_shards() -> None:
 
 
 def make_slices() -> npt.NDArray[np.uint16]:
-    """Waves with noise: compressible by about a half, as images are."""
+    """Make waves with noise: compressible by about a half, as images are."""
     rng = np.random.default_rng(0)
     z, y, x = np.meshgrid(
         *(np.linspace(0, 9, n) for n in (N_SLICES, SIDE, SIDE)), indexing="ij", sparse=True
@@ -86,7 +86,7 @@ SLICES = make_slices()
 
 
 def create(store: ShardingStore, *, n_slices: int = N_SLICES, **options: Any) -> Any:
-    """An array of chunks, which the store packs; each operation reaches it in one piece."""
+    """Create an array whose chunks the store packs; each operation reaches it in one piece."""
     with zarr.config.set({"codec_pipeline.path": OUR_PIPELINE}):
         return zarr.create_array(
             store,
@@ -98,7 +98,7 @@ def create(store: ShardingStore, *, n_slices: int = N_SLICES, **options: Any) ->
 
 
 def create_native(path: Path, slices_per_shard: int, **options: Any) -> Any:
-    """The same chunks and shards, by plain zarr."""
+    """Create an array of the same chunks and shards with plain zarr."""
     z = zarr.create_array(
         PlainStore(path),
         shape=SLICES.shape,
@@ -112,37 +112,37 @@ def create_native(path: Path, slices_per_shard: int, **options: Any) -> Any:
 
 
 def flush(store: ShardingStore) -> None:
-    """Take away gaps and journals, as `close` and the end of the process do."""
+    """Seal all shards, as `close` and the end of the process do."""
     ShardingMapping(store).flush()
 
 
 def check_native_reads(path: Path) -> None:
-    """Plain zarr opens what was stored, and finds all values."""
+    """Check that plain zarr finds all values."""
     z = zarr.open_array(path, mode="r")
     assert z.shards is not None
     np.testing.assert_array_equal(np.asarray(z[:]), SLICES)
 
 
 def files_of(path: Path) -> list[Path]:
-    """Files of shards, and whatever is beside them."""
+    """Return the files of shards, locks and journals."""
     return [file for file in (path / "c").rglob("*") if file.is_file()]
 
 
 def tell(of_chunks: int) -> None:
-    """Print what was written for chunks of so many bytes."""
+    """Print the bytes that were written for chunks of so many bytes."""
     ours, native = written["ours"], written["native"]
     print(f"  chunks of {of_chunks:,} bytes; written: {ours:,} bytes, {ours / of_chunks:.2f} times")
     print(f"  native sharding wrote {native:,} bytes, {native / of_chunks:.1f} times the chunks")
 
 
 def stored_nbytes_of_chunks(path: Path) -> int:
-    """Bytes of all chunks, compressed."""
+    """Return the bytes of all chunks, compressed."""
     (array,) = get_shard_info(path).arrays
     return array.chunk_nbytes
 
 
 def slice_shards(folder: Path) -> None:
-    """1: each slice is a shard, written once, as one file or one object."""
+    """Technique 1: each slice is a shard, written once, as one file or one object."""
     print("1. A shard for each slice")
     plain = create_native(folder / "native", 1)
     for i in range(N_SLICES):
@@ -170,7 +170,7 @@ def slice_shards(folder: Path) -> None:
 
 
 def appended_slices(folder: Path) -> None:
-    """2: shards of many slices, which grow slice by slice, and can be read meanwhile."""
+    """Technique 2: shards of many slices grow slice by slice, and can be read concurrently."""
     print("2. Slices appended to shards of many slices")
     plain = create_native(folder / "native", SLICES_PER_SHARD)
     for i in range(N_SLICES):
@@ -198,8 +198,8 @@ def appended_slices(folder: Path) -> None:
     written["ours"] = shard_nbytes
     tell(stored_nbytes_of_chunks(path))
 
-    # An array that ends where the stream does: each time its last shard is full, and is brought
-    # to rest. That costs the index twice and the metadata a slice, and leaves the old index.
+    # An array that ends where the stream does: each time its last shard is full, and is sealed.
+    # That costs the index twice and the metadata a slice, and leaves the old index.
     path = folder / "ours_by_append"
     store = ShardingStore(path, chunks_per_shard=chunks_per_shard, strategy="append")
     z = create(store, n_slices=0)
@@ -213,7 +213,7 @@ def appended_slices(folder: Path) -> None:
 
 
 def sum_in_another_process(path: Path, i: int) -> int:
-    """Sum of a slice, as somebody else sees it."""
+    """Return the sum of a slice as another process reads it."""
     code = (
         "import sys, zarr; from zarr_shardstore import ShardingStore;"
         "z = zarr.open_array(ShardingStore(sys.argv[1], read_only=True), mode='r');"
@@ -224,7 +224,7 @@ def sum_in_another_process(path: Path, i: int) -> int:
 
 
 def known_layout(folder: Path) -> None:
-    """3: chunks that are not compressed have one size: slices in any order, some of them twice."""
+    """Technique 3: uncompressed chunks have one size: slices in any order, some of them twice."""
     print("3. Chunks of one size, without compression")
     arrivals = random.Random(0).sample(range(N_SLICES), N_SLICES)
     arrivals += arrivals[:4]  # the scanner repeats some
@@ -251,7 +251,7 @@ def known_layout(folder: Path) -> None:
 
 
 def arrival_order(folder: Path) -> None:
-    """4: compressed chunks lie in the order in which they came, and the index comes last."""
+    """Technique 4: compressed chunks lie in the order of arrival, and the index comes last."""
     print("4. Compressed chunks in the order of their arrival")
     strips = [(i, y) for i in range(N_SLICES) for y in range(0, SIDE, CHUNK)]
     random.Random(0).shuffle(strips)  # each is 4 chunks, which are one write

@@ -12,7 +12,7 @@ from zarr_shardstore import ShardingStore
 
 
 def files_of(path: Path) -> dict[str, bytes]:
-    """Every file below `path`."""
+    """Return every file below `path`."""
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
@@ -21,7 +21,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "data.zarr"
 
-        # What exists already, made by plain zarr: one file a chunk.
+        # An existing array of plain zarr: one file a chunk.
         plain = zarr.create_group(path)
         plain.create_array("old", shape=(24, 10), chunks=(2, 5), dtype="int32")[:] = values
         before = files_of(path)

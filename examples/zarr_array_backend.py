@@ -51,14 +51,14 @@ def main() -> None:
         assert again.shards is None
         print(f"consolidated, through the store: chunks {again.chunks}, shards {again.shards}")
 
-        # The same documents say to everybody else that the array is sharded.
+        # The same documents say to other readers that the array is sharded.
         plain = zarr.open_consolidated(str(path))["raw/wind"]
         assert isinstance(plain, zarr.Array)
         assert plain.shards == (20, 6)
         np.testing.assert_array_equal(np.asarray(plain[:]), expected)
         print(f"consolidated, by plain zarr: chunks {plain.chunks}, shards {plain.shards}")
 
-        store.close()  # takes away what is beside shards as long as they are written to
+        store.close()  # removes the journals that are stored with shards while they are written to
         print("in the base store:")
         files = {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file()}
         for name, file in sorted(files.items()):
