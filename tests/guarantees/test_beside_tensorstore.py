@@ -19,7 +19,7 @@ import zarr
 
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock, Locking, held
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock, Locking, locked
 
 ts = pytest.importorskip("tensorstore")
 
@@ -180,7 +180,7 @@ def test_each_version_of_a_shard_has_its_own_time(
 def test_tensorstore_waits_for_our_lock(locking: Locking, tmp_path: Path) -> None:
     store = ts.KvStore.open(kvstore(tmp_path, locking)).result()
     path = tmp_path / "a"
-    with held(str(path), locking):
+    with locked(str(path), locking):
         writing = store.write("a", b"theirs")
         time.sleep(0.2)  # without a lock it is done then
         assert not writing.done()
@@ -201,7 +201,7 @@ def test_tensorstore_publishes_no_bytes_of_ours(tmp_path: Path) -> None:
     kept.release()
     store.write("a", b"theirs").result()
     assert (tmp_path / "a").read_bytes() == b"theirs"
-    assert not kept.acquire_at_once(), "its file is the shard now"
+    assert not kept.try_acquire(), "its file is the shard now"
     kept.acquire(0)
     kept.remove()
     assert (tmp_path / "a").read_bytes() == b"theirs"

@@ -19,8 +19,8 @@ from tests.support.bases import forget_open_shards, fsspec_local
 from zarr_shardstore import ShardingMapping
 from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.consistent import OpenFile
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX, repair
+from zarr_shardstore.io.local.shard_reader import ShardFileReader
 
 N_WRITES = 200
 KEYS = [f"data/root/a/c{i}" for i in range(4)]
@@ -63,9 +63,9 @@ def test_a_writer_comes_while_nobody_holds_the_lock(is_over: bool, tmp_path: Pat
         m.flush()
 
     writer = _Stopped(write)
-    read = OpenFile.read
+    read = ShardFileReader.read
 
-    def read_late(file: OpenFile, *args: Any) -> memoryview:
+    def read_late(file: ShardFileReader, *args: Any) -> memoryview:
         if not writer.is_longer.is_set():
             writer.start()
             value = read(file, *args)
@@ -76,7 +76,7 @@ def test_a_writer_comes_while_nobody_holds_the_lock(is_over: bool, tmp_path: Pat
 
     with (
         mock.patch.object(fs, "write_at", writer.write_at),
-        mock.patch.object(OpenFile, "read", read_late),
+        mock.patch.object(ShardFileReader, "read", read_late),
     ):
         values = m.get_partial_values([(key, (0, None)) for key in KEYS])
     writer.end()
@@ -86,17 +86,17 @@ def test_a_writer_comes_while_nobody_holds_the_lock(is_over: bool, tmp_path: Pat
 @contextmanager
 def after_the_index(change: Callable[[], None]) -> Iterator[None]:
     """Make a change once, after a reader has read the index, and before it reads an entry."""
-    read = OpenFile.read
+    read = ShardFileReader.read
     is_begun = False
 
-    def read_late(file: OpenFile, byte_range: Any, *args: Any) -> memoryview:
+    def read_late(file: ShardFileReader, byte_range: Any, *args: Any) -> memoryview:
         nonlocal is_begun
         if isinstance(byte_range, Range) and not is_begun:
             is_begun = True
             change()
         return read(file, byte_range, *args)
 
-    with mock.patch.object(OpenFile, "read", read_late):
+    with mock.patch.object(ShardFileReader, "read", read_late):
         yield
     assert is_begun
 
@@ -184,7 +184,7 @@ def test_who_replaces_a_shard_repairs_it_first(
         assert go_on.wait(60)
         return repair(path)
 
-    monkeypatch.setattr("zarr_shardstore.io.local.consistent.repair", repair_late)
+    monkeypatch.setattr("zarr_shardstore.io.local.open_shards.repair", repair_late)
     writer = ShardingMapping(tmp_path, chunks_per_shard=4, locking="none")
     reader = ShardingMapping(tmp_path, chunks_per_shard=4)
     with ThreadPoolExecutor() as threads:

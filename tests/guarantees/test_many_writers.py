@@ -32,7 +32,7 @@ from tests.support.shared_shards import (
 from tests.support.stops import files_in
 from zarr_shardstore import ShardConflictError, ShardingMapping
 from zarr_shardstore.io.local import locks
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX, held
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX, locked
 
 N_ROUNDS = int(os.environ.get("ZARR_SHARDSTORE_ROUNDS", "1"))
 N_CHUNKS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "128"))
@@ -125,7 +125,7 @@ def test_object_stores(started: Started, server: str, name: str, way: Way) -> No
 
 
 def _hold(path: str, locking: Any, begun: Any) -> None:
-    with held(path, locking):
+    with locked(path, locking):
         begun.set()
         time.sleep(600)
 
@@ -186,6 +186,6 @@ def test_an_erased_directory_does_not_stop_who_waits(tmp_path: Path) -> None:
     fs = fsspec.filesystem("file")
     path = str(tmp_path / "a/b/c")
     for _ in range(20):
-        with held(path, "os"):
+        with locked(path, "os"):
             pass
         fs.rm(str(tmp_path / "a"), recursive=True)

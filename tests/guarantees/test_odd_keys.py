@@ -18,7 +18,7 @@ from tests.support.bases import fsspec_local, temporary_directory
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, shard_store
 from zarr_shardstore.format.keys import check_key
 from zarr_shardstore.inspect.open_base import open_base
-from zarr_shardstore.io.local.consistent import is_side_file
+from zarr_shardstore.io.local.files import is_side_file
 from zarr_shardstore.shards.requests import Set
 
 HEX = "0123456789abcdef" * 2

@@ -27,7 +27,7 @@ from tests.support.read_and_write import (
     is_erased,
 )
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.io.local.consistent import is_side_file
+from zarr_shardstore.io.local.files import is_side_file
 
 SECONDS = float(os.environ.get("ZARR_SHARDSTORE_SECONDS", "8"))
 STRATEGIES: tuple[Literal["append", "rewrite"], ...] = ("append", "append", "rewrite")

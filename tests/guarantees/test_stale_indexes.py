@@ -172,7 +172,7 @@ def test_that_would_be_wrong_without_a_look_at_the_file(tmp_path: Path, read: Re
     """The checks of this file can fail: without validation they do."""
     path = make(tmp_path, shard_of(OLD))
     store = warm_store(tmp_path, read)
-    with mock.patch.object(CachedShardFile, "is_same", return_value=True):
+    with mock.patch.object(CachedShardFile, "is_current", return_value=True):
         overwrite(path, shuffled(NEW))
         assert {i: read(store, i) for i in range(N)} != NEW
 
@@ -401,7 +401,7 @@ def test_damage_is_found_by_the_whole_procedure(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="c2"):
         blocking(store, 2)
     assert blocking(store, 3) == OLD[3]
-    file = cached_files.warm_file(str(tmp_path.resolve() / SHARD))
+    file = cached_files.find_file(str(tmp_path.resolve() / SHARD))
     assert file is None or file.read(str(tmp_path / SHARD), 2, None) is MISS
 
 

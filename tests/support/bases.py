@@ -97,7 +97,7 @@ def forget_open_shards(directory: Path | str = "/") -> None:
 @one_thread_at_a_time
 def _forget_unless_in_use(root: str) -> list[ShardFile] | None:
     paths = [path for path in open_shards._files if path.startswith(root)]
-    if not open_shards._in_use.keys().isdisjoint(paths):
+    if not open_shards._locked.keys().isdisjoint(paths):
         return None
     for path in paths:
         open_shards._recent.pop(path, None)

@@ -28,7 +28,7 @@ from zarr.core.buffer import cpu
 from tests.support.any_size import HEADER, encode
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.consistent import is_side_file
+from zarr_shardstore.io.local.files import is_side_file
 
 Layers: TypeAlias = list[list[int]]
 State: TypeAlias = dict[int, Layers]

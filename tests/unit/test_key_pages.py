@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.bases import temporary_directory
 from zarr_shardstore.io.backends import key_pages
 from zarr_shardstore.io.backends.key_pages import KeyPages, keys_below, next_page
-from zarr_shardstore.io.local.consistent import is_side_file
+from zarr_shardstore.io.local.files import is_side_file
 
 SEGMENTS = st.sampled_from(["a", "b", "c", "0", "1", "zarr.json", "x.__lock"])
 PATHS = st.lists(st.lists(SEGMENTS, min_size=1, max_size=5).map("/".join), max_size=12)

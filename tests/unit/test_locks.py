@@ -20,7 +20,7 @@ import pytest
 
 from zarr_shardstore import ShardConflictError, ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.io.local import locks
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock, Locking, held, shared
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock, Locking, locked, shared
 
 LOCKINGS: tuple[Locking, ...] = ("os", "lockfile")
 
@@ -39,7 +39,7 @@ def _short_wait() -> Iterator[None]:
 
 def is_free(path: str, locking: Locking = "os") -> bool:
     try:
-        with held(path, locking):
+        with locked(path, locking):
             return True
     except ShardConflictError:
         return False
@@ -89,12 +89,12 @@ def test_a_kept_lock_is_that_of_its_name(lose: Callable[[str], None], path: str)
         kept.acquire(0)
         kept.release()
         lose(path + LOCK_SUFFIX)
-        assert not kept.acquire_at_once()
+        assert not kept.try_acquire()
         kept.acquire(0)
         assert not is_free(path)
         assert os.path.getsize(path + LOCK_SUFFIX) == 0
         kept.release()
-        assert kept.acquire_at_once()
+        assert kept.try_acquire()
         kept.remove()
     assert not os.path.exists(path + LOCK_SUFFIX)
 
@@ -134,11 +134,11 @@ def test_a_link_is_no_lock(locking: Locking, path: str, tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     target = tmp_path / "target"
     os.symlink(target, path + LOCK_SUFFIX)
-    with pytest.raises((SpecError, ShardConflictError)), held(path, locking):
+    with pytest.raises((SpecError, ShardConflictError)), locked(path, locking):
         pass
     assert not target.exists()
     target.write_bytes(b"1")
-    with pytest.raises((SpecError, ShardConflictError)), held(path, locking):
+    with pytest.raises((SpecError, ShardConflictError)), locked(path, locking):
         pass
     assert target.read_bytes() == b"1"
 
@@ -150,7 +150,7 @@ def test_a_lock_file_of_others_is_never_taken_over(path: str) -> None:
     with (
         mock.patch.object(locks, "MAX_WAIT_S", 2.5),  # `filelock` takes it over after 2 s
         pytest.raises(ShardConflictError, match="remove that file"),
-        held(path, "lockfile"),
+        locked(path, "lockfile"),
     ):
         pass
     assert os.path.getsize(path + LOCK_SUFFIX)
@@ -167,8 +167,8 @@ def test_readers_wait_for_a_writer_and_keep_writers_out(path: str) -> None:
         with shared(path) as is_locked, shared(path) as is_locked_twice:
             assert is_locked
             assert is_locked_twice
-            assert not writer.acquire_at_once()
-        assert writer.acquire_at_once()
+            assert not writer.try_acquire()
+        assert writer.try_acquire()
 
 
 def test_readers_do_not_wait_for_what_was_a_lock(path: str) -> None:
@@ -230,10 +230,10 @@ def system_call_fails(code: int, *, times: int = 10**9) -> Iterator[None]:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the two exclude each other")
 def test_the_lock_is_that_of_fcntl(path: str) -> None:
     """Which tensorstore takes; it takes `flock` where the file system does not have it."""
-    with held(path, "os"):
+    with locked(path, "os"):
         assert not other_process_gets(path, "fcntl")
         assert other_process_gets(path, "flock")
-    with system_call_fails(errno.EINVAL), held(path, "os"):
+    with system_call_fails(errno.EINVAL), locked(path, "os"):
         assert not is_free(path)
         assert not other_process_gets(path, "flock")
     assert is_free(path)
@@ -246,13 +246,13 @@ def test_errors_of_the_system(path: str) -> None:
     with (
         system_call_fails(errno.ENOLCK),
         pytest.raises(UnsupportedError, match="lockfile") as caught,
-        held(path, "os"),
+        locked(path, "os"),
     ):
         pass
     assert isinstance(caught.value, ShardStoreError)
-    with system_call_fails(errno.ESTALE, times=1), held(path, "os"):
+    with system_call_fails(errno.ESTALE, times=1), locked(path, "os"):
         assert not is_free(path)
-    with system_call_fails(errno.EIO), pytest.raises(OSError, match="error"), held(path, "os"):
+    with system_call_fails(errno.EIO), pytest.raises(OSError, match="error"), locked(path, "os"):
         pass
     assert open_files(path) == []
     assert is_free(path)
@@ -263,7 +263,7 @@ def test_errors_of_the_system(path: str) -> None:
 
 def _fork_and_wait(path: str, locking: Locking, reply: Any) -> None:
     """Two children of a holder: one leaves the block, one lives on."""
-    with held(path, locking):
+    with locked(path, locking):
         child = os.fork()
         if not child:
             return  # it leaves the block, and ends
@@ -340,19 +340,19 @@ def use_kept(path: str) -> None:
     lock = KeptLock(path + LOCK_SUFFIX)
     lock.acquire(0)
     lock.release()
-    lock.acquire_at_once()
+    lock.try_acquire()
     rename(path + LOCK_SUFFIX)
     lock.acquire(0)
     lock.remove()
 
 
 def use_os(path: str) -> None:
-    with held(path, "os"):
+    with locked(path, "os"):
         pass
 
 
 def use_lockfile(path: str) -> None:
-    with held(path, "lockfile"):
+    with locked(path, "lockfile"):
         pass
 
 

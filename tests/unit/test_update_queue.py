@@ -271,7 +271,7 @@ async def test_what_another_process_wrote_is_seen_first(tmp_path: Path) -> None:
     open_shards._files[path].close_all()
     open_shards._files[path] = file
     assert open_shards.try_lock(path, lambda _: True) is None
-    assert not open_shards.is_used_here(path)
+    assert not open_shards.is_locked_by_me(path)
     with closing(KeptLock(path + LOCK_SUFFIX)) as other:
         other.acquire(0, "it is not held any more")
     await store.set(key(1), buffer(b"new"))
@@ -337,7 +337,7 @@ def test_a_failing_look_at_a_shard_keeps_no_lock(call: str, tmp_path: Path) -> N
         pytest.raises(OSError, match="no"),
     ):
         open_shards.try_lock(path, lambda _: True)
-    assert not open_shards.is_used_here(path)
+    assert not open_shards.is_locked_by_me(path)
     with closing(KeptLock(path + LOCK_SUFFIX)) as other:
         other.acquire(0, "it is not held any more")
     forget_open_shards(tmp_path)
@@ -345,12 +345,12 @@ def test_a_failing_look_at_a_shard_keeps_no_lock(call: str, tmp_path: Path) -> N
 
 def test_a_lock_that_was_removed_is_none(tmp_path: Path) -> None:
     lock = KeptLock(str(tmp_path / "lock"))
-    assert not lock.acquire_at_once(), "its file is not open"
+    assert not lock.try_acquire(), "its file is not open"
     lock.acquire(0)
     lock.release()
-    assert lock.acquire_at_once()
+    assert lock.try_acquire()
     lock.release()
     (tmp_path / "lock").unlink()
-    assert not lock.acquire_at_once()
+    assert not lock.try_acquire()
     lock.acquire(0)
     lock.remove()

@@ -15,7 +15,7 @@ from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_range
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.driver import Driver
-from zarr_shardstore.io.local.cached_files import MISS, CachedValue, warm_file
+from zarr_shardstore.io.local.cached_files import MISS, CachedValue, find_file
 from zarr_shardstore.operations.batch import WriteBuffer
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.read import ShardReads
@@ -67,12 +67,11 @@ class FastReads:
             if place is None:
                 continue
             path = self._root + place[0]
-            file = warm_file(path)
+            file = find_file(path)
             spec = table.layout.spec
-            if file is None or (file.spec is not spec and not file.is_read_as(spec)):
+            if file is None or (file.spec is not spec and not file.has_spec(spec)):
                 return MISS
-            read = file.read_at_once if at_once else file.read
-            value = read(path, place[1], byte_range)
+            value = file.read(path, place[1], byte_range, may_wait=not at_once)
             if value is not MISS:
                 self._count()
             return value
@@ -98,8 +97,8 @@ class FastReads:
         self._warm_up(groups)
         for reads in groups:
             path = self._root + reads.shard.key
-            file = warm_file(path)
-            if file is None or not file.is_read_as(reads.shard.layout.spec):
+            file = find_file(path)
+            if file is None or not file.has_spec(reads.shard.layout.spec):
                 continue
             found = file.read_many(path, reads.entry_ids, reads.byte_ranges)
             if found is not None:
@@ -114,7 +113,7 @@ class FastReads:
             reads.shard
             for reads in groups
             if len(reads.positions) >= _MIN_TO_WARM
-            and warm_file(f"{self._root}{reads.shard.key}") is None
+            and find_file(f"{self._root}{reads.shard.key}") is None
         ]
         for first in range(0, len(cold), _SHARDS_AT_ONCE):
             self._driver.run(try_read_indexes(cold[first : first + _SHARDS_AT_ONCE]))

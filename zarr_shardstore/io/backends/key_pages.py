@@ -8,8 +8,12 @@ from itertools import islice
 from typing import TypeAlias
 
 from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.consistent import is_hidden
-from zarr_shardstore.io.local.files import is_directory_entry, is_file_entry, raise_if_broken
+from zarr_shardstore.io.local.files import (
+    is_directory_entry,
+    is_file_entry,
+    is_hidden,
+    raise_if_broken,
+)
 from zarr_shardstore.shards.shard_listing import VersionedKeys
 
 _NAMES_AT_ONCE = 1024

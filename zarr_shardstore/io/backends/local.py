@@ -10,33 +10,26 @@ import errno
 import os
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from zarr.abc.store import Store
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, FileOptions, Session
 from zarr_shardstore.io.backends.key_pages import KeyPages, keys_below
 from zarr_shardstore.io.backends.store_traits import directory_of
 from zarr_shardstore.io.buffers import to_buffer
+from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.cached_files import (
     CachedShardFile,
-    forget,
+    cache_file,
+    find_file,
     forget_below,
-    remember,
-    reopened,
-    warm_file,
-)
-from zarr_shardstore.io.local.consistent import (
-    NO_FILE,
-    OpenFile,
-    hold_to_replace,
-    when_settled,
+    reopen,
 )
 from zarr_shardstore.io.local.files import (
     link_below,
@@ -48,9 +41,9 @@ from zarr_shardstore.io.local.files import (
     size_of_file,
     tidy,
 )
-from zarr_shardstore.io.local.fs import max_files_of_a_read, max_shards_of_a_read, opening
-from zarr_shardstore.io.local.open_shards import open_shards
+from zarr_shardstore.io.local.open_shards import lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import record_index
+from zarr_shardstore.io.local.shard_reader import ShardFileReader, read_when_consistent
 from zarr_shardstore.io.uploads import LocalUpload, sync_directories, sync_file
 from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import (
@@ -79,6 +72,9 @@ from zarr_shardstore.shards.requests import (
     SetWithGaps,
 )
 from zarr_shardstore.shards.shard_writer import ShardWriter
+
+_Readers: TypeAlias = dict[str, ShardFileReader]
+"""The files that a flow has open, by key: closed when they are dropped."""
 
 
 class LocalBackend(Backend):
@@ -120,9 +116,9 @@ class LocalBackend(Backend):
 
     def lock(self, key: str) -> AbstractContextManager[None]:
         if self.can_append:
-            return open_shards.holding(self.real_root + key)
+            return open_shards.lock(self.real_root + key)
         path, locking = self.real_root + key, self._options.locking
-        return hold_to_replace(path, locking, in_this_thread=True)
+        return lock_to_replace(path, locking, in_this_thread=True)
 
     def try_lock(
         self, key: str, fits: Callable[[ShardWriter], bool]
@@ -151,14 +147,14 @@ class LocalBackend(Backend):
         finally:
             session.let_go()
 
-    def perform_one(self, request: Request, files: dict[str, OpenFile]) -> Any:
+    def perform_one(self, request: Request, files: _Readers) -> Any:
         """Perform a request, with the files that its flow has open."""
         match request:
             case Get(key, byte_range, opened=True):
                 return Found(open_shards[self.real_root + key].read(byte_range), None)
-            case Get(key, byte_range, is_settled):
-                if is_settled:
-                    return self._get_settled(key, byte_range, files)
+            case Get(key, byte_range, is_consistent):
+                if is_consistent:
+                    return self._get_consistent(key, byte_range, files)
                 file = files.get(key) or self._open(key, files)
                 if file is None:
                     return Found(None, None)
@@ -175,7 +171,7 @@ class LocalBackend(Backend):
             case ChangeShard(key, steps):
                 opened = open_shards[self.real_root + key]
                 opened.take(steps, durable_below=self.real_root if self._is_durable else None)
-                self._forget(key, files)  # it has another size now
+                files.pop(key, None)  # it has another size now
             case GetMany(keys):
                 return read_files(self._root, keys)
             case Exists(key):
@@ -184,17 +180,17 @@ class LocalBackend(Backend):
                 return size_of_file(self._root + key)
             case Set(key, value):
                 self._set(key, value)
-                self._forget(key, files)
+                files.pop(key, None)
             case SetIfNotExists(key, value):
                 buffer = to_buffer(value)
-                opening(lambda: sync(self._files.set_if_not_exists(key, buffer)))
+                fs.opening(lambda: sync(self._files.set_if_not_exists(key, buffer)))
                 if self._is_durable:
                     sync_file(self._root + key)
                     sync_directories(self._root + key, self._root)
-                self._forget(key, files)
+                files.pop(key, None)
             case SetWithGaps():
                 self._set_with_gaps(request)
-                self._forget(request.key, files)
+                files.pop(request.key, None)
             case CloseShard(key):
                 open_shards[self.real_root + key].end_journal()
             case Delete(key):
@@ -207,8 +203,8 @@ class LocalBackend(Backend):
                 remove_directory(self._root, prefix)
             case Move(key, to):
                 self._move(key, to)
-                self._forget(key, files)
-                self._forget(to, files)
+                files.pop(key, None)
+                files.pop(to, None)
             case ListPrefix(prefix):
                 return list(keys_below(self._root, prefix))
             case ListPage(cursor, n_keys):
@@ -223,72 +219,65 @@ class LocalBackend(Backend):
                 raise TypeError(f"a backend does not perform {request!r}")
         return None
 
-    def _open(self, key: str, files: dict[str, OpenFile]) -> OpenFile | None:
-        if len(files) > 1 and len(files) >= max_files_of_a_read():  # the oldest is closed first
-            self._forget(next(iter(files)), files)
+    def _open(
+        self, key: str, files: _Readers, cached: CachedShardFile | None = None
+    ) -> ShardFileReader | None:
+        if len(files) > 1 and len(files) >= fs.max_files_of_a_read():  # the oldest is closed first
+            del files[next(iter(files))]
         try:
-            file = files[key] = OpenFile(self._root + key)
-        except NO_FILE:
+            reader = files[key] = ShardFileReader.open(self._root + key, cached)
+        except fs.NO_FILE:
             return None
-        return file
+        return reader
 
-    def _get_index(self, request: GetIndex, files: dict[str, OpenFile]) -> FoundIndex:
-        shard, key = request.shard, request.key
-        known = self._known_index(shard, files)
-        if known is not None:
-            return known
-        get = index_get(request)
-        found = found_index(request, self.perform_one(get, files))
-        file = files.get(key)
-        if file is not None and found.decoded is not None and request.cache:
-            warm = CachedShardFile(found.decoded, shard.layout.spec, file.handle, file.status)
-            remember(self._root + key, warm, file.opened_ns)
+    def _get_index(self, request: GetIndex, files: _Readers) -> FoundIndex:
+        shard, path = request.shard, self._root + request.key
+        cached = find_file(path)
+        if cached is not None and cached.has_spec(shard.layout.spec):
+            reader = self._open_cached(shard.key, cached, files)
+            if reader is not None:
+                return FoundIndex(cached.index, reader.version, reader.size, was_requested=False)
+        found = found_index(request, self.perform_one(index_get(request), files))
+        reader = files.get(shard.key)
+        if reader is not None and found.decoded is not None and request.cache:
+            file = CachedShardFile(found.decoded, shard.layout.spec, reader.handle, reader.status)
+            cache_file(path, file, reader.opened_ns)
         return found
 
-    def _known_index(self, shard: ShardRef, files: dict[str, OpenFile]) -> FoundIndex | None:
-        """The index of a shard that is the same as when it was read before."""
-        path = self._root + shard.key
-        warm = warm_file(path)
-        if warm is None or warm.spec != shard.layout.spec:
-            return None
-        handle = warm.handle if self.keeps_handles else None
-        file = None
+    def _open_cached(
+        self, key: str, cached: CachedShardFile, files: _Readers
+    ) -> ShardFileReader | None:
+        """Return a reader of a cached file; ``None`` if the file is stale, and not cached now."""
+        path = self._root + key
+        handle = cached.handle if self.keeps_handles else None
+        reader: ShardFileReader | None
         if handle is not None:
-            with suppress(OSError):
-                file = OpenFile.of(handle, os.stat(path))
+            is_current = cached.is_current(path)
+            reader = ShardFileReader(handle, cached.file_nbytes, cached=cached)
+            files[key] = reader
         else:
-            file = self._open(shard.key, files)
-        if file is None or not warm.is_same(file.status):
-            forget(path)
-            self._forget(shard.key, files)
+            reader = self._open(key, files, cached)
+            is_current = reader is not None and cached.is_current(reader.handle.fd)
+            if reader is not None and is_current and self.keeps_handles:
+                reopen(path, cached, reader.handle)
+        if not is_current:
+            index_cache.forget(path)
+            files.pop(key, None)
             return None
-        if handle is None and self.keeps_handles:
-            reopened(path, warm, file.handle)
-        warm.was_used = True
-        file.known = warm
-        files[shard.key] = file
-        return FoundIndex(warm.index, file.version, file.size, was_requested=False)
+        return reader
 
     @property
     def keeps_handles(self) -> bool:
-        """Whether what is known of a file that is kept open is true. On a network file system,
-        for which there are lock files, only who opens a file learns of writers elsewhere."""
+        """Whether open files are cached. On a network file system, for which there are lock files,
+        a client learns of writes of other hosts only when it opens a file."""
         return self._options.locking != "lockfile"
 
-    def _get_settled(
-        self, key: str, byte_range: ByteRange | None, files: dict[str, OpenFile]
-    ) -> Found:
-        def open_anew() -> OpenFile | None:
-            self._forget(key, files)  # another file may have its name
+    def _get_consistent(self, key: str, byte_range: ByteRange | None, files: _Readers) -> Found:
+        def open_again() -> ShardFileReader | None:
+            files.pop(key, None)  # another file may have the path
             return self._open(key, files)
 
-        return when_settled(self.real_root + key, open_anew, byte_range)
-
-    def _forget(self, key: str, files: dict[str, OpenFile]) -> None:
-        """After a write the name belongs to another file."""
-        file = files.pop(key, None)
-        if file is not None:
-            file.close()
+        return read_when_consistent(self.real_root + key, open_again, byte_range)
 
     @property
     def _is_durable(self) -> bool:
@@ -318,7 +307,7 @@ class LocalBackend(Backend):
                 upload.skip_to(offset)
                 upload.write(pieces)
             self._end_journal(request.key)
-            forget(self._root + request.key)
+            index_cache.forget(self._root + request.key)
             upload.finish()
         except BaseException:
             if upload is not None:
@@ -331,20 +320,20 @@ class LocalBackend(Backend):
         if file is not None:
             file.end_journal(is_durable=self._is_durable)
 
-    def _delete(self, key: str, files: dict[str, OpenFile]) -> None:
+    def _delete(self, key: str, files: _Readers) -> None:
         self._end_journal(key)
-        forget(self._root + key)
+        index_cache.forget(self._root + key)
         # Not LocalStore.delete: it removes a whole directory if the key names one.
         if size_of_file(self._root + key) is not None:
             with suppress(FileNotFoundError):
                 fs.unlink(self._root + key)
             if self._is_durable:
                 sync_directories(self._root + key, self._root)
-        self._forget(key, files)
+        files.pop(key, None)
 
     def _move(self, key: str, to: str) -> None:
         source, target = self._root + key, self._root + to
-        forget(source)
+        index_cache.forget(source)
         if size_of_file(source) is not None:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.replace(source, target)
@@ -357,7 +346,7 @@ class _Session:
 
     def __init__(self, backend: LocalBackend) -> None:
         self._backend = backend
-        self._files: dict[str, OpenFile] = {}
+        self._files: _Readers = {}
 
     def perform(self, batch: list[Request]) -> list[Any]:
         try:
@@ -370,6 +359,4 @@ class _Session:
             ) from error
 
     def let_go(self) -> None:
-        for file in self._files.values():
-            file.close()
         self._files.clear()

@@ -12,6 +12,7 @@ append to the same files. So each read is checked against the file:
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -28,7 +29,6 @@ from zarr_shardstore.io.backends.store_traits import (
     path_of_file,
 )
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
-from zarr_shardstore.io.local.consistent import hold_to_replace, is_appended_to, read_consistent
 from zarr_shardstore.io.local.files import (
     is_directory,
     link_below,
@@ -36,8 +36,10 @@ from zarr_shardstore.io.local.files import (
     refuse_links,
     remove_directory,
 )
-from zarr_shardstore.io.local.fs import MIN_AGE_NS, state_of
-from zarr_shardstore.io.local.open_shards import open_shards
+from zarr_shardstore.io.local.fs import MIN_AGE_NS, FileState, state_of
+from zarr_shardstore.io.local.open_shards import lock_to_replace, open_shards
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.io.local.shard_reader import read_consistent
 from zarr_shardstore.io.update_queue import worker_pool
 from zarr_shardstore.shards.index_reads import found_indexes, index_gets
 from zarr_shardstore.shards.requests import DeletePrefix, Found, Get, ListDir, Request
@@ -63,7 +65,7 @@ class WrappedFilesBackend(ZarrBackend):
 
     def lock(self, key: str) -> AbstractContextManager[None]:
         overwrites = not self.replaces_at_once
-        return hold_to_replace(self._root + key, self._options.locking, overwrites=overwrites)
+        return lock_to_replace(self._root + key, self._options.locking, overwrites=overwrites)
 
     def refuse_links(self, key: str) -> None:
         refuse_links(self._root, key)
@@ -115,9 +117,9 @@ class WrappedFilesBackend(ZarrBackend):
             return super()._perform_one_blocking(request)
         path = self._root + request.key
         before = state_of(path)
-        if not is_appended_to(path):
+        if not _is_appended_to(path):
             found: Found = super()._perform_one_blocking(request)
-            if not request.consistent or self._is_unchanged(path, before):
+            if not request.consistent or _is_unchanged(path, before):
                 return found
         return read_consistent(path, request.byte_range)
 
@@ -135,21 +137,17 @@ class WrappedFilesBackend(ZarrBackend):
     async def _get(self, request: Get) -> Found:
         path = self._root + request.key
         before = state_of(path)
-        if not is_appended_to(path):
+        if not _is_appended_to(path):
             try:
                 found: Found = await super()._perform_by_store(request)
             except Exception:  # obstore's, of a file that is cut while it is read
-                if self._is_unchanged(path, before):
+                if _is_unchanged(path, before):
                     raise
             else:
-                if self._is_unchanged(path, before):
+                if _is_unchanged(path, before):
                     return found
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(worker_pool(), read_consistent, path, request.byte_range)
-
-    @staticmethod
-    def _is_unchanged(path: str, before: object) -> bool:
-        return not is_appended_to(path) and state_of(path) == before
 
     def _removes_through_links(self, prefix: str) -> bool:
         """Whether the store itself would follow links, or stop at one. obstore's removes what it
@@ -158,3 +156,11 @@ class WrappedFilesBackend(ZarrBackend):
             return False
         is_obstore = isinstance(innermost(self.store), ObjectStore)
         return is_obstore or link_on_way(self._root, prefix) is not None
+
+
+def _is_appended_to(path: str) -> bool:
+    return not open_shards.is_replaced(path) and os.path.exists(path + JOURNAL_SUFFIX)
+
+
+def _is_unchanged(path: str, before: FileState) -> bool:
+    return not _is_appended_to(path) and state_of(path) == before

@@ -28,7 +28,7 @@ from zarr_shardstore.io.backends.store_traits import (
 )
 from zarr_shardstore.io.buffers import byte_request_of, to_buffer
 from zarr_shardstore.io.concurrency import SingleFlight
-from zarr_shardstore.io.local.consistent import is_hidden
+from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.io.remote.etags import ObjectVersion
 from zarr_shardstore.io.remote.object_calls import (
     ObjectReader,

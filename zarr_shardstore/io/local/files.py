@@ -9,15 +9,35 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.consistent import NO_FILE, is_hidden, is_side_file
-from zarr_shardstore.io.local.fs import opening
+from zarr_shardstore.io.local.fs import NO_FILE, opening
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+
+# What LocalStore calls a file that it has not renamed yet, locks, and journals. A killed writer
+# leaves them behind.
+_SIDE_FILE = re.compile(
+    rf"\.[0-9a-f]{{32}}\.partial$|(?<=[^/])({re.escape(LOCK_SUFFIX)}|{re.escape(JOURNAL_SUFFIX)})$"
+)
+
+
+def is_side_file(name: str) -> bool:
+    """Whether a file is no object, by its name or its key."""
+    return _SIDE_FILE.search(name) is not None
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file is not to be listed, by its name or its key."""
+    return is_side_file(name) or is_consolidated_index_key(name)
+
 
 _FIRST_READ_NBYTES = 1 << 16
 _MORE_NBYTES = 1 << 22

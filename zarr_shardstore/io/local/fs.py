@@ -28,6 +28,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from zarr_shardstore.errors import SpecError
 
+T = TypeVar("T")
+
 try:
     import resource
 except ImportError:  # Windows
@@ -89,7 +91,8 @@ def opening(open_one: Callable[[], T]) -> T:
     return open_one()
 
 
-T = TypeVar("T")
+NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+"""Raised where a key has no file."""
 
 _MAX_BUFFERS = 1024
 """Pieces that one system call writes (IOV_MAX of Linux)."""

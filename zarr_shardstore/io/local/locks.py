@@ -110,7 +110,7 @@ class KeptLock:
             self.close()
             raise
 
-    def acquire_at_once(self) -> bool:
+    def try_acquire(self) -> bool:
         """Take the lock if it is free, and its file is open."""
         try:
             return bool(self._fds) and self._try()
@@ -302,7 +302,7 @@ def _pauses() -> Iterator[float]:
 
 
 @contextmanager
-def held(path: str, locking: Locking) -> Iterator[None]:
+def locked(path: str, locking: Locking) -> Iterator[None]:
     """Hold the lock of a file; blocks until it is free.
 
     Parameters

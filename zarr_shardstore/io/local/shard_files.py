@@ -1,20 +1,19 @@
-"""Shard files that this process appends to, kept open between two changes.
+"""Shard files that this process appends to: descriptors, lock, journal, repair.
 
 ::
 
     c/0/0              the shard
-    c/0/0.__journal    state of the shard, and how to undo the change under way; until it is sealed
-    c/0/0.__lock       held for each change of the shard; stays while a process has it open
+    c/0/0.__journal    state of the shard, and the record of a change under way; until it is sealed
+    c/0/0.__lock       locked for each change; there while the shard has a journal
 
-One record for each path, shared by all stores of the process. Its user holds the shard
-(`zarr_shardstore.io.update_queue` lets one thread at a time). What a record knows of the index is
-valid if the journal has the number of this process, the path leads to the file that is open, and
-the file has the size and the index that it was left with. Otherwise the index is read again.
-
-Indexes of shard files with a version that others can compare: size, and time of last change.
-
-A web server tells both of a file that it serves. It tells whole seconds, so a file counts only
-when it is so old that no change to come can have the same time.
+1. A change begins under the lock. If another writer was there since, or this process did not finish
+   its last change, the journal is repaired first (`acquire`).
+2. The `ShardWriter` of the last change is used again only if the journal still names this process
+   as owner, the path leads to the open file, and size and index are as they were left (`open`).
+   Otherwise the index is read again.
+3. The writer plans the steps of a change; `take` performs them. An exception at any step leaves the
+   writer invalid. `release` then repairs the file, or the next writer does.
+4. A file with other names, by links or hard links, is copied before it is changed.
 """
 
 from __future__ import annotations
@@ -22,12 +21,10 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.journal import Repair, decode_journal, find_repair
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange, resolve_range
@@ -40,7 +37,6 @@ from zarr_shardstore.io.uploads import (
     sync_directories,
     sync_file,
 )
-from zarr_shardstore.shards.requests import FoundIndex, GetIndex, Recorded, Request
 from zarr_shardstore.shards.shard_writer import (
     Barrier,
     FileStep,
@@ -52,13 +48,13 @@ from zarr_shardstore.shards.shard_writer import (
 JOURNAL_SUFFIX = ".__journal"
 
 _OWNER_OFFSET, _OWNER_NBYTES = 8, 8
-"""Where the journal says who changed the shard last."""
+"""Field of the journal with the writer that changed the shard last."""
 
 _NO_FILE = (FileNotFoundError, NotADirectoryError)
 
 
 class ShardFile:
-    """One shard file and what belongs to it; for the thread that holds the shard.
+    """One shard file with its lock and its journal, for the thread that has locked the shard.
 
     Parameters
     ----------
@@ -70,20 +66,20 @@ class ShardFile:
         self.path = path
         self.owner: Any = None
         self.shard: ShardRef | None = None
-        """Which shard it was when it was opened, see `is_what_was_opened`."""
+        """The shard that the file was when it was opened, see `is_what_was_opened`."""
         self.has_journal = False
         self._lock = KeptLock(path + LOCK_SUFFIX)
         self._token = secrets.randbits(64)
         self._fd: int | None = None
         self._journal: int | None = None
-        self._opened: ShardWriter | None = None
+        self._writer: ShardWriter | None = None
         self._is_synced = False
         self._left: FileState = None
 
     # ---------------------------------------------------------------- lock
 
     def acquire(self) -> Literal[True]:
-        """Take the lock, and take back what a killed writer left unfinished."""
+        """Take the lock, and repair what a killed writer left unfinished."""
         self._lock.acquire(locks.MAX_WAIT_S)
         try:
             if not self._is_ours():
@@ -93,28 +89,28 @@ class ShardFile:
             raise
         return True
 
-    def acquire_at_once(self, fits: Callable[[ShardWriter], bool]) -> bool:
+    def try_acquire(self, fits: Callable[[ShardWriter], bool]) -> bool:
         """Take the lock of a shard that is open and fits, unless another process has it, or has
         changed the shard."""
-        opened = self._opened
-        if opened is None or not self._lock.acquire_at_once():
+        writer = self._writer
+        if writer is None or not self._lock.try_acquire():
             return False
         is_ours = False
         try:
-            is_ours = self._fd is not None and self._is_ours() and fits(opened)
+            is_ours = self._fd is not None and self._is_ours() and fits(writer)
         finally:
             if not is_ours:
                 self._lock.release()
         return is_ours
 
     def release(self) -> None:
-        """Give the lock up; its file stays as long as the shard has a journal."""
+        """Release the lock. Its file stays as long as the shard has a journal."""
         try:
-            if self._opened is not None and not self._opened.is_valid:
-                self._opened = None
-                with suppress(OSError):  # then whoever comes next does it
+            if self._writer is not None and not self._writer.is_valid:
+                self._writer = None
+                with suppress(OSError):  # then the next writer repairs it
                     self._repair()
-        finally:  # also if somebody interrupts it
+        finally:  # also after an interrupt
             if self.has_journal:
                 self._lock.release()
             else:
@@ -122,7 +118,7 @@ class ShardFile:
                 self._lock.remove()
 
     def _repair(self) -> None:
-        """Take back what was left unfinished, with the files closed."""
+        """Repair what was left unfinished, with the files closed."""
         try:
             is_same_file = self.is_what_was_opened()
         finally:
@@ -142,16 +138,16 @@ class ShardFile:
                 self._left = state_of_open(fds[0])
 
     def close_all(self) -> None:
-        """Close the files, and forget the index. If the lock was held, it is not any more."""
-        self._opened = None
+        """Close the files, forget the index, and release the lock."""
+        self._writer = None
         self._lock.close()
         self.close()
 
     def _is_ours(self) -> bool:
-        """Whether nobody else has changed the shard since this process did."""
-        if self._opened is None or not self._opened.is_valid or self._journal is None:
+        """Whether no other writer has changed the shard since this process did (rule 2)."""
+        if self._writer is None or not self._writer.is_valid or self._journal is None:
             return False
-        try:  # whoever removed it, or gave its file another name, knows nothing of us
+        try:  # another program may have removed it, or given its file another name
             status = os.lstat(self.path + JOURNAL_SUFFIX)
         except _NO_FILE:
             return False
@@ -169,12 +165,12 @@ class ShardFile:
     # ------------------------------------------------------------- changes
 
     def open(self, shard: ShardRef, data_end: int | None = None) -> ShardWriter | None:
-        """The shard as it is; ``None`` if there is none.
+        """Return the writer of the shard as it is; ``None`` if there is no file.
 
         Parameters
         ----------
         data_end
-            As of `ShardWriter`, if the caller knows.
+            As of `ShardWriter`, from a caller that has just stored the shard.
 
         Raises
         ------
@@ -186,14 +182,14 @@ class ShardFile:
             if _is_shared(status):
                 self.close()
                 _separate(self.path)
-            opened = self._opened
-            if opened is not None and self._is_as_left(opened, status) and opened.belongs_to(shard):
-                return opened
-            self._opened = None
+            writer = self._writer
+            if writer is not None and self._is_as_left(writer, status) and writer.belongs_to(shard):
+                return writer
+            self._writer = None
             self.close()
             self._fd = fs.open_to_change(self.path)
         except _NO_FILE:
-            self._opened = None
+            self._writer = None
             self.end_journal()
             return None
         size = os.fstat(self._fd).st_size
@@ -203,42 +199,41 @@ class ShardFile:
         index = os.pread(self._fd, spec.index_nbytes, start)
         if data_end is None and self.has_journal:
             data_end = _data_end_of(self.path, start)
-        self._opened = ShardWriter(shard, index, size, data_end, self._token)
+        self._writer = ShardWriter(shard, index, size, data_end, self._token)
         self.shard = shard
-        return self._opened
+        return self._writer
 
     def read(self, byte_range: ByteRange | None) -> memoryview:
-        """Bytes of the opened shard: of the file that its index was read from, whatever another
-        program has renamed to its name since."""
+        """Return bytes of the file that the index was read from, whatever has its path now."""
         assert self._fd is not None, "only of an opened shard"
         return read_at(self._fd, *resolve_range(byte_range, os.fstat(self._fd).st_size))
 
-    def _is_as_left(self, opened: ShardWriter, status: os.stat_result) -> bool:
-        """Whether the file of that status is the one that is known, with the index that is known.
+    def _is_as_left(self, writer: ShardWriter, status: os.stat_result) -> bool:
+        """Whether the file with that status is the open one, with the index of its writer.
 
-        Other programs may have renamed another one to its name, or written into it. Where they
-        left the index as it was they changed no entry, and what is appended goes where no entry is.
+        Another program may have renamed a file over the path, or written into this one. If it left
+        the index as it was it changed no entry, and appended bytes go where no entry is.
         """
-        if not opened.is_valid or self._fd is None or status.st_size != opened.size:
+        if not writer.is_valid or self._fd is None or status.st_size != writer.size:
             return False
         if not os.path.samestat(status, os.fstat(self._fd)):
             return False
-        start, stop = opened.compared_range
-        return opened.is_same(os.pread(self._fd, stop - start, start))
+        start, stop = writer.compared_range
+        return writer.is_same(os.pread(self._fd, stop - start, start))
 
     def take(self, steps: Sequence[FileStep], *, durable_below: str | None) -> None:
-        """Take all steps of a change with the files; then what is known of the shard is valid.
+        """Take all steps of a change with the files; then the writer is valid.
 
         Parameters
         ----------
         durable_below
-            A directory above the shard. Barriers are some then, and what they protect needs no
-            directory that may be lost.
+            A directory above the shard, if the change is to survive a loss of power. Then barriers
+            sync, and the directories below it are synced once.
         """
         is_durable = durable_below is not None
         if durable_below is not None and not self._is_synced:
-            # Whoever wrote before may have been killed, or promised less: the journal, which is
-            # about to forget that change, and what is acknowledged now, build upon it.
+            # The writer before may have been killed, or promised less. The journal is about to
+            # forget its change, and this change builds upon it.
             assert self._fd is not None, "steps are taken with an opened shard"
             fs.sync(self._fd)
             sync_directories(self.path, durable_below)
@@ -263,8 +258,8 @@ class ShardFile:
                     changed.clear()
         if self._fd is not None:
             fs.renew_time(self._fd, last_ns)
-        if self._opened is not None:
-            self._opened.is_valid = True
+        if self._writer is not None:
+            self._writer.is_valid = True
 
     def _fd_of(self, name: Literal["shard", "journal"], is_durable: bool) -> int:
         if name == "shard":
@@ -279,7 +274,7 @@ class ShardFile:
         return self._journal
 
     def end_journal(self, *, is_durable: bool = False) -> None:
-        """Remove the journal: the shard is whole. Whoever has it open will read it again."""
+        """Remove the journal of a whole shard. A writer that has it open reads the index again."""
         self.close()
         if self.has_journal:
             end_journal(self.path, is_durable)
@@ -287,7 +282,7 @@ class ShardFile:
 
 
 def repair(path: str) -> bool:
-    """Take back, or finish, what a killed writer did; return whether there is a journal."""
+    """Undo or finish the change of a killed writer; return whether there is a journal."""
     try:
         if _is_shared(os.lstat(path + JOURNAL_SUFFIX)):
             _separate(path + JOURNAL_SUFFIX)
@@ -324,9 +319,9 @@ def _is_shared(status: os.stat_result) -> bool:
 
 
 def _separate(path: str, *, is_shard: bool = False) -> None:
-    """Give a name a file of its own, with the same bytes; of a shard, repaired.
+    """Give a name a file of its own with the same bytes; a shard is repaired.
 
-    The other names keep theirs: those of a backup by hard links, of a link to a shard elsewhere.
+    Other names keep the old file: those of a backup by hard links, or of a link to a shard.
     """
     source = fs.open_to_read(path)
     try:
@@ -349,7 +344,7 @@ def _separate(path: str, *, is_shard: bool = False) -> None:
 
 
 def _data_end_of(path: str, index_start: int) -> int | None:
-    """What the journal of a shard says of the end of its data."""
+    """Return the end of the data of a shard by its journal; ``None``: not known."""
     try:
         journal = decode_journal(_read_file(path + JOURNAL_SUFFIX))
     except _NO_FILE:
@@ -358,6 +353,7 @@ def _data_end_of(path: str, index_start: int) -> int | None:
 
 
 def find_repair_of(path: str, fd: int) -> Repair | None:
+    """Return the repair of an open shard by the journal of its path, if it needs one."""
     try:
         journal = decode_journal(_read_file(path + JOURNAL_SUFFIX))
     except _NO_FILE:
@@ -371,10 +367,10 @@ def find_repair_of(path: str, fd: int) -> Repair | None:
 
 
 def end_journal(path: str, is_durable: bool) -> None:
-    """Remove a journal, and tell whoever has it open."""
+    """Remove a journal. It is emptied first: a process that has it open is not its owner then."""
     name = path + JOURNAL_SUFFIX
     with suppress(*_NO_FILE):
-        if not _is_shared(os.lstat(name)):  # whoever has it open sees that its name is gone
+        if not _is_shared(os.lstat(name)):  # otherwise its missing name tells that process
             fd = fs.open_to_change(name)
             try:
                 fs.truncate(fd, 0)
@@ -388,34 +384,3 @@ def end_journal(path: str, is_durable: bool) -> None:
 def _read_file(path: str) -> bytes:
     with open(fs.open_to_read(path), "rb") as file:
         return file.read()
-
-
-_MIN_AGE_NS = 2_100_000_000
-"""Some file systems know times to two seconds, the clock may be a little off."""
-
-
-class _Backend(Protocol):
-    """What is needed of the backend."""
-
-    def path_of(self, key: str) -> str: ...
-
-    def perform(self, batch: list[Request]) -> list[Any]: ...
-
-
-def record_index(backend: _Backend, shard: ShardRef, *, waits: bool) -> Recorded:
-    """The reply to `RecordIndex`, blocking.
-
-    A file with a journal is being changed, or was left by a killed writer: not what it will be.
-    """
-    if waits:
-        time.sleep(_MIN_AGE_NS / 1e9)
-    path = backend.path_of(shard.key)
-    before = state_of(path)
-    found: FoundIndex
-    (found,) = backend.perform([GetIndex(shard, consistent=True)])
-    if before is None or found.decoded is None or os.path.exists(path + JOURNAL_SUFFIX):
-        return None
-    _, size, mtime_ns = before
-    if time.time_ns() - mtime_ns < _MIN_AGE_NS or state_of(path) != before:
-        return "young"
-    return IndexCopy(found.decoded, mtime_ns // 1_000_000_000, size)
