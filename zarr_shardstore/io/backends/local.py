@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeAlias
@@ -17,6 +18,8 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.consolidated_index import IndexCopy
+from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, FileOptions, Session
 from zarr_shardstore.io.backends.key_pages import KeyPages, keys_below
@@ -42,7 +45,7 @@ from zarr_shardstore.io.local.files import (
     tidy,
 )
 from zarr_shardstore.io.local.open_shards import lock_to_replace, open_shards
-from zarr_shardstore.io.local.shard_files import record_index
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.io.local.shard_reader import ShardFileReader, read_when_consistent
 from zarr_shardstore.io.uploads import LocalUpload, sync_directories, sync_file
 from zarr_shardstore.shards.index_reads import found_index, index_get
@@ -65,6 +68,7 @@ from zarr_shardstore.shards.requests import (
     ListPrefix,
     Move,
     OpenShard,
+    Recorded,
     RecordIndex,
     Request,
     Set,
@@ -72,6 +76,10 @@ from zarr_shardstore.shards.requests import (
     SetWithGaps,
 )
 from zarr_shardstore.shards.shard_writer import ShardWriter
+
+_MIN_AGE_ON_WEB_SERVERS_NS = 2_100_000_000
+"""Of a file whose time tells its version. A web server that serves the file tells whole seconds,
+some file systems know times to two seconds, and the clock may be a little off."""
 
 _Readers: TypeAlias = dict[str, ShardFileReader]
 """The files that a flow has open, by key: closed when they are dropped."""
@@ -163,7 +171,7 @@ class LocalBackend(Backend):
             case GetIndex():
                 return self._get_index(request, files)
             case RecordIndex(shard, waits):
-                return record_index(self, shard, waits=waits)
+                return self._record_index(shard, waits=waits)
             case OpenShard(shard, data_end):
                 opened = open_shards[self.real_root + shard.key]
                 opened.owner = self
@@ -265,6 +273,22 @@ class LocalBackend(Backend):
             files.pop(key, None)
             return None
         return reader
+
+    def _record_index(self, shard: ShardRef, *, waits: bool) -> Recorded:
+        if waits:
+            time.sleep(_MIN_AGE_ON_WEB_SERVERS_NS / 1e9)
+        path = self._root + shard.key
+        before = fs.state_of(path)
+        found: FoundIndex
+        (found,) = self.perform([GetIndex(shard, consistent=True)])
+        # A file with a journal is being changed, or was left by a killed writer.
+        if before is None or found.decoded is None or os.path.exists(path + JOURNAL_SUFFIX):
+            return None
+        _, size, mtime_ns = before
+        is_young = time.time_ns() - mtime_ns < _MIN_AGE_ON_WEB_SERVERS_NS
+        if is_young or fs.state_of(path) != before:
+            return "young"
+        return IndexCopy(found.decoded, mtime_ns // 1_000_000_000, size)
 
     @property
     def keeps_handles(self) -> bool:
