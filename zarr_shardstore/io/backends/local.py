@@ -98,7 +98,7 @@ class LocalBackend(Backend):
         self.store = store
         self._options = options
         self.can_append = options.locking == "os"
-        self.max_shards_at_once = max_shards_of_a_read
+        self.max_shards_at_once = fs.max_shards_of_a_read
         self._root = os.path.join(os.path.abspath(directory), "")
         # Absolute: the working directory may change.
         self._files = LocalStore(self._root, read_only=store.read_only)
