@@ -126,7 +126,7 @@ def test_file_systems_of_two_threads_are_one() -> None:
         behind = DirFileSystem(path, MemoryFileSystem())
         both.wait(60)  # both threads are there: an id of a thread that has ended is used again
         stores = [store, FsspecStore(AsyncFileSystemWrapper(behind, asynchronous=True), path="x")]
-        return [scope_of_store(store, "key") for store in stores]
+        return [scope_of_store(store) for store in stores]
 
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(scopes, ["/a", "/a"])

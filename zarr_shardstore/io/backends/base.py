@@ -1,7 +1,4 @@
-"""What a driver needs of a base store.
-
-How shards that are files are protected; options of stores that mean nothing elsewhere.
-"""
+"""Interface of a base store to a driver, and the options of stores of local files."""
 
 from __future__ import annotations
 
@@ -20,56 +17,54 @@ from zarr_shardstore.shards.requests import Request
 from zarr_shardstore.shards.shard_writer import ShardWriter
 
 Mode: TypeAlias = Literal["inline", "thread", "async"]
-"""Where an async caller lets the work be done: at once (memory), in a worker thread, with
+"""Place of the work for an async caller: in the call itself (memory), in a worker thread, with
 one hop for each batch (blocking I/O), or in the event loop (the base store is async)."""
 
 
 class Session(Protocol):
-    """Performs the requests of one flow, blocking; it may keep files open between two batches."""
+    """Performer of the requests of one flow, blocking; it may keep files open between batches."""
 
     def perform(self, batch: list[Request]) -> list[Any]:
         """Perform requests; return one reply for each, in order."""
 
     def let_go(self) -> None:
-        """Close what is kept open: after a commit its names may belong to other files."""
+        """Close all that is open: after a commit the names may belong to other files."""
 
 
 class Backend(ABC):
-    """A base store, spoken to in batches of requests.
+    """Base store to which requests are sent in batches.
 
-    Replies are those of `zarr_shardstore.shards.requests`; a `Found` whose version is ``None``
-    gets one from the driver. Errors of the base store pass through. The defaults are those of a
-    store in memory, which only this process has.
+    Replies are those of `zarr_shardstore.shards.requests`; the driver adds a version to a `Found`
+    that has ``None``. Errors of the base store pass through. The defaults are those of a store in
+    memory, which only this process has.
     """
 
     mode: Mode = "async"
-    """How an async caller reaches it."""
+    """Place of the work for an async caller."""
     can_block: bool = True
     """Whether `perform` may be called."""
     has_versions: bool = False
-    """Whether each `Found` has the version of its object: no driver has to find one."""
+    """Whether each `Found` has the version of its object."""
     has_lasting_versions: bool = False
-    """Whether other processes, later, can tell by a version that an object is the same:
-    `RecordIndex` works."""
+    """Whether any later process can compare versions: `RecordIndex` works."""
     can_append: bool = False
-    """Whether it changes shards in their place: `OpenShard` and the requests that go with it."""
+    """Whether shards can be changed in place: `OpenShard` and its companions work."""
     replaces_at_once: bool = True
-    """Whether a reader beside a writer sees an object before or after the write. If not, a read
-    waits for the writers of this process."""
+    """Whether a concurrent reader sees an object before or after a write, never between. If not,
+    a read waits for the writers of this process."""
     max_shards_at_once: Callable[[], int] | None = None
-    """Tells how many shards a read may touch in two rounds now; more are read one part after
-    another. ``None``: any number."""
+    """Number of shards that a read may now touch in two rounds; ``None``: any. A read of more
+    shards runs in several parts."""
     max_requests_at_once: int | None = None
-    """Requests of one batch that are under way at a time, where a network lies between: a round of
-    them takes much longer than the bytes of a small shard do. ``None``: near by."""
+    """Number of concurrent requests of one batch behind a network; ``None``: no network. Behind a
+    network a round of requests takes much longer than the bytes of a small shard."""
 
     @abstractmethod
     def scope(self, key: str) -> Hashable:
-        """Return the identity of an object in this process, however its store is reached."""
+        """Return the identity of an object in this process, the same through every store."""
 
     def lock(self, key: str) -> AbstractContextManager[None] | None:  # noqa: ARG002
-        """Return a blocking lock that keeps other processes from updating an object concurrently;
-        ``None`` if there is none."""
+        """Return a blocking lock against other processes that update an object, if there is one."""
         return None
 
     def try_lock(
@@ -77,13 +72,18 @@ class Backend(ABC):
         key: str,  # noqa: ARG002
         fits: Callable[[ShardWriter], bool],  # noqa: ARG002
     ) -> AbstractContextManager[None] | None:
-        """As `lock`, already taken, if no other writer had to be waited for, the shard is open and
-        unchanged since, and its writer fits; ``None`` otherwise."""
+        """Return the lock, taken already, if an event loop can commit under it, else ``None``.
+
+        That is so if no other writer holds it, the shard is open and unchanged, and `fits` is
+        true of its writer.
+        """
         return None
 
     def optimistic(self) -> Backend | None:
-        """Return a view for one update, whose writes fail with `ReplacedMeanwhileError` if another
-        writer has replaced what the update read; ``None`` if the store has no such writes."""
+        """Return a view for one update with conditional writes, if the store has such writes.
+
+        They raise `ReplacedMeanwhileError` if another writer has replaced what the update read.
+        """
         return None
 
     def refuse_links(self, key: str) -> None:  # noqa: B027
@@ -94,7 +94,7 @@ class Backend(ABC):
         return None
 
     def session(self) -> Session:
-        """Return what performs the requests of one flow; the caller lets it go at the end."""
+        """Return the performer of the requests of one flow; the caller lets it go at the end."""
         return self
 
     def let_go(self) -> None:  # noqa: B027
@@ -116,12 +116,14 @@ class Backend(ABC):
         """Wait until all that was written would survive a loss of power, blocking."""
 
     def tidy(self, directory: str) -> None:  # noqa: B027
-        """Remove what is no object below a directory in which nothing writes, blocking: directories
-        without files, temporary files of killed writers."""
+        """Remove directories without files, and temporary files of killed writers, blocking.
+
+        The caller must see to it that nothing writes below the directory.
+        """
 
 
 class ReplacedMeanwhileError(Exception):
-    """What an update has read is not what is stored any more; its argument is the key."""
+    """Another writer has replaced an object that an update read; the argument is its key."""
 
 
 Durability: TypeAlias = Literal["process", "power"]
@@ -129,19 +131,19 @@ Durability: TypeAlias = Literal["process", "power"]
 
 @dataclass(frozen=True, slots=True)
 class FileOptions:
-    """Options of writing files.
+    """Options of stores of local files.
 
     Parameters
     ----------
     locking
-        Lock files keep other processes from updating the shard: `zarr_shardstore.io.local.locks`.
+        Mode of the locks between processes, see `zarr_shardstore.io.local.locks`.
     durability
-        What a finished write survives: the end of its process, or a loss of power.
+        Event that a finished write survives: the end of its process, or a loss of power.
 
     Raises
     ------
     SpecError
-        If one of them is something else.
+        If an option has another value.
     """
 
     locking: Locking = "os"

@@ -1,4 +1,4 @@
-"""Backend for any ``MutableMapping[str, bytes]``; its values stay plain bytes.
+"""Backend for any ``MutableMapping[str, bytes]``, with plain bytes as values.
 
 A mapping has no partial reads: each reply is cut from the whole value.
 """
@@ -39,8 +39,8 @@ from zarr_shardstore.shards.requests import (
 class MappingBackend(Backend):
     """Reads and writes a mapping.
 
-    Thread safety: that of the mapping. A dict is safe; another one is used from worker
-    threads, several at once.
+    Thread safety: that of the mapping. A dict is safe. Another mapping is used from several
+    worker threads at a time.
     """
 
     def __init__(self, mapping: MutableMapping[str, bytes]) -> None:
@@ -115,7 +115,7 @@ class MappingBackend(Backend):
 
     def _value(self, key: str) -> memoryview | None:
         if hasattr(self.mapping, "__missing__") and key not in self.mapping:
-            return None  # a defaultdict would make a value up, and store it
+            return None  # a defaultdict would store a default value
         try:
             value = self.mapping[key]
         except KeyError:
@@ -132,5 +132,5 @@ class MappingBackend(Backend):
         return [key for key in self._keys(prefix) if not is_consolidated_index_key(key)]
 
     def _keys(self, prefix: str) -> list[str]:
-        # list() first, in one step: other threads may change the mapping meanwhile.
+        # list() first, in one step: other threads may change the mapping concurrently.
         return [key for key in list(self.mapping) if key.startswith(prefix)]

@@ -1,4 +1,4 @@
-"""What a zarr store is made of, as far as zarr does not tell: its files, its identity."""
+"""Traits of zarr stores that zarr does not tell: their files, identity, other writers."""
 
 from __future__ import annotations
 
@@ -11,45 +11,49 @@ from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
 
 
-def scope_of_store(store: Store, key: str) -> Hashable:
-    """Identity of an object in this process: equal for equal stores where that can be told."""
-    path = path_of_file(store, key)
-    if path is not None:
-        return ("file", path)
+def scope_of_store(store: Store) -> tuple[Hashable, str]:
+    """Return the identity of the place of the objects of a store, and the path of its root there.
+
+    Within this process both are equal for equal stores, where that can be told.
+    """
+    root = path_of_file(store, "")
+    if root is not None:
+        return "file", root
     store = innermost(store)
     if isinstance(store, MemoryStore):
-        return ("memory", id(store._store_dict), key)
+        return ("memory", id(store._store_dict)), ""
     if isinstance(store, FsspecStore):
         fs = getattr(store.fs, "sync_fs", store.fs)
-        return ("fsspec", _identity_of(fs), f"{store.path}/{key}")
+        return ("fsspec", _identity_of(fs)), f"{store.path}/"
     if isinstance(store, ObjectStore):
-        return ("obstore", repr(store.store), key)
-    return ("store", id(store), key)
+        return ("obstore", repr(store.store)), ""
+    return ("store", id(store)), ""
 
 
 def location_of(store: Store) -> tuple[Hashable, str]:
-    """What a store is in, and the path of its root there, which ends with a slash: a store whose
-    root begins with that of another one lies inside it."""
+    """Return the place of a store, and the path of its root there, which ends with a slash.
+
+    A store whose root begins with the root of another one lies inside it.
+    """
+    place, root = scope_of_store(store)
     store = innermost(store)
-    root = path_of_file(store, "")
-    if root is None and isinstance(store, ZipStore):
-        root = os.path.join(os.path.realpath(str(store.path)), "")
-    if root is not None:
-        return "file", root
+    if place == "file":
+        return place, root
+    if isinstance(store, ZipStore):
+        return "file", os.path.join(os.path.realpath(str(store.path)), "")
     if isinstance(store, FsspecStore):
-        fs = getattr(store.fs, "sync_fs", store.fs)
-        return ("fsspec", _identity_of(fs)), f"{store.path.strip('/')}/".lstrip("/")
+        return place, f"{store.path.strip('/')}/".lstrip("/")
     if isinstance(store, ObjectStore):
         client = store.store
         if type(client).__name__ != "MemoryStore" and hasattr(client, "config"):
             options = frozenset((name, repr(value)) for name, value in client.config.items())
             prefix = str(getattr(client, "prefix", None) or "").strip("/")
             return ("obstore", type(client), options), f"{prefix}/".lstrip("/")
-    return scope_of_store(store, ""), ""
+    return place, root
 
 
 def _identity_of(fs: AbstractFileSystem) -> Hashable:
-    """Equal for file systems that were made alike: fsspec's are equal only within a thread."""
+    """Return the identity of a file system by its arguments: fsspec's equality is per thread."""
 
     def part(value: object) -> Hashable:
         return _identity_of(value) if isinstance(value, AbstractFileSystem) else repr(value)
@@ -63,8 +67,7 @@ def _identity_of(fs: AbstractFileSystem) -> Hashable:
 
 
 def path_of_file(store: Store, key: str) -> str | None:
-    """The path of the file that an object is, whatever names its store has; ``None`` if it is
-    none."""
+    """Return the path of the file of an object, with links resolved; ``None`` if it is no file."""
     store = innermost(store)
     root: str | None = None
     if isinstance(store, LocalStore):
@@ -94,7 +97,7 @@ def directory_of(store: Store) -> str | None:
 
 
 def is_in_memory(store: Store) -> bool:
-    """Whether objects are in the memory of this process, so that a pickled copy has others."""
+    """Whether objects are in the memory of this process: a pickled copy has other objects."""
     store = innermost(store)
     if isinstance(store, FsspecStore):
         return "memory" in _protocols(store)
@@ -104,12 +107,12 @@ def is_in_memory(store: Store) -> bool:
 
 
 def is_shared_without_locks(store: Store) -> bool:
-    """Whether other processes may write the same objects, and nothing keeps them apart."""
+    """Whether other processes may write the same objects, without locks or conditions."""
     return isinstance(innermost(store), FsspecStore) and not is_in_memory(store)
 
 
 def innermost(store: Store) -> Store:
-    """The store inside all of zarr's wrappers."""
+    """Return the store inside all of zarr's wrappers."""
     while isinstance(store, WrapperStore):
         store = store._store
     return store
@@ -124,9 +127,11 @@ _NO_SUCH_KEY = (
 
 
 def has_no_such_key(error: Exception) -> bool:
-    """Whether a store said that it can hold nothing under a key: icechunk has documents of Zarr v3
-    and chunks, and raises for all else. Its classes are not enough to tell: until 2.0 it has one
-    for all errors."""
+    """Whether an error of a store says that nothing can be stored under a key.
+
+    icechunk takes documents of Zarr v3 and chunks, and raises for all other keys. The text tells:
+    until 2.0 icechunk has one class for all errors.
+    """
     is_of_icechunk = "IcechunkError" in [kind.__name__ for kind in type(error).__mro__]
     return (is_of_icechunk or isinstance(error, KeyError)) and any(
         text in str(error) for text in _NO_SUCH_KEY
@@ -134,8 +139,10 @@ def has_no_such_key(error: Exception) -> bool:
 
 
 def deletes_only_by_key(store: Store) -> bool:
-    """Whether a wrapper must be told of each key: zarr's CacheStore passes `delete_dir` on to
-    the store below it, and would go on serving what that removed."""
+    """Whether a wrapper must be told of each deleted key.
+
+    zarr's CacheStore passes `delete_dir` to the store below it, and continues to serve the keys.
+    """
     cls = type(store)
     return (
         isinstance(store, WrapperStore)

@@ -42,7 +42,14 @@ from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.io.local.shard_reader import read_consistent
 from zarr_shardstore.io.update_queue import worker_pool
 from zarr_shardstore.shards.index_reads import found_indexes, index_gets
-from zarr_shardstore.shards.requests import DeletePrefix, Found, Get, ListDir, Request
+from zarr_shardstore.shards.requests import (
+    DeletePrefix,
+    Found,
+    Get,
+    GetIndex,
+    ListDir,
+    Request,
+)
 
 
 class WrappedFilesBackend(ZarrBackend):
@@ -84,7 +91,9 @@ class WrappedFilesBackend(ZarrBackend):
         replies = [self._perform_one_blocking(request) for request in gets]
         return found_indexes(batch, self._with_versions(gets, replies, before))
 
-    async def _perform_plain(self, batch: list[Request]) -> list[Any]:
+    async def perform_async(self, batch: list[Request]) -> list[Any]:
+        if self._indexes is not None and any(isinstance(r, GetIndex) for r in batch):
+            return await self._perform_batch(batch)
         gets = index_gets(batch)
         before = self._versions_before(gets)
         replies = await self._perform_batch(gets)

@@ -63,11 +63,11 @@ from zarr_shardstore.shards.requests import (
 )
 
 _MAX_CONCURRENCY = 64
-"""Requests of one batch in flight at once; zarr's own limit of 10 is one for chunks."""
+"""Concurrent requests of one batch; zarr's own limit of 10 is one of chunks."""
 
 
 def has_sync_surface(store: Store) -> bool:
-    """Whether all of get_sync, set_sync and delete_sync of `store` work now."""
+    """Whether get_sync, set_sync and delete_sync of a store all work now."""
     names = ("get_sync", "set_sync", "delete_sync")
     return all(hasattr(store, name) for name in names) and bool(
         getattr(store, "_supports_sync_io", True)
@@ -76,7 +76,6 @@ def has_sync_surface(store: Store) -> bool:
 
 @cache
 def _warn_of_other_writers() -> None:
-    """Once in a process."""
     warnings.warn(
         "through fsspec nothing keeps two processes from updating a shard of an object store at "
         "a time: let each shard have one writer, or wrap an obstore store, which is safe "
@@ -89,7 +88,7 @@ class ZarrBackend(Backend):
     """Reads and writes through a zarr store's own methods.
 
     Cost: one call of ``get`` for a single read, one of ``get_partial_values`` for several;
-    one call of the store for each other request, up to 64 at once.
+    one call of the store for each other request, up to 64 concurrently.
     """
 
     def __init__(
@@ -100,9 +99,10 @@ class ZarrBackend(Backend):
         is_static: bool = False,
     ) -> None:
         self.store = store
+        self._place, self._path = scope_of_store(store)
         self._flights: SingleFlight[Found] = SingleFlight()
         self._indexes: RemoteIndexes | None = None
-        if is_static and not has_sync_surface(store):  # those of zarr that have one are local
+        if is_static and not has_sync_surface(store):  # zarr's stores that have one are not remote
             identity = object()
             self._indexes = RemoteIndexes(self, lambda key: (identity, key), is_static=True)
         self._options = options
@@ -119,7 +119,7 @@ class ZarrBackend(Backend):
         return repr(self.store)
 
     def scope(self, key: str) -> Hashable:
-        return scope_of_store(self.store, key)
+        return self._place, self._path + key
 
     def lock(self, key: str) -> AbstractContextManager[None] | None:  # noqa: ARG002
         if self._options.locking != "none" and is_shared_without_locks(self.store):
@@ -155,22 +155,9 @@ class ZarrBackend(Backend):
     # --------------------------------------------------------------- async
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
-        if self._indexes is None or not any(isinstance(r, GetIndex) for r in batch):
-            return await self._perform_plain(batch)
-        for_indexes = [r for r in batch if isinstance(r, GetIndex)]
-        coros: list[Coroutine[Any, Any, Any]] = [self._indexes.get(r) for r in for_indexes]
-        others: list[Request] = [r for r in batch if not isinstance(r, GetIndex)]
-        if not others and len(coros) == 1:
-            return [await coros[0]]
-        if others:
-            coros.append(self._perform_plain(others))
-        replies = await concurrently(coros)
-        rest = iter(replies.pop() if others else ())
-        indexes = iter(replies)
-        return [next(indexes) if isinstance(r, GetIndex) else next(rest) for r in batch]
-
-    async def _perform_plain(self, batch: list[Request]) -> list[Any]:
-        return found_indexes(batch, await self._perform_batch(index_gets(batch)))
+        if self._indexes is None:
+            return found_indexes(batch, await self._perform_batch(index_gets(batch)))
+        return await self._perform_batch(batch)
 
     async def read(
         self,
@@ -198,7 +185,7 @@ class ZarrBackend(Backend):
     async def _perform_one(self, request: Request) -> Any:
         inner = innermost(self.store)
         if isinstance(inner, ZipStore) and not inner._is_open:
-            await inner._ensure_open()  # its listings do not see to it
+            await inner._ensure_open()  # its listings do not open it
         if self._indexes is None or not isinstance(request, Set | SetIfNotExists | Delete):
             return await self._perform_by_store(request)
         with self._indexes.changing(request.key):
@@ -207,6 +194,9 @@ class ZarrBackend(Backend):
     async def _perform_by_store(self, request: Request) -> Any:
         store = self.store
         match request:
+            case GetIndex():
+                assert self._indexes is not None, "without a cache it is a Get"
+                return await self._indexes.get(request)
             case Get(key, byte_range, together=together) if together is not None:
                 alone = request._replace(together=None)
                 scope = (key, byte_range, together)
@@ -218,7 +208,7 @@ class ZarrBackend(Backend):
                 founds = await concurrently([self.reads.get(key, None) for key in keys])
                 return [found.value for found in founds]
             case Exists(key) if isinstance(innermost(store), FsspecStore):
-                # To fsspec's `exists` an object is missing whatever fails.
+                # For fsspec's `exists` an object is missing whatever fails.
                 return await self.reads.size(key) is not None
             case Exists(key):
                 return await self.reads.exists(key)
@@ -237,7 +227,7 @@ class ZarrBackend(Backend):
             case DeletePrefix(prefix) if deletes_only_by_key(store) or await _has_object(
                 store, prefix
             ):
-                # fsspec finds an object of the name of the directory, too.
+                # fsspec also finds an object with the name of the directory.
                 for key in [key async for key in store.list_prefix(prefix)]:
                     if key.startswith(prefix) and not self._is_linked(key):
                         await store.delete(key)
@@ -260,7 +250,7 @@ class ZarrBackend(Backend):
             case ListDir(prefix):
                 try:
                     names = store.list_dir(prefix.removesuffix("/"))
-                    # fsspec lists an object of that name, with a path.
+                    # fsspec lists an object of that name with a path.
                     return [name async for name in names if not is_hidden(name) and "/" not in name]
                 except NotADirectoryError:  # fsspec, where a local file has this name
                     return []
@@ -270,7 +260,7 @@ class ZarrBackend(Backend):
 
 
 async def concurrently(coros: list[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Results in order, up to 64 under way; the first error cancels the rest."""
+    """Return results in order, of up to 64 concurrent calls; the first error cancels the rest."""
     slots = asyncio.Semaphore(_MAX_CONCURRENCY)
 
     async def one(coro: Coroutine[Any, Any, Any]) -> Any:
@@ -282,16 +272,16 @@ async def concurrently(coros: list[Coroutine[Any, Any, Any]]) -> list[Any]:
             tasks = [group.create_task(one(coro)) for coro in coros]
     except BaseExceptionGroup as errors:
         for coro in coros:
-            coro.close()  # those that still waited for a slot
+            coro.close()  # those that still wait for a slot
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
 async def _has_object(store: Store, prefix: str) -> bool:
-    """Whether an fsspec store has an object of the name of a directory.
+    """Whether an fsspec store has an object with the name of a directory.
 
-    `FsspecStore.delete_dir` removes that object, too: a shard, whose name may be the path of a
-    chunk of another shard.
+    `FsspecStore.delete_dir` also removes that object. It may be a shard: the name of a shard may
+    be the path of a chunk of another shard.
     """
     inner = innermost(store)
     if not prefix or not isinstance(inner, FsspecStore):
