@@ -1,16 +1,16 @@
-"""Keys of the draft hierarchy as keys of Zarr v3, and back.
+"""Keys of the draft hierarchy, translated to keys of Zarr v3 and back.
 
 ==========================  ==================================================
 v3                          draft
 ==========================  ==================================================
 ``foo/zarr.json``           ``meta/root/foo.array.json`` or ``.group.json``
 ``zarr.json``               ``meta/root.array.json`` or ``.group.json``
-``foo/c/0/1``               ``data/root/foo/c0/1``, if ``foo`` is such an array
-``foo/c.0.1``               ``data/root/foo/c0.1``, if ``foo`` is such an array, or
-                            ``c0-1``, if it has this separator, which v3 has not
-``foo/c``                   ``data/root/foo/c0``, or ``c``, if ``foo`` has 0 dims
+``foo/c/0/1``               ``data/root/foo/c0/1``, if ``foo`` is an array of 2 dims and ``/``
+``foo/c.0.1``               ``data/root/foo/c0.1``, if ``foo`` is an array of 2 dims and ``.``;
+                            ``c0-1``, if its separator is ``-``, which v3 has not
+``foo/c``                   ``data/root/foo/c0``, or ``c``, if ``foo`` is an array of 0 dims
 ``foo/.zarray`` and such    nothing
-every other key             behind ``data/root/``
+every other key             the key after ``data/root/``
 ==========================  ==================================================
 
 Source: Zarr v3 draft of 2022, "Storage keys"; zarr-python 2.13 to 2.18, ``zarr/core.py``,
@@ -28,7 +28,7 @@ from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, draft
 from zarr_shardstore.metadata.documents import plain_geometry
 
 DRAFT_META_ROOT = "meta/root/"
-"""Every document below the root starts with this."""
+"""Prefix of the key of each document below the root."""
 
 ENTRY_POINT_KEY = "zarr.json"
 
@@ -44,7 +44,7 @@ _IS_ODD = re.compile(r"c[0-9].*[0-9]")
 
 @dataclass(frozen=True, slots=True)
 class ChunkSpelling:
-    """How the chunk keys of one draft array are spelled below its directory.
+    """Spelling of the chunk keys of one draft array, below its directory.
 
     Examples
     --------
@@ -58,6 +58,14 @@ class ChunkSpelling:
     ndim: int
     separator: str
 
+    @classmethod
+    def of(cls, doc: Mapping[str, Any]) -> ChunkSpelling | None:
+        """Return that of a draft array document; ``None`` if its chunks are not known here."""
+        geometry = plain_geometry("draft", doc)
+        if geometry is None:
+            return None
+        return cls(len(geometry.shape), geometry.encoding.separator)
+
     @property
     def _draft(self) -> ChunkKeyEncoding:
         return ChunkKeyEncoding("draft", self.separator)
@@ -67,7 +75,7 @@ class ChunkSpelling:
         return ChunkKeyEncoding("default", v3_separator(self.separator))
 
     def to_draft(self, suffix: str) -> tuple[str, ...]:
-        """The draft's suffixes of a chunk, that which is written first; none if it is none.
+        """Return the draft's suffixes of a chunk, the one for writing first; none of other keys.
 
         The chunk of a 0-d array is ``c`` in the draft and ``c0`` in zarr-python 2.18.
         """
@@ -79,88 +87,75 @@ class ChunkSpelling:
         return (self._draft.encode(coords),)
 
     def to_v3(self, suffix: str) -> str | None:
-        """v3's suffix of a chunk; ``None`` if it is none."""
+        """Return v3's suffix of a chunk; ``None`` if the draft's suffix is that of none."""
         coords = self._draft.decode(suffix, self.ndim)
-        if coords is None:
-            return None
-        return self._v3.encode(coords)
+        return None if coords is None else self._v3.encode(coords)
 
     def leading_to_v3(self, suffix: str) -> str | None:
-        """As `to_v3`, also for the leading components of a suffix: ``c3`` is ``c/3``."""
+        """Return v3's form of the leading components of a suffix: ``c/3`` for ``c3``."""
         coords = self._draft.decode_leading(suffix.split("/"), self.ndim)
-        if coords is None:
-            return None
-        return self._v3.encode(coords)
+        return None if coords is None else self._v3.encode(coords)
 
     def directory_to_draft(self, components: list[str]) -> str | None:
-        """Where in the array's directory the chunks of a v3 directory are; ``""`` is itself.
+        """Return the directory, below the array's, of the chunks in a v3 directory.
 
-        ``None`` if the directory, such as ``["c", "3"]``, can hold no chunks.
+        ``None`` if the v3 directory, such as ``["c", "3"]``, can hold no chunks.
         """
         if self.separator != "/" or not 0 < len(components) <= self.ndim:
             return None
         return f"c{'/'.join(components[1:])}/" if len(components) > 1 else ""
 
-    @classmethod
-    def of(cls, doc: Mapping[str, Any]) -> ChunkSpelling | None:
-        """That of a draft array document; ``None`` if it has no chunks that are known."""
-        geometry = plain_geometry("draft", doc)
-        if geometry is None:
-            return None
-        return cls(len(geometry.shape), geometry.encoding.separator)
-
 
 def array_key(path: str) -> str:
-    """Key of the document of an array; the root's path is ``""``."""
+    """Return the key of the document of an array; the root's path is ``""``."""
     return f"{DRAFT_META_ROOT}{path}".rstrip("/") + _ARRAY
 
 
 def group_key(path: str) -> str:
-    """Key of the document of a group."""
+    """Return the key of the document of a group."""
     return f"{DRAFT_META_ROOT}{path}".rstrip("/") + _GROUP
 
 
 def node_of_meta_key(key: str) -> tuple[str, Literal["array", "group"]] | None:
-    """Path and kind of the node whose document has this key; ``None`` if it has none.
+    """Return path and kind of the node whose document has this key; ``None`` if it has none.
 
     >>> node_of_meta_key("meta/root/a/b.group.json"), node_of_meta_key("meta/root.array.json")
     (('a/b', 'group'), ('', 'array'))
     """
-    for suffix, kind in ((_ARRAY, "array"), (_GROUP, "group")):
-        if key.endswith(suffix):
-            rest = key.removesuffix(suffix)
-            if rest == DRAFT_META_ROOT.rstrip("/"):
-                return "", "array" if kind == "array" else "group"
-            path = rest.removeprefix(DRAFT_META_ROOT)
-            if path != rest and path and not path.endswith("/"):
-                return path, "array" if kind == "array" else "group"
-    return None
+    kind: Literal["array", "group"] = "array" if key.endswith(_ARRAY) else "group"
+    place = key.removesuffix(_ARRAY if kind == "array" else _GROUP)
+    if place == key:
+        return None
+    if place == DRAFT_META_ROOT.rstrip("/"):
+        return "", kind
+    path = place.removeprefix(DRAFT_META_ROOT)
+    return (path, kind) if path not in ("", place) and not path.endswith("/") else None
 
 
 def v3_key(path: str) -> str:
-    """Key of the v3 document of a node."""
+    """Return the key of the v3 document of a node."""
     return f"{path}/{_DOCUMENT}" if path else _DOCUMENT
 
 
 def node_of_v3_key(key: str) -> str | None:
-    """Path of the node whose v3 document has this key; ``None`` if it is no document."""
+    """Return the path of the node whose v3 document has this key; ``None`` for other keys."""
     if key == _DOCUMENT:
         return ""
     return key[: -len(_DOCUMENT) - 1] if key.endswith(f"/{_DOCUMENT}") else None
 
 
 def is_v2_document(key: str) -> bool:
-    """Whether this is the key of a Zarr v2 document; a draft hierarchy has none."""
+    """Return whether this is the key of a Zarr v2 document; a draft hierarchy has none."""
     return key.rpartition("/")[2] in _V2_DOCUMENTS
 
 
 def directory_of(path: str) -> str:
-    """Prefix of what is below a path: with a slash, or ``""`` for the root."""
+    """Return the prefix of keys below a path: with a slash, or ``""`` for the root."""
     return f"{path}/" if path else ""
 
 
 def parents_of(path: str) -> list[str]:
-    """Paths of the groups that a node lies in, the root last.
+    """Return the paths of the groups around a node, the root last.
 
     >>> parents_of("a/b/c")
     ['a/b', 'a', '']
@@ -175,7 +170,7 @@ def parents_of(path: str) -> list[str]:
 def v3_candidate(key: str) -> tuple[str, str] | None:
     """Split a v3 key as ``(array path, suffix)`` by the encoding ``default``.
 
-    There is at most one way; whether it is a chunk only the array's document says.
+    There is at most one way. Only the array's document says whether it is a chunk.
 
     >>> v3_candidate("a/c/c/0/1"), v3_candidate("a/c.0"), v3_candidate("a/0")
     (('a/c', 'c/0/1'), ('a', 'c.0'), None)
@@ -199,7 +194,7 @@ def v3_grid_candidate(path: str) -> tuple[str, list[str]] | None:
 
 
 def _marker_of(segments: list[str]) -> int | None:
-    """Index of the segment ``c`` behind which there are only numbers."""
+    """Return the index of the segment ``c`` that only numbers follow."""
     i = len(segments) - 1
     while i > 0 and _IS_NUMBER.fullmatch(segments[i]):
         i -= 1
@@ -207,12 +202,12 @@ def _marker_of(segments: list[str]) -> int | None:
 
 
 def draft_candidate_of(key: str) -> tuple[str, str] | None:
-    """As `draft_candidate`, for a key without its ``data/root/``, and for any separator."""
+    """Split a key without its ``data/root/`` as `draft_candidate`, with any separator."""
     usual = draft_candidate(DRAFT_DATA_ROOT + key)
     path, _, name = key.rpartition("/")
     return (path, name) if usual is None and _IS_ODD.fullmatch(name) else usual
 
 
 def v3_separator(separator: str) -> str:
-    """The separator in v3's keys of an array that has `separator` in the draft's."""
+    """Return the separator in v3's keys of an array that has `separator` in the draft's."""
     return separator if separator in ("/", ".") else "."

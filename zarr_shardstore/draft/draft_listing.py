@@ -1,7 +1,7 @@
 """Listing of a draft hierarchy by its Zarr v3 keys.
 
-Documents come from ``meta/root/``, with the groups that they imply; chunks and everything
-else from ``data/root/``.
+Keys of documents come from ``meta/root/``, with the groups that they imply. Keys of chunks and
+of other values come from ``data/root/``.
 
 Source: sharding storage transformer draft, "API implementation", list, list_prefix, list_dir.
 """
@@ -26,7 +26,7 @@ _KEYS_PER_ROUND = 1000
 
 
 async def list_prefix(nodes: DraftNodes, prefix: str) -> AsyncIterator[str]:
-    """All v3 keys that start with `prefix`; the path of an array means its directory."""
+    """List the v3 keys that start with `prefix`; the path of an array means its directory."""
     prefix = check_prefix(prefix)
     if prefix and not prefix.endswith("/") and await nodes.spellings([prefix]):
         prefix += "/"
@@ -48,7 +48,7 @@ async def list_prefix(nodes: DraftNodes, prefix: str) -> AsyncIterator[str]:
 
 
 async def list_dir(nodes: DraftNodes, prefix: str) -> AsyncIterator[str]:
-    """Names of the v3 keys and directories directly in a directory."""
+    """List the names of the v3 keys and directories directly in a directory."""
     prefix = check_prefix(prefix)
     directory = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
     path = directory.removesuffix("/")
@@ -63,7 +63,7 @@ async def list_dir(nodes: DraftNodes, prefix: str) -> AsyncIterator[str]:
         if node is not None and name not in directories:
             names[node[0].removeprefix(directory)] = None
     for name in directories:
-        # Local files keep the directories of what was deleted.
+        # Local files keep empty directories after deletions.
         if name not in names and await nodes.has_nodes_below(directory + name):
             names[name] = None
     for base_directory in await _data_prefixes(nodes, directory):
@@ -75,10 +75,10 @@ async def list_dir(nodes: DraftNodes, prefix: str) -> AsyncIterator[str]:
 
 
 async def _directories_among(nodes: DraftNodes, directory: str, below: list[str]) -> list[str]:
-    """Which of the names in a directory below ``meta/root/`` are directories.
+    """Return the names in a directory below ``meta/root/`` that are directories.
 
-    A node may be named as a document is, ``foo.array.json``. Where it has a document of its
-    own the store is asked; where it has none, it is taken for the document of ``foo``.
+    A node may be named as a document is, ``foo.array.json``. If it has a document of its own,
+    the store is asked for a value under that name; if not, the name is the document of ``foo``.
     """
     all_below = set(below)
     directories = []
@@ -93,7 +93,7 @@ async def _directories_among(nodes: DraftNodes, directory: str, below: list[str]
 
 
 async def _list_documents(nodes: DraftNodes, directory: str) -> AsyncIterator[str]:
-    """v3 keys of the documents in a directory, that of its own node first."""
+    """List the v3 keys of the documents in a directory, that of its own node first."""
     own = directory.removesuffix("/")
     (document,) = await nodes.read([own])
     seen = {own}
@@ -111,7 +111,7 @@ async def _list_documents(nodes: DraftNodes, directory: str) -> AsyncIterator[st
 
 
 async def _data_prefixes(nodes: DraftNodes, directory: str) -> list[str]:
-    """Where values may be stored whose v3 keys are in a directory."""
+    """Return the prefixes below which values are stored whose v3 keys are in a directory."""
     prefixes = [DRAFT_DATA_ROOT + directory]
     candidate = v3_grid_candidate(directory.removesuffix("/"))
     if candidate is not None:
@@ -126,7 +126,7 @@ async def _data_prefixes(nodes: DraftNodes, directory: str) -> list[str]:
 async def _translated(
     nodes: DraftNodes, base_keys: list[str], prefix: str, listed: set[str]
 ) -> list[str]:
-    """v3 keys that start with `prefix`, each once: a 0-d chunk may have two places."""
+    """Return the v3 keys that start with `prefix`, each once: a 0-d chunk may have two places."""
     shown = []
     for key in await nodes.v3_keys(base_keys):
         if key is not None and key.startswith(prefix) and key not in listed:
@@ -138,7 +138,7 @@ async def _translated(
 async def _shown_names(
     nodes: DraftNodes, base_directory: str, directory: str, names: list[str]
 ) -> list[str]:
-    """Names in a v3 directory, of what is in a directory below ``data/root/``."""
+    """Return the names in a v3 directory for those in a directory below ``data/root/``."""
     rests = [base_directory.removeprefix(DRAFT_DATA_ROOT) + name for name in names]
     as_draft = [draft_candidate_of(rest) for rest in rests]
     known = await nodes.spellings(c[0] for c in as_draft if c is not None)
@@ -154,7 +154,7 @@ async def _shown_names(
         if key is not None:
             shown.append(key)
         elif [name async for name in nodes.store.list_dir(other)]:
-            # A key of this name would not be shown, but this is a directory.
+            # A key of this name has no v3 key, but this is a directory.
             shown.append(other.removeprefix(DRAFT_DATA_ROOT))
     inside = [key.removeprefix(directory) for key in shown if key.startswith(directory)]
     return [name.partition("/")[0] for name in inside]

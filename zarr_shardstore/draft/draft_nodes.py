@@ -1,7 +1,7 @@
-"""The nodes of a draft hierarchy: their documents as those of Zarr v3, read and written.
+"""Nodes of a draft hierarchy: their documents, as those of Zarr v3, and the keys of their values.
 
-Also which keys are chunks, which only the document of an array tells; what was learned of an
-array is kept until its document is read or written again.
+Only the document of an array says which keys are its chunks. Its spelling of chunk keys is cached
+until its document is read or written again, or a store of this process changes any document.
 
 Source: Zarr v3 draft of 2022, "Storage keys" and "Metadata", implicit groups.
 """
@@ -47,31 +47,44 @@ from zarr_shardstore.store.sharding_store import ShardingStore
 class DraftNodes:
     """Documents and chunk keys of the draft hierarchy in a `ShardingStore`.
 
-    Thread safety: as that of the store below; what is learned is kept in a dict.
+    Thread safety: that of the store below; the spellings of chunk keys are cached in a dict.
     """
 
     def __init__(self, store: ShardingStore) -> None:
         self.store = store
         self._spellings: dict[str, ChunkSpelling] = {}
-        self._n_changes = 0
+        self._n_changes = 0  # replies to requests from before a change are not cached
         self._n_changes_of_process = n_document_changes()
 
-    def _notice_changes(self) -> None:
-        """Forget everything if a store of this process changed a document."""
+    def forget(self) -> None:
+        """Drop the cached spellings."""
+        self._n_changes += 1
+        self._spellings.clear()
+
+    def forget_below(self, directory: str) -> None:
+        """Drop the cached spellings of arrays in a directory, whose documents were removed."""
+        self._n_changes += 1
+        for path in [p for p in self._spellings if directory_of(p).startswith(directory)]:
+            self._spellings.pop(path, None)
+
+    def _put(self, path: str, spelling: ChunkSpelling | None) -> None:
+        if spelling is None:
+            self._spellings.pop(path, None)
+        else:
+            self._spellings[path] = spelling
+
+    def _revalidate(self) -> int:
+        """Drop the cache if a store of this process changed a document; return its generation."""
         n_changes = n_document_changes()
         if self._n_changes_of_process != n_changes:
             self._n_changes_of_process = n_changes
             self.forget()
-
-    def forget(self) -> None:
-        """Forget what was learned of arrays."""
-        self._n_changes += 1
-        self._spellings.clear()
+        return self._n_changes
 
     # --------------------------------------------------------------- documents
 
     async def read(self, paths: Sequence[str]) -> list[bytes | None]:
-        """v3 documents of nodes, ``None`` where there is none.
+        """Return v3 documents of nodes, ``None`` where there is none.
 
         Cost: one round for all, and a listing for each that has no document.
 
@@ -81,8 +94,7 @@ class DraftNodes:
             If a document cannot be shown as one of v3; the message names its key.
         """
         keys = [key for path in paths for key in (array_key(path), group_key(path))]
-        self._notice_changes()
-        n_changes = self._n_changes
+        n_changes = self._revalidate()
         *stored, entry_point = await self._get([*keys, ENTRY_POINT_KEY])
         shown: list[bytes | None] = []
         for path, array, group in zip(paths, stored[::2], stored[1::2], strict=True):
@@ -91,10 +103,10 @@ class DraftNodes:
             if array is not None:
                 doc = _parse(array_key(path), array)
                 if n_changes == self._n_changes:
-                    self._learn(path, doc)
+                    self._put(path, ChunkSpelling.of(doc))
                 shown.append(_translate(array_key(path), array_of_draft, doc))
                 continue
-            self._spellings.pop(path, None)
+            self._put(path, None)
             if group is not None:
                 key = group_key(path)
                 shown.append(_translate(key, group_of_draft, _parse(key, group)))
@@ -105,7 +117,7 @@ class DraftNodes:
         return shown
 
     async def has_nodes_below(self, path: str) -> bool:
-        """Whether there is a document below a path, which makes it a group.
+        """Return whether there is a document below a path, which makes it a group.
 
         Cost: one listing of a directory; more only where it has directories and no documents.
         """
@@ -143,20 +155,19 @@ class DraftNodes:
         if kind == "array":
             if only_if_missing and await self.has_nodes_below(path):
                 return
-            own, other, is_other_stored = array_key(path), group_key(path), group is not None
-            stored = None if array is None else parse_json(array)
-            translated = _translate(key, array_to_draft, doc, stored)
+            own_key, stored, other_key, other = array_key(path), array, group_key(path), group
+            translate = array_to_draft
         else:
-            own, other, is_other_stored = group_key(path), array_key(path), array is not None
-            stored = None if group is None else parse_json(group)
-            translated = _translate(key, group_to_draft, doc, stored)
-        await self.store.set(own, CpuBuffer.from_bytes(translated))
+            own_key, stored, other_key, other = group_key(path), group, array_key(path), array
+            translate = group_to_draft
+        before = None if stored is None else parse_json(stored)
+        translated = _translate(key, translate, doc, before)
+        await self.store.set(own_key, CpuBuffer.from_bytes(translated))
         self._n_changes += 1
-        self._spellings.pop(path, None)
-        if kind == "array":
-            self._learn(path, parse_json(translated) or {})
-        if is_other_stored:
-            await self.store.delete(other)
+        is_array = kind == "array"
+        self._put(path, ChunkSpelling.of(parse_json(translated) or {}) if is_array else None)
+        if other is not None:
+            await self.store.delete(other_key)
         if entry_point is None:
             entry = CpuBuffer.from_bytes(dump_document(ENTRY_POINT))
             await self.store.set_if_not_exists(ENTRY_POINT_KEY, entry)
@@ -166,7 +177,7 @@ class DraftNodes:
         if path == "":
             await self.check_entry_point()
         self._n_changes += 1
-        self._spellings.pop(path, None)
+        self._put(path, None)
         await self.store._erase_values([array_key(path), group_key(path)])
         if path == "" and not await self.has_nodes_below(""):
             await self.store.delete(ENTRY_POINT_KEY)
@@ -183,58 +194,44 @@ class DraftNodes:
         if entry_point is not None:
             check_entry_point(parse_json(entry_point))
 
-    def forget_below(self, directory: str) -> None:
-        """Forget arrays in a directory, whose documents were removed."""
-        self._n_changes += 1
-        for path in [p for p in self._spellings if directory_of(p).startswith(directory)]:
-            self._spellings.pop(path, None)
-
     async def has_value(self, base_key: str) -> bool:
-        """Whether a key of the store below has a value; a directory has none."""
+        """Return whether a key of the store below has a value; a directory has none."""
         first = RangeByteRequest(0, 1)  # fsspec says of directories too that they exist
         return await self.store.get(base_key, default_buffer_prototype(), first) is not None
 
     async def _get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Values of keys, in one round."""
+        """Return the values of keys, in one round."""
         prototype = default_buffer_prototype()
         values = await self.store.get_partial_values(prototype, [(key, None) for key in keys])
         return [None if value is None else value.to_bytes() for value in values]
 
-    def _learn(self, path: str, doc: dict[str, Any]) -> None:
-        spelling = ChunkSpelling.of(doc)
-        if spelling is None:
-            self._spellings.pop(path, None)
-        else:
-            self._spellings[path] = spelling
-
     # -------------------------------------------------------------------- keys
 
     async def spellings(self, paths: Iterable[str]) -> dict[str, ChunkSpelling]:
-        """How the chunk keys of arrays are spelled; paths that are no array are left out.
+        """Return the spellings of the chunk keys of arrays; paths of no array are left out.
 
-        Cost: one round for all that are not known yet.
+        Cost: one round for all that are not cached.
         """
-        self._notice_changes()
+        n_changes = self._revalidate()
         wanted = dict.fromkeys(paths)
-        unknown = [path for path in wanted if path not in self._spellings]
-        if unknown:
-            n_changes = self._n_changes
-            documents = await self._get([array_key(path) for path in unknown])
-            found = zip(unknown, documents, strict=True)
-            learned = {path: ChunkSpelling.of(parse_json(doc) or {}) for path, doc in found if doc}
-            known = {path: s for path, s in learned.items() if s is not None}
+        misses = [path for path in wanted if path not in self._spellings]
+        found: dict[str, ChunkSpelling] = {}
+        if misses:
+            documents = await self._get([array_key(path) for path in misses])
+            for path, document in zip(misses, documents, strict=True):
+                spelling = ChunkSpelling.of(parse_json(document) or {}) if document else None
+                if spelling is not None:
+                    found[path] = spelling
             if n_changes == self._n_changes:
-                self._spellings.update(known)
-        else:
-            known = {}
-        both = {path: known.get(path) or self._spellings.get(path) for path in wanted}
+                self._spellings.update(found)
+        both = {path: found.get(path) or self._spellings.get(path) for path in wanted}
         return {path: spelling for path, spelling in both.items() if spelling is not None}
 
     async def base_keys(self, keys: Sequence[str]) -> list[tuple[str, ...]]:
-        """Where the values of v3 keys are that are no documents, the first for writing.
+        """Return the places of v3 keys that are no documents: keys below, the first for writing.
 
-        An empty tuple means a key that has no place: the draft would take it for a chunk, or
-        it is that of a Zarr v2 document, for which zarr-python asks before it gives up.
+        The tuple is empty for a key that has no place: the draft would take it for a chunk, or
+        it is the key of a Zarr v2 document, which zarr-python asks for before it gives up.
         """
         as_v3 = [v3_candidate(key) for key in keys]
         as_draft = [draft_candidate_of(key) for key in keys]
@@ -254,7 +251,7 @@ class DraftNodes:
         return places
 
     async def places_to_write(self, keys: Sequence[str]) -> list[str]:
-        """Where the values of v3 keys are written that are no documents.
+        """Return the places at which values of v3 keys, which are no documents, are written.
 
         Raises
         ------
@@ -280,7 +277,7 @@ class DraftNodes:
         return found
 
     async def v3_keys(self, base_keys: Sequence[str]) -> list[str | None]:
-        """v3 keys of values below ``data/root/``; ``None`` for those that v3 cannot name."""
+        """Return the v3 keys of values below ``data/root/``; ``None`` where v3 has no key."""
         rests = [key.removeprefix(DRAFT_DATA_ROOT) for key in base_keys]
         as_draft = [draft_candidate_of(rest) for rest in rests]
         as_v3 = [v3_candidate(rest) for rest in rests]
@@ -309,7 +306,7 @@ def _parse(key: str, value: bytes) -> dict[str, Any]:
 
 
 def _translate(key: str, function: Any, *arguments: Any) -> bytes:
-    """Bytes of a translated document; an error names its key."""
+    """Return the bytes of a translated document; an error names its key."""
     try:
         return dump_document(function(*arguments))
     except (SpecError, UnsupportedError) as error:
