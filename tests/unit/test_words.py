@@ -79,7 +79,6 @@ QUESTIONS_LEFT: set[str] = {
     "format/index.py",
     "format/journal.py",
     "format/shard.py",
-    "inspect/shard_map.py",
     "io/backends/base.py",
     "io/backends/key_pages.py",
     "io/backends/resolve.py",

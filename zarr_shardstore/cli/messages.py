@@ -124,7 +124,7 @@ class ProgressBars(Bars):
 
 
 class ProgressLines:
-    """Plain lines: at most one a second, and the last one. Call it with each step, as a context.
+    """Plain lines: at most one a second, and the last one. Call it with each step.
 
     Parameters
     ----------

@@ -65,7 +65,7 @@ def draw_map(
         Path | None, typer.Option("--png", help="Draw into this file, with matplotlib.")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Draw into this page, which loads nothing.")
+        Path | None, typer.Option("--html", help="Draw into a page, which loads nothing.")
     ] = None,
     source_option: SourceOptions = None,
     as_json: Json = False,

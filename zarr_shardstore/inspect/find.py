@@ -312,7 +312,7 @@ def _names_below(
 
 
 def _is_of_chunks(geometry: Geometry, name: str) -> bool:
-    """Tell whether a name in the directory of an array is that of a chunk or of chunks below."""
+    """Return whether a name in the directory of an array leads to chunks."""
     encoding, ndim = geometry.encoding, len(geometry.shape)
     if not ndim:  # a 0-d draft array may have a second key: that is copied as it is
         return name == encoding.encode(())

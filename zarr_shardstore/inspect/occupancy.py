@@ -1,4 +1,4 @@
-"""Chunks and bytes in the objects of one array, read from the shard indexes alone.
+"""Occupancy of the objects of one array: chunks and bytes, from the shard indexes alone.
 
 Objects are listed and read in rounds, so that memory does not grow with the array: a round is 64
 shards, or fewer where their indexes are large. If the grid is huge, its directories are listed

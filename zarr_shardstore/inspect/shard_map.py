@@ -1,4 +1,4 @@
-"""Maps of arrays: which shards are stored, and how full each is."""
+"""Maps of arrays: the fill of each shard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_CELLS = 2**26
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardMap:
-    """How full each shard of an array is; each chunk, if the array has no shards.
+    """Fill of each shard of an array; of each chunk, if the array has no shards.
 
     Parameters
     ----------
