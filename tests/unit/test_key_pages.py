@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.bases import temporary_directory
 from zarr_shardstore.io.backends import key_pages
-from zarr_shardstore.io.backends.key_pages import KeyPages, keys_below, next_page
+from zarr_shardstore.io.backends.key_pages import IteratorPages, keys_below, next_page
 from zarr_shardstore.io.local.files import is_side_file
 
 SEGMENTS = st.sampled_from(["a", "b", "c", "0", "1", "zarr.json", "x.__lock"])
@@ -94,13 +94,13 @@ def test_closing_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for i in range(9):
         (tmp_path / "d" / str(i)).touch()
     before = len(os.listdir("/proc/self/fd"))
-    pages = KeyPages(keys_below(f"{tmp_path}/", ""))
+    pages = IteratorPages(keys_below(f"{tmp_path}/", ""))
     assert len(pages.next_page(3)) == 3
     assert len(os.listdir("/proc/self/fd")) > before
     pages.close()
     assert len(os.listdir("/proc/self/fd")) == before
     assert pages.next_page(3) == []
-    pages = KeyPages(keys_below(f"{tmp_path}/", ""))
+    pages = IteratorPages(keys_below(f"{tmp_path}/", ""))
     pages.next_page(3)
     del pages
     assert len(os.listdir("/proc/self/fd")) == before

@@ -14,7 +14,7 @@ from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.sharding_spec import ShardingSpec
 from zarr_shardstore.shards import shard_listing
-from zarr_shardstore.shards.shard_listing import ListedChunks, ListedValues, chunks_present
+from zarr_shardstore.shards.shard_listing import ListedKeys, chunks_present
 
 ENCODINGS = [
     ChunkKeyEncoding("draft", "/"),
@@ -55,14 +55,7 @@ def test_keys_are_those_of_stored_chunks_in_the_grid(data: st.DataObject) -> Non
     expected = [(key, size) for key, size in expected if key.startswith(prefix)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_listing, "_KEYS_AT_ONCE", data.draw(st.integers(1, 40)))
-        parts = list(ListedChunks(shard, index).keys_with(prefix))
+        parts = list(ListedKeys(prefix, [], [(shard, index)]).key_lists())
         assert [key for keys in parts for key in keys] == [key for key, _ in expected]
         assert max(map(len, parts), default=0) <= shard_listing._KEYS_AT_ONCE
-    assert list(ListedChunks(shard, index).sizes_with(prefix)) == expected
-
-
-def test_values_below_a_prefix() -> None:
-    """By text."""
-    values = ListedValues([("a/b", 1), ("ab", None), ("b", 2)])
-    assert list(values.keys_with("a")) == [["a/b", "ab"]]
-    assert list(values.sizes_with("a/")) == [("a/b", 1)]
+    assert list(ListedKeys(prefix, [], [(shard, index)]).sizes()) == expected

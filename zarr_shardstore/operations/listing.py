@@ -1,8 +1,4 @@
-"""Listing operations: chunk keys from shards, and everything else as it is.
-
-Source: sharding storage transformer draft, "API implementation", list, list_prefix, list_dir.
-
-A listing as a stream: what is listed comes in rounds, and only one of them is in memory.
+"""Listings: chunk keys from the indexes of shards, and everything else as it is stored.
 
 ::
 
@@ -10,14 +6,18 @@ A listing as a stream: what is listed comes in rounds, and only one of them is i
                                                                       keys with the prefix
                                                                           │ cut into rounds
                                                                           │ indexes
-                  keys, shard by shard ◀── parts of a round ◀─────────────┘
+                          keys, shard by shard ◀── round ◀────────────────┘
+
+One page of base keys and one round are in memory, however long the listing is.
+
+Source: sharding storage transformer draft, "API implementation", list, list_prefix, list_dir.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
@@ -30,46 +30,36 @@ from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.flush import Flusher
 from zarr_shardstore.shards.index_reads import read_indexes, try_read_indexes
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir
-from zarr_shardstore.shards.shard_listing import (
-    GridDirectory,
-    KeyPages,
-    Listed,
-    ListedChunks,
-    ListedValues,
-    list_keys,
-)
+from zarr_shardstore.shards.shard_listing import GridDirectory, KeyPages, ListedKeys
 from zarr_shardstore.shards.sharding import split_at_sharding
 from zarr_shardstore.shards.stack import ValueTransformer, keys_above
 
-"""Shards whose indexes are asked for at once."""
+_SHARDS_PER_ROUND = 64
+"""Shards whose indexes are read together."""
 
 _NBYTES_PER_ROUND = 16 * 1024 * 1024
-"""Of these indexes, and of the keys of stacked arrays: what a round may take in memory."""
+"""Memory of a round, in bytes: of indexes, and of the keys of transformed arrays."""
 
-_STACKED_NBYTES = 160
-"""About what a key above a stack takes, with its size, in bytes."""
+_TRANSFORMED_KEY_NBYTES = 160
+"""Memory of a key above a stack of transformers with its size, in bytes."""
 
 Located: TypeAlias = tuple[str, object, ShardRef | TransformedKey | ShardStoreError | None]
-"""A base key, its version as it was listed, and what it names."""
+"""A base key, its version as it was listed, and the shard or key that it names."""
+
+Kind: TypeAlias = Literal["key", "prefix", "both"] | None
+"""Kind of a name in a directory; ``None``: the base store does not tell."""
 
 
 class KeyStream:
-    """What is listed below base keys, round by round.
-
-    Parameters
-    ----------
-    prefix : str
-        What the keys that are wanted start with; the parts of a round have others, too.
-    pages : KeyPages
-        The base keys.
+    """All keys that start with a prefix, in rounds.
 
     Attributes
     ----------
     prefix : str
-        As given.
+        The prefix.
     errors : list of ShardStoreError
-        What could not be listed so far: shards and documents that cannot be read block
-        nothing else. For `raise_first`, after the last round.
+        Shards and documents that could not be read so far; they block nothing else. For
+        `raise_first`, after the last round.
     """
 
     def __init__(self, catalog: Catalog, pages: KeyPages, prefix: str) -> None:
@@ -84,28 +74,25 @@ class KeyStream:
         """Whether another round is to be asked for."""
         return bool(self._located) or self._pages.has_more
 
-    def next_round(self) -> Flow[list[Listed]]:
-        """The next parts of the listing.
+    def next_round(self) -> Flow[ListedKeys]:
+        """Return the next keys.
 
-        Cost: a page of base keys now and then; the indexes of up to 64 shards, side by side.
+        Cost: sometimes a page of base keys; the indexes of up to 64 shards, in one round.
         """
         if not self._located:
             self._located.extend((yield from self._next_page()))
         located = self._take_round()
-        shards = [found for *_, found in located if isinstance(found, ShardRef)]
-        versions = [version for _, version, found in located if isinstance(found, ShardRef)]
-        indexes = iter((yield from try_read_indexes(shards, versions, cache=False)))
-        parts: list[Listed] = []
-        stacked: dict[Node, tuple[StoredArray, list[str]]] = {}
+        shards = [(found, seen) for _, seen, found in located if isinstance(found, ShardRef)]
+        refs, versions = [ref for ref, _ in shards], [version for _, version in shards]
+        indexes = iter((yield from try_read_indexes(refs, versions, cache=False)))
+        listed = ListedKeys(self.prefix)
+        transformed: dict[Node, tuple[StoredArray, list[str]]] = {}
         for base_key, _, found in located:
             match found:
                 case None:
-                    last = parts[-1] if parts else None
-                    if not isinstance(last, ListedValues):
-                        parts.append(last := ListedValues([]))
-                    last.sizes.append((base_key, None))
+                    listed.values.append((base_key, None))
                 case TransformedKey(key, array):
-                    stacked.setdefault(array.node, (array, []))[1].append(key)
+                    transformed.setdefault(array.node, (array, []))[1].append(key)
                 case ShardStoreError():
                     self.errors.append(found)
                 case ShardRef():
@@ -113,13 +100,14 @@ class KeyStream:
                     if isinstance(index, CorruptShardError):
                         self.errors.append(index)
                     elif index is not None:
-                        parts.append(ListedChunks(found, index))
-        for array, keys in stacked.values():
-            parts.append(ListedValues((yield from self.keys_above(array, keys))))
-        return parts
+                        listed.shards.append((found, index))
+        for array, keys in transformed.values():
+            above = yield from self.keys_above(array, keys)
+            listed.values += [item for item in above if item[0].startswith(self.prefix)]
+        return listed
 
     def all_located(self) -> Flow[list[Located]]:
-        """Instead of rounds: base keys that may hold keys that are wanted, and what they name.
+        """Return, instead of rounds, the base keys that may hold keys with the prefix.
 
         Cost: pages of base keys; no index is read.
         """
@@ -129,35 +117,14 @@ class KeyStream:
         return located
 
     def close(self) -> Flow[None]:
-        """No more rounds are wanted."""
+        """Release what the base store has open for this stream."""
         yield from self._pages.close()
 
-    def keys_of(self, parts: Sequence[Listed]) -> Iterator[list[str]]:
-        """Those of the keys of a round that are wanted, a bounded number at a time."""
-        for part in parts:
-            yield from part.keys_with(self.prefix)
-
-    def _next_page(self) -> Flow[list[Located]]:
-        page = yield from self._pages.next_page()
-        names = yield from self._catalog.shards_of(page)
-        located = zip(page, page.versions, names, strict=True)
-        return [item for item in located if _may_hold(item, self.prefix)]
-
-    def _take_round(self) -> list[Located]:
-        """Base keys whose shards are read together."""
-        taken: list[Located] = []
-        n_shards = nbytes = 0
-        while self._located and n_shards < _SHARDS_PER_ROUND:
-            added = _nbytes_of(self._located[0])
-            if n_shards and nbytes + added > _NBYTES_PER_ROUND:
-                break
-            taken.append(self._located.popleft())
-            n_shards += added > 0
-            nbytes += added
-        return taken
-
     def keys_above(self, array: StoredArray, keys: list[str]) -> Flow[list[tuple[str, int | None]]]:
-        """Keys in the array of the values that objects hold; a damaged one blocks no other."""
+        """Return the keys of an array that objects hold, with their sizes where these are known.
+
+        A damaged object blocks no other.
+        """
         above: list[tuple[str, int | None]] = []
         try:
             above = yield from keys_above(array.stack, keys)
@@ -169,6 +136,24 @@ class KeyStream:
                 above += yield from self.keys_above(array, [key])
         return [item for item in above if not array.is_outside(item[0])]
 
+    def _next_page(self) -> Flow[list[Located]]:
+        page = yield from self._pages.next_page()
+        names = yield from self._catalog.shards_of(page)
+        located = zip(page, page.versions, names, strict=True)
+        return [item for item in located if _may_hold(item[0], item[2], self.prefix)]
+
+    def _take_round(self) -> list[Located]:
+        taken: list[Located] = []
+        n_shards = nbytes = 0
+        while self._located and n_shards < _SHARDS_PER_ROUND:
+            added = _nbytes_of(self._located[0])
+            if n_shards and nbytes + added > _NBYTES_PER_ROUND:
+                break
+            taken.append(self._located.popleft())
+            n_shards += added > 0
+            nbytes += added
+        return taken
+
 
 def raise_first(errors: Sequence[ShardStoreError]) -> None:
     """Raise the first of the errors that a listing met, if any, now that all else is listed."""
@@ -178,45 +163,6 @@ def raise_first(errors: Sequence[ShardStoreError]) -> None:
         raise errors[0]
 
 
-def _may_hold(located: Located, prefix: str) -> bool:
-    """Whether a base key may hold a key with this prefix; of damaged arrays nothing is known."""
-    base_key, _, found = located
-    match found:
-        case None:
-            return base_key.startswith(prefix)
-        case ShardRef():
-            # All shards of an array count: also one that lies outside a grid that has shrunk.
-            return found.layout.prefix.startswith(prefix) or found.has_entries_with(prefix)
-        case TransformedKey(key, array):
-            split = split_at_sharding(array.stack)
-            others = [t for t in array.stack if split is None or t is not split[0]]
-            if not all(isinstance(transformer, ValueTransformer) for transformer in others):
-                return True  # the others may change keys
-            shard = None if split is None else split[0].layout.shard_of_key(key)
-            if shard is None:
-                return key.startswith(prefix)
-            return _may_hold((base_key, None, shard), prefix)
-    return True
-
-
-def _nbytes_of(located: Located) -> int:
-    """What reading a shard takes in memory; nothing for a value that passes through."""
-    match located[2]:
-        case ShardRef() as shard:
-            return shard.layout.spec.index_nbytes
-        case TransformedKey(_, array):
-            found = split_at_sharding(array.stack)
-            n_keys = found[0].layout.spec.n_entries if found else 1
-            return n_keys * _STACKED_NBYTES
-    return 0
-
-
-_SHARDS_PER_ROUND = 64
-
-Kind: TypeAlias = Literal["key", "prefix", "both"] | None
-"""What a listed name is; ``None``: the base store does not tell."""
-
-
 class Listing:
     """The listing operations on one base store, as flows.
 
@@ -224,7 +170,7 @@ class Listing:
     """
 
     def __init__(self, catalog: Catalog, flusher: Flusher) -> None:
-        self.catalog = catalog
+        self._catalog = catalog
         self._flusher = flusher
 
     def stream(self, prefix: str, *, is_path: bool = False) -> Flow[KeyStream]:
@@ -234,24 +180,19 @@ class Listing:
         """
         prefix = check_prefix(prefix)
         if is_path and prefix and not prefix.endswith("/"):
-            prefix += "/" if (yield from self.catalog.has_array(prefix)) else ""
+            prefix += "/" if (yield from self._catalog.has_array(prefix)) else ""
         yield from self._flusher.flush_below(prefix)
         directories = yield from self._base_directories(prefix)
-        return KeyStream(self.catalog, KeyPages(directories), prefix)
+        return KeyStream(self._catalog, KeyPages(directories), prefix)
 
     def list_all(self, prefix: str) -> Flow[list[str]]:
-        """All keys that start with `prefix`."""
+        """Return all keys that start with `prefix`."""
         keys: list[str] = []
         yield from self._for_each(prefix, keys.extend)
         return keys
 
-    def listing_rounds(self, base_keys: list[str]) -> Iterable[list[str]]:
-        """Cut base keys into parts whose shards are worked on together."""
-        n = _SHARDS_PER_ROUND
-        return (base_keys[i : i + n] for i in range(0, len(base_keys), n))
-
     def list_dir(self, prefix: str, *, is_exact: bool = False) -> Flow[dict[str, Kind]]:
-        """Names of the keys and directories directly in a directory, with what each is.
+        """Return the names of the keys and directories directly in a directory, with their kinds.
 
         Directories of chunks are listed if the shard that could hold their chunks exists, as
         the draft allows; with `is_exact`, only if they hold any, which the index of each shard
@@ -259,10 +200,10 @@ class Listing:
         """
         prefix = _as_directory(prefix)
         yield from self._flusher.flush_below(prefix)
-        directory = yield from self.catalog.directory_of(prefix, or_own=True)
+        directory = yield from self._catalog.directory_of(prefix, or_own=True)
         if isinstance(directory, GridDirectory):
-            return (yield from self._list_grid_directory(directory, prefix, is_exact))
-        if directory is None and not self.catalog.may_lack_metadata(prefix):
+            return (yield from _list_grid_directory(directory, prefix, is_exact))
+        if directory is None and not self._catalog.may_lack_metadata(prefix):
             (names,) = yield [ListDir(prefix)]
             return dict.fromkeys(names)
         kinds: dict[str, Kind] = {}
@@ -277,21 +218,19 @@ class Listing:
         return kinds
 
     def list_keys_and_prefixes(self, prefix: str) -> Flow[tuple[list[str], list[str]]]:
-        """What is directly in a directory: full keys, and full prefixes ending with ``/``.
+        """Return the full keys directly in a directory, and full prefixes ending with ``/``.
 
-        Cost: that of `list_dir`, and where the base store does not tell what a name is, one
-        question for each name, in one round.
+        Cost: that of `list_dir`. Where the base store does not tell the kind of a name, also one
+        read for each name, in one round.
         """
         prefix = _as_directory(prefix)
         kinds = yield from self.list_dir(prefix)
         unknown = [name for name, kind in kinds.items() if kind is None]
         if unknown:
-            # A byte, because fsspec says of directories too that they exist.
+            # A byte is read, because fsspec says of directories too that they exist.
             replies: list[Found] = yield [Get(prefix + name, Range(0, 1)) for name in unknown]
-            found = [
-                n for n, reply in zip(unknown, replies, strict=True) if reply.value is not None
-            ]
             kinds |= dict.fromkeys(unknown, "prefix")
+            found = [n for n, r in zip(unknown, replies, strict=True) if r.value is not None]
             if found:
                 below = yield [ListDir(f"{prefix}{name}/") for name in found]
                 for name, names in zip(found, below, strict=True):
@@ -302,74 +241,113 @@ class Listing:
     def is_translated_without_metadata(self, prefix: str) -> bool:
         """Whether a directory may lie in the grid of an array that has no metadata."""
         is_widened = _array_directory_without_metadata(prefix) != prefix
-        return is_widened and self.catalog.may_lack_metadata(prefix)
+        return is_widened and self._catalog.may_lack_metadata(prefix)
 
     def _for_each(self, prefix: str, take: Callable[[list[str]], None]) -> Flow[None]:
-        """Hand over all keys that start with `prefix`, some at a time."""
         stream = yield from self.stream(prefix)
         while stream.has_more:
-            for keys in stream.keys_of((yield from stream.next_round())):
+            for keys in (yield from stream.next_round()).key_lists():
                 take(keys)
         raise_first(stream.errors)
 
     def _base_directories(self, prefix: str) -> Flow[list[str]]:
-        """Directories of the base store that keys starting with `prefix` may come from."""
+        """Return the directories of the base store that keys with this prefix may come from."""
         directory = prefix[: prefix.rfind("/") + 1]
-        in_grid = yield from self.catalog.directory_of(directory, is_strict=False)
+        in_grid = yield from self._catalog.directory_of(directory, is_strict=False)
         if isinstance(in_grid, StoredArray):
             directory, in_grid = in_grid.node.chunk_prefix, None
-        elif in_grid is None and self.catalog.may_lack_metadata(directory):
+        elif in_grid is None and self._catalog.may_lack_metadata(directory):
             directory = _array_directory_without_metadata(directory)
         if in_grid is None or in_grid.base_directory == directory:
             return [directory]
-        # What passes through is still listed where it was.
+        # Other keys are still listed where they are.
         return [directory, in_grid.base_directory]
 
-    def _list_grid_directory(
-        self, directory: GridDirectory, prefix: str, is_exact: bool
-    ) -> Flow[dict[str, Kind]]:
-        base_directory = directory.base_directory
-        translated: list[str]
-        relayed: list[str]
-        if base_directory == prefix:
-            (translated,) = yield [ListDir(prefix)]
-            relayed = translated
-        else:
-            translated, relayed = yield [ListDir(base_directory), ListDir(prefix)]
-        kinds: dict[str, Kind] = {}
-        shards: list[ShardRef] = []
-        is_vague = False
-        for name in translated:
-            shard = directory.shard_of_name(name)
-            if shard is not None:
-                shards.append(shard)
-            possible = directory.expand_name(name) or []
-            if is_exact and possible not in ([], [name]):
-                is_vague = True
-            else:
-                kinds |= dict.fromkeys(possible, "prefix")
-        if is_vague:
-            names = yield from self._directories_with_chunks(directory)
-            kinds |= dict.fromkeys(names, "prefix")
-        indexes = yield from read_indexes(shards, cache=False)
-        for shard, index in zip(shards, indexes, strict=True):
-            if index is not None:
-                kinds |= dict.fromkeys(directory.names_of_entries(shard, index), "key")
-        for name in relayed:
-            if directory.expand_name(name) is None and directory.shard_of_name(name) is None:
-                kinds.setdefault(name, None)
-        return kinds
 
-    def _directories_with_chunks(self, directory: GridDirectory) -> Flow[list[str]]:
-        base_keys = yield from list_keys([directory.base_directory])
-        names: dict[str, None] = {}
-        for part in self.listing_rounds(base_keys):
-            shards = [s for s in map(directory.layout.shard_of_key, part) if s is not None]
-            indexes = yield from read_indexes(shards, cache=False)
-            for shard, index in zip(shards, indexes, strict=True):
+# ------------------------------------------------------------------ base keys
+
+
+def _may_hold(
+    base_key: str, found: ShardRef | TransformedKey | ShardStoreError | None, prefix: str
+) -> bool:
+    """Whether a base key may hold a key with this prefix; of a damaged array each may."""
+    match found:
+        case None:
+            return base_key.startswith(prefix)
+        case ShardRef():
+            # A shard outside a grid that has shrunk counts, too, if the prefix has the array.
+            return found.layout.prefix.startswith(prefix) or found.has_entries_with(prefix)
+        case TransformedKey(key, array):
+            split = split_at_sharding(array.stack)
+            others = [t for t in array.stack if split is None or t is not split[0]]
+            if not all(isinstance(transformer, ValueTransformer) for transformer in others):
+                return True  # the others may change keys
+            shard = None if split is None else split[0].layout.shard_of_key(key)
+            if shard is None:
+                return key.startswith(prefix)
+            return _may_hold(base_key, shard, prefix)
+    return True
+
+
+def _nbytes_of(located: Located) -> int:
+    """Return the memory that reading a shard takes; 0 for a value that passes through."""
+    match located[2]:
+        case ShardRef() as shard:
+            return shard.layout.spec.index_nbytes
+        case TransformedKey(_, array):
+            found = split_at_sharding(array.stack)
+            n_keys = found[0].layout.spec.n_entries if found else 1
+            return n_keys * _TRANSFORMED_KEY_NBYTES
+    return 0
+
+
+# ---------------------------------------------------------------- directories
+
+
+def _list_grid_directory(
+    directory: GridDirectory, prefix: str, is_exact: bool
+) -> Flow[dict[str, Kind]]:
+    directories = dict.fromkeys([directory.base_directory, prefix])
+    listings: list[list[str]] = yield [ListDir(each) for each in directories]
+    translated, relayed = listings[0], listings[-1]
+    kinds: dict[str, Kind] = {}
+    shards: list[ShardRef] = []
+    is_vague = False
+    for name in translated:
+        shard = directory.shard_of_name(name)
+        if shard is not None:
+            shards.append(shard)
+        possible = directory.expand_name(name) or []
+        if is_exact and possible not in ([], [name]):
+            is_vague = True
+        else:
+            kinds |= dict.fromkeys(possible, "prefix")
+    if is_vague:
+        names = yield from _directories_with_chunks(directory)
+        kinds |= dict.fromkeys(names, "prefix")
+    indexes = yield from read_indexes(shards, cache=False)
+    for shard, index in zip(shards, indexes, strict=True):
+        if index is not None:
+            kinds |= dict.fromkeys(directory.names_of_entries(shard, index), "key")
+    for name in relayed:
+        if directory.expand_name(name) is None and directory.shard_of_name(name) is None:
+            kinds.setdefault(name, None)
+    return kinds
+
+
+def _directories_with_chunks(directory: GridDirectory) -> Flow[list[str]]:
+    names: dict[str, None] = {}
+    pages = KeyPages([directory.base_directory])
+    while pages.has_more:
+        page = yield from pages.next_page()
+        shards = [s for s in map(directory.layout.shard_of_key, page) if s is not None]
+        for first in range(0, len(shards), _SHARDS_PER_ROUND):
+            part = shards[first : first + _SHARDS_PER_ROUND]
+            indexes = yield from read_indexes(part, cache=False)
+            for shard, index in zip(part, indexes, strict=True):
                 if index is not None:
                     names |= dict.fromkeys(directory.names_of_directories(shard, index))
-        return list(names)
+    return list(names)
 
 
 def _as_directory(prefix: str) -> str:
@@ -378,10 +356,10 @@ def _as_directory(prefix: str) -> str:
 
 
 def _array_directory_without_metadata(directory: str) -> str:
-    """Where the shards may lie that chunk keys below `directory` come from.
+    """Return the directory that may hold the shards of chunk keys below `directory`.
 
-    Without metadata the number of dimensions is not known, so a directory inside a grid is
-    not translated: from the first segment on that may be a coordinate, all is listed.
+    Without metadata the number of dimensions is not known. So a directory inside a grid is not
+    translated: from the first segment on that may be a coordinate, all is listed.
     """
     segments = directory.split("/")
     for i, segment in enumerate(segments):

@@ -209,11 +209,10 @@ class Operations:
         total = 0
         stream = yield from self.listing.stream(prefix)
         while stream.has_more:
-            for part in (yield from stream.next_round()):
-                for key, size in part.sizes_with(stream.prefix):
-                    if size is None:
-                        size = yield from self.get_size(key)
-                    total += size or 0
+            for key, size in (yield from stream.next_round()).sizes():
+                if size is None:
+                    size = yield from self.get_size(key)
+                total += size or 0
         raise_first(stream.errors)
         return total
 

@@ -274,7 +274,7 @@ class KeyCursor:
 @dataclass(frozen=True, slots=True)
 class ListPage:
     """List the keys in a directory, recursively, some at a time. Reply: a list of the next
-    `n_keys` full keys, perhaps `VersionedKeys`; of fewer if these are the last,
+    `n_keys` full keys, as `VersionedKeys`; of fewer if these are the last,
     or there are none."""
 
     cursor: KeyCursor

@@ -1,17 +1,14 @@
-"""Listing: what a directory of shard keys says about chunk keys.
+"""Chunk keys from shard keys: of a directory, of a shard, and the pages that list shard keys.
 
 Source: sharding storage transformer draft, "API implementation", list_prefix, list_dir and
 erase_prefix: a prefix that contains a part of the chunk-grid key is translated to the shards
 that it touches.
-
-Keys of the base store, a page at a time: however many there are, few are in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +20,7 @@ from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.shards.requests import CloseListing, Flow, KeyCursor, ListPage
 
 _KEYS_AT_ONCE = 16_384
-"""Keys of one shard in memory: about 1.5 MB."""
+"""Keys of one shard that are spelled together: about 1.5 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +30,11 @@ class GridDirectory:
     Parameters
     ----------
     layout : ArrayLayout
-        Of the array.
+        Layout of the array.
     n_components : int
-        How many components of a suffix its path has.
+        Number of components of a chunk key's suffix that the path has.
     leading : tuple of int
-        Chunk coordinates that they spell, of the outermost dimensions.
+        Chunk coordinates of the outermost dimensions that these components spell.
     """
 
     layout: ArrayLayout
@@ -46,13 +43,13 @@ class GridDirectory:
 
     @property
     def shard_leading(self) -> Coords:
-        """Shard coordinates of the directory that holds its shards."""
+        """Shard coordinates of the base directory."""
         cps = self.layout.spec.chunks_per_shard[: len(self.leading)]
         return shard_coords_of(self.leading, cps)
 
     @property
     def base_directory(self) -> str:
-        """The directory of the base store that holds its shards."""
+        """The directory of the base store with the shards of this directory."""
         encoding = self.layout.encoding
         dims = encoding.dims_of_components(self.layout.ndim)[: self.n_components]
         components = [
@@ -62,7 +59,7 @@ class GridDirectory:
         return self.layout.prefix + "".join(f"{c}/" for c in components)
 
     def shard_of_name(self, name: str) -> ShardRef | None:
-        """The shard that has this name in the base directory; ``None`` if none can have it."""
+        """Return the shard with this name in the base directory; ``None`` if none can have it."""
         part = self._decode(name)
         if part is None or not self._is_last:
             return None
@@ -71,10 +68,10 @@ class GridDirectory:
         return self.layout.shard(self.shard_leading + part)
 
     def expand_name(self, name: str) -> list[str] | None:
-        """Names of the chunk directories that a shard directory stands for.
+        """Return the names of the chunk directories that a shard directory stands for.
 
-        All that are possible in the grid; whether they hold chunks only the indexes of the
-        shards below say. ``None`` if `name` is no shard directory.
+        These are all that are possible in the grid. Only the indexes of the shards below tell
+        which of them have chunks. ``None`` if `name` is no shard directory.
         """
         part = self._decode(name)
         if part is None or self._is_last:
@@ -88,7 +85,7 @@ class GridDirectory:
         return [encode(self.n_components, (c,)) for c in range(start, stop)]
 
     def names_of_directories(self, shard: ShardRef, index: ShardIndex) -> list[str]:
-        """Names in this directory of the directories that hold chunks of a shard below it."""
+        """Return the names of the directories in this one that have chunks of a shard below it."""
         ids = entries_present(shard, index, self.leading)
         dim, cps = len(self.leading), self.layout.spec.chunks_per_shard
         first = shard.coords[dim] * cps[dim]
@@ -97,7 +94,7 @@ class GridDirectory:
         return [encode(self.n_components, (first + c,)) for c in numbers.tolist()]
 
     def names_of_entries(self, shard: ShardRef, index: ShardIndex) -> list[str]:
-        """Names in this directory of the chunks that one of its shards holds."""
+        """Return the names in this directory of the chunks of one of its shards."""
         if self.layout.ndim == 0:
             return [shard.key[len(self.layout.prefix) :]] if index.entry(0) is not None else []
         ids = entries_present(shard, index, self.leading)
@@ -122,7 +119,7 @@ class GridDirectory:
 
 
 def locate_directory(layout: ArrayLayout, directory: str) -> GridDirectory | None:
-    """Where a directory (ending with ``/``, or empty) lies in an array's chunk keys.
+    """Return the place of a directory (ending with ``/``, or empty) in an array's chunk keys.
 
     ``None`` if it is not the array's own and no chunk key starts with it.
     """
@@ -139,7 +136,7 @@ def locate_directory(layout: ArrayLayout, directory: str) -> GridDirectory | Non
 def entries_present(
     shard: ShardRef, index: ShardIndex, leading: Coords = ()
 ) -> npt.NDArray[np.intp]:
-    """Ascending ids of the stored entries in the array whose coordinates start so."""
+    """Return the ascending ids of the stored entries in the array whose coordinates start so."""
     present = index.present_ids()
     in_grid = shard.entries_of(leading)
     if len(in_grid) == len(index.fields):
@@ -150,67 +147,67 @@ def entries_present(
 
 
 def chunks_present(shard: ShardRef, index: ShardIndex) -> list[tuple[str, int]]:
-    """Keys of the stored chunks of a shard that lie in the array, with their sizes in bytes."""
+    """Return the keys of the stored chunks of a shard in the array, with their sizes in bytes."""
     ids = entries_present(shard, index)
     return list(zip(shard.chunk_keys(ids), index.fields[ids, 1].tolist(), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class ListedValues:
-    """Keys that were listed, with their sizes in bytes where these are known."""
+@dataclass(slots=True)
+class ListedKeys:
+    """A part of a listing: keys that start with a prefix, spelled when they are asked for.
 
-    sizes: list[tuple[str, int | None]]
+    Parameters
+    ----------
+    prefix : str
+        The prefix.
+    values : list
+        Keys that start with it, with their sizes in bytes where these are known.
+    shards : list
+        Shards of which some chunk keys start with it, with their indexes.
+    """
 
-    def keys_with(self, prefix: str) -> Iterator[list[str]]:
-        """Keys that start with `prefix`."""
-        yield [key for key, _ in self.sizes if key.startswith(prefix)]
+    prefix: str
+    values: list[tuple[str, int | None]] = field(default_factory=list)
+    shards: list[tuple[ShardRef, ShardIndex]] = field(default_factory=list)
 
-    def sizes_with(self, prefix: str) -> Iterator[tuple[str, int | None]]:
-        """Keys that start with `prefix`, with sizes."""
-        return (item for item in self.sizes if item[0].startswith(prefix))
+    def key_lists(self) -> Iterator[list[str]]:
+        """Yield the keys, a bounded number at a time."""
+        if self.values:
+            yield [key for key, _ in self.values]
+        for shard, index in self.shards:
+            ids = self._entries(shard, index)
+            for first in range(0, len(ids), _KEYS_AT_ONCE):
+                yield shard.chunk_keys(ids[first : first + _KEYS_AT_ONCE])
 
+    def sizes(self) -> Iterator[tuple[str, int | None]]:
+        """Yield the keys with their sizes."""
+        yield from self.values
+        for shard, index in self.shards:
+            ids = self._entries(shard, index)
+            yield from zip(shard.chunk_keys(ids), index.fields[ids, 1].tolist(), strict=True)
 
-@dataclass(frozen=True, slots=True)
-class ListedChunks:
-    """A shard that was listed: its index is there, its keys are spelled when they are wanted."""
-
-    shard: ShardRef
-    index: ShardIndex
-
-    def keys_with(self, prefix: str) -> Iterator[list[str]]:
-        """Keys that start with `prefix`, a bounded number at a time."""
-        ids = self._entries_with(prefix)
-        for first in range(0, len(ids), _KEYS_AT_ONCE):
-            yield self.shard.chunk_keys(ids[first : first + _KEYS_AT_ONCE])
-
-    def sizes_with(self, prefix: str) -> Iterator[tuple[str, int | None]]:
-        """Keys that start with `prefix`, with sizes."""
-        ids = self._entries_with(prefix)
-        sizes = self.index.fields[ids, 1].tolist()
-        return zip(self.shard.chunk_keys(ids), sizes, strict=True)
-
-    def _entries_with(self, prefix: str) -> npt.NDArray[np.intp]:
-        present = entries_present(self.shard, self.index)
-        if self.shard.layout.prefix.startswith(prefix):
+    def _entries(self, shard: ShardRef, index: ShardIndex) -> npt.NDArray[np.intp]:
+        present = entries_present(shard, index)
+        if shard.layout.prefix.startswith(self.prefix):
             return present
-        return np.intersect1d(present, self.shard.entries_with(prefix), assume_unique=True)
+        return np.intersect1d(present, shard.entries_with(self.prefix), assume_unique=True)
 
 
-Listed: TypeAlias = ListedValues | ListedChunks
-"""A part of a listing."""
+# ------------------------------------------------------------ keys of the base store
 
 KEYS_PER_PAGE = 1024
-"""Keys of the base store that are listed at once. With fewer, the hop to a thread and back that
-local files take, 150 µs, would tell; object stores reply with 1,000 at a time."""
+"""Keys of the base store that are listed together: about as many as an object store returns."""
 
 
 class VersionedKeys(list[str]):
-    """Keys with the versions that their objects had when they were listed, in the same order;
-    ``None`` for one that is not known."""
+    """A page of keys, with the versions that their objects had when they were listed.
 
-    def __init__(self, keys: Sequence[str] = (), versions: Sequence[object] = ()) -> None:
+    A version is ``None`` if the base store does not tell it.
+    """
+
+    def __init__(self, keys: Iterable[str] = (), versions: Sequence[object] = ()) -> None:
         super().__init__(keys)
-        self.versions = list(versions) or [None] * len(self)
+        self.versions = versions or [None] * len(self)
 
 
 class KeyPages:
@@ -222,7 +219,7 @@ class KeyPages:
         None of them inside another one.
     """
 
-    def __init__(self, directories: Sequence[str]) -> None:
+    def __init__(self, directories: Iterable[str]) -> None:
         self._cursors = [KeyCursor(directory) for directory in directories]
 
     @property
@@ -231,23 +228,14 @@ class KeyPages:
         return bool(self._cursors)
 
     def next_page(self) -> Flow[VersionedKeys]:
-        """The next keys; there may be none."""
-        page: list[str]
+        """Return the next keys; there may be none."""
+        page: VersionedKeys
         (page,) = yield [ListPage(self._cursors[0], KEYS_PER_PAGE)]
         if len(page) < KEYS_PER_PAGE:
             del self._cursors[0]
-        return page if isinstance(page, VersionedKeys) else VersionedKeys(page)
+        return page
 
     def close(self) -> Flow[None]:
-        """Let go of what the base store has open for this."""
+        """Release what the base store has open for these pages."""
         if self._cursors:
             yield [CloseListing(cursor) for cursor in self._cursors]
-
-
-def list_keys(directories: Sequence[str]) -> Flow[list[str]]:
-    """All keys that `KeyPages` has, as one list."""
-    pages = KeyPages(directories)
-    keys: list[str] = []
-    while pages.has_more:
-        keys += yield from pages.next_page()
-    return keys

@@ -188,7 +188,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         # garbage collected must not wait for anything.
         stream = self._run(self._sharding.operations.listing.stream(""))
         while stream.has_more:
-            for keys in stream.keys_of(self._run(stream.next_round())):
+            for keys in self._run(stream.next_round()).key_lists():
                 yield from keys
         raise_first(stream.errors)
 

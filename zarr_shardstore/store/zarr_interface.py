@@ -21,7 +21,7 @@ from zarr_shardstore.io.buffers import as_view, own_bytes, range_of, to_buffer_o
 from zarr_shardstore.io.concurrency import one_ahead
 from zarr_shardstore.operations.listing import raise_first
 from zarr_shardstore.shards.requests import Flow
-from zarr_shardstore.shards.shard_listing import Listed
+from zarr_shardstore.shards.shard_listing import ListedKeys
 from zarr_shardstore.store.engine import ShardingEngine, check_writable
 
 _KEYS_BETWEEN_TURNS = 4096
@@ -227,7 +227,7 @@ class ZarrInterface(Store):
         begin = self._sharding.operations.listing.stream(prefix, is_path=is_path)
         stream = await self._run(begin, only_reads=True)
 
-        async def next_round() -> Sequence[Listed] | None:
+        async def next_round() -> ListedKeys | None:
             if not stream.has_more:
                 return None
             return await self._run(stream.next_round(), only_reads=True)
@@ -235,8 +235,8 @@ class ZarrInterface(Store):
         n_left = _KEYS_BETWEEN_TURNS
         try:
             async with aclosing(one_ahead(next_round)) as rounds:
-                async for parts in rounds:
-                    for keys in stream.keys_of(parts):
+                async for listed in rounds:
+                    for keys in listed.key_lists():
                         for key in keys:
                             yield key
                         n_left -= len(keys)

@@ -1,4 +1,4 @@
-"""Keys of a base store, a page at a time, however many there are."""
+"""Pages of the keys of a base store, of bounded size."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from zarr_shardstore.io.local.files import (
 from zarr_shardstore.shards.shard_listing import VersionedKeys
 
 _NAMES_AT_ONCE = 1024
-"""Of one directory in memory. One that has fewer is read in one go: a file that is replaced
-meanwhile is then not missed, and no directory stays open from page to page."""
+"""Names of one directory in memory. A directory with fewer names is read completely before its
+keys are listed: a file that is replaced concurrently is not missed, and no directory stays open
+from page to page."""
 
 
 _Part: TypeAlias = tuple[list[str], list[str]]
 
 
-class KeyPages:
-    """Cuts an iterator of keys into pages.
+class IteratorPages:
+    """Pages of an iterator of keys.
 
-    Thread safety: methods may be called from any thread; `close` waits for a page that is
-    being read.
+    Thread safety: any thread may call any method; `close` waits for a page that is being read.
     """
 
     def __init__(self, keys: Iterator[str]) -> None:
         self._keys = keys
         self._lock = threading.Lock()
 
-    def next_page(self, n_keys: int) -> list[str]:
-        """At most so many of the next keys; none if there are no more."""
+    def next_page(self, n_keys: int) -> VersionedKeys:
+        """Return at most so many of the next keys; none if there are no more."""
         with self._lock:
-            return list(islice(self._keys, n_keys))
+            return VersionedKeys(islice(self._keys, n_keys))
 
     def close(self) -> None:
         """Close what the iterator has open; there are no more keys."""
@@ -47,36 +47,28 @@ class KeyPages:
                 self._keys.close()
 
 
-async def next_page(keys: AsyncIterator[str], n_keys: int) -> list[str]:
-    """At most so many of the next keys of a store; none if there are no more."""
-    page: list[str] = []
-    async for key in keys:
-        if not is_hidden(key):
-            page.append(key)
-            if len(page) == n_keys:
-                break
-    return page
-
-
-async def next_page_with_versions(
-    keys: AsyncIterator[tuple[str, object]], n_keys: int
+async def next_page(
+    listed: AsyncIterator[str] | AsyncIterator[tuple[str, object]], n_keys: int
 ) -> VersionedKeys:
-    """As `next_page`, of keys with the versions of their objects."""
-    page: list[tuple[str, object]] = []
-    async for key, version in keys:
+    """Return at most so many of the next keys of a store; none if there are no more."""
+    keys: list[str] = []
+    versions: list[object] = []
+    async for item in listed:
+        key, version = (item, None) if isinstance(item, str) else item
         if not is_hidden(key):
-            page.append((key, version))
-            if len(page) == n_keys:
+            keys.append(key)
+            versions.append(version)
+            if len(keys) == n_keys:
                 break
-    return VersionedKeys([key for key, _ in page], [version for _, version in page])
+    return VersionedKeys(keys, versions)
 
 
 def keys_below(root: str, prefix: str) -> Iterator[str]:
-    """Keys of the files in a directory, recursively; `root` ends with a separator.
+    """Yield the keys of the files in a directory, recursively; `root` ends with a separator.
 
-    As ``os.walk`` does, links to directories are not followed and are no keys, and what cannot
-    be listed is left out, unless the disk fails. What is no file, as a link that leads nowhere,
-    is no key, either. It differs in what it holds: never all names of a large directory.
+    As in ``os.walk``, links to directories are not followed and are no keys, and directories that
+    cannot be listed are left out, unless the disk fails. A link to nothing is no key, either.
+    Unlike in ``os.walk``, the names of a large directory are never all in memory.
     """
     todo: list[str | Iterator[_Part]] = [prefix]
     while todo:
@@ -91,7 +83,7 @@ def keys_below(root: str, prefix: str) -> Iterator[str]:
 
 
 def _parts_of(root: str, prefix: str) -> Iterator[_Part]:
-    """What is directly in a directory: keys of files, prefixes of directories."""
+    """Yield what is directly in a directory: keys of files, prefixes of directories."""
     try:
         entries = fs.scan(root + prefix)
     except OSError as error:

@@ -22,7 +22,7 @@ from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, FileOptions, Session
-from zarr_shardstore.io.backends.key_pages import KeyPages, keys_below
+from zarr_shardstore.io.backends.key_pages import IteratorPages, keys_below
 from zarr_shardstore.io.backends.store_traits import directory_of
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.index_cache import index_cache
@@ -216,7 +216,7 @@ class LocalBackend(Backend):
             case ListPrefix(prefix):
                 return list(keys_below(self._root, prefix))
             case ListPage(cursor, n_keys):
-                cursor.pages = cursor.pages or KeyPages(keys_below(self._root, cursor.prefix))
+                cursor.pages = cursor.pages or IteratorPages(keys_below(self._root, cursor.prefix))
                 return cursor.pages.next_page(n_keys)
             case CloseListing(cursor):
                 if cursor.pages:

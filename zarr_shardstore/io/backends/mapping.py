@@ -12,7 +12,7 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.io.backends.base import Backend
-from zarr_shardstore.io.backends.key_pages import KeyPages
+from zarr_shardstore.io.backends.key_pages import IteratorPages
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import (
@@ -102,7 +102,7 @@ class MappingBackend(Backend):
             case ListPrefix(prefix):
                 return self._listed(prefix)
             case ListPage(cursor, n_keys):
-                cursor.pages = cursor.pages or KeyPages(iter(self._listed(cursor.prefix)))
+                cursor.pages = cursor.pages or IteratorPages(iter(self._listed(cursor.prefix)))
                 return cursor.pages.next_page(n_keys)
             case CloseListing(cursor):
                 cursor.pages = None

@@ -42,7 +42,7 @@ from zarr_shardstore.io.backends.base import (
     FileOptions,
     ReplacedMeanwhileError,
 )
-from zarr_shardstore.io.backends.key_pages import next_page_with_versions
+from zarr_shardstore.io.backends.key_pages import next_page
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend, concurrently
 from zarr_shardstore.io.remote.consolidated_reads import ConsolidatedIndexes
 from zarr_shardstore.io.remote.etags import ObjectVersion, version_of_meta
@@ -133,7 +133,7 @@ class ObstoreBackend(ZarrBackend):
             case ListPage(cursor, n_keys):
                 if cursor.pages is None:
                     cursor.pages = self._metas(cursor.prefix)
-                return await next_page_with_versions(cursor.pages, n_keys)
+                return await next_page(cursor.pages, n_keys)
         return await super()._perform_one(request)
 
     async def _record_index(self, request: RecordIndex) -> Recorded:
