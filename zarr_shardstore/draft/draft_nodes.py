@@ -1,7 +1,8 @@
 """Nodes of a draft hierarchy: their documents, as those of Zarr v3, and the keys of their values.
 
-Only the document of an array says which keys are its chunks. Its spelling of chunk keys is cached
-until its document is read or written again, or a store of this process changes any document.
+Only the document of an array says which keys are its chunks. The spelling of its chunk keys is
+cached. It is replaced when the document is read or written again, and dropped when a store of
+this process changes any document.
 
 Source: Zarr v3 draft of 2022, "Storage keys" and "Metadata", implicit groups.
 """
@@ -230,8 +231,8 @@ class DraftNodes:
     async def base_keys(self, keys: Sequence[str]) -> list[tuple[str, ...]]:
         """Return the places of v3 keys that are no documents: keys below, the first for writing.
 
-        The tuple is empty for a key that has no place: the draft would take it for a chunk, or
-        it is the key of a Zarr v2 document, which zarr-python asks for before it gives up.
+        The tuple is empty for two kinds of keys: those that the draft would take for chunks, and
+        those of Zarr v2 documents, which zarr-python asks for last.
         """
         as_v3 = [v3_candidate(key) for key in keys]
         as_draft = [draft_candidate_of(key) for key in keys]

@@ -55,11 +55,10 @@ class DraftHierarchyStore(Store):
 
     Notes
     -----
-    A document that cannot be translated raises `UnsupportedError` before anything is written:
-    structured data types and those of variable length, codecs other than a compressor of
-    numcodecs, filters, chunk grids that are not regular, chunk keys of v2, ``shards=``,
-    consolidated metadata. A key that the draft would take for that of a chunk raises
-    `SpecError`.
+    A document that cannot be translated raises `UnsupportedError` before anything is written.
+    So do structured data types and those of variable length, codecs other than a compressor of
+    numcodecs, and filters; also chunk grids that are not regular, chunk keys of v2, ``shards=``
+    and consolidated metadata. A key that the draft would take for a chunk raises `SpecError`.
 
     Members that v3 has no place for, such as extensions, stay in the stored document when
     attributes or the shape change. Keys outside ``meta/root``, ``data/root`` and the entry point

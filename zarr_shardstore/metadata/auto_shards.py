@@ -1,7 +1,7 @@
-"""How many chunks to put into a shard, where the user leaves it to us.
+"""Chunks per shard for ``chunks_per_shard="auto"``: shards of 10 to 100 MB.
 
-Shards of 10 to 100 MB: large enough that there are few objects and that a request is worth
-its latency, small enough to be rewritten, and to be read by several readers at once.
+Larger shards mean fewer objects, and requests that are worth their latency. Smaller shards are
+cheaper to rewrite, and more readers share the work.
 
 Source: the recommendation of zarr-vectors and of the discussion of sharding, 10 to 100 MB.
 """
@@ -15,17 +15,17 @@ from zarr_shardstore.format.keys import Coords
 MAX_SHARD_NBYTES = 100_000_000
 _MIN_SHARD_NBYTES = 10_000_000
 _GOAL_NBYTES = 64_000_000
-"""What a shard shall have; where the counts of chunks allow no more, it gets less."""
+"""Size that shards approach from below, in bytes."""
 
 _MAX_ENTRIES = 2**17
 """Entries in a shard: an index of 2 MiB, which a reader of one chunk has to fetch."""
 
 
 def choose_chunks_per_shard(grid_shape: Coords, chunk_nbytes: float) -> tuple[Coords, str]:
-    """Choose chunks per shard for an array, and say why.
+    """Choose chunks per shard for an array, and give the reason.
 
-    Shards are as near to cubes, counted in chunks, as the grid allows; where an array has
-    several along a dimension they are of about the same length. Nothing has to divide anything.
+    Shards are as near to cubes, counted in chunks, as the grid allows. Several shards along a
+    dimension have about the same length. The length need not divide the grid.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def choose_chunks_per_shard(grid_shape: Coords, chunk_nbytes: float) -> tuple[Co
 
 
 def _grown(grid: Coords, goal: float) -> list[int]:
-    """About `goal` chunks, as near to a cube as the grid allows."""
+    """Return a box of about `goal` chunks, as near to a cube as the grid allows."""
     cps = [1] * len(grid)
     free = set(range(len(grid)))
     rest = goal
@@ -68,7 +68,7 @@ def _grown(grid: Coords, goal: float) -> list[int]:
             cps[dim] = min(side, grid[dim])
         rest /= math.prod(cps[dim] for dim in small)
         free = free - small if small else set()
-    while True:  # what whole numbers left of the cube
+    while True:  # rounding down to whole numbers left some chunks
         larger = [
             (n, dim)
             for dim, n in enumerate(cps)
@@ -80,9 +80,9 @@ def _grown(grid: Coords, goal: float) -> list[int]:
 
 
 def _even(cps: list[int], grid: Coords, at_least: float) -> Coords:
-    """The same number of shards along each dimension, of about the same length.
+    """Make the shards along each dimension about equally long, without adding a shard.
 
-    Where that would leave a shard less than `at_least` chunks, the last shard is a short one.
+    If shards got fewer than `at_least` chunks by that, the last shard is a short one instead.
     """
     even = [-(-n // -(-n // c)) for c, n in zip(cps, grid, strict=True)]
     shape = list(cps)

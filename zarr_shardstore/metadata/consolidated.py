@@ -1,4 +1,4 @@
-"""Consolidated metadata: array documents that are kept inside another document.
+"""Consolidated metadata: copies of documents inside the document of a group.
 
 ==========  ===================  ==========================================================
 format      document             array documents by name
@@ -23,13 +23,13 @@ _V2_KEY = ".zmetadata"
 
 
 def directory_of_v2_consolidated(key: str) -> str | None:
-    """Path of the directory whose consolidated v2 metadata has this key; ``None`` for any other."""
+    """Return the directory whose consolidated v2 metadata has this key; ``None`` for other keys."""
     path, _, name = key.rpartition("/")
     return path if name == _V2_KEY else None
 
 
 def members(path: str, doc: Mapping[str, Any]) -> dict[str, tuple[Node, Mapping[str, Any]]]:
-    """Array documents by name in the consolidated metadata of the directory `path`."""
+    """Return array documents by name in the consolidated metadata of the directory `path`."""
     found: dict[str, tuple[Node, Mapping[str, Any]]] = {}
     for name, member in all_members(doc).items():
         if not isinstance(member, Mapping):
@@ -44,19 +44,19 @@ def members(path: str, doc: Mapping[str, Any]) -> dict[str, tuple[Node, Mapping[
 
 
 def with_members(doc: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """`doc` with other array documents under some of its names."""
+    """Return `doc` with other array documents under some of its names."""
     return with_all_members(doc, {**all_members(doc), **changed})
 
 
 def all_members(doc: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Documents of every kind by name in the consolidated metadata that a document holds."""
+    """Return documents of every kind by name in the consolidated metadata of a document."""
     holder = doc if "zarr_consolidated_format" in doc else doc.get("consolidated_metadata")
     metadata = holder.get("metadata") if isinstance(holder, Mapping) else None
     return metadata if isinstance(metadata, Mapping) else {}
 
 
 def with_all_members(doc: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """`doc`, which holds consolidated metadata, with other documents in it."""
+    """Return `doc`, which has consolidated metadata, with other documents in it."""
     metadata = dict(metadata)
     if "zarr_consolidated_format" in doc:
         return {**doc, "metadata": metadata}
@@ -64,7 +64,7 @@ def with_all_members(doc: Mapping[str, Any], metadata: Mapping[str, Any]) -> dic
 
 
 def consolidated_v3(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The member ``consolidated_metadata`` of a v3 group, from documents by path below it."""
+    """Return the member ``consolidated_metadata`` of a v3 group, from documents by path below."""
     inner = {
         path: {**doc, "consolidated_metadata": _inline({})} if _is_group(doc) else dict(doc)
         for path, doc in sorted(metadata.items())
@@ -73,7 +73,7 @@ def consolidated_v3(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
 
 
 def consolidated_v2(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The document ``.zmetadata`` of a v2 group, from documents by key below it."""
+    """Return the document ``.zmetadata`` of a v2 group, from documents by key below it."""
     return {"zarr_consolidated_format": 1, "metadata": dict(sorted(metadata.items()))}
 
 

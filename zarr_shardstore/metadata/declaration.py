@@ -62,7 +62,7 @@ _MARKER_MEMBERS = {"id", "storage_transformers"}
 _NAMES = (_CODEC, MARKER, f"numcodecs.{MARKER}", *SHARDING_URIS)
 """Names that declare sharding if they are in codecs, filters or extensions."""
 
-_BESIDE_LIST = {"chunk_key_encoding", MARKER, "codecs"}
+_WITH_LIST = {"chunk_key_encoding", MARKER, "codecs"}
 """Members of a v3 document with a list that may name sharding, too."""
 
 
@@ -97,7 +97,7 @@ def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declare
     by_list = kind != "v2" and "storage_transformers" in members
     known = {"v3": {"codecs"}, "v2": {"filters"}, "draft": set[str]()}[kind]
     if by_list:
-        known = {"storage_transformers"} | (_BESIDE_LIST if kind == "v3" else set())
+        known = {"storage_transformers"} | (_WITH_LIST if kind == "v3" else set())
     for member in members:
         if member not in known:
             raise UnsupportedError(

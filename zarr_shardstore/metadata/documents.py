@@ -1,4 +1,4 @@
-"""Metadata documents of arrays: their keys, and what they say about the keys of chunks.
+"""Metadata documents of arrays: their keys, and the chunk grids and chunk keys that they state.
 
 ==========  ==============================  ===================================
 hierarchy   document of array ``foo/bar``   document of the root array
@@ -8,9 +8,9 @@ v3          foo/bar/zarr.json               zarr.json
 v2          foo/bar/.zarray                 .zarray
 ==========  ==============================  ===================================
 
-While a conversion in place replaces the stored objects of an array, its document has a
-*conversion marker*, a name that no reader knows: each reader refuses the array with that name in
-its error. The marker is the only codec in v3, the last filter in v2, the only storage
+A *conversion marker* is in the document while a conversion in place replaces the stored objects
+of an array. No reader knows the name of the marker, so each refuses the array, with that name in
+its error. The marker is the only codec in v3, the last filter in v2, and the only storage
 transformer in the draft.
 
 Source: Zarr v3 draft of 2022, "Storage keys" (``metadata_key_suffix`` is ``.json`` in every

@@ -147,8 +147,7 @@ def from_native(
     With ``zarr_format=3``, arrays of the ``sharding_indexed`` codec are declared by
     ``storage_transformers``, and every other reader refuses them. With ``zarr_format=2``, groups
     and arrays of v3 get the documents of v2, with our marker where they are sharded; their chunk
-    keys must be v2's already.
-    OME-Zarr attributes stay what they are.
+    keys must be v2's already. OME-Zarr attributes do not change.
 
     Parameters, errors and notes are those of `to_native`.
     """

@@ -1,12 +1,11 @@
 """Change of a store's documents by `to_native` or `from_native`, planned before any I/O.
 
 A store is the parsed documents of its nodes by key. Documents are written first, the deepest
-node first and the root last; then documents are removed, the root first. So at every step each
-array has a whole document, and a reader that finds the new format at the root finds it below.
+node first and the root last; then documents are removed, the root first. So each array has a
+whole document at every step. A reader that finds the new format at the root finds it below.
 
-Consolidated metadata follows. A group that becomes v3 or v2 stays consolidated if it was. In the
-other groups, copies of documents that changed are replaced, and copies of nodes that are now of
-the other format are dropped.
+Consolidated metadata follows. A group that becomes v3 or v2 stays consolidated if it was. Other
+groups get new copies of changed documents, and lose those of nodes that change their format.
 """
 
 from __future__ import annotations

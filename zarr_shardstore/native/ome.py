@@ -1,9 +1,9 @@
-"""OME-Zarr metadata of version 0.4 (Zarr v2) in the place and form of version 0.5 (Zarr v3).
+"""OME-Zarr metadata of version 0.4 (Zarr v2), moved to where version 0.5 (Zarr v3) has it.
 
 =====================================  =====================================================
 0.4, attributes of a group             0.5
 =====================================  =====================================================
-``multiscales``, ``omero``, ``plate``  the same under ``ome``, beside one ``"version": "0.5"``
+``multiscales``, ``omero``, ``plate``  the same in ``ome``, after one ``"version": "0.5"``
 ``well``, ``labels``, ``image-label``,
 ``bioformats2raw.layout``, ``series``
 their ``version``                      (gone)
@@ -37,12 +37,12 @@ _FROM, _TO = "0.4", "0.5"
 
 
 def to_ome_05(attributes: Mapping[str, Any]) -> Attributes:
-    """Attributes of a group as OME-Zarr 0.5 has them; the same if they are none of 0.4.
+    """Return attributes of a group as OME-Zarr 0.5 has them; the same if they are none of 0.4.
 
     Raises
     ------
     UnsupportedError
-        If they are of another version than 0.4, or stand beside those of a later one.
+        If they are of another version than 0.4, or of two versions.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def to_ome_05(attributes: Mapping[str, Any]) -> Attributes:
 
 
 def dimension_names_of_levels(attributes: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Names of dimensions by path of an array below the group, from attributes of 0.5."""
+    """Return dimension names by path of an array below the group, from attributes of 0.5."""
     ome = attributes.get("ome")
     multiscales = ome.get("multiscales") if isinstance(ome, Mapping) else None
     found: dict[str, list[str]] = {}

@@ -266,8 +266,8 @@ def to_attributes(
     Raises
     ------
     UnsupportedError
-        If some dimensions have names and others have not, or the attribute has others, or
-        another value is masked than the fill value.
+        If only some dimensions have names, or the attribute has other names, or the value that
+        is masked is not the fill value.
     """
     if names is None or (isinstance(names, list) and all(name is None for name in names)):
         return dict(attributes), fill_value
