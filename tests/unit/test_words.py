@@ -46,7 +46,6 @@ BANNED = {
 """Words of earlier versions that mean nothing outside of this project, and what to say."""
 
 LEFT: dict[str, set[str]] = {
-    "draft/draft_nodes.py": {"_learn", "learned"},
     "io/backends/local.py": {"_get_settled", "is_settled", "open_anew", "when_settled"},
     "io/backends/zarr_store.py": {"_flights"},
     "io/concurrency.py": {"flights"},
@@ -73,9 +72,6 @@ QUESTIONS_LEFT: set[str] = {
     "convert/report.py",
     "convert/task.py",
     "convert/transfer.py",
-    "draft/draft_keys.py",
-    "draft/draft_listing.py",
-    "draft/draft_nodes.py",
     "format/index.py",
     "format/journal.py",
     "format/shard.py",
@@ -92,7 +88,6 @@ QUESTIONS_LEFT: set[str] = {
     "io/update_queue.py",
     "io/uploads.py",
     "io/write_epochs.py",
-    "metadata/auto_shards.py",
     "operations/erase.py",
     "operations/initialized.py",
     "operations/listing.py",
