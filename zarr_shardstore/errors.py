@@ -18,6 +18,7 @@ Errors of the base store pass through unwrapped. All of these pickle.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 
@@ -77,20 +78,13 @@ class CorruptShardError(ShardStoreError):
         self.byte_range = byte_range
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args = (self.message, self.shard_key, self.chunk_key, self.byte_range)
-        return (_rebuild_corrupt_shard_error, args)
-
-
-def _rebuild_corrupt_shard_error(
-    message: str,
-    shard_key: str,
-    chunk_key: str | None,
-    byte_range: tuple[int, int] | None,
-) -> CorruptShardError:
-    """Rebuild the error from a pickle: the constructor's arguments are keyword-only."""
-    return CorruptShardError(
-        message, shard_key=shard_key, chunk_key=chunk_key, byte_range=byte_range
-    )
+        rebuild = partial(
+            CorruptShardError,
+            shard_key=self.shard_key,
+            chunk_key=self.chunk_key,
+            byte_range=self.byte_range,
+        )
+        return rebuild, (self.message,)
 
 
 class CorruptValueError(ShardStoreError):
@@ -110,12 +104,7 @@ class CorruptValueError(ShardStoreError):
         self.key = key
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild_corrupt_value_error, (self.message, self.key))
-
-
-def _rebuild_corrupt_value_error(message: str, key: str) -> CorruptValueError:
-    """Rebuild the error from a pickle: the constructor's arguments are keyword-only."""
-    return CorruptValueError(message, key=key)
+        return partial(CorruptValueError, key=self.key), (self.message,)
 
 
 class ShardConflictError(ShardStoreError):

@@ -394,23 +394,20 @@ class ShardingStore(ZarrInterface):
         self._check_writable()
         return self._sharding.batch(max_nbytes, self._run)
 
-    # --------------------------- the draft's operations, async, for `DraftHierarchyStore`
+    # --------------------------- the draft's operations, async
 
     async def _set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
         """As `ShardingMapping.set_partial_values`."""
-        self._check_writable()
         pieces = [(key, start, own_bytes(value)) for key, start, value in key_start_values]
-        await self._run(self._sharding.operations.set_partial_values(pieces))
+        await self._write(self._sharding.operations.set_partial_values(pieces))
 
     async def _erase_values(self, keys: Iterable[str]) -> None:
         """As `ShardingMapping.erase_values`."""
-        self._check_writable()
-        await self._run(self._sharding.operations.erase_values(keys))
+        await self._write(self._sharding.operations.erase_values(keys))
 
     async def _erase_prefix(self, prefix: str) -> None:
         """As `ShardingMapping.erase_prefix`."""
-        self._check_writable()
-        await self._run(self._sharding.operations.erase_prefix(prefix))
+        await self._write(self._sharding.operations.erase_prefix(prefix))
 
     # --------------------------------------------------- for `ShardedCodecPipeline`
 
@@ -423,6 +420,5 @@ class ShardingStore(ZarrInterface):
         return await self._sharding.get_many([(key, None) for key in keys])
 
     async def _set_or_erase(self, items: Iterable[tuple[str, Value | None]]) -> None:
-        self._check_writable()
         owned = [(key, None if value is None else own_bytes(value)) for key, value in items]
-        await self._run(self._sharding.operations.set_or_erase(owned))
+        await self._write(self._sharding.operations.set_or_erase(owned))

@@ -101,6 +101,10 @@ class ZarrInterface(Store):
         only_reads = only_reads and not self._sharding.operations.buffer.is_active
         return await self._sharding.driver.run_async(flow, only_reads=only_reads)
 
+    async def _write(self, flow: Flow[None]) -> None:
+        self._check_writable()
+        await self._run(flow)
+
     # -------------------------------------------------------------------- reads
 
     async def get(
@@ -184,26 +188,21 @@ class ZarrInterface(Store):
     # ------------------------------------------------------------------- writes
 
     async def set(self, key: str, value: Value) -> None:
-        self._check_writable()
-        await self._run(self._sharding.operations.set(key, own_bytes(value)))
+        await self._write(self._sharding.operations.set(key, own_bytes(value)))
 
     async def set_if_not_exists(self, key: str, value: Value) -> None:
-        self._check_writable()
         flow = self._sharding.operations.set(key, own_bytes(value), only_if_missing=True)
-        await self._run(flow)
+        await self._write(flow)
 
     async def _set_many(self, values: Iterable[tuple[str, Value]]) -> None:
-        self._check_writable()
         items = [(key, own_bytes(value)) for key, value in values]
-        await self._run(self._sharding.operations.set_many(items))
+        await self._write(self._sharding.operations.set_many(items))
 
     async def delete(self, key: str) -> None:
-        self._check_writable()
-        await self._run(self._sharding.operations.erase_values([key]))
+        await self._write(self._sharding.operations.erase_values([key]))
 
     async def delete_dir(self, prefix: str) -> None:
-        self._check_writable()
-        await self._run(self._sharding.operations.erase_prefix(_directory(prefix)))
+        await self._write(self._sharding.operations.erase_prefix(_directory(prefix)))
 
     async def clear(self) -> None:
         await self.delete_dir("")
