@@ -1,6 +1,6 @@
-"""zarr buffers to bytes and back, without a copy on the CPU.
+"""Conversions between zarr's types and ours: buffers and bytes, byte requests and byte ranges.
 
-Byte ranges as zarr asks for them, and as flows do.
+Buffers on the CPU are not copied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BYTE = np.dtype("B")
 
 
 def as_view(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
-    """Read-only view of the bytes of `value`.
+    """Return a read-only view of the bytes of `value`.
 
     Raises
     ------
@@ -34,9 +34,9 @@ def as_view(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
 
 
 def own_bytes(value: Buffer | bytes | bytearray | memoryview) -> bytes:
-    """The bytes of `value`, which nobody else can change.
+    """Return the bytes of `value`, which the caller cannot change afterwards.
 
-    For values that a commit may still hold when the caller was cancelled and goes on.
+    A cancelled caller may reuse its buffer while a commit still writes the value.
 
     Raises
     ------
@@ -47,14 +47,14 @@ def own_bytes(value: Buffer | bytes | bytearray | memoryview) -> bytes:
 
 
 def to_buffer(value: bytes | memoryview) -> Buffer:
-    """A CPU buffer that shares the memory of `value`."""
+    """Return a CPU buffer that shares the memory of `value`."""
     return CpuBuffer.from_bytes(value)
 
 
 def to_buffer_of(
     value: bytes | memoryview | None, prototype: BufferPrototype | None
 ) -> Buffer | None:
-    """A value in the buffer that zarr asked for; ``None``: there is none."""
+    """Return a value in the buffer that zarr asked for; ``None`` if there is no value."""
     if value is None:
         return None
     try:
@@ -67,7 +67,7 @@ def to_buffer_of(
 
 
 def range_of(byte_request: ByteRequest | None) -> ByteRange | None:
-    """zarr's request for a part of a value, for flows; ``None``: all of it."""
+    """Convert zarr's request for a part of a value; ``None``: all of the value."""
     match byte_request:
         case None:
             return None
@@ -85,7 +85,7 @@ def range_of(byte_request: ByteRequest | None) -> ByteRange | None:
 
 
 def byte_request_of(byte_range: ByteRange | None) -> ByteRequest | None:
-    """A flow's range, for a store of zarr."""
+    """Convert a byte range for a store of zarr."""
     match byte_range:
         case None:
             return None

@@ -1,13 +1,14 @@
-"""Work of one array operation side by side: in threads, or as tasks within a limit of bytes.
+"""Ways to run work concurrently in an event loop, bounded in number, bytes or threads.
 
-Work on what comes next while the last of it is being used.
+- `map_in_threads`: codecs of many chunks in a few threads.
+- `gather_bounded`: many coroutines, some at a time.
+- `run_within`: units of work whose sizes together stay within a limit.
+- `one_ahead`: a stream whose next item is made while the last one is used.
+- `SingleFlight`: one request for all tasks that ask the same thing concurrently.
+- `CallBatcher`: one call for all questions of one turn of the event loop.
 
-One request for many tasks that want to know the same at a time.
-
-Reads that tasks of an event loop begin in the same turn are made together.
-
-zarr asks for one chunk at a time, ten or more tasks side by side. Together their reads ask for
-each index once, and for neighbouring chunks in one span; on local files they take one hop to a
+zarr asks for one chunk at a time, in ten or more concurrent tasks. Batched, their reads ask for
+each index once, and for neighbouring chunks in one span. On local files they take one hop to a
 worker thread.
 """
 
@@ -17,7 +18,15 @@ import asyncio
 import itertools
 import os
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Sequence,
+)
 from typing import Any, Generic, TypeVar
 
 from zarr.core.config import config
@@ -37,19 +46,19 @@ _INLINE_NBYTES_OF_SMALL = 512 * 1024
 async def map_in_threads(
     work: Callable[[T], R], items: Sequence[T], nbytes: int, *, are_small: bool = False
 ) -> list[R]:
-    """Results of `work` for all items, in order; one hop to each of a few threads.
+    """Return the results of `work` for all items, in order; one hop to each of a few threads.
 
     Parameters
     ----------
     nbytes : int
-        How much there is to do; a little is done at once, in the event loop.
+        Size of all items; little work is done in the event loop.
     are_small
         Most of the work is Python's own steps, so that threads would wait for each other.
 
     Raises
     ------
     Exception
-        The first error of `work`, when no thread works on.
+        The first error of `work`, after every thread has stopped.
     """
     if nbytes <= (_INLINE_NBYTES_OF_SMALL if are_small else _INLINE_NBYTES):
         return [work(item) for item in items]
@@ -76,17 +85,41 @@ async def map_in_threads(
     return results
 
 
+async def gather_bounded(coros: Sequence[Coroutine[Any, Any, R]], n_at_once: int) -> list[R]:
+    """Return the results of coroutines, in order, with some of them under way at a time.
+
+    Raises
+    ------
+    Exception
+        The first error; the other coroutines are cancelled.
+    """
+    slots = asyncio.Semaphore(n_at_once)
+
+    async def one(coro: Coroutine[Any, Any, R]) -> R:
+        async with slots:
+            return await coro
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(coro)) for coro in coros]
+    except BaseExceptionGroup as errors:
+        for coro in coros:
+            coro.close()  # those that still waited for a slot
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
 async def run_within(
     limit_nbytes: int, units: Iterable[tuple[int, T]], run: Callable[[T], Awaitable[None]]
 ) -> None:
-    """Run units, each given with its size, side by side in this order within a limit.
+    """Run units concurrently, begun in this order; their sizes together stay within a limit.
 
     A unit that is larger than the limit runs alone.
 
     Raises
     ------
     Exception
-        The first error of a unit: no other one was begun after it, and nothing runs on.
+        The first error of a unit; no other one was begun after it, and nothing is left running.
     """
     tasks: dict[asyncio.Future[None], int] = {}
     try:
@@ -122,7 +155,7 @@ def _raise_first(outcomes: Iterable[object]) -> None:
 
 
 def _n_threads() -> int:
-    """Threads for codecs: as many as zarr was told to take, or one for each core."""
+    """Return the number of threads for codecs: zarr's configuration, or one for each core."""
     for name in ("codec_pipeline.max_workers", "threading.max_workers"):
         given = config.get(name, None)
         if isinstance(given, int) and given > 0:
@@ -131,9 +164,9 @@ def _n_threads() -> int:
 
 
 async def one_ahead(step: Callable[[], Awaitable[T | None]]) -> AsyncGenerator[T, None]:
-    """Results of steps until one is ``None``; a step is under way while its predecessor's is used.
+    """Yield the results of steps until one is ``None``, each step begun one result ahead.
 
-    Whoever breaks off closes the generator, and that cancels the step under way.
+    A caller that breaks off closes the generator, which cancels the step under way.
     """
 
     async def run() -> T | None:
@@ -151,7 +184,7 @@ async def one_ahead(step: Callable[[], Awaitable[T | None]]) -> AsyncGenerator[T
 
 
 class SingleFlight(Generic[T]):
-    """Requests that are under way, by what they ask for.
+    """Requests under way, by what they ask for: concurrent askers share one.
 
     Thread safety: may be used from any thread; tasks of one event loop wait for each other's.
     """
@@ -162,9 +195,9 @@ class SingleFlight(Generic[T]):
         ] = weakref.WeakKeyDictionary()
 
     async def join(self, scope: Hashable, ask: Callable[[], Awaitable[T]]) -> tuple[T, bool]:
-        """The reply to a request that is under way, or is made now; and whether it is ours.
+        """Return the reply to the request under way, or to a new one; and whether it is new.
 
-        One that is not may have been answered before it was asked for here.
+        The reply to an older request may be older than this call.
         """
         loop = asyncio.get_running_loop()
         flights = self._of_loops.setdefault(loop, {})
@@ -178,14 +211,14 @@ class SingleFlight(Generic[T]):
                 finally:
                     flights.pop(scope, None)
 
-            # A task of its own: whoever asked first may be cancelled without harm to the others.
+            # A task of its own: the first caller may be cancelled without harm to the others.
             flight = flights[scope] = loop.create_task(fly())
             flight.add_done_callback(_see_error)
         return await asyncio.shield(flight), is_ours
 
 
 def _see_error(flight: asyncio.Task[T]) -> None:
-    """Of a flight that nobody waits for any more."""
+    """Take the error of a flight after its last caller was cancelled: asyncio warns otherwise."""
     if not flight.cancelled():
         flight.exception()
 
@@ -197,13 +230,13 @@ _Turn = list[tuple[Q, "asyncio.Future[A]"]]
 
 
 class CallBatcher(Generic[Q, A]):
-    """Gathers questions, and asks them together.
+    """Batches of the questions that are asked in one turn of an event loop.
 
     Parameters
     ----------
     ask
-        Answers questions, in order. If it fails for many they are asked one by one: each
-        caller gets the error of its own question.
+        Answers questions, in order. If it fails for many questions, they are asked one by one:
+        each caller gets the error of its own question.
 
     Thread safety: may be used from any thread; those of one event loop are gathered.
     """
@@ -216,7 +249,7 @@ class CallBatcher(Generic[Q, A]):
         self._running: set[asyncio.Task[None]] = set()
 
     async def answer(self, question: Q) -> A:
-        """The answer to a question, asked with the others of this turn of the event loop."""
+        """Return the answer to a question, asked with the others of this turn of the loop."""
         loop = asyncio.get_running_loop()
         turn = self._turns.get(loop)
         if turn is None:

@@ -1,4 +1,4 @@
-"""What a store has asked of its base store, counted."""
+"""Counts of the requests that a store has made to its base store."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from zarr_shardstore.synchronized import synchronized
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a store has asked of its base store since it was made.
+    """Requests that a store has made to its base store since the store was made.
 
     Parameters
     ----------
     requests : int
-        Requests of any kind: reads, writes, listings. What a client of an object store sends
-        again by itself, and a size that is asked for before the end of an object, is not seen.
+        Requests of any kind: reads, writes, listings. Retries of a client of an object store, and
+        a size that is asked for before the end of an object, are not counted.
     nbytes_read : int
         Bytes of values and indexes in the replies.
     rounds : int
@@ -27,9 +27,9 @@ class Stats:
     index_requests : int
         Requests for a shard index, or for a consolidated index; they are among `requests`.
     index_hits : int
-        Indexes that were needed, and known.
+        Indexes that were needed, and cached.
     warm_reads : int
-        Chunks of local files that were read by one positioned read, their index being known;
+        Chunks of local files that were read by one positioned read, with a cached index;
         they are not among `requests`.
     """
 
@@ -55,7 +55,7 @@ class Counters:
         self._index_requests = self._index_hits = 0
         self._warm_reads = count()
         self.count_warm_read = self._warm_reads.__next__
-        """One more; by a counter that needs no lock."""
+        """Count one more, by a counter that needs no lock."""
         self._n_looks = 0
 
     def count_round(self, requests: Sequence[Request], replies: Sequence[Any]) -> None:
@@ -89,7 +89,7 @@ class Counters:
 
     @_synchronized
     def stats(self) -> Stats:
-        """The counts now."""
+        """Return the counts now."""
         # A look at such a counter counts, too.
         n_warm_reads = next(self._warm_reads) - self._n_looks
         self._n_looks += 1

@@ -1,7 +1,7 @@
-"""Shard indexes that were read before, of all stores of the process; bounded in bytes.
+"""Cache of shard indexes, shared by all stores of the process and bounded in bytes.
 
-What is here is never trusted by itself: each index stands beside the version of the object that
-it was read from, and whoever uses it sees that the object is still the same.
+A cached index is never trusted by itself. It is stored with the version of the object that it was
+read from, and each user checks that the object is still the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DEFAULT_MAX_NBYTES = 64 * 1024 * 1024
 """Four million entries."""
 
 _ITEM_NBYTES = 1024
-"""Of what stands beside the entries of an index, about."""
+"""Of what is stored with the entries of an index, about."""
 
 
 class _Item(Protocol):
@@ -76,7 +76,7 @@ _synchronized = synchronized()
 
 
 class IndexCache:
-    """Indexes by the identity of their object; those that were not used for long go first.
+    """Indexes by the identity of their object; second-chance eviction, the oldest first.
 
     Thread safety: may be used from any thread.
     """
@@ -86,13 +86,13 @@ class IndexCache:
         self.nbytes = 0
         self._items: OrderedDict[Hashable, _Item] = OrderedDict()
         self.find = self._items.get
-        """The item of an object; whoever uses it says so by `was_used`."""
+        """Return the item of an object; its user sets `was_used`."""
 
     def __len__(self) -> int:
         return len(self._items)
 
     def get(self, scope: Hashable, spec: ShardingSpec) -> _Item | None:
-        """The index of an object, if it was decoded so."""
+        """Return the index of an object, if it was decoded with this spec."""
         item = self._items.get(scope)
         if item is None or item.spec != spec:
             return None
@@ -101,7 +101,7 @@ class IndexCache:
 
     @_synchronized
     def put(self, scope: Hashable, item: _Item) -> None:
-        """Remember an index."""
+        """Cache an index."""
         self._drop(scope)
         if item.nbytes > self.max_nbytes:
             return
@@ -110,23 +110,23 @@ class IndexCache:
         self._shrink()
 
     def forget(self, scope: Hashable) -> None:
-        """Forget the index of an object."""
+        """Drop the index of an object."""
         if scope in self._items:
             self._drop(scope)
 
     def scopes(self) -> list[Hashable]:
-        """Whose indexes are remembered."""
+        """Return the identities of all objects with a cached index."""
         return list(self._items)
 
     @_synchronized
     def resize(self, max_nbytes: int) -> None:
-        """Take another bound, in bytes."""
+        """Set another bound, in bytes."""
         self.max_nbytes = max_nbytes
         self._shrink()
 
     @_synchronized
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all."""
         self._items.clear()
         self.nbytes = 0
 
@@ -152,17 +152,17 @@ index_cache = IndexCache(_DEFAULT_MAX_NBYTES)
 
 
 def set_index_cache_nbytes(max_nbytes: int) -> None:
-    """Bound the memory of the shard indexes that this process remembers.
+    """Bound the memory of the shard indexes that this process caches.
 
     Parameters
     ----------
     max_nbytes : int
-        64 MiB if nobody says otherwise; an index takes 16 bytes for each chunk of its shard.
-        With 0 each read asks for the index anew.
+        64 MiB by default; an index takes 16 bytes for each chunk of its shard.
+        With 0 each read asks for the index again.
 
     Raises
     ------
     SpecError
-        If it is no whole number, or negative.
+        If the bound is no whole number, or negative.
     """
     index_cache.resize(whole_number("max_nbytes", max_nbytes))

@@ -1,4 +1,8 @@
-"""Shards that were changed in their place are brought to rest: at flush, at close, at exit."""
+"""Sealing of the shard files that this process has appended to: at flush, at close, at exit.
+
+A sealed shard has no gap and no journal. Sealing is an update of the shard, so it goes through the
+update queue.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +25,23 @@ from zarr_shardstore.io.local.shard_files import ShardFile
 from zarr_shardstore.shards.append import seal_shard
 from zarr_shardstore.shards.requests import Flow, UpdateShard
 from zarr_shardstore.shards.updates import EntryUpdate
+from zarr_shardstore.synchronized import in_forked_child
 
 
 def seal_all(backend: Backend | None = None, order: EntryOrder = "morton") -> None:
-    """Seal the shards that this process has changed in their place, and not sealed yet.
+    """Seal every shard file that this process has appended to.
 
     Parameters
     ----------
     backend
-        Only those below its root.
+        If given, only the shards below its root are sealed.
     order
         Of the entries of shards that are compacted.
 
     Raises
     ------
     CorruptShardError, OSError
-        The first error there was; the other shards are sealed.
+        The first error; the other shards are sealed.
     """
     if backend is not None and not isinstance(backend, LocalBackend):
         return
@@ -54,13 +59,13 @@ def seal_all(backend: Backend | None = None, order: EntryOrder = "morton") -> No
 
 
 async def seal_all_async(backend: Backend, order: EntryOrder) -> None:
-    """As `seal_all`, in a thread of its own."""
+    """Seal as `seal_all` does, in a thread of its own."""
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(_sealing_thread(), seal_all, backend, order)
 
 
 def _sealing_thread() -> ThreadPoolExecutor:
-    """Not one of the worker threads: it waits for commits, which they make."""
+    """Return a thread of its own: it waits for commits, which the worker threads make."""
     global _sealers
     if _sealers is None:
         _sealers = ThreadPoolExecutor(1, thread_name_prefix="zarr-shardstore-seal")
@@ -68,13 +73,12 @@ def _sealing_thread() -> ThreadPoolExecutor:
 
 
 def _seal_later(file: ShardFile) -> None:
-    """Whoever writes another shard shall not wait for it."""
     with suppress(RuntimeError):  # the process ends, and seals all
         _sealing_thread().submit(_seal_if_there, file)
 
 
 def _seal_if_there(file: ShardFile) -> None:
-    with suppress(Exception):  # as it is, it is whole, too; flush says what is wrong
+    with suppress(Exception):  # an unsealed shard is whole, too; flush reports what is wrong
         if file.shard is not None and os.path.isfile(file.path):
             _seal(file, file.shard, "morton")
         else:
@@ -82,7 +86,7 @@ def _seal_if_there(file: ShardFile) -> None:
 
 
 def _seal(file: ShardFile, shard: ShardRef, order: EntryOrder) -> None:
-    """As an update of the shard, so that the other threads of this process wait for it."""
+    """Seal as an update of the shard, so that the other threads of this process wait for it."""
     is_another = False
 
     def sealing(
@@ -106,7 +110,7 @@ def _seal(file: ShardFile, shard: ShardRef, order: EntryOrder) -> None:
 
 
 def _seal_at_exit() -> None:
-    with suppress(Exception):  # whoever opens them next finds them whole, too
+    with suppress(Exception):  # unsealed shards are whole, too
         seal_all()
 
 
@@ -118,18 +122,15 @@ atexit.register(_seal_at_exit)
 
 
 def _seal_at_exit_of_child(_: object) -> None:
-    """A forked process of multiprocessing ends without what atexit knows."""
+    """Seal at the exit of a forked process of multiprocessing, which skips `atexit`."""
     Finalize(None, _seal_at_exit, exitpriority=0)
 
 
 register_after_fork(open_shards, _seal_at_exit_of_child)
 
 
-def _reset_after_fork() -> None:
-    """The child has none of the parent's threads."""
+@in_forked_child
+def _reset() -> None:
+    """Forget the parent's thread: the child has none of its threads."""
     global _sealers
     _sealers = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)

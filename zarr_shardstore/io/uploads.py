@@ -22,31 +22,31 @@ PART_NBYTES = 8 * 1024 * 1024
 
 
 class Upload(Protocol):
-    """One object that is being stored. Blocking; for one thread."""
+    """Object that is being stored. Blocking; for one thread."""
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Append pieces; they are not changed, and not kept when this returns or soon after."""
+        """Append pieces. They are not changed, and not kept for long after the return."""
 
     def finish(self) -> None:
         """Publish the object under its key."""
 
     def abort(self) -> None:
-        """Give up; what was there under the key stays. No error if it is not possible."""
+        """Give up. An older object under the key stays. No error if that is not possible."""
 
 
 class LocalUpload:
-    """A temporary file beside the target, which `finish` renames to it.
+    """Temporary file in the directory of the target, which `finish` renames to the target.
 
-    The temporary name ends as that of zarr's ``LocalStore``, and is short: that of the target may
-    be as long as one can be. What a killed process leaves behind is not listed.
+    The temporary name ends as that of zarr's ``LocalStore`` and is short, because the name of the
+    target may be as long as possible. The file that a killed process leaves is not listed.
 
     Parameters
     ----------
     path
         Of the target.
     durable_below : str, optional
-        A directory above the target. When `finish` returns the file survives a loss of power,
-        and so do the directories between the two.
+        A directory above the target. When `finish` returns, the file and the directories between
+        the two survive a loss of power.
     """
 
     def __init__(self, path: str, durable_below: str | None = None) -> None:
@@ -73,16 +73,16 @@ class LocalUpload:
         self._nbytes += sum(map(len, pieces))
 
     def skip_to(self, offset: int) -> None:
-        """What is written next comes at `offset`, behind bytes that take no room."""
+        """Continue at `offset`, behind a hole that takes no room on the disk."""
         self._nbytes = offset
 
     @property
     def fd(self) -> int:
-        """Descriptor of the temporary file."""
+        """The descriptor of the temporary file."""
         return self._fd
 
     def copy_mode(self, fd: int) -> None:
-        """Take over the mode of an open file."""
+        """Copy the mode of an open file."""
         os.fchmod(self._fd, stat.S_IMODE(os.fstat(fd).st_mode))
 
     def finish(self) -> None:
@@ -103,14 +103,14 @@ class LocalUpload:
             os.unlink(self._temporary)
 
     def _close(self) -> None:
-        """Once: afterwards the number may be that of another thread's file."""
+        """Close once: afterwards the number may be that of another thread's file."""
         if self._is_open:
             self._is_open = False
             os.close(self._fd)
 
 
 def _time_of(path: str) -> int:
-    """When the file was last written; 0: there is none."""
+    """Return the time of the last write, in ns; 0 if there is no file."""
     try:
         return os.lstat(path).st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
@@ -118,7 +118,7 @@ def _time_of(path: str) -> int:
 
 
 def sync_file(path: str) -> None:
-    """Wait until a file survives a loss of power; its name may not."""
+    """Wait until a file, but not its name, survives a loss of power."""
     fd = fs.open_to_read(path)
     try:
         fs.sync(fd)
@@ -138,14 +138,14 @@ def sync_directories(path: str, top: str) -> None:
 
 
 class StreamUpload:
-    """A file-like object of a client that publishes it when it is closed.
+    """File-like object of a client, which publishes the object when it is closed.
 
     Parameters
     ----------
     stream
         With ``write`` and ``close``.
     discard
-        Gives up.
+        Gives the stream up.
     """
 
     def __init__(self, stream: Any, discard: Any) -> None:
@@ -153,7 +153,7 @@ class StreamUpload:
         self._discard = discard
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Append pieces, as calls of about a part each."""
+        """Append pieces, by calls of about a part each."""
         part: list[bytes | memoryview] = []
         nbytes = 0
         for piece in pieces:
@@ -176,12 +176,12 @@ class StreamUpload:
 
 
 class BufferedUpload:
-    """For base stores that take whole objects only: the object is in memory.
+    """Upload for base stores that take whole objects only: the object is in memory.
 
     Parameters
     ----------
     backend
-        Stores it.
+        Stores the object.
     """
 
     def __init__(self, backend: Any, key: str) -> None:

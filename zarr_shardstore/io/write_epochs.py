@@ -1,26 +1,25 @@
-"""Which state of an object a reply came from, where the base store does not tell.
+"""Write epochs: versions of objects for base stores that tell none (a seqlock).
 
-Every write of this process announces itself here before and after. Two reads of one object
-between which no write was under way saw the same state; the read flow retries otherwise.
-Writes of other processes are not seen: they need a base store that has versions.
+Every write of this process announces itself before and after. Two reads of one object with no
+write in between saw the same state; otherwise the read flow retries. Writes of other processes are
+not seen: they need a base store that has versions.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
-from zarr_shardstore.synchronized import synchronized
+from zarr_shardstore.synchronized import in_forked_child, synchronized
 
 _N_BUCKETS = 1 << 14
-"""Objects share a bucket by their hash. A write in the same bucket costs a reader one more
-look, never a wrong byte; so the memory is fixed, however many shards are written."""
+"""Objects share a bucket by their hash. A write in the same bucket costs a reader one more look,
+never a wrong byte. So the memory is fixed, however many shards are written."""
 
 
 class _Unstable:
-    """Equals nothing, not even itself: the object was being written."""
+    """Version that equals nothing, not even itself: the object was being written."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -33,11 +32,11 @@ UNSTABLE = _Unstable()
 _synchronized = synchronized()
 _n_finished = [0] * _N_BUCKETS
 _under_way: dict[int, dict[object, asyncio.AbstractEventLoop | None]] = {}
-"""By bucket: each write that goes on, and its event loop; ``None`` for one that blocks."""
+"""By bucket: each write under way, and its event loop; ``None`` for a write that blocks."""
 
 
 def version_of(scope: Hashable) -> object:
-    """Version of an object now; read it before and after a request, and compare."""
+    """Return the version of an object now. Read it before and after a request, and compare."""
     bucket = hash(scope) % _N_BUCKETS
     # In this order: a write that ends in between has counted itself before it leaves.
     return UNSTABLE if bucket in _under_way and _is_under_way(bucket) else _n_finished[bucket]
@@ -45,7 +44,7 @@ def version_of(scope: Hashable) -> object:
 
 @_synchronized
 def _is_under_way(bucket: int) -> bool:
-    """Whether a write goes on. One whose event loop was closed never says that it ended."""
+    """Return whether a write is under way. One whose event loop was closed is ended here."""
     for write, loop in list(_under_way.get(bucket, {}).items()):
         if loop is not None and loop.is_closed():
             _end(bucket, write)
@@ -59,7 +58,7 @@ def _begin(bucket: int, write: object, loop: asyncio.AbstractEventLoop | None) -
 
 @_synchronized
 def _end(bucket: int, write: object) -> None:
-    """Count a write as finished, unless that was done for it."""
+    """Count a write as finished, once."""
     writes = _under_way.get(bucket, {})
     if write in writes:
         _n_finished[bucket] += 1
@@ -92,10 +91,7 @@ def publishing(
             _end(bucket, write)
 
 
-def _reset_after_fork() -> None:
-    """The child has none of the parent's writers."""
+@in_forked_child
+def _reset() -> None:
+    """Forget the parent's writers: the child has none of them."""
     _under_way.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)

@@ -14,7 +14,6 @@ never lands after a newer one.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -37,7 +36,7 @@ from zarr_shardstore.shards.updates import (
     apply_pieces,
     replaces_value,
 )
-from zarr_shardstore.synchronized import synchronized
+from zarr_shardstore.synchronized import in_forked_child, synchronized
 
 if TYPE_CHECKING:
     from zarr_shardstore.operations.flush import Flusher
@@ -429,13 +428,10 @@ def _own(value: bytes | memoryview) -> bytes:
     return value if isinstance(value, bytes) else bytes(value)
 
 
-def _reset_after_fork() -> None:
+@in_forked_child
+def _reset() -> None:
     for buffer in list(_buffers):
         buffer.reset()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 # ------------------------------------------------------------------------ blocks

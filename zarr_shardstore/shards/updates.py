@@ -1,4 +1,4 @@
-"""Updates of single entries: what a write asks for, before any strategy decides how.
+"""Updates of entries: the changes that a write asks for, before a strategy decides how.
 
 Source: sharding storage transformer draft, "API implementation", set_partial_values and
 erase_values; zarr-python 2.18, ``StoreV3.set_partial_values`` (a start behind the end, a
@@ -37,14 +37,14 @@ class DeleteEntry:
 
 @dataclass(frozen=True, slots=True)
 class PatchEntry:
-    """Write pieces into the value of an entry; what they do not reach stays."""
+    """Write pieces into the value of an entry; the bytes around them stay."""
 
     entry_id: int
     pieces: tuple[Piece, ...]
 
     @property
     def nbytes_from_start(self) -> int | None:
-        """Bytes that the pieces cover from 0 on without a gap; ``None`` if not all do."""
+        """Bytes that the pieces cover from 0 without a gap; ``None`` if there is a gap."""
         end = 0
         for start, value in sorted(self.pieces, key=_start_and_nbytes):
             if start != end:
@@ -72,7 +72,7 @@ def replaces_value(update: EntryUpdate) -> bool:
 
 
 def nbytes_of(update: EntryUpdate) -> float:
-    """Bytes that an update brings; infinity if only the update knows."""
+    """Return the bytes of new values in an update; infinity if only the update knows."""
     match update:
         case SetEntry(_, value):
             return len(value)
@@ -111,7 +111,7 @@ def check_pieces(key: str, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 
 
 def apply_pieces(key: str, old: bytes | memoryview | None, pieces: Iterable[Piece]) -> bytes:
-    """Value after the pieces are written over `old`; a missing value counts as empty.
+    """Return `old` with the pieces written over it; a missing value counts as empty.
 
     A piece may start behind the end only where others fill the gap. A negative start counts
     from the end, and the value then ends with the piece.

@@ -43,7 +43,8 @@ from zarr_shardstore.io.backends.base import (
     ReplacedMeanwhileError,
 )
 from zarr_shardstore.io.backends.key_pages import next_page
-from zarr_shardstore.io.backends.zarr_store import ZarrBackend, concurrently
+from zarr_shardstore.io.backends.zarr_store import MAX_CONCURRENCY, ZarrBackend
+from zarr_shardstore.io.concurrency import gather_bounded
 from zarr_shardstore.io.remote.consolidated_reads import ConsolidatedIndexes
 from zarr_shardstore.io.remote.etags import ObjectVersion, version_of_meta
 from zarr_shardstore.io.remote.object_calls import ObjectReader
@@ -284,7 +285,9 @@ class _Optimistic(Backend):
         return self._backend.upload(key)
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
-        return await concurrently([self._perform_one(request) for request in batch])
+        return await gather_bounded(
+            [self._perform_one(request) for request in batch], MAX_CONCURRENCY
+        )
 
     async def _perform_one(self, request: Request) -> Any:
         match request:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import warnings
-from collections.abc import Coroutine, Hashable
+from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -27,7 +26,7 @@ from zarr_shardstore.io.backends.store_traits import (
     scope_of_store,
 )
 from zarr_shardstore.io.buffers import byte_request_of, to_buffer
-from zarr_shardstore.io.concurrency import SingleFlight
+from zarr_shardstore.io.concurrency import SingleFlight, gather_bounded
 from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.io.remote.etags import ObjectVersion
 from zarr_shardstore.io.remote.object_calls import (
@@ -62,7 +61,7 @@ from zarr_shardstore.shards.requests import (
     SetIfNotExists,
 )
 
-_MAX_CONCURRENCY = 64
+MAX_CONCURRENCY = 64
 """Concurrent requests of one batch; zarr's own limit of 10 is one of chunks."""
 
 
@@ -107,7 +106,7 @@ class ZarrBackend(Backend):
             self._indexes = RemoteIndexes(self, lambda key: (identity, key), is_static=True)
         self._options = options
         self.can_block = has_sync_surface(store)
-        self.max_requests_at_once = None if is_in_memory(store) else _MAX_CONCURRENCY
+        self.max_requests_at_once = None if is_in_memory(store) else MAX_CONCURRENCY
         self.reads = ObjectReader(store)
 
     def __eq__(self, other: object) -> bool:
@@ -176,7 +175,9 @@ class ZarrBackend(Backend):
                 return replies
         if len(batch) == 1:
             return [await self._perform_one(batch[0])]
-        return await concurrently([self._perform_one(request) for request in batch])
+        return await gather_bounded(
+            [self._perform_one(request) for request in batch], MAX_CONCURRENCY
+        )
 
     def _is_linked(self, key: str) -> bool:  # noqa: ARG002
         """Whether a key is reached through a link below the root."""
@@ -205,7 +206,9 @@ class ZarrBackend(Backend):
             case Get(key, byte_range):
                 return await self.reads.get(key, byte_range)
             case GetMany(keys):
-                founds = await concurrently([self.reads.get(key, None) for key in keys])
+                founds = await gather_bounded(
+                    [self.reads.get(key, None) for key in keys], MAX_CONCURRENCY
+                )
                 return [found.value for found in founds]
             case Exists(key) if isinstance(innermost(store), FsspecStore):
                 # For fsspec's `exists` an object is missing whatever fails.
@@ -221,7 +224,7 @@ class ZarrBackend(Backend):
             case Delete(key):
                 await store.delete(key)
             case DeleteMany(keys):
-                await delete_many(store, keys, _MAX_CONCURRENCY)
+                await delete_many(store, keys, MAX_CONCURRENCY)
             case Move(key, to):
                 await move(store, key, to)
             case DeletePrefix(prefix) if deletes_only_by_key(store) or await _has_object(
@@ -257,24 +260,6 @@ class ZarrBackend(Backend):
             case _:
                 raise TypeError(f"a backend does not perform {request!r}")
         return None
-
-
-async def concurrently(coros: list[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Return results in order, of up to 64 concurrent calls; the first error cancels the rest."""
-    slots = asyncio.Semaphore(_MAX_CONCURRENCY)
-
-    async def one(coro: Coroutine[Any, Any, Any]) -> Any:
-        async with slots:
-            return await coro
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(coro)) for coro in coros]
-    except BaseExceptionGroup as errors:
-        for coro in coros:
-            coro.close()  # those that still wait for a slot
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 async def _has_object(store: Store, prefix: str) -> bool:

@@ -10,7 +10,6 @@ Each function has a way for obstore and for fsspec, and one for any other store.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -22,6 +21,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.io.backends.store_traits import has_no_such_key
 from zarr_shardstore.io.buffers import as_view, byte_request_of
+from zarr_shardstore.io.concurrency import gather_bounded
 from zarr_shardstore.io.uploads import PART_NBYTES, StreamUpload, Upload
 from zarr_shardstore.shards.requests import Found, Get
 
@@ -252,15 +252,7 @@ async def delete_many(store: Store, keys: Sequence[str], n_at_once: int) -> None
             return
         except FileNotFoundError:
             pass  # on local files the first that is missing ends it: one by one, then
-    slots = asyncio.Semaphore(n_at_once)
-
-    async def delete(key: str) -> None:
-        async with slots:
-            await store.delete(key)
-
-    async with asyncio.TaskGroup() as group:
-        for key in keys:
-            group.create_task(delete(key))
+    await gather_bounded([store.delete(key) for key in keys], n_at_once)
 
 
 def _blocking_fs(store: FsspecStore) -> Any:
