@@ -8,13 +8,13 @@ import threading
 import pytest
 
 from zarr_shardstore.io import write_epochs
-from zarr_shardstore.io.write_epochs import publishing, version_of
+from zarr_shardstore.io.write_epochs import announced, version_of
 
 
 def test_two_looks_without_a_write_are_equal() -> None:
     """Also of an object that this process never wrote."""
     assert version_of("never") == version_of("never")
-    with publishing(["once"]):
+    with announced(["once"]):
         pass
     assert version_of("once") == version_of("once")
 
@@ -22,7 +22,7 @@ def test_two_looks_without_a_write_are_equal() -> None:
 def test_a_write_changes_the_version() -> None:
     """Of that object, and of no other."""
     before = version_of("a"), version_of("b")
-    with publishing(["a"]):
+    with announced(["a"]):
         pass
     assert version_of("a") != before[0]
     assert version_of("b") == before[1]
@@ -30,8 +30,8 @@ def test_a_write_changes_the_version() -> None:
 
 def test_while_it_is_written_an_object_has_no_version() -> None:
     """Not even one that equals itself; and so until the last of several writers is done."""
-    with publishing(["a"]):
-        with publishing(["a"]):
+    with announced(["a"]):
+        with announced(["a"]):
             pass
         assert version_of("a") != version_of("a")
     assert version_of("a") == version_of("a")
@@ -43,7 +43,7 @@ def test_objects_that_share_a_bucket_cost_a_look_not_a_byte(
     """Memory is fixed: with one bucket each write changes the version of all objects."""
     monkeypatch.setattr(write_epochs, "_N_BUCKETS", 1)
     before = version_of("a")
-    with publishing(["b"]):
+    with announced(["b"]):
         assert version_of("a") != before
     assert version_of("a") != before
 
@@ -52,7 +52,7 @@ def test_a_write_whose_event_loop_was_closed_has_ended() -> None:
     """It cannot say so itself: its task never runs again. No reader waits for it."""
     loop = asyncio.new_event_loop()
     before = version_of("left")
-    write = publishing(["left"], loop)
+    write = announced(["left"], loop)
     write.__enter__()
     assert version_of("left") != version_of("left")
     loop.close()
@@ -67,7 +67,7 @@ def test_many_writers() -> None:
 
     def write() -> None:
         for i in range(300):
-            with publishing([i % 7, "x"]):
+            with announced([i % 7, "x"]):
                 pass
 
     threads = [threading.Thread(target=write) for _ in range(6)]

@@ -190,7 +190,7 @@ class SingleFlight(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._of_loops: weakref.WeakKeyDictionary[
+        self._under_way: weakref.WeakKeyDictionary[
             asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[T]]
         ] = weakref.WeakKeyDictionary()
 
@@ -200,27 +200,27 @@ class SingleFlight(Generic[T]):
         The reply to an older request may be older than this call.
         """
         loop = asyncio.get_running_loop()
-        flights = self._of_loops.setdefault(loop, {})
-        flight = flights.get(scope)
-        is_ours = flight is None or flight.done()
-        if flight is None or is_ours:
+        tasks = self._under_way.setdefault(loop, {})
+        task = tasks.get(scope)
+        is_ours = task is None or task.done()
+        if task is None or is_ours:
 
-            async def fly() -> T:
+            async def run() -> T:
                 try:
                     return await ask()
                 finally:
-                    flights.pop(scope, None)
+                    tasks.pop(scope, None)
 
             # A task of its own: the first caller may be cancelled without harm to the others.
-            flight = flights[scope] = loop.create_task(fly())
-            flight.add_done_callback(_see_error)
-        return await asyncio.shield(flight), is_ours
+            task = tasks[scope] = loop.create_task(run())
+            task.add_done_callback(_see_error)
+        return await asyncio.shield(task), is_ours
 
 
-def _see_error(flight: asyncio.Task[T]) -> None:
-    """Take the error of a flight after its last caller was cancelled: asyncio warns otherwise."""
-    if not flight.cancelled():
-        flight.exception()
+def _see_error(task: asyncio.Task[T]) -> None:
+    """Take the error of a task after its last caller was cancelled: asyncio warns otherwise."""
+    if not task.cancelled():
+        task.exception()
 
 
 Q = TypeVar("Q")

@@ -27,7 +27,7 @@ from zarr_shardstore.io.update_queue import (
     running_loop,
     worker_pool,
 )
-from zarr_shardstore.io.write_epochs import UNSTABLE, publishing, version_of
+from zarr_shardstore.io.write_epochs import UNSTABLE, announced, version_of
 from zarr_shardstore.shards.requests import (
     ChangeShard,
     Delete,
@@ -253,7 +253,7 @@ class Driver:
             for r in requests
             if isinstance(r, _WRITES)
         ]
-        with publishing(writes, loop) if writes else nullcontext():
+        with announced(writes, loop) if writes else nullcontext():
             replies: list[Any] = yield requests
         self.counters.count_round(requests, replies)
         if before is None:

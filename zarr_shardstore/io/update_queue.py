@@ -69,7 +69,7 @@ _Loop: TypeAlias = asyncio.AbstractEventLoop
 
 
 class Committer(Protocol):
-    """What the queue needs of the driver of a store."""
+    """The driver of a store, as far as the queue needs it."""
 
     inline_from: float
     """From this time on, by the monotonic clock in s, event loops may commit inline."""

@@ -68,7 +68,7 @@ def _end(bucket: int, write: object) -> None:
 
 
 @contextmanager
-def publishing(
+def announced(
     scopes: list[Hashable], loop: asyncio.AbstractEventLoop | None = None
 ) -> Iterator[None]:
     """Announce a write of objects for as long as the block runs.

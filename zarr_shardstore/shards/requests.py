@@ -1,8 +1,13 @@
-"""The requests that flows make and the replies that they get.
+"""Requests of flows, and the replies to them.
 
-A *flow* is a generator: it yields a batch of independent requests, receives one reply for
-each, in order, and returns its result. It does no I/O; a driver of the floor above performs
-the batches, blocking or async. An exception of a request is thrown into the flow.
+A *flow* is a generator: it yields a batch of independent requests, receives one reply for each, in
+order, and returns its result. It does no I/O. A driver performs the batches, blocking or async. An
+exception of a request is thrown into the flow.
+
+- Storage transformers reply to `Get`, `Exists`, `GetSize`, `Set`, `SetIfNotExists`, `SetPartial`,
+  `Modify` and `Delete`. Backends perform all of these but `SetPartial` and `Modify`.
+- The driver commits `UpdateShard` by the update queue.
+- Backends perform all others.
 """
 
 from __future__ import annotations
@@ -25,12 +30,12 @@ T = TypeVar("T")
 class Found(NamedTuple):
     """Reply to `Get`.
 
-    Two replies of one key with equal versions were read from one state of the object. A
-    version that equals nothing says that the object was being written.
+    Two replies of one key with equal versions were read from one state of the object. A version
+    that equals nothing tells that the object was being written.
     """
 
     value: memoryview | None
-    """The bytes asked for, fewer where the object ends; ``None`` if there is no object."""
+    """The requested bytes, fewer where the object ends; ``None`` if there is no object."""
     version: object
     """State of the object that was read."""
     size: int | None = None
@@ -40,13 +45,15 @@ class Found(NamedTuple):
 class Get(NamedTuple):
     """Read an object or a range of it. Reply: `Found`.
 
-    `consistent` asks for bytes that no writer is about to change in their place: the reply waits
-    for its change to end, and a change that was cut off is not seen. Where objects are never
-    changed in their place it means nothing.
-
-    `opened` asks for bytes of the file that `OpenShard` has opened, whatever has its name now.
-
-    `together`: one reply may answer all requests that are under way and have the same here.
+    Parameters
+    ----------
+    consistent
+        The reply waits for a change of the object in its place, and does not see a change that was
+        cut off. It has no effect where objects are never changed in their place.
+    together
+        One reply may answer all concurrent requests that are equal here.
+    opened
+        Read the file that `OpenShard` has opened, even if another file has its name now.
     """
 
     key: str
@@ -62,30 +69,38 @@ class FoundIndex(NamedTuple):
     decoded: ShardIndex | None
     """``None`` if there is no shard, or its index cannot be decoded."""
     version: object
-    """As of `Found`."""
+    """As in `Found`."""
     size: int | None = None
-    """As of `Found`."""
+    """As in `Found`."""
     damage: IndexDamageError | None = None
     """Why the index cannot be decoded."""
     was_requested: bool = True
     """True if this request read the index. False if it came from a cache."""
     is_unverified: bool = False
-    """It was read by an earlier request, or by one that had begun before: what it says is true
-    if bytes of the shard that are read now have the same version."""
+    """True if an earlier or concurrent request read the index. It is valid if bytes of the shard
+    that are read now have the same version."""
     consolidated_nbytes: int | None = None
     """Size of the consolidated index that this request read; ``None``: it read none."""
     value: memoryview | None = None
-    """The bytes of the whole shard, if the index was read with them; perhaps damaged ones."""
+    """The bytes of the whole shard, if the index was read with them; they may be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetIndex:
     """Read the index of a shard. Reply: `FoundIndex`.
 
-    `consistent` is that of `Get`. With `revalidate` the index is read now, or found to be the
-    same as it was: also by its `version`, if the caller has just seen that in a listing. Without
-    `cache` it is kept only if reading it again would take a round trip. `with_data` asks for all
-    bytes of the shard along with an index that is not known.
+    Parameters
+    ----------
+    consistent
+        As in `Get`.
+    revalidate
+        Read the index now, or check that a cached one is still valid.
+    version
+        The version of the shard, if the caller has just seen it in a listing.
+    cache
+        If false, the index is cached only where reading it again would take a round trip.
+    with_data
+        Read all bytes of the shard along with an index that is not cached.
     """
 
     shard: ShardRef
@@ -97,7 +112,7 @@ class GetIndex:
 
     @property
     def key(self) -> str:
-        """Of the shard."""
+        """Key of the shard."""
         return self.shard.key
 
 
@@ -105,10 +120,10 @@ class GetIndex:
 class RecordIndex:
     """Read the index of a shard, and a version of the shard that any process can compare. Only
     for base stores with `has_lasting_versions`. Reply: `IndexCopy`; ``None`` if there is no
-    shard, or it is damaged or being changed; ``"young"`` if it has changed just now, so that
-    its version does not tell yet.
+    shard, or it is damaged or being changed; ``"young"`` if it has changed so recently that its
+    version proves nothing yet.
 
-    With `waits` it is looked at when all that has changed before now is old enough.
+    With `waits` the shard is read when every earlier change is old enough.
     """
 
     shard: ShardRef
@@ -122,7 +137,7 @@ Recorded: TypeAlias = "IndexCopy | Literal['young'] | None"
 class GetMany:
     """Read many whole objects. Reply: a list with bytes, or ``None`` where there is no object.
 
-    One request, so that what is done for each of them is little more than the system calls.
+    One request for all, so that each costs little more than its system calls.
     """
 
     keys: Sequence[str]
@@ -165,8 +180,8 @@ class SetWithGaps:
     Parameters
     ----------
     parts
-        Ascending offsets, and the pieces that are written from each on. What lies between
-        takes no room.
+        Ascending offsets, and the pieces that are written from each on. The holes between them
+        take no room.
     """
 
     key: str
@@ -175,11 +190,11 @@ class SetWithGaps:
 
 @dataclass(frozen=True, slots=True)
 class OpenShard:
-    """Open a shard to change it in its place; the caller holds it. Only for base stores that
-    can append. Reply: `ShardWriter`, or ``None`` if there is no shard. Raises
-    `IndexDamageError` if its index cannot be decoded.
+    """Open a shard to change it in its place, under its lock. Only for base stores that can
+    append. Reply: `ShardWriter`, or ``None`` if there is no shard. Raises `IndexDamageError` if
+    its index cannot be decoded.
 
-    `data_end` is what `ShardWriter` calls so, for whoever has just stored the shard.
+    `data_end` is that of `ShardWriter`, if the caller has just stored the shard.
     """
 
     shard: ShardRef
@@ -196,7 +211,7 @@ class ChangeShard:
 
 @dataclass(frozen=True, slots=True)
 class CloseShard:
-    """A shard that was opened will not be changed again soon. Reply: ``None``."""
+    """Close an opened shard that will not be changed again soon. Reply: ``None``."""
 
     key: str
 
@@ -221,8 +236,8 @@ class Modify:
 class Delete:
     """Remove an object; no error if there is none. Reply: ``None``.
 
-    `placeholder` makes what means the same as no object: for base stores that can replace an
-    object only if it is the one that was read, but remove whatever is there.
+    `placeholder` makes a value that means the same as no object. It is for base stores whose
+    conditions protect replacing an object, but not removing it.
     """
 
     key: str
@@ -260,22 +275,21 @@ class ListPrefix:
 
 @dataclass(slots=True, eq=False)
 class KeyCursor:
-    """How far the keys in a directory have been listed; for one flow at a time.
+    """Position in the listing of a directory; for one flow at a time.
 
-    What it holds of the base store it holds until its last page, or `CloseListing`, or until
-    it is forgotten.
+    Resources of the base store are released after the last page, by `CloseListing`, or with the
+    cursor.
     """
 
     prefix: str
     pages: Any = field(default=None, repr=False)
-    """What the base store needs for the next page; ``None`` before the first."""
+    """State of the base store for the next page; ``None`` before the first page."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """List the keys in a directory, recursively, some at a time. Reply: a list of the next
-    `n_keys` full keys, as `VersionedKeys`; of fewer if these are the last,
-    or there are none."""
+    """List the next `n_keys` full keys in a directory, recursively. Reply: `VersionedKeys`; a
+    shorter list is the last page."""
 
     cursor: KeyCursor
     n_keys: int
@@ -283,14 +297,14 @@ class ListPage:
 
 @dataclass(frozen=True, slots=True)
 class CloseListing:
-    """No more pages are wanted. Reply: ``None``."""
+    """End a listing before its last page. Reply: ``None``."""
 
     cursor: KeyCursor
 
 
 @dataclass(frozen=True, slots=True)
 class ListDir:
-    """List a directory. Reply: list of names of its keys and its sub-directories."""
+    """List a directory. Reply: list of the names of its keys and sub-directories."""
 
     prefix: str
 
@@ -299,8 +313,8 @@ class ListDir:
 class UpdateShard:
     """Commit updates of entries of one shard, together or not at all. Reply: ``None``.
 
-    The driver holds the shard for one writer at a time, commits concurrent updates of one
-    shard together, and runs `write.update_shard` for it, above the transformers `below`.
+    The update queue lets one writer at a time lock the shard, commits concurrent updates of one
+    shard together, and runs the write strategy above the transformers `below`.
     """
 
     shard: ShardRef
@@ -338,7 +352,7 @@ Flow: TypeAlias = Generator[list[Request], list[Any], T]
 
 
 def relay(requests: Sequence[Request]) -> Flow[list[Any]]:
-    """Ask the base store; a change of a value is a read and a write there, not one step."""
+    """Relay requests to the base store. A change of a value is a read and a write there."""
     changes = {i: r for i, r in enumerate(requests) if isinstance(r, SetPartial | Modify)}
     if not changes:
         return (yield list(requests))
