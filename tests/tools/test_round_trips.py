@@ -39,7 +39,7 @@ from tests.support.hierarchies import (
     view,
 )
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.convert import other_keys, task, transfer
+from zarr_shardstore.convert import task, transfer
 from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
 from zarr_shardstore.testing import objects_of
 
@@ -54,12 +54,11 @@ ORDERS: Any = ["C", "F", "morton"]
 
 @contextmanager
 def batches_of(nbytes: int) -> Iterator[None]:
-    """Small batches, so that small data are read in many, and large values in pieces."""
+    """Small rounds, so that small data are read in many, and large values in pieces."""
     with (
-        mock.patch.object(transfer, "BATCH_NBYTES", nbytes),
-        mock.patch.object(task, "BATCH_NBYTES", nbytes),
-        mock.patch.object(other_keys, "BATCH_NBYTES", nbytes),
-        mock.patch.object(transfer, "_MAX_BATCH", 5),
+        mock.patch.object(transfer, "ROUND_NBYTES", nbytes),
+        mock.patch.object(task, "ROUND_NBYTES", nbytes),
+        mock.patch.object(transfer, "_MAX_ROUND", 5),
         mock.patch.object(transfer, "_MAX_GAP_NBYTES", min(4, nbytes)),
     ):
         yield

@@ -1,13 +1,13 @@
-"""What an array is now, and what its documents say when it is something else.
+"""Arrays as their documents describe them, and their documents in another form.
 
-Documents of Zarr v2 and v3 that stand at one path and have the same chunk keys, as after a
-migration, are one array with two documents: both change, or none.
+Documents of Zarr v2 and v3 at one path with the same chunk keys, as after a migration, are one
+array with two documents. Either both change, or none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from zarr_shardstore.arrays.policy import NewArrays
@@ -43,24 +43,6 @@ from zarr_shardstore.metadata.transformer_list import (
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How the values of an array are stored.
-
-    Parameters
-    ----------
-    spec : ShardingSpec, optional
-        Of its shards; ``None``: each value has a key of its own.
-    """
-
-    spec: ShardingSpec | None
-
-    @property
-    def chunks_per_shard(self) -> Coords | None:
-        """Values along each dimension of a shard."""
-        return None if self.spec is None else self.spec.chunks_per_shard
-
-
-@dataclass(frozen=True, slots=True)
 class ArrayState:
     """An array as its stored documents describe it.
 
@@ -69,19 +51,19 @@ class ArrayState:
     node : Node
         Its place; that of the v3 document, if there are two.
     documents : dict
-        By place.
+        Documents by node.
     geometry : Geometry, optional
         Of its values: chunks, as they are below all transformers but sharding.
-    form : Form
-        How they are stored.
+    spec : ShardingSpec, optional
+        Of its shards; ``None``: each value has a key of its own.
     obstacle : str
-        Why it cannot be converted, if so.
+        Reason why it cannot be converted, if so.
     """
 
     node: Node
     documents: dict[Node, Mapping[str, Any]]
     geometry: Geometry | None
-    form: Form = field(default_factory=lambda: Form(None))
+    spec: ShardingSpec | None = None
     obstacle: str = ""
 
     @property
@@ -103,41 +85,38 @@ class ArrayState:
         return chunk_nbytes(self.documents[self.node], self.geometry.chunk_shape)
 
     def documents_for(
-        self, form: Form, new_arrays: NewArrays, *, keeps_declaration: bool
+        self, spec: ShardingSpec | None, new_arrays: NewArrays, *, keeps_declaration: bool
     ) -> dict[str, dict[str, Any]]:
-        """Documents, by key, of the same array in another form.
+        """Return the documents, by key, of the same array with other shards.
 
         Parameters
         ----------
         keeps_declaration
-            What declares transformers already goes on to do so in the same way.
+            A document that declares transformers continues to declare them in the same way.
         """
         return {
-            document_key(node): _declared_as(node, doc, form, new_arrays, keeps_declaration)
+            document_key(node): _declared_as(node, doc, spec, new_arrays, keeps_declaration)
             for node, doc in self.documents.items()
         }
 
 
 def array_states(arrays: Iterable[FoundArray]) -> list[ArrayState]:
-    """What the arrays of a store are, in the order of their paths."""
+    """Return the states of the arrays of a store, in the order of their paths."""
     states: dict[Node, ArrayState] = {}
     for found in arrays:
         state = _state_of(found)
         twin = found.node.twin
         other = None if twin is None else states.get(twin)
-        if other is None or not _share_keys(state, other):
-            states[found.node] = state
-        else:
-            assert twin is not None
-            states.pop(twin)
-            both = _both(state, other)
-            states[both.node] = both
+        if other is not None and _share_keys(state, other):
+            del states[other.node]
+            state = _with_both_documents(state, other)
+        states[state.node] = state
     return sorted(states.values(), key=lambda state: state.path)
 
 
 def _state_of(found: FoundArray) -> ArrayState:
     node = found.node
-    doc = _without_choice(found.doc)
+    doc = _without_marks(found.doc)
     documents = {node: found.doc}
     if found.geometry is None:
         return ArrayState(node, documents, None, obstacle="its chunk grid is not known here")
@@ -154,28 +133,32 @@ def _state_of(found: FoundArray) -> ArrayState:
         obstacle = "other storage transformers lie below its shards"
     elif spec is None and has_sharding_codec(doc) and document.declaration is None:
         obstacle = "its own sharding has a form that cannot be re-packed"
-    return ArrayState(node, documents, document.geometry, Form(spec), obstacle)
+    return ArrayState(node, documents, document.geometry, spec, obstacle)
 
 
 def _split(
     transformers: tuple[TransformerSpec, ...], ndim: int
 ) -> tuple[tuple[TransformerSpec, ...], ShardingSpec | None]:
-    """The transformers above the values, and the sharding nearest to the store, if any."""
+    """Split a stack into the transformers above the values, and the sharding, if any."""
     if transformers and transformers[-1].name == SHARDING:
         return transformers[:-1], sharding_spec(transformers[-1], ndim)
     return transformers, None
 
 
 def _declared_as(
-    node: Node, doc: Mapping[str, Any], form: Form, new_arrays: NewArrays, keeps_declaration: bool
+    node: Node,
+    doc: Mapping[str, Any],
+    spec: ShardingSpec | None,
+    new_arrays: NewArrays,
+    keeps_declaration: bool,
 ) -> dict[str, Any]:
-    doc = _without_choice(doc)
+    doc = _without_marks(doc)
     declared = find_declaration(doc)
     above: tuple[TransformerSpec, ...] = ()
     if declared is not None:
         above, _ = _split(declared.transformers, len(doc["shape"]))
         doc = strip(doc, declared.how)
-    sharding = () if form.spec is None else (sharding_transformer(form.spec),)
+    sharding = () if spec is None else (sharding_transformer(spec),)
     transformers = (*above, *sharding)
     new = new_arrays.declare(node, transformers)
     if new is not None and declared is not None and keeps_declaration:
@@ -183,9 +166,12 @@ def _declared_as(
     return dict(doc) if new is None else apply(doc, new)
 
 
-def _without_choice(doc: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A document without the mark that leaves its sharding to zarr: here it is meant; and
-    without the one of consolidated indexes: those are of shards that were there before."""
+def _without_marks(doc: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Remove two members that do not hold for the array in another form.
+
+    One leaves the sharding to zarr: here it is meant, too. The other announces a consolidated
+    index: it is of the old shards.
+    """
     doc = without_consolidated_index(doc)
     if is_native_by_choice(doc):
         return {name: member for name, member in doc.items() if name != MARKER}
@@ -193,7 +179,7 @@ def _without_choice(doc: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _share_keys(state: ArrayState, other: ArrayState) -> bool:
-    """Whether chunks of both have the same keys; in one dimension separators do not matter."""
+    """Return whether chunks of both have the same keys: in one dimension no separator counts."""
     if state.geometry is None or other.geometry is None:
         return False
     spelled, spelled_there = state.geometry.encoding, other.geometry.encoding
@@ -201,11 +187,11 @@ def _share_keys(state: ArrayState, other: ArrayState) -> bool:
     return any(spelled.encode(corner) == spelled_there.encode(corner) for corner in corners)
 
 
-def _both(state: ArrayState, other: ArrayState) -> ArrayState:
+def _with_both_documents(state: ArrayState, other: ArrayState) -> ArrayState:
     v3, v2 = (state, other) if state.node.hierarchy == "v3" else (other, state)
     obstacle = v3.obstacle or v2.obstacle
     assert v3.geometry is not None
-    is_same = v3.geometry.has_same_chunks(v2.geometry) and v3.form == v2.form
+    is_same = v3.geometry.has_same_chunks(v2.geometry) and v3.spec == v2.spec
     if not is_same or v3.grid_shape != v2.grid_shape:
         obstacle = obstacle or "its documents of Zarr v2 and v3 contradict each other"
-    return ArrayState(v3.node, v3.documents | v2.documents, v3.geometry, v3.form, obstacle)
+    return ArrayState(v3.node, v3.documents | v2.documents, v3.geometry, v3.spec, obstacle)

@@ -1,49 +1,69 @@
-"""Replacing the objects of an array by those of another form, under the same keys.
+"""State machine of a conversion in place, and the directory that keeps its state.
 
-Shard ``c/0/0`` has the key of chunk ``c/0/0``. So the new objects are staged and verified first;
-then the documents are made such that every reader refuses, the old objects are removed, the new
-ones moved to their place, and the new documents written. Who is killed anywhere between runs
-the same again: each step may be repeated, and the manifest says which is the next.
-
-The manifest of one array that is being converted: what is done, and what is to be done.
+Shard ``c/0/0`` has the key of chunk ``c/0/0``, so old and new objects cannot both be there. The new
+ones are staged and verified first, and exchanged for the old ones then.
 
 ::
 
-    .zarr_shardstore/DIGEST/manifest.json      this
-    .zarr_shardstore/DIGEST/values/c/0/0       a shard that has not been moved to its place
+    .zarr_shardstore/lock                      one conversion at a time, on local disks
+    .zarr_shardstore/DIGEST/manifest.json      state and new documents of one array
+    .zarr_shardstore/DIGEST/values/c/0/0       a new object that has not its own key yet
 
-====================  ==========================================  ===========================
-state                 objects of the array                        who may go on
-====================  ==========================================  ===========================
-(no manifest)         old, or new                                 –
-``staging``           old; the new ones are being made            who wants the same; others
-                                                                  begin anew
-``replacing``         the old ones are being removed; all new     everybody, and must, once
-                      ones are staged and verified                readers are kept out
-``moving``            no old ones; the new ones are being moved   everybody, and must
-====================  ==========================================  ===========================
+           1, 2           3, 4, 5           6, 7            8, 9
+    (none) ───► staging ──────► replacing ───────► moving ──────► (none)
+                   ▲               │
+                   └── take_back ──┘  no marker was written yet
 
-In the last two states the documents of the array have the conversion marker; a run that stopped
-before it had written them is taken back to ``staging``. A conversion to
-another store has the first state only, and no staged values: there is no document before it ends.
+1. The manifest is written, with state ``staging``.
+2. Tasks stage all values, read them back and compare.
+3. The manifest gets state ``replacing``. Before, all that was staged is made to survive a loss of
+   power.
+4. Documents and the copies of them get a conversion marker: every reader refuses the array.
+5. The old objects are deleted, and the manifest gets state ``moving``. All old objects are deleted
+   before one is moved: a new object may have the key of an old one of another region.
+6. Staged objects are moved to their keys.
+7. Directories that became empty are removed.
+8. The new documents are written, the copies in groups first.
+9. The manifest is deleted, then the rest of the directory.
+
+===============  ============================  =============================================
+killed in        leaves                        the next run
+===============  ============================  =============================================
+``staging``      the old array, and some       the same command compares what is staged with
+                 staged values                 the source and continues; another one discards it
+``replacing``,   the old array; copies of its  any conversion writes the copies again, and
+no marker yet    document may have markers     returns to ``staging``: values may be new
+``replacing``    a part of the old objects,    any conversion continues at step 4
+                 all new ones staged
+``moving``       the new objects, some staged  any conversion continues at step 6
+after step 8     the new array                 any conversion continues at step 9
+===============  ============================  =============================================
+
+Each step may be repeated. A conversion to another store has the state ``staging`` only and stages
+nothing: the array has no document before the end, so no reader sees it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore.convert.other_keys import with_copies
+from zarr_shardstore.convert.other_keys import DocumentsByKey, with_copies
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.local.files import holds_a_file
+from zarr_shardstore.io.local.locks import lock_file
 from zarr_shardstore.metadata.documents import (
     Hierarchy,
     Node,
-    dump_document,
     has_conversion_marker,
     node_of_document,
     parse_json,
@@ -53,55 +73,87 @@ from zarr_shardstore.shards.requests import (
     Delete,
     DeleteMany,
     DeletePrefix,
-    Get,
-    ListDir,
     ListPrefix,
     Move,
-    Request,
-    Set,
 )
 
-State = Literal["staging", "replacing", "moving"]
+ExchangeState: TypeAlias = Literal["staging", "replacing", "moving"]
 
 _VERSION = 1
 
 _IS_DIGEST = re.compile("[0-9a-f]{16}")
-"""What `directory_of` makes; whatever else is there is not ours."""
+"""Names that `directory_of` makes; any other name in the directory is not ours."""
+
+_KEYS_A_ROUND = 1000
+"""Objects that are moved or deleted in one round."""
+
+
+@contextmanager
+def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
+    """Lock the conversions of a store on a local disk; other stores are not locked.
+
+    The lock is the operating system's: it ends with the process that holds it.
+
+    Raises
+    ------
+    ShardConflictError
+        If another process, or another caller of this one, holds it.
+    SpecError
+        If the directory is a link.
+    """
+    backend = base.backend
+    if not isinstance(backend, LocalBackend):
+        yield
+        return
+    path = backend.path_of(STAGING)
+    if os.path.islink(path.rstrip("/")):
+        raise SpecError(f"{path!r} is a link, which nothing of ours is: remove it")
+    message = f"a conversion of {base.describe()} goes on already: wait until it has ended"
+    try:
+        with lock_file(os.path.join(path, "lock"), "os", 0, message):
+            yield
+            # Killed conversions leave directories, and files that are no object yet.
+            with os.scandir(path) as entries:
+                directories = [entry.path for entry in entries if entry.is_dir()]
+            for directory in directories:
+                if not holds_a_file(directory):
+                    shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        with suppress(OSError):
+            os.rmdir(path)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a conversion of one array does.
+    """State and aim of the conversion of one array. Its fields are those of the stored object.
 
     Parameters
     ----------
     hierarchy, path
-        Place of the array.
-    state
-        How far it is.
+        The array.
     prefix : str
         What comes before the suffix in the keys of its values.
     style, separator, ndim
-        How suffixes are spelled.
+        Spelling of suffixes.
     documents : dict
         Its new documents by key.
     is_staged : bool
-        Values are staged: old ones have the same keys.
+        The conversion is in place: values are staged.
     """
 
     hierarchy: Hierarchy
     path: str
-    state: State
+    state: ExchangeState
     prefix: str
     style: Literal["draft", "default", "v2"]
     separator: str
     ndim: int
-    documents: Mapping[str, Mapping[str, Any]]
+    documents: DocumentsByKey
     is_staged: bool
 
     @property
     def directory(self) -> str:
-        """Everything that is kept for this conversion."""
+        """Directory of all that is kept for this conversion."""
         return directory_of(Node(self.hierarchy, self.path))
 
     @property
@@ -110,73 +162,113 @@ class Manifest:
         return f"{self.directory}values/"
 
     @property
-    def encoding(self) -> ChunkKeyEncoding:
-        """How suffixes are spelled."""
-        return ChunkKeyEncoding(self.style, self.separator)
+    def _key(self) -> str:
+        return f"{self.directory}manifest.json"
 
     def wants_the_same(self, other: Manifest) -> bool:
-        """Whether values that were staged for the one are those of the other."""
+        """Return whether values of the one conversion are those of the other."""
         return replace(self, state="staging") == replace(other, state="staging")
 
     def write(self, base: BaseStoreHandle) -> None:
-        """Store it."""
-        base.perform([Set(self._key, dump_document({"version": _VERSION, **asdict(self)}))])
+        """Store the manifest."""
+        base.write_documents({self._key: {"version": _VERSION, **asdict(self)}})
 
-    def at_state(self, base: BaseStoreHandle, state: State) -> Manifest:
-        """Store that the conversion has come to another state; return it."""
+    def at_state(self, base: BaseStoreHandle, state: ExchangeState) -> Manifest:
+        """Store and return the manifest with another state."""
         manifest = replace(self, state=state)
         manifest.write(base)
         return manifest
 
     def remove(self, base: BaseStoreHandle) -> None:
-        """The conversion is over: the manifest goes first, so that nobody repeats its end."""
+        """Delete the manifest first, so that no run repeats the end of the conversion."""
         base.perform([Delete(self._key)])
         base.perform([DeletePrefix(self.directory)])
 
+    def keys_of_objects(self, base: BaseStoreHandle) -> Iterator[Sequence[str]]:
+        """List the objects that have the keys of the array; some at a time."""
+        return keys_of_values(base, self.prefix, self._encoding, self.ndim)
+
+    def keys_of_staged(self, base: BaseStoreHandle) -> Iterator[Sequence[str]]:
+        """List the staged objects; some at a time."""
+        return keys_of_values(base, self.values_prefix, self._encoding, self.ndim)
+
     @property
-    def _key(self) -> str:
-        return f"{self.directory}manifest.json"
+    def _encoding(self) -> ChunkKeyEncoding:
+        return ChunkKeyEncoding(self.style, self.separator)
 
 
 def directory_of(node: Node) -> str:
-    """Where what is kept for the conversion of an array lies."""
+    """Return the directory of all that is kept for the conversion of an array."""
     digest = hashlib.sha256(f"{node.hierarchy}:{node.path}".encode()).hexdigest()[:16]
     return f"{STAGING}{digest}/"
 
 
+# ---------------------------------------------------------- earlier runs
+
+
 def read_manifests(base: BaseStoreHandle) -> list[Manifest]:
-    """Those of all conversions that were begun and not finished.
+    """Read the manifests of all conversions that were begun and not finished.
 
     Raises
     ------
     SpecError
         If one was written by another version of this package, or is damaged.
     """
-    (names,) = base.perform([ListDir(STAGING)])
-    names = [name for name in sorted(names) if _IS_DIGEST.fullmatch(name)]
-    keys = [f"{STAGING}{name}/manifest.json" for name in names]
-    found = base.perform([Get(key) for key in keys])
-    manifests = []
-    for key, reply in zip(keys, found, strict=True):
-        if reply.value is not None:
-            manifests.append(_parse(key, parse_json(reply.value)))
-    return manifests
+    found = _stored_manifests(base)
+    return [_parse(key, value) for key, value in found.items() if value is not None]
+
+
+def find_manifest(base: BaseStoreHandle, node: Node) -> Manifest | None:
+    """Read the manifest that an earlier run has left for an array."""
+    directory = directory_of(node)
+    return next((m for m in read_manifests(base) if m.directory == directory), None)
+
+
+def begin(base: BaseStoreHandle, manifest: Manifest) -> bool:
+    """Take step 1; return whether an earlier run may have written values of this conversion.
+
+    A store in which nothing can be deleted gets no manifest: no run continues another one there.
+    """
+    if not base.supports_deletes:
+        return False
+    earlier = find_manifest(base, Node(manifest.hierarchy, manifest.path))
+    if earlier is not None and earlier.wants_the_same(manifest):
+        return True
+    if earlier is not None and not earlier.is_staged:
+        for keys in earlier.keys_of_objects(base):
+            base.perform([DeleteMany(keys)])
+        base.backend.tidy(earlier.prefix)
+    base.perform([DeletePrefix(manifest.directory)])
+    manifest.write(base)
+    return False
+
+
+def forget(base: BaseStoreHandle, node: Node) -> None:
+    """Remove what an earlier run has left of an array for which there is nothing to do."""
+    if base.supports_deletes and (manifest := find_manifest(base, node)) is not None:
+        manifest.remove(base)
 
 
 def remove_leftovers(base: BaseStoreHandle) -> None:
-    """Remove what conversions have left behind that removed their manifest, and stopped then."""
-    (names,) = base.perform([ListDir(STAGING)])
-    names = [name for name in names if _IS_DIGEST.fullmatch(name)]
-    found = base.perform([Get(f"{STAGING}{name}/manifest.json") for name in names])
-    without = [n for n, reply in zip(names, found, strict=True) if reply.value is None]
-    base.perform([DeletePrefix(f"{STAGING}{name}/") for name in without])
+    """Remove the directories of conversions that were killed in step 9."""
+    found = _stored_manifests(base)
+    without = [key.rpartition("/")[0] + "/" for key, value in found.items() if value is None]
+    base.perform([DeletePrefix(directory) for directory in without])
 
 
-def _parse(key: str, doc: dict[str, Any] | None) -> Manifest:
+def _stored_manifests(base: BaseStoreHandle) -> dict[str, bytes | memoryview | None]:
+    """Read the manifest of each conversion directory; ``None`` where there is none."""
+    names = [name for name in sorted(base.names(STAGING)) if _IS_DIGEST.fullmatch(name)]
+    keys = [f"{STAGING}{name}/manifest.json" for name in names]
+    return dict(zip(keys, base.values(keys), strict=True))
+
+
+def _parse(key: str, value: bytes | memoryview) -> Manifest:
     try:
-        members = dict(doc or {})
-        if members.pop("version") != _VERSION:
-            raise ValueError(f"version {(doc or {}).get('version')!r}")
+        members = dict(parse_json(value) or {})
+        version = members.pop("version")
+        if version != _VERSION:
+            raise ValueError(f"version {version!r}")
         return Manifest(**members)
     except (KeyError, TypeError, ValueError) as error:
         raise SpecError(
@@ -185,123 +277,113 @@ def _parse(key: str, doc: dict[str, Any] | None) -> Manifest:
         ) from error
 
 
-_AT_ONCE = 1000
-"""Objects that are moved or removed by one call."""
+def resume_exchanges(base: BaseStoreHandle) -> tuple[str, ...]:
+    """Finish each exchange that an earlier run began, or take it back; return notes on it."""
+    notes = []
+    for manifest in read_manifests(base):
+        if not manifest.is_staged or manifest.state == "staging":
+            continue
+        if manifest.state == "replacing" and not _is_hidden(base, manifest):
+            _take_back(base, manifest)
+        else:
+            _finish(base, manifest)
+            notes.append(f"finished what an earlier run had begun with {manifest.path!r}")
+    return tuple(notes)
+
+
+def _take_back(base: BaseStoreHandle, manifest: Manifest) -> None:
+    """Return from ``replacing`` to ``staging`` while the array has its old documents.
+
+    No object was deleted yet. Only copies of its documents may have a marker.
+    """
+    found = zip(manifest.documents, base.documents(manifest.documents), strict=True)
+    _write_copies(base, {key: doc for key, doc in found if doc is not None})
+    manifest.at_state(base, "staging")
+
+
+# -------------------------------------------------------------- the exchange
 
 
 def replace_values(base: BaseStoreHandle, manifest: Manifest) -> None:
-    """Put staged values, all of them verified, in the place of the old ones."""
+    """Exchange the objects of an array for the staged ones, which are all verified."""
     base.backend.persist()
-    finish(base, manifest.at_state(base, "replacing"))
+    _finish(base, manifest.at_state(base, "replacing"))
 
 
-def finish(base: BaseStoreHandle, manifest: Manifest) -> None:
-    """Go on where a conversion of one array stopped, once all values are staged."""
-    encoding, ndim = manifest.encoding, manifest.ndim
+def _finish(base: BaseStoreHandle, manifest: Manifest) -> None:
+    """Take steps 4 to 9, or those that are left."""
     if manifest.state == "replacing":
-        barred = {key: with_conversion_marker(doc) for key, doc in manifest.documents.items()}
-        _write_documents(base, barred)
+        marked = {key: with_conversion_marker(doc) for key, doc in manifest.documents.items()}
+        _write_documents(base, marked)
         base.backend.persist()
-        for keys in keys_of_values(base, manifest.prefix, encoding, ndim):
+        for keys in manifest.keys_of_objects(base):
             base.perform([DeleteMany(keys)])
         manifest = manifest.at_state(base, "moving")
-    for keys in keys_of_values(base, manifest.values_prefix, encoding, ndim):
-        cut = len(manifest.values_prefix)
-        moves: list[Request] = [Move(key, manifest.prefix + key[cut:]) for key in keys]
-        base.perform(moves)
+    cut = len(manifest.values_prefix)
+    for keys in manifest.keys_of_staged(base):
+        base.perform([Move(key, manifest.prefix + key[cut:]) for key in keys])
     base.backend.tidy(manifest.prefix)
     base.backend.persist()
-    if keeps_out_readers(base, manifest):
+    if _is_hidden(base, manifest):  # else a run was killed in step 9, and documents may be newer
         _write_documents(base, manifest.documents)
         base.backend.persist()
     manifest.remove(base)
 
 
-def keeps_out_readers(base: BaseStoreHandle, manifest: Manifest) -> bool:
-    """Whether a document of the array is one that readers refuse, or cannot be read."""
-    docs = _documents_now(base, manifest)
-    return any(doc is None or has_conversion_marker(doc) for doc in docs.values())
+def _is_hidden(base: BaseStoreHandle, manifest: Manifest) -> bool:
+    """Return whether a document of the array has a marker, or cannot be read."""
+    docs = base.documents(manifest.documents)
+    return any(doc is None or has_conversion_marker(doc) for doc in docs)
 
 
-def take_back(base: BaseStoreHandle, manifest: Manifest) -> None:
-    """Return from ``replacing`` to ``staging`` while the array has its old documents.
+def _write_documents(base: BaseStoreHandle, documents: DocumentsByKey) -> None:
+    """Write documents of an array, after the copies that groups have of them.
 
-    Nothing was removed yet, and values may have been written since: what is staged must be
-    compared again. Only copies of documents may tell readers something else.
-    """
-    docs = {key: doc for key, doc in _documents_now(base, manifest).items() if doc is not None}
-    _write_copies(base, docs)
-    manifest.at_state(base, "staging")
-
-
-def _documents_now(base: BaseStoreHandle, manifest: Manifest) -> dict[str, dict[str, Any] | None]:
-    found = base.perform([Get(key) for key in manifest.documents])
-    docs = [None if reply.value is None else parse_json(reply.value) for reply in found]
-    return dict(zip(manifest.documents, docs, strict=True))
-
-
-def _write_documents(base: BaseStoreHandle, documents: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write documents of an array, and the copies that groups have of them.
-
-    Copies are written first: through those of the group nobody shall see an array that its
-    own document hides.
+    A group must not show an array that its own document hides.
     """
     _write_copies(base, documents)
-    base.perform([Set(key, dump_document(doc)) for key, doc in documents.items()])
+    base.write_documents(documents)
 
 
-def _write_copies(base: BaseStoreHandle, documents: Mapping[str, Mapping[str, Any]]) -> None:
-    copies: list[Request] = []
-    for key, path in _keys_of_copies(documents):
-        (reply,) = base.perform([Get(key)])
-        doc = None if reply.value is None else parse_json(reply.value)
-        if doc is not None:
-            new = with_copies(doc, path, documents)
-            if new is not doc:
-                copies.append(Set(key, dump_document(new)))
-    base.perform(copies)
-
-
-def _keys_of_copies(documents: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Keys and paths of groups whose documents may hold copies of these."""
-    keys: dict[str, str] = {}
+def _write_copies(base: BaseStoreHandle, documents: DocumentsByKey) -> None:
+    groups: dict[str, str] = {}
     for key in documents:
         node = node_of_document(key)
         assert node is not None
+        if node.hierarchy == "draft" or not node.path:
+            continue
         name = "zarr.json" if node.hierarchy == "v3" else ".zmetadata"
-        for path in _groups_above(node):
-            keys[f"{path}/{name}".lstrip("/")] = path
-    return list(keys.items())
-
-
-def _groups_above(node: Node) -> list[str]:
-    """Return the paths of the groups that may hold a copy of a document, the root last."""
-    if not node.path or node.hierarchy == "draft":
-        return []
-    segments = node.path.split("/")
-    return ["/".join(segments[:n]) for n in reversed(range(len(segments)))]
+        segments = node.path.split("/")
+        above = ["/".join(segments[:n]) for n in reversed(range(len(segments)))]
+        groups |= {f"{path}/{name}".lstrip("/"): path for path in above}
+    copies: dict[str, Mapping[str, Any]] = {}
+    for key, path in groups.items():
+        (doc,) = base.documents([key])
+        if doc is not None and (new := with_copies(doc, path, documents)) is not doc:
+            copies[key] = new
+    base.write_documents(copies)
 
 
 def keys_of_values(
     base: BaseStoreHandle, prefix: str, encoding: ChunkKeyEncoding, ndim: int
 ) -> Iterator[Sequence[str]]:
-    """Keys below a prefix that are spelled as those of values; some at a time.
+    """List the keys below a prefix that are spelled as those of values; some at a time.
 
     Cost: one listing for each number of the first dimension, where dimensions are directories.
     """
     first, *more = encoding.dims_of_components(ndim)
-    (names,) = base.perform([ListDir(prefix)])
+    names = base.names(prefix)
     names = [n for n in names if encoding.decode_component(0, n, len(first)) is not None]
     tops = [prefix + name for name in names]
     if not more:
-        yield from _parts(tops)
+        yield from _slices(tops)
         return
     if not first and len(more) > 1:  # the "c" of v3: the next names are those of a dimension
-        tops = [f"{top}/{name}" for top in tops for name in base.perform([ListDir(f"{top}/")])[0]]
+        tops = [f"{top}/{name}" for top in tops for name in base.names(f"{top}/")]
     for top in tops:
         (keys,) = base.perform([ListPrefix(f"{top}/")])
-        yield from _parts([k for k in keys if encoding.decode(k[len(prefix) :], ndim) is not None])
+        yield from _slices([k for k in keys if encoding.decode(k[len(prefix) :], ndim) is not None])
 
 
-def _parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (keys[i : i + _AT_ONCE] for i in range(0, len(keys), _AT_ONCE))
+def _slices(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (keys[i : i + _KEYS_A_ROUND] for i in range(0, len(keys), _KEYS_A_ROUND))

@@ -1,45 +1,56 @@
-"""One conversion of a store: its arrays one after another, the tasks of each side by side.
+"""Runs the conversion of a store: its arrays one after another, the tasks of each concurrently.
 
-Running tasks by an executor: threads, processes, dask, MPI. No scheduler of our own.
-
-Tasks are handed over a few hundred at a time, so that a plan of millions takes no memory, and
-each is submitted with what it needs: no worker remembers anything.
+Tasks are run by any `concurrent.futures.Executor`: threads, processes, dask, MPI. Each is submitted
+with all that it needs, so workers keep no state. A few hundred are submitted at a time, so a plan
+of millions takes no memory.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zarr_shardstore.arrays.policy import NewArrays
+from zarr_shardstore.arrays.array_cache import invalidate_documents
+from zarr_shardstore.convert.array_state import array_states
 from zarr_shardstore.convert.in_place import (
     Manifest,
-    directory_of,
+    begin,
+    find_manifest,
+    forget,
     keys_of_values,
-    read_manifests,
+    only_conversion,
+    remove_leftovers,
     replace_values,
+    resume_exchanges,
 )
-from zarr_shardstore.convert.other_keys import check_other_keys, copy_other_keys
-from zarr_shardstore.convert.plan import ArrayPlan
-from zarr_shardstore.convert.regions import ArrayLocation, n_regions, regions_to_visit
-from zarr_shardstore.convert.report import ArrayReport, OnProgress, Progress
+from zarr_shardstore.convert.other_keys import DocumentsByKey, check_other_keys, copy_other_keys
+from zarr_shardstore.convert.plan import (
+    ArrayPlan,
+    ChooseShards,
+    check_rules,
+    chosen_arrays,
+    plan_array,
+)
+from zarr_shardstore.convert.regions import regions_to_visit
+from zarr_shardstore.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
 from zarr_shardstore.convert.task import ArrayTask, TaskResult, run_task
-from zarr_shardstore.errors import ShardConflictError, SpecError
+from zarr_shardstore.errors import ShardConflictError, SpecError, UnfinishedConversionError
 from zarr_shardstore.format.consolidated_index import (
     CONSOLIDATED_INDEX_NAME,
     declares_consolidated_index,
     without_consolidated_index,
 )
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.inspect.open_base import BaseStoreHandle
-from zarr_shardstore.metadata.documents import document_key, dump_document, parse_json
-from zarr_shardstore.shards.requests import Delete, DeleteMany, DeletePrefix, Get, Set
+from zarr_shardstore.inspect.find import find_contents
+from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike, open_base
+from zarr_shardstore.metadata.documents import document_key, has_conversion_marker
+from zarr_shardstore.shards.requests import Delete
+from zarr_shardstore.store.options import ShardingOptions
 
 _MAX_SUBMITTED = 256
 
@@ -48,87 +59,173 @@ _N_THREADS = 4
 thread has up to 64 requests under way."""
 
 
-@contextmanager
-def executor_or_threads(executor: Executor | None) -> Iterator[Executor]:
-    """The executor of the user, or threads for as long as the block runs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversionOptions:
+    """Validated options of a conversion; `shard_store` documents the arguments.
 
-    Raises
-    ------
-    SpecError
-        If it is no executor.
+    Parameters
+    ----------
+    sharding
+        Of arrays that get shards.
+    keeps_declaration
+        An array that is declared in some way already stays declared in that way.
     """
-    if executor is None:
-        with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as threads:
-            yield threads
-    elif callable(getattr(executor, "submit", None)):
-        yield executor
-    else:
-        raise SpecError(
-            f"executor is a concurrent.futures.Executor, got {type(executor).__name__}; of dask "
-            "take client.get_executor()"
-        )
+
+    sharding: ShardingOptions
+    keeps_declaration: bool = True
+    paths: Iterable[str] | str | None = None
+    executor: Executor | None = None
+    source_options: Mapping[str, Any] | None = None
+    destination_options: Mapping[str, Any] | None = None
+    dry_run: bool = False
+    progress: OnProgress | None = None
+
+    def __post_init__(self) -> None:
+        if self.progress is not None and not callable(self.progress):
+            raise SpecError(f"progress is a function of a Progress, got {self.progress!r}")
+        if self.executor is not None and not callable(getattr(self.executor, "submit", None)):
+            raise SpecError(
+                f"executor is a concurrent.futures.Executor, got {type(self.executor).__name__}; "
+                "of dask take client.get_executor()"
+            )
 
 
-def run_tasks(
-    executor: Executor,
-    task: ArrayTask,
-    regions: Iterator[Coords],
-    on_result: Callable[[TaskResult], None],
+def convert_store(
+    source: StoreLike,
+    destination: StoreLike | None,
+    choose: ChooseShards,
+    options: ConversionOptions,
+) -> ConversionReport:
+    """Convert a store, in place if there is no destination; `shard_store` has the errors."""
+    begun = time.monotonic()
+    in_place = destination is None
+    if in_place and options.destination_options:
+        raise SpecError("destination_options without a destination: pass source_options")
+    base = open_base(source, options.source_options)
+    target = base
+    if destination is not None:
+        target = open_base(destination, options.destination_options)
+    with _executor_or_threads(options.executor) as executor:
+        _check_executor(executor, base, target)
+        _check_stores(base, target, options)
+
+        def plan() -> Conversion:
+            return _plan(base, target, choose, options, executor)
+
+        notes: tuple[str, ...] = ()
+        if options.dry_run:
+            conversion = plan()
+            arrays, n_copied = conversion.planned()
+        else:
+            base.seal()  # a shard that is sealed later would count as changed by another writer
+            if not in_place:  # before the lock, so that a refusal leaves no trace
+                conversion = plan()
+            with only_conversion(target):
+                remove_leftovers(target)
+                try:
+                    if in_place:
+                        notes = resume_exchanges(base)
+                        conversion = plan()
+                    arrays, n_copied = conversion.run()
+                finally:
+                    invalidate_documents()
+    return ConversionReport(
+        arrays, n_copied, notes + conversion.notes, time.monotonic() - begun, options.dry_run
+    )
+
+
+def _check_stores(
+    base: BaseStoreHandle, target: BaseStoreHandle, options: ConversionOptions
 ) -> None:
-    """Run the tasks of all regions; results come in any order.
+    """Refuse stores that cannot be converted, before anything is written."""
+    if target is base:
+        target.check_replaceable()
+    elif target.is_same(base):
+        raise SpecError("source and destination are the same: leave the destination away")
+    elif target.overlaps(base):
+        raise SpecError(
+            f"one of {base.describe()} and {target.describe()} lies inside the other, and would "
+            "be converted with it; nothing was written: take a destination elsewhere"
+        )
+    if not base.names(""):
+        raise SpecError(f"there is nothing in {base.describe()}")
+    target.check_takes_any_key()
+    if not options.dry_run:
+        target.check_writable()
 
-    Raises
-    ------
-    Exception
-        The first error of a task, when all that were begun have ended; no other is begun.
+
+def _plan(
+    base: BaseStoreHandle,
+    target: BaseStoreHandle,
+    choose: ChooseShards,
+    options: ConversionOptions,
+    executor: Executor,
+) -> Conversion:
+    contents = base.run(find_contents())
+    states = array_states(contents.arrays.values())
+    if not states:
+        raise SpecError(f"there is no Zarr array in {base.describe()}")
+    for state in () if target is base else states:
+        # A copy of it would be half of an array, which no run can finish.
+        if any(map(has_conversion_marker, state.documents.values())):
+            raise UnfinishedConversionError(
+                f"a conversion in place of the array {state.path!r} of the source was "
+                "interrupted: run that again, without a destination, which finishes it; "
+                "nothing is lost"
+            )
+    chosen = chosen_arrays(states, options.paths)
+    check_rules(options.sharding.new_arrays.policy, states)
+    plans = [plan_array(base, state, choose if state.node in chosen else None) for state in states]
+    notes: tuple[str, ...] = ()
+    if target is base:
+        _refuse_links(base, plans)
+    else:
+        notes = tuple(
+            f"the directory of the array {node.path!r} was not listed, it has too many chunks: if "
+            "it holds keys that are neither chunks nor documents, they were not copied"
+            for node in contents.unlisted
+        )
+    return Conversion(base, target, plans, contents.other_keys, options, executor, notes)
+
+
+def _refuse_links(base: BaseStoreHandle, plans: Sequence[ArrayPlan]) -> None:
+    """Raise `SpecError` if objects of an array lie behind a link.
+
+    Listings do not follow links, and files cannot be renamed to another disk.
     """
-    pending: set[Future[TaskResult]] = set()
-    try:
-        for coords in regions:
-            pending.add(executor.submit(run_task, task, coords))
-            if len(pending) >= _MAX_SUBMITTED:
-                pending = _collect(pending, on_result)
-        while pending:
-            pending = _collect(pending, on_result)
-    except BaseException:
-        for future in pending:
-            future.cancel()
-        wait([future for future in pending if not future.cancelled()])
-        raise
-
-
-def _collect(
-    pending: set[Future[TaskResult]], on_result: Callable[[TaskResult], None]
-) -> set[Future[TaskResult]]:
-    done, rest = wait(pending, return_when=FIRST_COMPLETED)
-    for future in done:
-        on_result(future.result())
-    return rest
-
-
-Documents = Mapping[str, Mapping[str, Any]]
+    for plan in plans:
+        prefix = plan.state.node.chunk_prefix
+        link = None if plan.action == "skipped" else base.backend.linked_directory(prefix)
+        if link is not None:
+            raise SpecError(
+                f"objects of the array {plan.state.path!r} lie behind the link {link!r}: in "
+                "place that cannot be converted; convert the directory that it leads to, or "
+                "convert to another store"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What is to be done, and with what."""
+    """A plan for each array of a store, and the means to run it."""
 
     source: BaseStoreHandle
     target: BaseStoreHandle
-    in_place: bool
     plans: Sequence[ArrayPlan]
     other_keys: Sequence[str]
-    new_arrays: NewArrays
-    keeps_declaration: bool
-    order: EntryOrder
+    options: ConversionOptions
     executor: Executor
-    progress: OnProgress | None
+    notes: tuple[str, ...]
+
+    @property
+    def in_place(self) -> bool:
+        """True if the store is its own destination."""
+        return self.target is self.source
 
     def planned(self) -> tuple[tuple[ArrayReport, ...], int]:
-        """What would be done, and how many other keys would be copied."""
+        """Return what would be done, and how many other keys would be copied."""
         if self.in_place:
             return tuple(map(_report_of, self.plans)), 0
-        return tuple(_report_of(self._copied(plan)) for plan in self.plans), len(self.other_keys)
+        return tuple(_report_of(_copied(plan)) for plan in self.plans), len(self.other_keys)
 
     def run(self) -> tuple[tuple[ArrayReport, ...], int]:
         """Convert; return what was done, and how many other keys were copied."""
@@ -138,7 +235,7 @@ class Conversion:
         for plan in self.plans:
             documents |= self._documents(plan)
         check_other_keys(self.source, self.target, self.other_keys, documents)
-        plans = [self._copied(plan) for plan in self.plans]
+        plans = [_copied(plan) for plan in self.plans]
         for plan in plans:
             self._check_empty(plan)
         for plan in plans:
@@ -147,54 +244,52 @@ class Conversion:
         copy_other_keys(self.source, self.target, self.other_keys, documents)
         return reports, len(self.other_keys)
 
-    # ------------------------------------------------------------- in place
-
     def _convert_in_place(self, plan: ArrayPlan) -> ArrayReport:
         if plan.action == "skipped":
             if plan.is_chosen:
-                self._forget(plan)
+                forget(self.target, plan.state.node)
             return _report_of(plan)
-        manifest = self._manifest(plan, is_staged=True)
-        may_be_there = self._begin(manifest)
-        task = plan.task(
-            self.source,
-            self.target,
-            manifest.values_prefix,
-            self.order,
-            may_be_there=may_be_there,
-        )
-        report = self._run_tasks(plan, task)
-        self._check_unchanged(plan)
+        manifest = self._manifest(plan)
+        report = self._convert_values(plan, manifest, manifest.values_prefix)
         replace_values(self.target, manifest)
         if any(map(declares_consolidated_index, plan.state.documents.values())):
-            self.target.perform([Delete(plan.state.node.chunk_prefix + CONSOLIDATED_INDEX_NAME)])
+            self.target.perform([Delete(manifest.prefix + CONSOLIDATED_INDEX_NAME)])
         return report
 
-    def _check_unchanged(self, plan: ArrayPlan) -> None:
-        """Refuse to go on if documents are not those that were planned with.
+    def _convert_to_destination(self, plan: ArrayPlan) -> ArrayReport:
+        documents = self._documents(plan)
+        if plan.state.geometry is None:
+            # Its chunks are among the other keys: which keys are chunks is not known.
+            self.target.write_documents(documents)
+            return _report_of(plan)
+        if self._has(documents):
+            forget(self.target, plan.state.node)
+            reason = "the destination has it already"
+            return _report_of(replace(plan, action="skipped", reason=reason))
+        manifest = self._manifest(plan)
+        report = self._convert_values(plan, manifest, manifest.prefix)
+        # Last: a reader that sees the array sees all of it.
+        self.target.write_documents(documents)
+        if self.target.supports_deletes:
+            manifest.remove(self.target)
+        return report
 
-        Raises
-        ------
-        ShardConflictError
-            What was staged is kept for the next run.
-        """
-        now = self._documents_now(plan)
-        if now != list(plan.state.documents.values()):
+    def _convert_values(self, plan: ArrayPlan, manifest: Manifest, prefix: str) -> ArrayReport:
+        """Write and verify all values of an array below a prefix of the target."""
+        may_be_there = begin(self.target, manifest)
+        order = self.options.sharding.order
+        task = plan.task(self.source, self.target, prefix, order, may_be_there=may_be_there)
+        report = self._run_tasks(plan, task)
+        documents = plan.state.documents
+        if self.source.documents(map(document_key, documents)) != list(documents.values()):
+            # What was written is kept for the next run.
             raise ShardConflictError(
                 f"the metadata of the array {plan.state.path!r} was changed while it was "
                 "converted; the array is as it was: run the same again"
             )
-
-    def _documents_now(self, plan: ArrayPlan) -> list[Any]:
-        keys = [document_key(node) for node in plan.state.documents]
-        found = self.source.perform([Get(key) for key in keys])
-        return [None if f.value is None else parse_json(f.value) for f in found]
-
-    # ------------------------------------------------------- to a destination
-
-    def _copied(self, plan: ArrayPlan) -> ArrayPlan:
-        """What is left as it is must be copied."""
-        return replace(plan, action="copied") if plan.action == "skipped" else plan
+        if may_be_there and not self.in_place:
+            self.target.backend.tidy(prefix)
+        return report
 
     def _check_empty(self, plan: ArrayPlan) -> None:
         """Refuse to write where there are objects that no conversion of ours has left.
@@ -206,8 +301,10 @@ class Conversion:
         """
         if plan.state.geometry is None or self._has(self._documents(plan)):
             return
-        manifest = self._manifest(plan, is_staged=False)
-        if self._began_before(manifest) is None and self._any_values(manifest):
+        manifest = self._manifest(plan)
+        if find_manifest(self.target, plan.state.node) is None and any(
+            manifest.keys_of_objects(self.target)
+        ):
             raise SpecError(
                 f"the destination has objects below {manifest.prefix!r} already, and no array; "
                 "nothing was written: take an empty destination, or remove what is there"
@@ -219,68 +316,32 @@ class Conversion:
         Raises
         ------
         SpecError
-            If they differ. Nothing was written: who has changed which of them is not known.
+            If they differ: either may be the one that was changed. Nothing was written.
         """
         if plan.state.geometry is None or not self._has(self._documents(plan)):
             return
-        prefix = plan.state.node.chunk_prefix
-        task = plan.task(self.source, self.target, prefix, self.order, may_be_there=False)
+        prefix, order = plan.state.node.chunk_prefix, self.options.sharding.order
+        task = plan.task(self.source, self.target, prefix, order, may_be_there=False)
         self._run_tasks(replace(plan, action="skipped"), replace(task, only_compares=True))
 
-    def _any_values(self, manifest: Manifest) -> bool:
-        found = keys_of_values(self.target, manifest.prefix, manifest.encoding, manifest.ndim)
-        return any(True for keys in found if keys)
+    def _has(self, documents: DocumentsByKey) -> bool:
+        """Return whether the destination has these documents."""
+        docs = self.target.documents(documents)
+        without = [doc and without_consolidated_index(doc) for doc in docs]
+        return without == list(documents.values())
 
-    def _convert_to_destination(self, plan: ArrayPlan) -> ArrayReport:
-        documents = self._documents(plan)
-        if plan.state.geometry is None:
-            # Its chunks are among the other keys: which keys are chunks is not known.
-            self.target.perform([Set(key, dump_document(doc)) for key, doc in documents.items()])
-            return _report_of(plan)
-        if self._has(documents):
-            self._forget(plan)
-            reason = "the destination has it already"
-            return _report_of(replace(plan, action="skipped", reason=reason))
-        manifest = self._manifest(plan, is_staged=False)
-        may_be_there = self._begin(manifest)
-        task = plan.task(
-            self.source,
-            self.target,
-            plan.state.node.chunk_prefix,
-            self.order,
-            may_be_there=may_be_there,
-        )
-        report = self._run_tasks(plan, task)
-        self._check_unchanged(plan)
-        if may_be_there:
-            self.target.backend.tidy(manifest.prefix)
-        # Last: who sees the array sees all of it.
-        self.target.perform([Set(key, dump_document(doc)) for key, doc in documents.items()])
-        if self.target.supports_deletes:
-            manifest.remove(self.target)
-        return report
-
-    def _has(self, documents: Documents) -> bool:
-        found = self.target.perform([Get(key) for key in documents])
-        docs = [None if f.value is None else parse_json(f.value) for f in found]
-        return [doc and without_consolidated_index(doc) for doc in docs] == list(documents.values())
-
-    # ---------------------------------------------------------------- both
-
-    def _documents(self, plan: ArrayPlan) -> dict[str, Mapping[str, Any]]:
+    def _documents(self, plan: ArrayPlan) -> DocumentsByKey:
+        """Return the documents of an array after the conversion, by key."""
         if plan.action in ("copied", "skipped"):
-            # Consolidated indexes are of the shards of the source: they are not copied.
+            # A consolidated index is of the shards of the source: it is not copied.
             return {
                 document_key(node): doc if self.in_place else without_consolidated_index(doc)
                 for node, doc in plan.state.documents.items()
             }
-        return dict(
-            plan.state.documents_for(
-                plan.form, self.new_arrays, keeps_declaration=self.keeps_declaration
-            )
-        )
+        new_arrays, keeps = self.options.sharding.new_arrays, self.options.keeps_declaration
+        return plan.state.documents_for(plan.spec, new_arrays, keeps_declaration=keeps)
 
-    def _manifest(self, plan: ArrayPlan, *, is_staged: bool) -> Manifest:
+    def _manifest(self, plan: ArrayPlan) -> Manifest:
         state = plan.state
         assert state.geometry is not None
         encoding = state.geometry.encoding
@@ -293,89 +354,119 @@ class Conversion:
             encoding.separator,
             len(state.geometry.shape),
             self._documents(plan),
-            is_staged,
+            self.in_place,
         )
-
-    def _began_before(self, manifest: Manifest) -> Manifest | None:
-        """The manifest that an earlier run has left for this array."""
-        left = read_manifests(self.target)
-        return next((m for m in left if m.directory == manifest.directory), None)
-
-    def _forget(self, plan: ArrayPlan) -> None:
-        """Remove what an earlier run has left of an array for which there is nothing to do."""
-        if not self.target.supports_deletes:
-            return
-        directory = directory_of(plan.state.node)
-        for manifest in read_manifests(self.target):
-            if manifest.directory == directory:
-                manifest.remove(self.target)
-
-    def _begin(self, manifest: Manifest) -> bool:
-        """Store the manifest; whether an earlier run may have written values for it.
-
-        Where nothing can be removed there is none: no run goes on where another one stopped.
-        """
-        if not self.target.supports_deletes:
-            return False
-        earlier = self._began_before(manifest)
-        if earlier is not None and earlier.wants_the_same(manifest):
-            return True
-        if earlier is not None and not earlier.is_staged:
-            for keys in keys_of_values(self.target, earlier.prefix, earlier.encoding, earlier.ndim):
-                self.target.perform([DeleteMany(keys)])
-            self.target.backend.tidy(earlier.prefix)
-        self.target.perform([DeletePrefix(manifest.directory)])
-        manifest.write(self.target)
-        return False
 
     def _run_tasks(self, plan: ArrayPlan, task: ArrayTask) -> ArrayReport:
         begun = time.monotonic()
         is_elsewhere = not isinstance(self.executor, ThreadPoolExecutor)
         if is_elsewhere:
             task = replace(task, document_key=document_key(plan.state.node))
-        # Where an earlier run may have written, what it wrote is looked at, too.
-        is_compared = task.may_be_there or task.only_compares
-        places = [task.source, task.target] if is_compared else [task.source]
-        regions = regions_to_visit(places, task.region_shape)
-        n_tasks = len(regions)
-        results = TaskResult(0, 0, 0)
-        n_done = n_resumed = 0
+        locations = [task.source]
+        if task.may_be_there or task.only_compares:
+            locations.append(task.target)  # regions of what an earlier run wrote are visited, too
+        regions = regions_to_visit(locations, task.region_shape)
+        report = replace(_report_of(plan), n_tasks=len(regions))
+        n_done = 0
 
         def add(result: TaskResult) -> None:
-            nonlocal results, n_done, n_resumed
-            results = TaskResult(
-                results.n_chunks + result.n_chunks,
-                results.n_objects + result.n_objects,
-                results.n_bytes + result.n_bytes,
-            )
+            nonlocal report, n_done
             n_done += 1
-            n_resumed += result.was_there
-            if self.progress is not None:
-                counts = (n_tasks, n_done, results.n_chunks, results.n_bytes)
-                self.progress(Progress(plan.state.path, plan.action, *counts))
+            report = replace(
+                report,
+                n_chunks=report.n_chunks + result.n_chunks,
+                n_objects=report.n_objects + result.n_objects,
+                n_bytes=report.n_bytes + result.n_bytes,
+                n_resumed=report.n_resumed + result.was_there,
+            )
+            if self.options.progress is not None:
+                counts = (report.n_tasks, n_done, report.n_chunks, report.n_bytes)
+                self.options.progress(Progress(report.path, report.action, *counts))
 
-        run_tasks(self.executor, task, iter(regions), add)
+        _submit_tasks(self.executor, task, iter(regions), add)
         if is_elsewhere and not task.only_compares:
-            _check_objects(task.target, results.n_objects)
-        return replace(
-            _report_of(plan),
-            n_chunks=results.n_chunks,
-            n_objects=results.n_objects,
-            n_bytes=results.n_bytes,
-            n_tasks=n_tasks,
-            n_resumed=n_resumed,
-            seconds=time.monotonic() - begun,
+            _check_objects(task, report.n_objects)
+        return replace(report, seconds=time.monotonic() - begun)
+
+
+def _copied(plan: ArrayPlan) -> ArrayPlan:
+    """Return the plan for another store, to which an array that is skipped is copied."""
+    return replace(plan, action="copied") if plan.action == "skipped" else plan
+
+
+def _report_of(plan: ArrayPlan) -> ArrayReport:
+    node, cps = plan.state.node, None if plan.spec is None else plan.spec.chunks_per_shard
+    return ArrayReport(
+        node.path, node.hierarchy, plan.action, cps, plan.reason, n_tasks=plan.n_regions
+    )
+
+
+# --------------------------------------------------------------- executors
+
+
+@contextmanager
+def _executor_or_threads(executor: Executor | None) -> Iterator[Executor]:
+    """Yield the executor of the caller, or threads for as long as the block runs."""
+    if executor is not None:
+        yield executor
+        return
+    with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as threads:
+        yield threads
+
+
+def _check_executor(executor: Executor, base: BaseStoreHandle, target: BaseStoreHandle) -> None:
+    """Raise `SpecError` if workers may be processes that do not reach the stores."""
+    if isinstance(executor, ThreadPoolExecutor):
+        return
+    if not target.supports_deletes:
+        raise SpecError(
+            f"only one process writes to {target.describe()}: take threads (executor=None)"
         )
+    for side in (base, target):
+        if side.is_in_memory:
+            raise SpecError(
+                f"the store {side.describe()} is in the memory of this process, where the workers "
+                "of the executor do not reach it: take threads (executor=None)"
+            )
 
 
-def _check_objects(target: ArrayLocation, n_objects: int) -> None:
-    """Refuse to go on if workers have written objects that are not to be seen here.
+def _submit_tasks(
+    executor: Executor,
+    task: ArrayTask,
+    regions: Iterator[Coords],
+    on_result: Callable[[TaskResult], None],
+) -> None:
+    """Run the tasks of all regions; results come in any order.
 
     Raises
     ------
-    SpecError
-        Nothing of the source was removed.
+    Exception
+        The first error of a task, when all running tasks have ended; no other task is started.
     """
+    submitted: set[Future[TaskResult]] = set()
+
+    def collect(most_left: int) -> None:
+        nonlocal submitted
+        while len(submitted) > most_left:
+            done, submitted = wait(submitted, return_when=FIRST_COMPLETED)
+            for future in done:
+                on_result(future.result())
+
+    try:
+        for coords in regions:
+            submitted.add(executor.submit(run_task, task, coords))
+            collect(_MAX_SUBMITTED - 1)
+        collect(0)
+    except BaseException:
+        for future in submitted:
+            future.cancel()
+        wait([future for future in submitted if not future.cancelled()])
+        raise
+
+
+def _check_objects(task: ArrayTask, n_objects: int) -> None:
+    """Raise `SpecError` if objects that workers have written are not in the target."""
+    target = task.target
     found = keys_of_values(target.base, target.prefix, target.encoding, len(target.grid_shape))
     n_found = sum(map(len, found))
     if n_found != n_objects:
@@ -383,12 +474,3 @@ def _check_objects(target: ArrayLocation, n_objects: int) -> None:
             f"the workers of the executor have written {n_objects} objects, and {n_found} are in "
             f"{target.base.describe()}: take workers that reach the store; nothing was removed"
         )
-
-
-def _report_of(plan: ArrayPlan) -> ArrayReport:
-    n_tasks = 0
-    if plan.action != "skipped" and plan.state.geometry is not None:
-        n_tasks = n_regions(plan.source_grid_shape, plan.region_shape)
-    node = plan.state.node
-    cps = plan.form.chunks_per_shard
-    return ArrayReport(node.path, node.hierarchy, plan.action, cps, plan.reason, n_tasks=n_tasks)

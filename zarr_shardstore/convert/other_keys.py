@@ -1,17 +1,16 @@
-"""Keys that belong to no array: groups, attributes, consolidated metadata, whatever else there is.
+"""Copies keys that belong to no array: groups, attributes, consolidated metadata, all others.
 
-They are copied as they are, but that groups get new copies of the documents of arrays.
+They are copied as they are, except that groups get new copies of the documents of arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import crc32c
-import numpy as np
 
-from zarr_shardstore.convert.transfer import BATCH_NBYTES, Wanted, read_wanted
+from zarr_shardstore.convert.transfer import read_object
 from zarr_shardstore.errors import CorruptValueError, SpecError
 from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
@@ -26,14 +25,18 @@ from zarr_shardstore.metadata.documents import (
     node_of_document,
     parse_json,
 )
-from zarr_shardstore.shards.requests import Get, GetSize, Set
+from zarr_shardstore.shards.requests import Set
 
-Documents = Mapping[str, Mapping[str, Any]]
-_AT_ONCE = 64
+DocumentsByKey: TypeAlias = Mapping[str, Mapping[str, Any]]
+
+_NODES = frozenset({"zarr.json", ".zarray", ".zgroup"})
+"""Names of the documents of which a directory has one, or one for each format."""
+
+_KEYS_A_ROUND = 64
 
 
-def with_copies(doc: Mapping[str, Any], path: str, new: Documents) -> Mapping[str, Any]:
-    """A document of the group `path` with other copies of the documents `new`, by key."""
+def with_copies(doc: Mapping[str, Any], path: str, new: DocumentsByKey) -> Mapping[str, Any]:
+    """Return the document of the group `path` with the documents `new` in place of its copies."""
     changed = {
         name: new[key]
         for name, (node, _) in members(path, doc).items()
@@ -43,7 +46,7 @@ def with_copies(doc: Mapping[str, Any], path: str, new: Documents) -> Mapping[st
 
 
 def check_other_keys(
-    source: BaseStoreHandle, target: BaseStoreHandle, keys: Sequence[str], documents: Documents
+    source: BaseStoreHandle, target: BaseStoreHandle, keys: Sequence[str], documents: DocumentsByKey
 ) -> None:
     """Refuse a target that has something else under one of the keys, or of the documents.
 
@@ -53,27 +56,30 @@ def check_other_keys(
         Nothing was written.
     """
     _check_nodes(target, [*documents, *keys])
-    for some in _parts(list(documents)):
-        for key, found in zip(some, target.perform([Get(key) for key in some]), strict=True):
-            if found.value is None:
+    for some in _slices(list(documents)):
+        for key, there in zip(some, target.values(some), strict=True):
+            if there is None:
                 continue
-            doc = parse_json(found.value)
-            # A consolidated index is no difference: the indexes may have been consolidated already.
-            if doc is None or without_consolidated_index(doc) != without_consolidated_index(
-                documents[key]
-            ):
+            doc = parse_json(there)
+            # The index may have been consolidated after an earlier run: that is no difference.
+            wanted = without_consolidated_index(documents[key])
+            if doc is None or without_consolidated_index(doc) != wanted:
                 raise _another(key)
-    for some in _parts(keys):
-        sizes = target.perform([GetSize(key) for key in some])
-        for key in [key for key, size in zip(some, sizes, strict=True) if size is not None]:
-            there = b"".join(_pieces(target, key))
-            wanted = _translated(key, b"".join(_pieces(source, key)), documents)
-            if there != wanted and (parse_json(there) or there) != (parse_json(wanted) or wanted):
+    for some in _slices(keys):
+        for key, size in zip(some, target.sizes(some), strict=True):
+            if size is None:
+                continue
+            value = b"".join(_pieces(target, key))
+            new = _with_new_copies(key, b"".join(_pieces(source, key)), documents)
+            if value != new and (parse_json(value) or value) != (parse_json(new) or new):
                 raise _another(key)
 
 
-_NODES = frozenset({"zarr.json", ".zarray", ".zgroup"})
-"""Names of the documents of which a directory has one, or one for each format."""
+def _another(key: str) -> SpecError:
+    return SpecError(
+        f"the destination has another {key!r} than the source would give it; nothing was "
+        "written: take an empty destination, or remove what is there"
+    )
 
 
 def _check_nodes(target: BaseStoreHandle, keys: Sequence[str]) -> None:
@@ -87,9 +93,9 @@ def _check_nodes(target: BaseStoreHandle, keys: Sequence[str]) -> None:
         directory, slash, name = key.rpartition("/")
         if name in _NODES:
             others |= {f"{directory}{slash}{other}": key for other in _NODES}
-    for some in _parts([key for key in others if key not in own]):
-        for key, found in zip(some, target.perform([Get(key) for key in some]), strict=True):
-            if found.value is not None:
+    for some in _slices([key for key in others if key not in own]):
+        for key, value in zip(some, target.values(some), strict=True):
+            if value is not None:
                 raise SpecError(
                     f"the destination has {key!r}, and would have {others[key]!r} of the source, "
                     "too: readers would find two arrays or groups in one place. Nothing was "
@@ -98,42 +104,53 @@ def _check_nodes(target: BaseStoreHandle, keys: Sequence[str]) -> None:
 
 
 def copy_other_keys(
-    source: BaseStoreHandle, target: BaseStoreHandle, keys: Sequence[str], documents: Documents
+    source: BaseStoreHandle, target: BaseStoreHandle, keys: Sequence[str], documents: DocumentsByKey
 ) -> None:
-    """Copy keys, deepest first: who sees a group sees what is in it. Read them back.
+    """Copy keys and read them back, deepest first: a group is visible after its members.
 
     Raises
     ------
     CorruptValueError
-        If one reads back as another.
+        If a value reads back as another.
     """
     for key in sorted(keys, key=lambda key: (-key.count("/"), key)):
-        if not target.supports_deletes and target.perform([GetSize(key)])[0] is not None:
-            continue  # it was compared, and would be there twice
-        written = 0
-        if _is_document_of_group(key):
-            value = _translated(key, b"".join(_pieces(source, key)), documents)
-            target.perform([Set(key, value)])
-            written = crc32c.crc32c(value)
-        else:
-            upload = target.upload(key)
-            try:
-                for piece in _pieces(source, key):
-                    upload.write([piece])
-                    written = crc32c.crc32c(piece, written)
-                upload.finish()
-            except BaseException:
-                upload.abort()
-                raise
-        read = 0
-        for piece in _pieces(target, key):
-            read = crc32c.crc32c(piece, read)
-        if read != written:
+        if not target.supports_deletes and target.sizes([key])[0] is not None:
+            continue  # `check_other_keys` compared it; a zip would have it twice
+        written = _copy(source, target, key, documents)
+        if _checksum(_pieces(target, key)) != written:
             raise CorruptValueError("it was written, and reads back as another", key=key)
 
 
-def _translated(key: str, value: bytes, documents: Documents) -> bytes:
-    """The value that a key shall have."""
+def _copy(
+    source: BaseStoreHandle, target: BaseStoreHandle, key: str, documents: DocumentsByKey
+) -> int:
+    """Copy one key; return the checksum of the value that was written."""
+    pieces = _pieces(source, key)
+    if _is_document_of_group(key):
+        value = _with_new_copies(key, b"".join(pieces), documents)
+        target.perform([Set(key, value)])
+        return _checksum([value])
+    checksum = 0
+
+    def parts() -> Iterator[Sequence[bytes | memoryview]]:
+        nonlocal checksum
+        for piece in pieces:
+            checksum = crc32c.crc32c(piece, checksum)
+            yield [piece]
+
+    target.upload(key, parts())
+    return checksum
+
+
+def _checksum(pieces: Iterable[bytes | memoryview]) -> int:
+    checksum = 0
+    for piece in pieces:
+        checksum = crc32c.crc32c(piece, checksum)
+    return checksum
+
+
+def _with_new_copies(key: str, value: bytes, documents: DocumentsByKey) -> bytes:
+    """Return the value of a key with new copies of documents, if it is that of a group."""
     doc = parse_json(value) if _is_document_of_group(key) else None
     if doc is None:
         return value
@@ -149,24 +166,9 @@ def _is_document_of_group(key: str) -> bool:
 
 
 def _pieces(base: BaseStoreHandle, key: str) -> Iterator[bytes | memoryview]:
-    """The value of a key, in pieces."""
-    (size,) = base.perform([GetSize(key)])
-    if size is not None and size > BATCH_NBYTES:
-        zero = np.zeros(1, dtype=np.int64)
-        for batch in read_wanted(base, Wanted([key], zero, zero, zero + size, zero)):
-            yield from batch.values
-        return
-    (found,) = base.perform([Get(key)])
-    if found.value is not None:
-        yield found.value
+    for found in read_object(base, key):
+        yield from found.values
 
 
-def _parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (keys[i : i + _AT_ONCE] for i in range(0, len(keys), _AT_ONCE))
-
-
-def _another(key: str) -> SpecError:
-    return SpecError(
-        f"the destination has another {key!r} than the source would give it; nothing was "
-        "written: take an empty destination, or remove what is there"
-    )
+def _slices(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (keys[i : i + _KEYS_A_ROUND] for i in range(0, len(keys), _KEYS_A_ROUND))

@@ -1,14 +1,12 @@
-"""Where the values of an array are on one side of a conversion, and its regions.
+"""Locations of the values of an array, and the regions that a conversion visits.
 
-A *value* is what a chunk key above sharding has: opaque bytes. A *region* is a box of the chunk
-grid that one task converts: a shard, or a block of chunks where there are no shards.
+A *value* is the opaque bytes that a chunk key has above sharding. A *region* is the box of the
+chunk grid that one task converts: a shard, or a block of chunks where there are no shards.
 
-Which regions of an array hold anything: found by a listing, where the grid is much larger.
-
-A grid says how many objects an array may have, and nothing about how many there are. Walking it
-asks for each of them, a listing costs what is stored. So some places of a large grid are asked for
-first. If most of them are empty, the objects are listed; a listing that has seen half of what the
-grid may hold is given up, because walking is no more work then.
+A grid tells the possible objects of an array, not how many are stored. A walk through the grid
+requests each of them; a listing costs what is stored. So some objects of a large grid are sampled.
+If most are missing, the objects are listed, and only regions that hold one are visited. A listing
+that has seen half of what the grid may hold is given up: from there on walking is no more work.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,10 +33,24 @@ from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.shard import EntryOrder, order_entries
 from zarr_shardstore.format.sharding_spec import ShardingSpec
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
-from zarr_shardstore.shards.requests import CloseListing, GetSize, KeyCursor, ListPage
+from zarr_shardstore.shards.requests import CloseListing, KeyCursor, ListPage
 
 _BLOCK = 4096
 """Values in a region of an array that has shards on neither side."""
+
+_WALKED = 4096
+"""Objects of a grid that is walked without sampling."""
+
+_N_SAMPLES = 64
+_N_DENSE = 16
+"""Objects that are sampled, and how many of them make a grid one that is walked."""
+
+_KEYS_PER_PAGE = 1024
+
+_NUMBERS_PER_MERGE = 1 << 16
+"""Region numbers that are collected before duplicates are dropped."""
+
+_MAX_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +88,15 @@ class ArrayLocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
-    """A box of the grid, and the order in which its values are taken.
+class ArrayRegion:
+    """A box of the grid, and the order in which its values are converted.
 
     Parameters
     ----------
     box
         Half-open ranges of coordinates, inside the grid.
     ids : ndarray of int
-        Entry ids of the values, in the order in which they are taken.
+        Entry ids of the values in that order.
     positions : ndarray of int
         The same, as positions in the C order of the box.
     """
@@ -96,26 +108,28 @@ class Region:
     coords: Coords
 
     @classmethod
-    def of(cls, coords: Coords, shape: Coords, grid_shape: Coords, order: EntryOrder) -> Region:
-        """Region number `coords` of a grid that is cut into boxes of `shape`."""
+    def of(
+        cls, coords: Coords, shape: Coords, grid_shape: Coords, order: EntryOrder
+    ) -> ArrayRegion:
+        """Return region number `coords` of a grid that is cut into boxes of `shape`."""
         box = grid_box(coords, shape, grid_shape)
         ascending = entries_in_box(box, coords, shape)
         ids = order_entries(ascending, shape, order)
         return cls(box, ids, np.searchsorted(ascending, ids), shape, coords)
 
     def value_coords(self) -> npt.NDArray[np.intp]:
-        """Coordinates of the values in order; shape ``(n, ndim)``."""
+        """Return the coordinates of the values in order; shape ``(n, ndim)``."""
         coords = coords_of_entries(self.ids, self.coords, self.shape)
         return np.array(coords, dtype=np.intp).reshape(len(self.ids), len(self.shape))
 
-    def keys(self, place: ArrayLocation) -> list[str]:
-        """Keys of the values in order, where each has one of its own."""
-        keys = keys_of_box(place.prefix, place.encoding, self.box)
+    def keys(self, location: ArrayLocation) -> list[str]:
+        """Return the keys of the values in order, where each has one of its own."""
+        keys = keys_of_box(location.prefix, location.encoding, self.box)
         return [keys[i] for i in self.positions.tolist()]
 
 
 def keys_of_box(prefix: str, encoding: ChunkKeyEncoding, box: Box) -> list[str]:
-    """Keys of all chunks in a box, in C order; much less than a call for each.
+    """Return the keys of all chunks in a box, in C order; faster than a call for each.
 
     >>> keys_of_box("a/", ChunkKeyEncoding("default", "/"), ((0, 2), (7, 9)))
     ['a/c/0/7', 'a/c/0/8', 'a/c/1/7', 'a/c/1/8']
@@ -123,8 +137,7 @@ def keys_of_box(prefix: str, encoding: ChunkKeyEncoding, box: Box) -> list[str]:
     if not box:
         return [prefix + encoding.encode(())]
     zero = encoding.encode((0,) * len(box))
-    marker = zero[: zero.index("0")]
-    heads = [prefix + marker]
+    heads = [prefix + zero[: zero.index("0")]]
     for dim, (start, stop) in enumerate(box):
         end = encoding.separator if dim < len(box) - 1 else ""
         tails = [f"{n}{end}" for n in range(start, stop)]
@@ -133,7 +146,7 @@ def keys_of_box(prefix: str, encoding: ChunkKeyEncoding, box: Box) -> list[str]:
 
 
 def block_shape(grid_shape: Coords) -> Coords:
-    """Shape of the regions of an array without shards: rows of the grid, about `_BLOCK` values."""
+    """Return the shape of regions without shards: rows of the grid, about `_BLOCK` values."""
     shape = []
     rest = _BLOCK
     for n in reversed(grid_shape):
@@ -142,26 +155,15 @@ def block_shape(grid_shape: Coords) -> Coords:
     return tuple(reversed(shape))
 
 
-def n_regions(grid_shape: Coords, shape: Coords) -> int:
-    """Number of regions that a grid is cut into."""
-    return math.prod(chunk_grid_shape(grid_shape, shape))
+def random_coords(grid_shape: Coords, n: int, rng: np.random.Generator) -> list[Coords]:
+    """Return `n` coordinates from all over a grid; some may be equal."""
+    columns = [rng.integers(0, min(length, _MAX_INT64), n).tolist() for length in grid_shape]
+    return list(zip(*columns, strict=True))
 
 
-_WALKED = 4096
-"""Objects of a grid that are asked for without a listing."""
+# --------------------------------------------------------- regions to visit
 
-_N_SAMPLES = 64
-_N_DENSE = 16
-"""Places that are asked for, and how many objects in them make a grid one that is walked."""
-
-_MAX_INT64 = 2**63 - 1
-
-_KEYS_PER_PAGE = 1024
-
-_NUMBERS_PER_MERGE = 1 << 16
-"""Regions that are found before they are made unique: each has a number of its own once."""
-
-Numbers = npt.NDArray[Any]
+_Numbers: TypeAlias = npt.NDArray[Any]
 """int64, or Python ints where the grid has more regions than these count."""
 
 
@@ -173,7 +175,7 @@ class RegionList:
     """
 
     grid_shape: Coords
-    numbers: Numbers | None
+    numbers: _Numbers | None
 
     def __len__(self) -> int:
         return math.prod(self.grid_shape) if self.numbers is None else len(self.numbers)
@@ -192,45 +194,39 @@ class RegionList:
         return tuple(reversed(coords))
 
 
-def regions_to_visit(places: Sequence[ArrayLocation], region_shape: Coords) -> RegionList:
-    """The regions in which one of these places has an object; or all.
+def regions_to_visit(locations: Sequence[ArrayLocation], region_shape: Coords) -> RegionList:
+    """Return the regions in which one of these locations has an object; or all.
 
     Parameters
     ----------
-    places
-        Of the same values: where they are, and where an earlier run may have left some.
+    locations
+        Of the same values: the source, and where an earlier run may have written some.
     region_shape
         Values along each dimension of a region.
     """
-    grid_shape = chunk_grid_shape(places[0].grid_shape, region_shape)
-    n_objects = [math.prod(place.object_grid_shape) for place in places]
-    if max(n_objects) <= _WALKED or _is_dense(places[0]) or any(map(_has_links, places)):
-        return RegionList(grid_shape, None)
-    finder = _Finder(grid_shape, region_shape)
-    for place in places:
-        if not finder.list_objects(place):
-            return RegionList(grid_shape, None)
-    return RegionList(grid_shape, finder.numbers())
+    grid_shape = chunk_grid_shape(locations[0].grid_shape, region_shape)
+    every_region = RegionList(grid_shape, None)
+    n_objects = max(math.prod(location.object_grid_shape) for location in locations)
+    if n_objects <= _WALKED or _is_dense(locations[0]):
+        return every_region
+    # A listing does not follow links to directories.
+    if any(location.base.backend.linked_directory(location.prefix) for location in locations):
+        return every_region
+    found = _FoundRegions(grid_shape, region_shape)
+    if not all(map(found.list_objects, locations)):
+        return every_region
+    return RegionList(grid_shape, found.numbers())
 
 
-def _is_dense(place: ArrayLocation) -> bool:
-    """Whether many places of the grid hold an object, as far as some of them tell."""
-    rng = np.random.default_rng(0)
-    lengths = [min(n, _MAX_INT64) for n in place.object_grid_shape]
-    columns = [rng.integers(0, n, _N_SAMPLES).tolist() for n in lengths]
-    coords = zip(*columns, strict=True)
-    keys = [place.prefix + place.encoding.encode(c) for c in coords]
-    sizes = place.base.perform([GetSize(key) for key in keys])
+def _is_dense(location: ArrayLocation) -> bool:
+    """Return whether many of the sampled objects of the grid are stored."""
+    coords = random_coords(location.object_grid_shape, _N_SAMPLES, np.random.default_rng(0))
+    sizes = location.base.sizes([location.prefix + location.encoding.encode(c) for c in coords])
     return sum(size is not None for size in sizes) >= _N_DENSE
 
 
-def _has_links(place: ArrayLocation) -> bool:
-    """Whether objects may lie behind a link to a directory: listings do not follow it."""
-    return place.base.backend.linked_directory(place.prefix) is not None
-
-
-class _Finder:
-    """Numbers of the regions in which objects lie."""
+class _FoundRegions:
+    """Numbers of the regions that hold an object, without duplicates."""
 
     def __init__(self, grid_shape: Coords, region_shape: Coords) -> None:
         self._grid_shape = grid_shape
@@ -239,66 +235,70 @@ class _Finder:
         edges = (n * size for n, size in zip(grid_shape, region_shape, strict=True))
         is_huge = max(self._n_regions, *edges) >= 2**62
         self._dtype: Any = object if is_huge else np.int64
-        self._found: Numbers = np.zeros(0, dtype=self._dtype)
-        self._pending: list[Numbers] = []
+        self._found: _Numbers = np.zeros(0, dtype=self._dtype)
+        self._collected: list[_Numbers] = []
+        self._n_collected = 0
 
-    def numbers(self) -> Numbers:
-        """Those that were found, ascending."""
+    def numbers(self) -> _Numbers:
+        """Return the numbers in ascending order."""
         self._merge()
         return self._found
 
-    def list_objects(self, place: ArrayLocation) -> bool:
-        """List the objects of a place; ``False`` if walking the grid is no more work."""
-        encoding, ndim, prefix = place.encoding, len(place.grid_shape), place.prefix
+    def list_objects(self, location: ArrayLocation) -> bool:
+        """List the objects of a location; return ``False`` if a walk is no more work."""
+        encoding, ndim, prefix = location.encoding, len(location.grid_shape), location.prefix
         dims = encoding.dims_of_components(ndim)
         has_marker = len(dims) > 1 and not dims[0]  # the "c" of the default encoding
         marker = f"{encoding.encode_component(0, ())}/" if has_marker else ""
         cursor = KeyCursor(prefix + marker)
-        shape = place.object_grid_shape
+        shape = location.object_grid_shape
         n_left = math.prod(shape) // 2
         while n_left > 0:
             page: list[str]
-            (page,) = place.base.perform([ListPage(cursor, _KEYS_PER_PAGE)])
+            (page,) = location.base.perform([ListPage(cursor, _KEYS_PER_PAGE)])
             decoded = (encoding.decode(key[len(prefix) :], ndim) for key in page)
             coords = [c for c in decoded if c is not None and is_inside(c, shape)]
-            if coords and not self._add(place, coords):
+            if coords and not self._add(location, coords):
                 break
             if len(page) < _KEYS_PER_PAGE:
                 return True
             n_left -= len(page)
-        place.base.perform([CloseListing(cursor)])
+        location.base.perform([CloseListing(cursor)])
         return False
 
-    def _add(self, place: ArrayLocation, coords: Sequence[Coords]) -> bool:
-        """Add the regions that objects lie in; ``False`` if these are most of the grid."""
-        cps = (1,) * len(self._grid_shape) if place.spec is None else place.spec.chunks_per_shard
-        size = np.array(cps, dtype=self._dtype)
+    def _add(self, location: ArrayLocation, coords: Sequence[Coords]) -> bool:
+        """Add the regions that hold objects; return ``False`` if these are most of the grid."""
+        spec = location.spec
+        object_shape = (1,) * len(self._grid_shape) if spec is None else spec.chunks_per_shard
+        size = np.array(object_shape, dtype=self._dtype)
         region = np.array(self._region_shape, dtype=self._dtype)
         starts = np.array(coords, dtype=self._dtype) * size
-        stops = np.minimum(starts + size, np.array(place.grid_shape, dtype=self._dtype))
+        stops = np.minimum(starts + size, np.array(location.grid_shape, dtype=self._dtype))
         first, last = starts // region, (stops - 1) // region
         if (first == last).all():
-            self._pending.append(np.unique(self._numbers_of(first)))
+            self._collect(np.unique(self._numbers_of(first)))
         else:
             n_numbers = sum(math.prod(row) for row in (last - first + 1).tolist())
             if n_numbers > self._n_regions // 2:
                 return False
             for lows, highs in zip(first.tolist(), last.tolist(), strict=True):
-                self._pending.append(self._numbers_in(lows, highs))
-                if sum(map(len, self._pending)) > _NUMBERS_PER_MERGE:
-                    self._merge()
-        if sum(map(len, self._pending)) > _NUMBERS_PER_MERGE:
-            self._merge()
+                self._collect(self._numbers_in(lows, highs))
         return len(self._found) <= self._n_regions // 2
 
-    def _numbers_of(self, rows: Numbers) -> Numbers:
+    def _collect(self, numbers: _Numbers) -> None:
+        self._collected.append(numbers)
+        self._n_collected += len(numbers)
+        if self._n_collected > _NUMBERS_PER_MERGE:
+            self._merge()
+
+    def _numbers_of(self, rows: _Numbers) -> _Numbers:
         numbers = np.zeros(len(rows), dtype=self._dtype)
         for dim, n in enumerate(self._grid_shape):
             numbers = numbers * n + rows[:, dim]
         return numbers
 
-    def _numbers_in(self, lows: Sequence[int], highs: Sequence[int]) -> Numbers:
-        """Of all regions in a box, the corners included."""
+    def _numbers_in(self, lows: Sequence[int], highs: Sequence[int]) -> _Numbers:
+        """Return the numbers of all regions in a box, the corners included."""
         numbers = np.zeros(1, dtype=self._dtype)
         for n, low, high in zip(self._grid_shape, lows, highs, strict=True):
             along = np.arange(high - low + 1).astype(self._dtype) + low
@@ -306,5 +306,6 @@ class _Finder:
         return numbers
 
     def _merge(self) -> None:
-        self._found = np.unique(np.concatenate([self._found, *self._pending]))
-        self._pending = []
+        self._found = np.unique(np.concatenate([self._found, *self._collected]))
+        self._collected = []
+        self._n_collected = 0

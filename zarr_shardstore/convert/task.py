@@ -1,26 +1,28 @@
-"""Converting one region: read its values, write them, read them back and compare.
+"""Converts one region: reads its values, writes them, reads them back and compares.
 
-A task is independent of all others, small, picklable, and may be repeated: what was written
-before is compared, and written again only if it differs.
+A task is independent of all others, small and picklable, and may be repeated. What an earlier run
+wrote is compared with the source, and written again only if it differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypeAlias
 
 import crc32c
 import numpy as np
 
-from zarr_shardstore.convert.regions import ArrayLocation, Region
+from zarr_shardstore.convert.regions import ArrayLocation, ArrayRegion
 from zarr_shardstore.convert.transfer import (
-    BATCH_NBYTES,
-    Batch,
-    Values,
-    Wanted,
+    ROUND_NBYTES,
+    ReadRound,
+    RegionValues,
+    ValueRanges,
     check_entries,
-    read_wanted,
-    values_of,
+    read_object,
+    read_ranges,
 )
 from zarr_shardstore.errors import (
     CorruptShardError,
@@ -33,32 +35,34 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
-from zarr_shardstore.io.uploads import Upload
 from zarr_shardstore.shards.index_reads import read_indexes
-from zarr_shardstore.shards.requests import Delete, DeleteMany, Exists, GetMany, GetSize, Set
+from zarr_shardstore.shards.requests import Delete, DeleteMany, Exists, Set
 
-_crc = crc32c.crc32c
+_NOT_THE_SAME = (
+    "what was written reads back as something else; nothing was removed. Check the disk or the "
+    "store, and run the same again"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayTask:
-    """What the tasks of one array have in common.
+    """The part that all tasks of one array share.
 
     Parameters
     ----------
-    source, target : Place
+    source, target : ArrayLocation
         Of the same values. At least one of them has shards, or values are copied.
     region_shape : tuple of int
         Values in a region along each dimension.
     order
-        In which order the entries of a shard are written.
+        Order in which the entries of a shard are written.
     nominal_nbytes : int, optional
         Bytes of a value before compression.
     may_be_there : bool
         An earlier run may have written something.
     document_key : str, optional
-        An object of the source that workers elsewhere must find: who does not reach the store
-        would take all values for missing.
+        An object of the source that a worker elsewhere must find. A worker that does not reach
+        the store would take all values for missing.
     only_compares : bool
         Nothing is written: the target has the array already, and a difference is an error.
     """
@@ -75,7 +79,7 @@ class ArrayTask:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What became of a region: its values, their bytes, the objects that hold them now."""
+    """Values of a region, their bytes, and the objects that hold them now."""
 
     n_chunks: int
     n_objects: int
@@ -83,26 +87,40 @@ class TaskResult:
     was_there: bool = False
 
 
+_Checksum: TypeAlias = tuple[int, int]
+"""Size and crc32c of a value."""
+
+
 @dataclass(slots=True)
 class _Checksums:
-    """Size and crc32c of values, by entry id, in the order in which they were met."""
+    """Checksums of values, in the order in which the values were met."""
 
     ids: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     crcs: list[int] = field(default_factory=list)
 
-    def add(self, batch: Batch) -> None:
-        if batch.continues:
-            (piece,) = batch.values
-            self.sizes[-1] += len(piece)
-            self.crcs[-1] = _crc(piece, self.crcs[-1])
-            return
-        self.ids += batch.ids
-        self.sizes += map(len, batch.values)
-        self.crcs += map(_crc, batch.values)
+    @classmethod
+    def of(cls, rounds: Iterable[ReadRound]) -> _Checksums:
+        checksums = cls()
+        for found in rounds:
+            checksums.add(found)
+        return checksums
 
-    def by_id(self) -> dict[int, tuple[int, int]]:
+    def add(self, found: ReadRound) -> None:
+        if found.continues:
+            (piece,) = found.values
+            self.sizes[-1] += len(piece)
+            self.crcs[-1] = crc32c.crc32c(piece, self.crcs[-1])
+            return
+        self.ids += found.ids
+        self.sizes += map(len, found.values)
+        self.crcs += map(crc32c.crc32c, found.values)
+
+    def by_id(self) -> dict[int, _Checksum]:
         return dict(zip(self.ids, zip(self.sizes, self.crcs, strict=True), strict=True))
+
+    def result(self, n_objects: int, *, was_there: bool = False) -> TaskResult:
+        return TaskResult(len(self.ids), n_objects, sum(self.sizes), was_there)
 
 
 def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
@@ -114,42 +132,39 @@ def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
         If what was written reads back as something else; or if a shard of the source is
         damaged.
     ShardConflictError
-        If the source was changed meanwhile.
+        If the source was changed concurrently.
     SpecError
-        If the store is not to be reached from here.
+        If the store cannot be reached from here.
 
-    Memory: about two times `BATCH_NBYTES`, the parts of an upload, and the indexes of the
+    Memory: about two times `ROUND_NBYTES`, the parts of an upload, and the indexes of the
     shards that the region touches. Base stores that take whole objects only (zarr stores that
     are neither local, nor of fsspec or obstore) need a whole shard more.
     """
-    if task.document_key is not None:
-        (is_there,) = task.source.base.perform([Exists(task.document_key)])
-        if not is_there:
-            raise SpecError(
-                f"a worker does not find {task.document_key!r} in {task.source.base.describe()}: "
-                "take an executor whose workers reach the store; nothing was removed"
-            )
-    region = Region.of(coords, task.region_shape, task.source.grid_shape, task.order)
-    values = values_of(task.source, region, task.nominal_nbytes)
+    base = task.source.base
+    if task.document_key is not None and not base.perform([Exists(task.document_key)])[0]:
+        raise SpecError(
+            f"a worker does not find {task.document_key!r} in {base.describe()}: take an executor "
+            "whose workers reach the store; nothing was removed"
+        )
+    region = ArrayRegion.of(coords, task.region_shape, task.source.grid_shape, task.order)
+    values = RegionValues(task.source, region, task.nominal_nbytes)
     if task.only_compares:
         return _compare(task, region, values)
     if task.target.spec is None:
-        return _write_values(task, region, values)
+        return _write_objects(task, region, values)
     return _write_shard(task, task.target.layout.shard(coords), values)
 
 
-def _compare(task: ArrayTask, region: Region, values: Values) -> TaskResult:
-    expected, there = _Checksums(), _Checksums()
-    for batch in values.batches():
-        expected.add(batch)
+def _compare(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> TaskResult:
+    """Raise `SpecError` if the values of the target are not those of the source."""
+    expected = _Checksums.of(values.rounds()).by_id()
     damage: Exception | None = None
     try:
-        for batch in values_of(task.target, region, task.nominal_nbytes).batches():
-            there.add(batch)
+        in_target = RegionValues(task.target, region, task.nominal_nbytes).rounds()
+        if _Checksums.of(in_target).by_id() == expected:
+            return TaskResult(0, 0, 0, was_there=True)
     except (CorruptShardError, ShardConflictError) as error:
         damage = error
-    if damage is None and there.by_id() == expected.by_id():
-        return TaskResult(0, 0, 0, was_there=True)
     where = ", ".join(f"{start} to {stop - 1}" for start, stop in region.box)
     raise SpecError(
         f"the destination has an array at {task.target.prefix!r} already, of the same metadata, "
@@ -162,65 +177,57 @@ def _compare(task: ArrayTask, region: Region, values: Values) -> TaskResult:
 # ------------------------------------------------------------------ to shards
 
 
-def _write_shard(task: ArrayTask, shard: ShardRef, values: Values) -> TaskResult:
+def _write_shard(task: ArrayTask, shard: ShardRef, values: RegionValues) -> TaskResult:
     base = task.target.base
     if task.may_be_there:
-        there = _try_checksums_of_shard(task.target, shard)
-        expected = _Checksums()
-        if there is not None:
-            for batch in values.batches():
-                expected.add(batch)
+        try:
+            there = _read_shard(base, shard)
+        except (CorruptShardError, ShardConflictError):
+            pass  # it is missing, or not whole
+        else:
+            expected = _Checksums.of(values.rounds())
             if there == expected.by_id():
-                return _result(expected, 1, was_there=True)
-    written = _upload_shard(task, shard, values)
+                return expected.result(1, was_there=True)
+    written = _upload_shard(base, shard, values)
     if not written.ids:
         if task.may_be_there:
             base.perform([Delete(shard.key)])
         return TaskResult(0, 0, 0)
     try:
-        read_back = _checksums_of_shard(task.target, shard)
+        read_back = _read_shard(base, shard)
     except (CorruptShardError, ShardConflictError) as error:
         raise CorruptShardError(_NOT_THE_SAME, shard_key=shard.key) from error
     if read_back != written.by_id():
         raise CorruptShardError(_NOT_THE_SAME, shard_key=shard.key)
-    return _result(written, 1)
+    return written.result(1)
 
 
-_NOT_THE_SAME = (
-    "what was written reads back as something else; nothing was removed. Check the disk or the "
-    "store, and run the same again"
-)
+def _upload_shard(base: BaseStoreHandle, shard: ShardRef, values: RegionValues) -> _Checksums:
+    """Store the values as a shard; no shard if there are no values."""
+    written = _Checksums()
+    is_index_first = shard.layout.spec.index.location == "start"
+    ranges = values.ranges() if is_index_first else None
+    rounds = values.rounds()
+    first = next(rounds, None)
 
+    def parts() -> Iterator[Sequence[bytes | memoryview]]:
+        if ranges is not None:
+            sizes = (ranges.stops - ranges.starts).tolist()
+            yield [_index_bytes(shard, ranges.ids.tolist(), sizes)]
+        assert first is not None
+        for found in chain([first], rounds):
+            written.add(found)
+            yield found.values
+        if ranges is None:
+            yield [_index_bytes(shard, written.ids, written.sizes)]
 
-def _upload_shard(task: ArrayTask, shard: ShardRef, values: Values) -> _Checksums:
-    spec = shard.layout.spec
-    done = _Checksums()
-    upload: Upload | None = None
-    wanted: Wanted | None = None
-    if spec.index.location == "start":
-        wanted = values.sizes()
-    try:
-        for batch in values.batches():
-            if upload is None:
-                upload = task.target.base.upload(shard.key)
-                if wanted is not None:
-                    sizes = (wanted.stops - wanted.starts).tolist()
-                    upload.write([_index_bytes(shard, wanted.ids.tolist(), sizes)])
-            upload.write(batch.values)
-            done.add(batch)
-        if upload is not None:
-            if wanted is None:
-                upload.write([_index_bytes(shard, done.ids, done.sizes)])
-            upload.finish()
-    except BaseException:
-        if upload is not None:
-            upload.abort()
-        raise
-    return done
+    if first is not None:
+        base.upload(shard.key, parts())
+    return written
 
 
 def _index_bytes(shard: ShardRef, ids: list[int], sizes: list[int]) -> bytes:
-    """The index of entries that are written one behind the other."""
+    """Encode the index of entries that are written without gaps."""
     spec = shard.layout.spec
     nbytes = np.array(sizes, dtype=np.uint64)
     fields = np.full((spec.n_entries, 2), MISSING, dtype=np.uint64)
@@ -230,120 +237,83 @@ def _index_bytes(shard: ShardRef, ids: list[int], sizes: list[int]) -> bytes:
     return ShardIndex(fields).encode(spec.index)
 
 
-def _try_checksums_of_shard(
-    place: ArrayLocation, shard: ShardRef
-) -> dict[int, tuple[int, int]] | None:
-    """Those of a shard that may be there; ``None`` if it is not, or not whole."""
-    try:
-        return _checksums_of_shard(place, shard)
-    except (CorruptShardError, ShardConflictError):
-        return None
-
-
-def _checksums_of_shard(place: ArrayLocation, shard: ShardRef) -> dict[int, tuple[int, int]]:
-    """Size and crc32c of each entry of a stored shard, read from the store."""
-    (size,) = place.base.perform([GetSize(shard.key)])
-    (index,) = place.base.run(read_indexes([shard]))
+def _read_shard(base: BaseStoreHandle, shard: ShardRef) -> dict[int, _Checksum]:
+    """Read each entry of a stored shard, in the order of the offsets; return the checksums."""
+    (size,) = base.sizes([shard.key])
+    (index,) = base.run(read_indexes([shard]))
     if index is None or size is None:
         raise ShardConflictError(f"shard {shard.key!r} is not there")
-    wanted = _entries_by_offset(shard, index, size)
-    read = _Checksums()
-    for batch in read_wanted(place.base, wanted):
-        read.add(batch)
-    return read.by_id()
-
-
-def _entries_by_offset(shard: ShardRef, index: ShardIndex, size: int) -> Wanted:
     check_entries(shard, index, size)
     ids = index.present_ids()
     starts, nbytes = index.fields[ids].astype(np.int64).T
     order = np.argsort(starts, kind="stable")
-    return Wanted(
+    ranges = ValueRanges(
         [shard.key],
         np.zeros(len(ids), dtype=np.int64),
         starts[order],
         (starts + nbytes)[order],
         ids[order].astype(np.int64),
     )
+    return _Checksums.of(read_ranges(base, ranges)).by_id()
 
 
-# ------------------------------------------------- to keys of their own
+# ------------------------------------------------- to objects of their own
 
 
-def _write_values(task: ArrayTask, region: Region, values: Values) -> TaskResult:
+def _write_objects(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> TaskResult:
     base = task.target.base
     keys = dict(zip(region.ids.tolist(), region.keys(task.target), strict=True))
     written = _Checksums()
     n_there = 0
-    upload: Upload | None = None
-    try:
-        for batch in values.batches():
-            written.add(batch)
-            if batch.continues or batch.goes_on:
-                upload = upload or base.upload(keys[batch.ids[0]])
-                upload.write(batch.values)
-                if not batch.goes_on:
-                    upload.finish()
-                    upload = None
-                continue
-            to_write = list(zip(batch.ids, batch.values, strict=True))
-            if task.may_be_there:
-                (there,) = base.perform([GetMany([keys[i] for i in batch.ids])])
-                to_write = [(i, v) for (i, v), t in zip(to_write, there, strict=True) if v != t]
-                n_there += len(batch.ids) - len(to_write)
-            base.perform([Set(keys[i], value) for i, value in to_write])
-    except BaseException:
-        if upload is not None:
-            upload.abort()
-        raise
-    _verify_values(base, keys, written)
+    rounds = values.rounds()
+    for found in rounds:
+        written.add(found)
+        if found.has_more:
+            base.upload(keys[found.ids[0]], _pieces_of_value(found, rounds, written))
+            continue
+        to_write = list(zip(found.ids, found.values, strict=True))
+        if task.may_be_there:
+            there = base.values([keys[i] for i in found.ids])
+            to_write = [(i, v) for (i, v), t in zip(to_write, there, strict=True) if v != t]
+            n_there += len(found.ids) - len(to_write)
+        base.perform([Set(keys[i], value) for i, value in to_write])
+    _verify_objects(base, keys, written)
     if task.may_be_there:
         missing = keys.keys() - set(written.ids)
         base.perform([DeleteMany([keys[i] for i in missing])])
     was_there = bool(written.ids) and n_there == len(written.ids)
-    return _result(written, len(written.ids), was_there=was_there)
+    return written.result(len(written.ids), was_there=was_there)
 
 
-def _verify_values(base: BaseStoreHandle, keys: Mapping[int, str], written: _Checksums) -> None:
-    """Read values back.
+def _pieces_of_value(
+    first: ReadRound, rounds: Iterator[ReadRound], written: _Checksums
+) -> Iterator[Sequence[bytes | memoryview]]:
+    yield first.values
+    for found in rounds:
+        written.add(found)
+        yield found.values
+        if not found.has_more:
+            return
 
-    Raises
-    ------
-    CorruptValueError
-        If one is another.
-    """
+
+def _verify_objects(base: BaseStoreHandle, keys: Mapping[int, str], written: _Checksums) -> None:
+    """Read values back; raise `CorruptValueError` if one differs."""
     start = 0
     ends = np.cumsum(written.sizes)
     while start < len(ends):
-        limit = int(ends[start]) - written.sizes[start] + BATCH_NBYTES
+        limit = int(ends[start]) - written.sizes[start] + ROUND_NBYTES
         stop = max(start + 1, int(np.searchsorted(ends, limit, side="right")))
-        some = written.ids[start:stop]
-        if written.sizes[start] > BATCH_NBYTES:
-            read = _checksums_of_large(base, keys[some[0]], some[0])
+        ids = written.ids[start:stop]
+        if written.sizes[start] > ROUND_NBYTES:
+            read = _Checksums.of(read_object(base, keys[ids[0]], ids[0]))
         else:
-            (values,) = base.perform([GetMany([keys[i] for i in some])])
-            read = _Checksums()
-            there = [(i, v) for i, v in zip(some, values, strict=True) if v is not None]
-            read.add(Batch([i for i, _ in there], [v for _, v in there]))
+            values = base.values([keys[i] for i in ids])
+            there = [(i, v) for i, v in zip(ids, values, strict=True) if v is not None]
+            read = _Checksums.of([ReadRound([i for i, _ in there], [v for _, v in there])])
         found = read.by_id()
         for i, size, crc in zip(
-            some, written.sizes[start:stop], written.crcs[start:stop], strict=True
+            ids, written.sizes[start:stop], written.crcs[start:stop], strict=True
         ):
             if found.get(i) != (size, crc):
                 raise CorruptValueError(_NOT_THE_SAME, key=keys[i])
         start = stop
-
-
-def _checksums_of_large(base: BaseStoreHandle, key: str, entry_id: int) -> _Checksums:
-    (size,) = base.perform([GetSize(key)])
-    one = np.array([size or 0])
-    zero = np.zeros(1, dtype=np.int64)
-    read = _Checksums()
-    for batch in read_wanted(base, Wanted([key], zero, zero, one, zero + entry_id)):
-        read.add(batch)
-    return read
-
-
-def _result(checksums: _Checksums, n_objects: int, *, was_there: bool = False) -> TaskResult:
-    n_bytes = sum(checksums.sizes)
-    return TaskResult(len(checksums.ids), n_objects, n_bytes, was_there)

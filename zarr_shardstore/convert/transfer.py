@@ -1,8 +1,9 @@
-"""Values of a region, read in batches of bounded size, in the order in which they are written.
+"""Reads the values of a region in rounds of bounded size, in the order in which they are written.
 
-Where sizes are known (shards: from their indexes) a batch is cut by bytes, and a value larger
-than one comes in pieces. Of objects of their own only the size before compression is known, so
-as many are read at once as fit then; where that is not known, or large, sizes are asked for.
+The index of a shard tells the size of each entry. There a round is cut by bytes, and a value that
+is larger than a round comes in pieces. Of an object of its own only the size before compression is
+known: a round reads as many objects as fit then. Where that size is unknown, or large, the
+sizes of the objects are requested first.
 """
 
 from __future__ import annotations
@@ -10,34 +11,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.convert.regions import ArrayLocation, Region
+from zarr_shardstore.convert.regions import ArrayLocation, ArrayRegion
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.format.index import MISSING, IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import Range, plan_spans
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.shards.index_reads import corrupt, read_indexes
-from zarr_shardstore.shards.requests import Get, GetMany, GetSize, Request
+from zarr_shardstore.shards.requests import Get, Request
 
-BATCH_NBYTES = 8 * 1024 * 1024
+ROUND_NBYTES = 8 * 1024 * 1024
 """Bytes that one worker reads before it writes them."""
 
-_MAX_BATCH = 4096
-"""Values that are read at once, however small they are."""
+_MAX_ROUND = 4096
+"""Values that are read in one round, however small they are."""
 
 _MAX_GAP_NBYTES = 64 * 1024
-"""Unwanted bytes of a shard that are read along; here the next request wants them, as a rule."""
+"""Unwanted bytes of a shard that are read along: usually the next request wants them."""
 
-Ints = npt.NDArray[np.int64]
+_Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Some values, or a piece of one.
+class ReadRound:
+    """Some values, or one piece of a large value.
 
     Parameters
     ----------
@@ -45,161 +47,155 @@ class Batch:
         Entry ids in the region.
     values
         Bytes of each.
-    continues, goes_on : bool
-        This is a piece of one value: not its first, not its last.
+    continues, has_more : bool
+        It is a piece of one value: not its first, not its last.
     """
 
     ids: list[int]
     values: Sequence[bytes | memoryview]
     continues: bool = False
-    goes_on: bool = False
+    has_more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Byte ranges of objects: what is read, in order.
+class ValueRanges:
+    """Byte ranges of values in the order in which they are read.
 
     Parameters
     ----------
     keys : list of str
-        Of the objects.
+        Keys of the objects.
     which : ndarray
-        Which object each range is in.
+        Position in `keys`, for each range.
     starts, stops : ndarray
         Half-open ranges.
     ids : ndarray
-        What each range is the value of.
+        Entry id of each value.
     """
 
     keys: list[str]
-    which: Ints
-    starts: Ints
-    stops: Ints
-    ids: Ints
+    which: _Ints
+    starts: _Ints
+    stops: _Ints
+    ids: _Ints
 
 
-class Values:
-    """The values of a region on the source side.
+class RegionValues:
+    """The values of a region at one location.
+
+    Cost: one index request for each shard that the region touches, if there are shards; one
+    request for each size, if values may be too large for memory.
 
     Parameters
     ----------
-    base : BaseStoreHandle
-        Holds them.
-    region : Region
-        Which, and in which order.
-    keys
-        Keys of the values in order, where each has its own and sizes are not known.
-    wanted
-        Where they are, if that is known.
     nominal_nbytes
-        What a value has before compression, so about the most that it has.
+        Bytes of a value before compression, so about its maximum; ``None`` if unknown.
     """
 
     def __init__(
-        self,
-        base: BaseStoreHandle,
-        region: Region,
-        keys: list[str] | None,
-        wanted: Wanted | None,
-        nominal_nbytes: int = 0,
+        self, location: ArrayLocation, region: ArrayRegion, nominal_nbytes: int | None
     ) -> None:
-        self._base = base
-        self._region = region
-        self._keys = keys
-        self._wanted = wanted
-        self._nominal_nbytes = nominal_nbytes
+        self._base = location.base
+        self._ids = region.ids
+        self._ranges: ValueRanges | None = None
+        if location.spec is not None:
+            self._ranges = _ranges_in_shards(location, region)
+            return
+        self._keys = region.keys(location)
+        if nominal_nbytes is None or nominal_nbytes > ROUND_NBYTES:
+            self.ranges()
+        else:
+            self._n_a_round = min(max(1, ROUND_NBYTES // max(nominal_nbytes, 1)), _MAX_ROUND)
 
-    def sizes(self) -> Wanted:
-        """Where the values that there are lie; asks for the sizes of objects."""
-        if self._wanted is None:
-            assert self._keys is not None
-            self._wanted = _whole_objects(self._base, self._keys, self._region)
-        return self._wanted
+    def ranges(self) -> ValueRanges:
+        """Return the ranges of the stored values; request the sizes of objects if necessary."""
+        if self._ranges is None:
+            sizes = self._base.sizes(self._keys)
+            stored = [i for i, size in enumerate(sizes) if size is not None]
+            self._ranges = ValueRanges(
+                [self._keys[i] for i in stored],
+                np.arange(len(stored)),
+                np.zeros(len(stored), dtype=np.int64),
+                np.array([sizes[i] for i in stored], dtype=np.int64),
+                self._ids[stored].astype(np.int64),
+            )
+        return self._ranges
 
-    def batches(self) -> Iterator[Batch]:
-        """All values that there are, in order.
+    def rounds(self) -> Iterator[ReadRound]:
+        """Read all stored values in order.
 
         Raises
         ------
         ShardConflictError
-            If a value has another size than it had.
+            If the size of a value has changed.
         """
-        if self._wanted is not None:
-            return read_wanted(self._base, self._wanted)
-        return self._batches_of_objects()
-
-    def _batches_of_objects(self) -> Iterator[Batch]:
-        assert self._keys is not None
-        ids = self._region.ids.tolist()
-        n = min(max(1, BATCH_NBYTES // max(self._nominal_nbytes, 1)), _MAX_BATCH)
-        for start in range(0, len(ids), n):
-            some = ids[start : start + n]
-            (values,) = self._base.perform([GetMany(self._keys[start : start + n])])
-            found = [v for v in values if v is not None]
+        if self._ranges is not None:
+            yield from read_ranges(self._base, self._ranges)
+            return
+        all_ids, n = self._ids.tolist(), self._n_a_round
+        for start in range(0, len(all_ids), n):
+            ids = all_ids[start : start + n]
+            values = self._base.values(self._keys[start : start + n])
+            found = [value for value in values if value is not None]
             if found:
                 if len(found) < len(values):
-                    some = [i for i, v in zip(some, values, strict=True) if v is not None]
-                yield Batch(some, found)
+                    ids = [i for i, v in zip(ids, values, strict=True) if v is not None]
+                yield ReadRound(ids, found)
 
 
-def values_of(place: ArrayLocation, region: Region, nominal_nbytes: int | None) -> Values:
-    """The values of a region.
-
-    Parameters
-    ----------
-    nominal_nbytes
-        Bytes of a value before compression; ``None`` if that is not known.
-
-    Cost: one index request for each shard that the region touches, if there are shards; one
-    request for each size, if values may be too large for memory.
-    """
-    if place.spec is not None:
-        return Values(place.base, region, None, _entries(place, region))
-    keys = region.keys(place)
-    if nominal_nbytes is not None and nominal_nbytes <= BATCH_NBYTES:
-        return Values(place.base, region, keys, None, nominal_nbytes)
-    return Values(place.base, region, None, _whole_objects(place.base, keys, region))
+def read_object(base: BaseStoreHandle, key: str, entry_id: int = 0) -> Iterator[ReadRound]:
+    """Read one object of any size; nothing if it is missing."""
+    (size,) = base.sizes([key])
+    if size is not None and size > ROUND_NBYTES:
+        zero = np.zeros(1, dtype=np.int64)
+        yield from read_ranges(base, ValueRanges([key], zero, zero, zero + size, zero + entry_id))
+        return
+    (found,) = base.perform([Get(key)])
+    if found.value is not None:
+        yield ReadRound([entry_id], [found.value])
 
 
-def read_wanted(base: BaseStoreHandle, wanted: Wanted) -> Iterator[Batch]:
-    """Read byte ranges in batches; those near to each other by one request.
+def read_ranges(base: BaseStoreHandle, wanted: ValueRanges) -> Iterator[ReadRound]:
+    """Read byte ranges in rounds; ranges that are near to each other share a request.
 
     Raises
     ------
     ShardConflictError
-        If an object is shorter than its ranges, or gone.
+        If an object is missing, or shorter than its ranges.
     """
     nbytes = wanted.stops - wanted.starts
     ends = np.cumsum(nbytes)
     start = 0
     while start < len(ends):
-        limit = int(ends[start] - nbytes[start]) + BATCH_NBYTES
-        stop = min(int(np.searchsorted(ends, limit, side="right")), start + _MAX_BATCH)
+        limit = int(ends[start] - nbytes[start]) + ROUND_NBYTES
+        stop = min(int(np.searchsorted(ends, limit, side="right")), start + _MAX_ROUND)
         if stop <= start:
-            yield from _pieces(base, wanted, start)
+            yield from _pieces_of_range(base, wanted, start)
             stop = start + 1
         else:
-            yield Batch(wanted.ids[start:stop].tolist(), _read_ranges(base, wanted, start, stop))
+            yield ReadRound(wanted.ids[start:stop].tolist(), _read(base, wanted, start, stop))
         start = stop
 
 
-def _pieces(base: BaseStoreHandle, wanted: Wanted, i: int) -> Iterator[Batch]:
-    """One range that is larger than a batch."""
+def _pieces_of_range(base: BaseStoreHandle, wanted: ValueRanges, i: int) -> Iterator[ReadRound]:
+    """Read one range that is larger than a round."""
     key, entry_id = wanted.keys[int(wanted.which[i])], int(wanted.ids[i])
     first, last = int(wanted.starts[i]), int(wanted.stops[i])
-    for start in range(first, last, BATCH_NBYTES):
-        stop = min(start + BATCH_NBYTES, last)
+    for start in range(first, last, ROUND_NBYTES):
+        stop = min(start + ROUND_NBYTES, last)
         (found,) = base.perform([Get(key, Range(start, stop))])
         piece = _checked(key, found.value, stop - start)
-        yield Batch([entry_id], [piece], continues=start > first, goes_on=stop < last)
+        yield ReadRound([entry_id], [piece], continues=start > first, has_more=stop < last)
 
 
-def _read_ranges(base: BaseStoreHandle, wanted: Wanted, start: int, stop: int) -> list[memoryview]:
+def _read(base: BaseStoreHandle, wanted: ValueRanges, start: int, stop: int) -> list[memoryview]:
+    """Read the ranges from position `start` to `stop`, which fit into one round."""
     first, last = int(wanted.starts[start]), int(wanted.stops[stop - 1])
     is_one_run = np.array_equal(wanted.starts[start + 1 : stop], wanted.stops[start : stop - 1])
-    if first < last and is_one_run and (wanted.which[start:stop] == wanted.which[start]).all():
-        # As it was written, mostly: one request, and little more than a slice for each value.
-        key = wanted.keys[int(wanted.which[start])]
+    which = wanted.which[start:stop]
+    if first < last and is_one_run and (which == which[0]).all():
+        # Mostly shards are read as they were written: one request, and a slice for each value.
+        key = wanted.keys[int(which[0])]
         (found,) = base.perform([Get(key, Range(first, last))])
         data = _checked(key, found.value, last - first)
         bounds = (wanted.stops[start:stop] - first).tolist()
@@ -207,19 +203,15 @@ def _read_ranges(base: BaseStoreHandle, wanted: Wanted, start: int, stop: int) -
     values: list[memoryview] = [memoryview(b"")] * (stop - start)
     requests: list[Request] = []
     members: list[list[tuple[int, int, int]]] = []
-    which = wanted.which[start:stop]
+    starts, stops = wanted.starts[start:stop], wanted.stops[start:stop]
     for number in np.unique(which).tolist():
-        positions = [
-            p
-            for p in np.flatnonzero(which == number).tolist()
-            if wanted.stops[start + p] > wanted.starts[start + p]
-        ]
-        ranges = [(int(wanted.starts[start + p]), int(wanted.stops[start + p])) for p in positions]
+        positions = np.flatnonzero((which == number) & (stops > starts))
+        ranges = list(zip(starts[positions].tolist(), stops[positions].tolist(), strict=True))
         for span in plan_spans(
-            ranges, max_gap_bytes=_MAX_GAP_NBYTES, max_coalesced_bytes=BATCH_NBYTES
+            ranges, max_gap_bytes=_MAX_GAP_NBYTES, max_coalesced_bytes=ROUND_NBYTES
         ):
             requests.append(Get(wanted.keys[number], Range(span.start, span.stop)))
-            members.append([(positions[m], *ranges[m]) for m in span.members])
+            members.append([(int(positions[m]), *ranges[m]) for m in span.members])
     for request, found, parts in zip(requests, base.perform(requests), members, strict=True):
         assert isinstance(request, Get)
         assert isinstance(request.byte_range, Range)
@@ -240,34 +232,35 @@ def _checked(key: str, data: memoryview | None, nbytes: int) -> memoryview:
     return data
 
 
-def _entries(place: ArrayLocation, region: Region) -> Wanted:
-    """Where the values of a region lie in shards."""
-    spec, layout = place.spec, place.layout
+def _ranges_in_shards(location: ArrayLocation, region: ArrayRegion) -> ValueRanges:
+    """Find the values of a region in the indexes of its shards."""
+    spec, layout = location.spec, location.layout
     assert spec is not None
     coords = region.value_coords()
     cps = np.array(spec.chunks_per_shard, dtype=np.intp)
     shard_coords = coords // cps
     firsts, which = np.unique(shard_coords, axis=0, return_inverse=True)
+    which = which.reshape(-1)
     shards = [layout.shard(tuple(c)) for c in firsts.tolist()]
-    sizes = place.base.perform([GetSize(shard.key) for shard in shards])
+    sizes = location.base.sizes([shard.key for shard in shards])
     local = coords - shard_coords * cps
     entry_ids = np.zeros(len(coords), dtype=np.intp)
     for dim, n in enumerate(spec.chunks_per_shard):
         entry_ids = entry_ids * n + local[:, dim]
     fields = np.full((len(coords), 2), MISSING, dtype=np.uint64)
-    there = [i for i, size in enumerate(sizes) if size is not None]
-    indexes = place.base.run(read_indexes([shards[i] for i in there]))
-    for i, index in zip(there, indexes, strict=True):
+    stored = [(i, size) for i, size in enumerate(sizes) if size is not None]
+    indexes = location.base.run(read_indexes([shards[i] for i, _ in stored]))
+    for (i, size), index in zip(stored, indexes, strict=True):
         if index is None:
             continue
-        check_entries(shards[i], index, sizes[i])
-        members = which.reshape(-1) == i
+        check_entries(shards[i], index, size)
+        members = which == i
         fields[members] = index.fields[entry_ids[members]]
     present = np.flatnonzero((fields != MISSING).any(axis=1))
     starts, nbytes = fields[present].astype(np.int64).T
-    return Wanted(
+    return ValueRanges(
         [shard.key for shard in shards],
-        which.reshape(-1)[present].astype(np.int64),
+        which[present].astype(np.int64),
         starts,
         starts + nbytes,
         region.ids[present].astype(np.int64),
@@ -280,16 +273,3 @@ def check_entries(shard: ShardRef, index: ShardIndex, size: int) -> None:
         index.check_entries(size, shard.layout.spec.index)
     except IndexDamageError as damage:
         raise corrupt(shard, damage, "; nothing was removed") from damage
-
-
-def _whole_objects(base: BaseStoreHandle, keys: list[str], region: Region) -> Wanted:
-    sizes: list[int | None] = base.perform([GetSize(key) for key in keys])
-    there = [i for i, size in enumerate(sizes) if size is not None]
-    nbytes = np.array([sizes[i] for i in there], dtype=np.int64)
-    return Wanted(
-        [keys[i] for i in there],
-        np.arange(len(there), dtype=np.int64),
-        np.zeros(len(there), dtype=np.int64),
-        nbytes,
-        region.ids[there].astype(np.int64),
-    )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from zarr.abc.store import Store
 from zarr.core.sync import sync
@@ -18,14 +18,25 @@ from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backen
 from zarr_shardstore.io.backends.store_traits import has_no_such_key, is_in_memory, location_of
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.seal import seal_all
-from zarr_shardstore.io.uploads import Upload
-from zarr_shardstore.shards.requests import Flow, Request, UpdateShard
+from zarr_shardstore.metadata.documents import dump_document, parse_json
+from zarr_shardstore.shards.requests import (
+    Flow,
+    Get,
+    GetMany,
+    GetSize,
+    ListDir,
+    Request,
+    Set,
+    UpdateShard,
+)
 from zarr_shardstore.shards.updates import EntryUpdate
 from zarr_shardstore.store.engine import check_writable
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
 
 T = TypeVar("T")
+
+StoreLike: TypeAlias = BaseStoreLike | ShardingStore | ShardingMapping | DraftHierarchyStore
 
 STAGING = ".zarr_shardstore/"
 """Directory of conversions in place for objects that are not published yet. No tool shows it."""
@@ -68,9 +79,37 @@ class BaseStoreHandle:
         if not self.is_read_only:
             seal_all(self.backend)
 
-    def upload(self, key: str) -> Upload:
-        """Begin to store an object piece by piece."""
-        return self.backend.upload(key)
+    def sizes(self, keys: Sequence[str]) -> list[int | None]:
+        """Return the sizes of objects; ``None`` for each that is missing."""
+        return self.perform([GetSize(key) for key in keys])
+
+    def values(self, keys: Sequence[str]) -> list[bytes | memoryview | None]:
+        """Read whole objects; ``None`` for each that is missing."""
+        return list(self.perform([GetMany(keys)])[0]) if keys else []
+
+    def documents(self, keys: Iterable[str]) -> list[dict[str, Any] | None]:
+        """Read documents; ``None`` for each that is missing, or no JSON object."""
+        replies = self.perform([Get(key) for key in keys])
+        return [None if found.value is None else parse_json(found.value) for found in replies]
+
+    def write_documents(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
+        """Store documents by key, in one round."""
+        self.perform([Set(key, dump_document(doc)) for key, doc in documents.items()])
+
+    def names(self, directory: str) -> list[str]:
+        """Return the names of the objects and directories in a directory."""
+        return list(self.perform([ListDir(directory)])[0])
+
+    def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
+        """Store an object piece by piece, in one step; nothing if an error is raised."""
+        upload = self.backend.upload(key)
+        try:
+            for pieces in parts:
+                upload.write(pieces)
+            upload.finish()
+        except BaseException:
+            upload.abort()
+            raise
 
     def is_same(self, other: BaseStoreHandle) -> bool:
         """Return whether both are the same store."""
@@ -151,7 +190,7 @@ class BaseStoreHandle:
 
 
 def open_base(
-    store: BaseStoreLike | ShardingStore | ShardingMapping | DraftHierarchyStore,
+    store: StoreLike,
     storage_options: Mapping[str, Any] | None = None,
 ) -> BaseStoreHandle:
     """Open everything that `ShardingStore` takes; for a sharding store, its base store.
