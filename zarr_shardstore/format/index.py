@@ -1,4 +1,4 @@
-"""The shard index: where each entry lies in its shard.
+"""Shard index: offset and size of each entry of a shard.
 
 ::
 
@@ -35,7 +35,7 @@ CHECKSUM_NBYTES = 4
 
 
 class IndexDamageError(Exception):
-    """What is wrong with index bytes; the caller knows which shard they came from."""
+    """Damage of an index or an entry; the caller knows the shard, and raises the public error."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class IndexDamageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class IndexFormat:
-    """How an index is stored: its ``index_codecs`` and its ``index_location``."""
+    """Form of a stored index: its ``index_codecs`` and its ``index_location``."""
 
     checksum: bool
     location: Literal["start", "end"] = "end"
     endian: Literal["little", "big"] = "little"
 
     def nbytes(self, n_entries: int) -> int:
-        """Size of the encoded index of a shard with `n_entries`, in bytes."""
+        """Return the size of the stored index of a shard with `n_entries`, in bytes."""
         return n_entries * ENTRY_NBYTES + (CHECKSUM_NBYTES if self.checksum else 0)
 
     @property
@@ -68,10 +68,10 @@ class IndexFormat:
 
 
 DRAFT_INDEX = IndexFormat(checksum=False)
-"""The draft's only form."""
+"""The only form of the draft."""
 
 ZEP2_INDEX = IndexFormat(checksum=True)
-"""What ZEP 2 recommends and every native writer does by default."""
+"""The form that ZEP 2 recommends, and the default of every native writer."""
 
 
 class ShardIndex:
@@ -114,21 +114,21 @@ class ShardIndex:
         return cls(fields.astype(np.uint64, copy=False))
 
     def encode(self, form: IndexFormat) -> bytes:
-        """Bytes of the index."""
+        """Return the stored bytes of the index."""
         body = self.fields.astype(form.dtype, copy=False).tobytes()
         if not form.checksum:
             return body
         return body + crc32c.crc32c(body).to_bytes(CHECKSUM_NBYTES, "little")
 
     def entry(self, entry_id: int) -> tuple[int, int] | None:
-        """Offset and nbytes of an entry, unchecked; ``None`` if it is missing."""
+        """Return offset and nbytes of an entry, unchecked; ``None`` if it is missing."""
         offset, nbytes = self.fields[entry_id].tolist()
         return None if offset == nbytes == MISSING else (offset, nbytes)
 
     def entries(
         self, entry_ids: Sequence[int], shard_nbytes: int | None, form: IndexFormat
     ) -> list[tuple[int, int] | None]:
-        """Offsets and nbytes of entries; ``None`` for those that are missing.
+        """Return offsets and nbytes of entries; ``None`` for those that are missing.
 
         Parameters
         ----------
@@ -154,7 +154,7 @@ class ShardIndex:
         return entries
 
     def present_ids(self) -> npt.NDArray[np.intp]:
-        """Ascending ids of the entries that are not missing."""
+        """Return the ascending ids of the entries that are not missing."""
         return np.flatnonzero((self.fields != MISSING).any(axis=1))
 
     def check_entry(self, entry_id: int, shard_nbytes: int, form: IndexFormat) -> None:
@@ -179,7 +179,7 @@ class ShardIndex:
             )
 
     def damaged_ids(self, shard_nbytes: int, form: IndexFormat) -> npt.NDArray[np.intp]:
-        """Ascending ids of the entries that leave the shard or run into the index."""
+        """Return the ascending ids of the entries that leave the shard or run into the index."""
         start, stop = self._data_range(shard_nbytes, form)
         ids = self.present_ids()
         offsets, nbytes = self.fields[ids].T
@@ -197,7 +197,7 @@ class ShardIndex:
             self.check_entry(entry_id, shard_nbytes, form)
 
     def _data_range(self, shard_nbytes: int, form: IndexFormat) -> tuple[int, int]:
-        """Half-open byte range that entries may use."""
+        """Return the half-open byte range that entries may use."""
         index_nbytes = form.nbytes(len(self.fields))
         if form.location == "start":
             return index_nbytes, shard_nbytes

@@ -1,4 +1,4 @@
-"""The journal of a shard file that is being appended to: how to undo a change that was cut off.
+"""Journal of a shard file that is being appended to: it undoes a change that was cut off.
 
 ::
 
@@ -9,21 +9,17 @@
     change    │ 0, n │ old crc │ new crc │ data end │ n × (entry id, old entry, new entry) │
     move      │ 1, 0 │     crc │     crc │ data end │ new index start                      │
 
-It is a file beside the shard, there from the first change in the file until the shard is sealed.
-Four rules carry it:
+The journal is a file of its own, there from the first change in the shard file until the seal.
 
 1. The record is written before the shard is touched, and its checksum covers the header. When the
-   shard is whole again the state is rewritten with the next number, and the record means nothing
-   any more. So there is a record only while a change is under way, or if its writer was killed.
-2. An index whose own checksum is right is whole, whatever a record says: nothing is undone.
-3. A change is undone only if each byte of the entries that it changes is the old one or the new
-   one, and the old ones give the checksum that the old index had. Bytes that the change did not
-   write are not its remains.
-4. A move writes the same index to another place. It is undone by cutting the file behind the old
-   place, where the same index still is; so it can lose nothing.
-
-A part that is half written has a wrong checksum and counts as not there; the shard was not
-touched yet when it was written.
+   shard is whole again the state is rewritten with the next number, and the record means nothing.
+   So there is a record only while a change is under way, or if its writer was killed.
+2. An index with a right checksum is whole, whatever a record says: nothing is undone.
+3. A change is undone only if each byte of its entries is the old one or the new one, and the old
+   ones give the checksum of the old index. Other bytes are not remains of the change.
+4. A move copies the index to another place. Cutting the file behind the old place undoes it, and
+   loses nothing: the same index is still there.
+5. A half-written part has a wrong checksum and counts as none. The shard was not touched yet.
 
 Source: SQLite, "Atomic Commit In SQLite", section 3 (the rollback journal). The layout is ours.
 """
@@ -46,13 +42,13 @@ _STATE = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 _RECORD = struct.Struct("<IIIQ")
 _IS_MOVE = 1 << 31
-"""Besides the number of changed entries."""
+"""Flag of a move, in the field that has the number of changed entries of a change."""
 
 _INDEX_START = struct.Struct("<Q")
 _CHANGED_ENTRY = struct.Struct(f"<I{ENTRY_NBYTES}s{ENTRY_NBYTES}s")
 
 JOURNAL_STATE_OFFSET = _FILE.size
-"""Where the state and its checksum begin."""
+"""Offset of the state and its checksum."""
 
 JOURNAL_HEADER_NBYTES = _FILE.size + _STATE.size + _CRC.size
 
@@ -62,7 +58,7 @@ ReadAt = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class JournalHeader:
-    """Which shard a journal is about, and who changed it last.
+    """Form and state of the shard of a journal, and its last writer.
 
     Parameters
     ----------
@@ -71,11 +67,11 @@ class JournalHeader:
     n_entries
         Entries of the shard.
     owner
-        Whoever has this number here knows the index of the shard as it is.
+        Number of the writer that changed the shard last: it knows the index as it is.
     index_start
         Offset of the index in the shard, in bytes.
     data_end
-        No byte from here on, up to the index, was ever used by an entry.
+        No entry ever used a byte from here up to the index.
     number
         Of the state of the shard; each change makes the next one, modulo 2³².
     """
@@ -99,11 +95,11 @@ class JournalHeader:
 
     @property
     def index_end(self) -> int:
-        """Where the index and its checksum end."""
+        """Offset behind the index and its checksum."""
         return self.index_start + self.stored_nbytes
 
     def encode(self) -> bytes:
-        """Its bytes, `JOURNAL_HEADER_NBYTES` of them."""
+        """Return the `JOURNAL_HEADER_NBYTES` bytes of the header."""
         version = _VERSION | self.has_checksum << 7
         data = _FILE.pack(_MAGIC, version, self.n_entries, self.owner, self.index_start)
         data += _STATE.pack(self.data_end, self.number)
@@ -116,7 +112,7 @@ ChangedEntry: TypeAlias = tuple[int, bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a change of the index replaces, and how to recognise what it left.
+    """Record of a change of the index: the entries before and after.
 
     Parameters
     ----------
@@ -136,14 +132,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The index is written to another place, behind a larger gap.
+    """Record of a move: the index is copied to another place, behind a larger gap.
 
     Parameters
     ----------
     crc
         crc32c of all entries of the index.
     index_start
-        Where it will be, in bytes.
+        New offset, in bytes.
     """
 
     crc: int
@@ -158,19 +154,19 @@ class Journal:
     record: Change | Move | None
 
     def data_end_at(self, index_start: int) -> int | None:
-        """`data_end` of a shard whose index is there; ``None``: not known."""
+        """Return `data_end` of a shard with its index at this offset; ``None``: not known."""
         header, record = self.header, self.record
         if isinstance(record, Move) and index_start == record.index_start:
             return header.index_end
         if index_start != header.index_start:
             return None
-        # The bytes of a change that was cut off may have been seen, if there is no checksum.
+        # Without a checksum a reader may have seen the entries of a change that was cut off.
         return record.data_end if isinstance(record, Change) else header.data_end
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What makes a shard whole whose last change was cut off.
+    """Writes that make a shard whole after its last change was cut off.
 
     Parameters
     ----------
@@ -185,7 +181,7 @@ class Repair:
 
 
 def encode_record(header: bytes, record: Change | Move) -> bytes:
-    """Bytes that follow the header in the journal; they mean nothing behind another one."""
+    """Return the bytes of a record behind its header; they mean nothing behind another one."""
     if isinstance(record, Move):
         data = _RECORD.pack(_IS_MOVE, record.crc, record.crc, 0)
         data += _INDEX_START.pack(record.index_start)
@@ -197,12 +193,12 @@ def encode_record(header: bytes, record: Change | Move) -> bytes:
 
 
 def _checksum_of_record(header: bytes, data: bytes | memoryview) -> int:
-    # From the fields on: the checksum of bytes that end in their own is always the same number.
+    # Without its checksum: the checksum of bytes that end in their own is always the same number.
     return crc32c.crc32c(data, crc32c.crc32c(header[: -_CRC.size]))
 
 
 def decode_journal(data: bytes) -> Journal | None:
-    """The journal; ``None`` if it was not begun, or is that of another version."""
+    """Decode a journal; ``None`` if it was not begun, or has another version."""
     head = data[:JOURNAL_HEADER_NBYTES]
     if len(head) < JOURNAL_HEADER_NBYTES:
         return None
@@ -234,9 +230,9 @@ def _decode_record(header: bytes, data: memoryview) -> Change | Move | None:
 
 
 def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | None:
-    """What is to be done with a shard whose last change may have been cut off.
+    """Return the repair of a shard whose last change may have been cut off.
 
-    A change whose entries are all stored is finished, any other undone.
+    A change whose entries are all stored is finished, any other is undone.
 
     Parameters
     ----------
@@ -246,7 +242,7 @@ def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | No
     Returns
     -------
     Repair or None
-        ``None`` if the shard is whole, or is no remainder of this change.
+        ``None`` if the shard is whole, or is not what this change left.
     """
     if journal is None or journal.record is None:
         return None
@@ -284,7 +280,7 @@ def _is_mixed(found: bytes | bytearray, old: bytes, new: bytes) -> bool:
 
 
 def _repair_of_move(header: JournalHeader, move: Move, size: int, read: ReadAt) -> Repair | None:
-    """Cut the file behind the old place of the index, unless the new one is whole."""
+    """Cut the file behind the old place of the index, unless the copy is whole."""
     moved_end = move.index_start + header.stored_nbytes
     if not header.index_end < size <= moved_end:
         return None
@@ -296,7 +292,7 @@ def _repair_of_move(header: JournalHeader, move: Move, size: int, read: ReadAt) 
         return None
     if size == moved_end and read(move.index_start, header.stored_nbytes) == index:
         return None
-    if header.has_checksum:  # then another index that is whole tells that others wrote it
+    if header.has_checksum:  # a whole index at the end was written by another program
         last = read(size - header.stored_nbytes, header.stored_nbytes)
         body = last[: header.index_nbytes]
         if last[len(body) :] == _checksum(crc32c.crc32c(body)):

@@ -1,17 +1,14 @@
-"""A whole shard: entries and their index as one run of bytes.
+"""Bytes of a whole shard: entries in any order, and their index.
 
 ::
 
     index at the end     ├── entry bytes, any order, any gaps ──┤ index ┤
     index at the start   ├ index ┤── entry bytes, any order, any gaps ──┤
 
-Source: sharding storage transformer draft, "Binary shard format"; ZEP 2, "index_location".
+Readers accept every order of entries. The order is a runtime choice and never part of metadata.
 
-Orders in which the entries of a shard can be written.
-
-Readers accept every order; the order is a runtime choice and never part of metadata.
-
-Source: sharding storage transformer draft, "Binary shard format", "Fixed order".
+Source: sharding storage transformer draft, "Binary shard format", "Fixed order"; ZEP 2,
+"index_location".
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ def check_order(order: str) -> None:
 def order_entries(
     entry_ids: npt.NDArray[np.intp], chunks_per_shard: Coords, order: EntryOrder
 ) -> npt.NDArray[np.intp]:
-    """Return `entry_ids` in the order in which their bytes are written.
+    """Sort entry ids into the order in which their bytes are written.
 
     Morton order interleaves the bits of the coordinates, dimension 0 lowest, and drops the
     bits that a short dimension does not have, as zarr-python does.
@@ -72,7 +69,7 @@ class ShardParts(NamedTuple):
     tail: bytes
 
     def with_offsets(self) -> list[tuple[int, Sequence[Bytes]]]:
-        """Where the pieces of each part begin."""
+        """Return each part with its offset, as `SetWithGaps` takes it."""
         return [(0, self.head), (self.tail_offset, [self.tail])]
 
 
@@ -87,9 +84,9 @@ def build_shard(
     Parameters
     ----------
     entries
-        Bytes by entry id; ids that are not given are missing.
+        Bytes by entry id; the other entries are missing.
     order
-        In which order the bytes are written.
+        Of the bytes in the shard.
     """
     parts = lay_out(entries, chunks_per_shard, form, order)
     return b"".join([*parts.head, parts.tail])
@@ -102,7 +99,7 @@ def lay_out(
     order: EntryOrder = "C",
     gap_nbytes: int = 0,
 ) -> ShardParts:
-    """As `build_shard`, in pieces, with a gap between the entries and an index at the end."""
+    """As `build_shard`, in pieces; with a gap between the entries and an index at the end."""
     n_entries = math.prod(chunks_per_shard)
     ids = order_entries(
         np.fromiter(entries, dtype=np.intp, count=len(entries)), chunks_per_shard, order
@@ -144,7 +141,7 @@ def split_shard(
     *,
     without: Collection[int] = (),
 ) -> dict[int, memoryview]:
-    """Take a whole shard apart, without a copy: the bytes of each entry by its id.
+    """Return the bytes of each entry of a whole shard by entry id, without a copy.
 
     The entries `without` are left out, and may be damaged.
 

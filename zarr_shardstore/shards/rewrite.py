@@ -1,11 +1,14 @@
-"""Write flows of the ``rewrite`` strategy: read what must stay, publish a new shard.
+"""Write flows of the ``rewrite`` strategy: read the entries that stay, publish a new shard.
 
-The base store replaces the object at once, so a reader sees the shard before or after.
+The base store replaces the object in one step, so a reader sees the shard before or after.
+
+1. A shard whose entries are all replaced is not read.
+2. Otherwise the whole shard is read, and each entry that stays is checked before it is copied.
+3. A group of updates that fails is left out whole, and the commit is planned again without it: it
+   may have been what made reading unnecessary.
 
 Source: sharding storage transformer draft, "API implementation", set_partial_values and
 erase_values.
-
-Flow that stores a shard anew if it has dead bytes, on any base store.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from functools import partial
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError
 from zarr_shardstore.format.index import IndexDamageError
 from zarr_shardstore.format.layout import ShardRef
-from zarr_shardstore.format.shard import EntryOrder, build_shard, index_of_shard, split_shard
+from zarr_shardstore.format.shard import Bytes, EntryOrder, build_shard, index_of_shard, split_shard
 from zarr_shardstore.shards.index_reads import corrupt, read_indexes, read_whole_shards
 from zarr_shardstore.shards.requests import Delete, Exists, Flow, Found, Get, GetSize, Set
 from zarr_shardstore.shards.updates import (
@@ -29,7 +32,6 @@ from zarr_shardstore.shards.updates import (
     replaces_value,
 )
 
-Bytes = bytes | memoryview
 KEEP_HINT = (
     "; nothing was written, because the shard cannot be rewritten without losing it: "
     "erase or overwrite this chunk first"
@@ -41,18 +43,17 @@ def update_shard(
 ) -> Flow[list[Exception | None]]:
     """Commit groups of updates of one shard in one write; each group whole or not at all.
 
-    The caller must hold the shard: no other writer may come between the read and the write.
+    The caller must have locked the shard: no writer may come between the read and the write.
 
     Returns
     -------
     list
         For each group ``None``, or the error for which it was left out.
 
-    Cost: if the updates give every entry of the shard a new value, one ``Set`` or one
-    ``Delete`` and no read. At the edge of an array, where they give one to every entry of the
-    array, also one ``Exists``, and one read of the index if there is a shard. Otherwise one
-    read of the whole shard before it; for erasures alone first one of the index, and nothing
-    more if there is nothing to erase.
+    Cost: if the updates give every entry of the shard a new value, one ``Set`` or one ``Delete``.
+    At the edge of an array, if they give one to every entry of the array, also one ``Exists``, and
+    one read of the index if there is a shard. Otherwise one read of the whole shard before the
+    write. Erasures alone read the index first, and end if there is nothing to erase.
 
     Raises
     ------
@@ -65,7 +66,7 @@ def update_shard(
         failed = yield from _try_update(shard, [groups[i] for i in left], order)
         if failed is None:
             break
-        # What the failed group would have replaced may not have been read: plan without it.
+        # What the failed group replaces was perhaps not read: plan without it.
         position, error = failed
         outcomes[left.pop(position)] = error
     return outcomes
@@ -74,7 +75,7 @@ def update_shard(
 def _try_update(
     shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], order: EntryOrder
 ) -> Flow[tuple[int, Exception] | None]:
-    """Commit the groups; or none of them, and return the first that is wrong, and why."""
+    """Commit all groups. If one fails commit none; return its position and its error."""
     updates = [update for group in groups for update in group]
     known, _ = _entries_known_without_reading(updates)
     is_erasure = all(isinstance(update, DeleteEntry) for update in updates)
@@ -89,7 +90,7 @@ def _try_update(
     for position, group in enumerate(groups):
         try:
             apply_updates(shard, group, old, new)
-        except Exception as error:  # also of a transformer: others' updates do not suffer
+        except Exception as error:  # also of a transformer: it fails its own group only
             return position, error
     if not new:
         return None
@@ -111,7 +112,7 @@ def replaces_all_entries(shard: ShardRef, updates: Sequence[EntryUpdate]) -> boo
 def _entries_known_without_reading(
     updates: Sequence[EntryUpdate],
 ) -> tuple[dict[int, int | None], bool]:
-    """Which entries have a new value that does not depend on the stored one.
+    """Return the entries whose new value does not depend on the stored one.
 
     Returns
     -------
@@ -142,9 +143,9 @@ def _entries_known_without_reading(
 def _is_replaced_whole(shard: ShardRef, known: dict[int, int | None]) -> Flow[bool]:
     """Whether no stored byte of the shard survives the updates.
 
-    A value written from 0 on leaves the tail of a longer stored one in place. At the edge of
-    the array there may be entries behind it: another store has appended to the array, or it
-    was cut and its chunks were kept. Where there is a shard its index decides.
+    A value written from 0 on keeps the tail of a longer stored one. Behind the edge of the array
+    there may be entries: another store has appended to the array, or the array was cut and its
+    chunks were kept. If there is a shard its index decides.
     """
     patched = {i: nbytes for i, nbytes in known.items() if nbytes is not None}
     if not patched and len(known) == shard.layout.spec.n_entries:
@@ -157,8 +158,8 @@ def _is_replaced_whole(shard: ShardRef, known: dict[int, int | None]) -> Flow[bo
     except (CorruptShardError, CorruptValueError):
         if patched:
             raise
-        # If the index is damaged nothing in the shard can be read, so nothing is lost. But it may
-        # be the reply that was: look at all of it.
+        # With a damaged index no entry can be read, so none is lost. But perhaps only the reply was
+        # damaged: read the whole shard.
         try:
             (found,) = yield from read_whole_shards([shard])
             spec = shard.layout.spec
@@ -184,7 +185,8 @@ def _has_any(shard: ShardRef, entry_ids: Iterable[int]) -> Flow[bool]:
 def _read_entries_to_keep(
     shard: ShardRef, updates: Sequence[EntryUpdate]
 ) -> Flow[dict[int, Bytes]]:
-    """Stored entries, but for those whose first update replaces them: these may be damaged."""
+    """Return the stored entries but for those whose first update replaces them, which may be
+    damaged."""
     is_replaced: dict[int, bool] = {}
     for update in updates:
         is_replaced.setdefault(update.entry_id, replaces_value(update))
@@ -206,7 +208,7 @@ def apply_updates(
     old: Mapping[int, Bytes | None],
     new: dict[int, Bytes | None],
 ) -> None:
-    """Put the new values of a group into `new`, by entry id (``None``: erased)."""
+    """Add the new values of a group to `new`, by entry id (``None``: erased)."""
     for update in group:
         i = update.entry_id
         before = new[i] if i in new else old.get(i)
@@ -224,9 +226,9 @@ def apply_updates(
 
 
 def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:
-    """Store a shard without its dead bytes, its entries in order; nothing if it has none.
+    """Store a shard without its dead bytes, its entries in order; do nothing if it has none.
 
-    The caller must hold the shard. Cost: the index and the size; if there are dead bytes, a
+    The caller must have locked the shard. Cost: the index and the size; if there are dead bytes, a
     read and a write of the shard.
 
     Raises

@@ -1,20 +1,45 @@
-"""A shard file that is being changed in its place, as its writer knows it.
+"""Plan of each change in a shard file: steps, and what the writer knows of the file.
 
-::
+Layout::
 
     index at the end     ├── entries, dead bytes ──┤ gap ┤ index ┤
     index at the start   ├ index ┤── entries, dead bytes ──┤
 
-Four rules carry it:
+Steps of a change (`ShardWriter.change`)::
 
-1. Bytes that an entry ever used are not written again while the file lives. So a reader finds what
-   its index points to, however old that index is. New entries go into the gap, which nothing ever
-   used. If the gap is too small the index first moves, as it is, behind a larger one.
-2. A shard with a damaged entry is not changed, unless that entry is replaced: otherwise bytes that
-   are written later could take the place that the entry points to.
-3. What is known of the file is invalid from before it changes in memory until the last step was
-   taken. So whatever ends a change at whatever line, the next one reads the index again.
-4. An index of up to one page lies within a page, and is written with its checksum at one go.
+    journal │ record │                               shard whole, old values
+    shard   │ entries into the gap │                 shard whole, old values
+    shard   │ changed entries of the index, crc │    a record repairs the index
+    journal │ state │                                shard whole, new values
+
+Steps of a move, if the gap is too small: journal record, a copy of the index behind a larger gap;
+then the change. Steps of a seal (`trimmed`): empty the journal, write a copy of the index behind
+the data, cut the file behind that copy.
+
+Theory of operation:
+
+1. *Bytes that an entry ever used are not written again while the file lives.* New entries go into
+   the gap, which no entry ever used. So a reader that has an index, however old, finds the values
+   of that index, also while this writer goes on.
+2. *Kill.* Before the index is touched the shard is whole, with unused bytes in its gap. While the
+   index is written the journal has a record: the next writer, and each reader in memory, undoes
+   the change, or finishes it if all its entries are there (`format.journal`). Afterwards the
+   shard is whole. A killed move is undone by cutting the file: the old index is still in its place.
+   A killed seal leaves a whole shard: cutting is one step, and both copies of the index are equal.
+3. *Torn write.* A half-written record or state has a wrong checksum and counts as none. The shard
+   was not touched yet, or is whole. A half-written index is repaired as in rule 2.
+4. *Loss of power.* A `Barrier` separates what must be on the disk before the next step begins.
+5. *Foreign writer.* The journal names the process that changed the shard last, and size and index
+   are compared before each change (`compared_range`). If another program came between, the file
+   is opened again: this object is thrown away, not corrected.
+6. *Exception at any line.* `is_valid` is false from before the plan changes this object until the
+   last step was taken. An invalid writer is thrown away, and the index is read again.
+7. *Damage.* A shard with an entry that leaves the data is changed only if that entry is replaced.
+   Otherwise later bytes could take the place that the damaged entry points to.
+8. *Other programs* do not know the journal. An index of up to a page lies within one page and is
+   written with its checksum by one call, so they see the old or the new one.
+9. *Seal.* A gap is removed when the shard is full, when the store is flushed or closed, at the end
+   of the process, or when too many shards are open. A gap smaller than the index stays.
 """
 
 from __future__ import annotations
@@ -44,28 +69,28 @@ from zarr_shardstore.format.journal import (
     encode_record,
 )
 from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.shard import Bytes
 
-Bytes: TypeAlias = bytes | memoryview
 _File: TypeAlias = Literal["shard", "journal"]
 
 _MAX_GAP_NBYTES = 64 * 1024 * 1024
-"""Of a gap in a small shard; in larger ones it is at most as large as the data."""
+"""Of a gap in a small shard. In larger shards a gap is at most as large as the data."""
 
 _GAP_PER_INDEX = 16
-"""A gap is at least so many times the index, so that moving the index costs little beside
-what is written into the gap."""
+"""A gap has at least so many times the size of the index: moving the index costs little then,
+compared with the bytes that fill the gap."""
 
 _GAP_PER_EXPECTED = 1.25
-"""More than the entries that are missing would take if they were like the others."""
+"""A gap is larger by this than the missing entries would be if they were like the others."""
 
 _MAX_HOLE_NBYTES = 512
-"""Unchanged bytes of the index that are written along, instead of one more write."""
+"""Unchanged bytes of the index between two changed ones that do not cost another write."""
 
 _MAX_COMPARED_NBYTES = 64 * 1024
-"""Of the index, read and compared before each change: this takes 5 µs."""
+"""Of an index that is compared as a whole before each change, in 5 µs."""
 
 _PAGE_NBYTES = 4096
-"""Systems copy a page at one go: a program that reads meanwhile sees all of it or nothing."""
+"""Systems copy a page in one step: a concurrent reader sees all of a write or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +104,7 @@ class WriteAt:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Cut a file, or make it longer, without bytes that take room on the disk."""
+    """Cut a file, or make it longer with bytes that take no room on the disk."""
 
     file: _File
     nbytes: int
@@ -96,20 +121,22 @@ FileStep: TypeAlias = WriteAt | Truncate | Barrier
 
 
 class ShardWriter:
-    """What a writer knows of a shard file; valid while nobody else changes it.
+    """Index and size of a shard file that is being changed, and the plans of its changes.
+
+    Pure: it plans steps, and `ShardFile` takes them.
 
     Parameters
     ----------
     shard : ShardRef
-        Which shard.
+        The shard.
     index : bytes-like
         The index as it is stored, with its checksum.
     size : int
         Of the file, in bytes.
     data_end : int, optional
-        From here on nothing up to the index was ever used; ``None``: not known.
+        No entry ever used a byte from here up to the index; ``None``: not known.
     owner : int
-        What the journal says as long as nobody else has changed the shard.
+        Number in the journal that names this process.
 
     Raises
     ------
@@ -183,23 +210,23 @@ class ShardWriter:
         return max(0, self.data_nbytes - self.live_nbytes)
 
     def dead_with(self, values: Mapping[int, Bytes | None]) -> int:
-        """Dead bytes that there will be when entries have new values, or none."""
+        """Return the dead bytes there will be when entries have new values, or none."""
         replaced = sum(entry[1] for i in values if (entry := self.entry(i)) is not None)
         moved = 0 if self.fits(sum(len(v) for v in values.values() if v is not None)) else 1
         return self.dead_nbytes + replaced + moved * self.shard.layout.spec.index_nbytes
 
     @property
     def gap_nbytes(self) -> int:
-        """Room for new entries that the file has."""
+        """Room for new entries in the file."""
         return 0 if self._is_at_start else self.index_start - self.data_end
 
     def entry(self, entry_id: int) -> tuple[int, int] | None:
-        """Offset and nbytes of an entry, unchecked; ``None`` if it is missing."""
+        """Return offset and nbytes of an entry, unchecked; ``None`` if it is missing."""
         offset, nbytes = self._entry.unpack_from(self.body, entry_id * ENTRY_NBYTES)
         return None if offset == nbytes == MISSING else (offset, nbytes)
 
     def index(self) -> ShardIndex:
-        """A copy of the index."""
+        """Return a copy of the index."""
         spec = self.shard.layout.spec
         fields = np.frombuffer(bytes(self.body), spec.index.dtype).reshape(spec.n_entries, 2)
         return ShardIndex(fields.astype(np.uint64, copy=False))
@@ -217,7 +244,7 @@ class ShardWriter:
                 self.index().check_entry(entry_id, self.size, self.shard.layout.spec.index)
 
     def belongs_to(self, shard: ShardRef) -> bool:
-        """Whether this is that shard. Its array may have another shape by now."""
+        """Whether this is that shard; if so take its shape, which may have changed."""
         mine, other = self.shard.layout, shard.layout
         if (self.shard.key, mine.prefix, mine.encoding, mine.spec) != (
             shard.key,
@@ -234,13 +261,16 @@ class ShardWriter:
 
     @property
     def is_growing(self) -> bool:
-        """Whether the array grew since the shard was opened."""
+        """Whether the array has grown since the shard was opened."""
         return bool(self._growing)
 
     @property
     def n_full(self) -> int:
-        """Number of entries that the array has in this shard when it is complete: in dimensions in
-        which the array grew since the shard was opened, as many as the shard can hold."""
+        """Number of entries of a full shard: those in the array.
+
+        In dimensions in which the array has grown since the shard was opened, all that the shard
+        can hold.
+        """
         if not self._growing:
             return self.shard.n_grid_entries
         layout = self.shard.layout
@@ -257,17 +287,16 @@ class ShardWriter:
         return self._is_at_start or nbytes <= self.gap_nbytes
 
     def n_present_with(self, values: Mapping[int, Bytes | None]) -> int:
-        """Number of entries that there will be with new values, or none, for some."""
+        """Return the number of entries there will be when some have new values, or none."""
         n_gone = sum(self.entry(i) is not None for i in values)
         return self.n_present - n_gone + sum(value is not None for value in values.values())
 
     # ------------------------------------------------------------- changes
 
     def change(self, values: Mapping[int, Bytes | None]) -> list[FileStep]:
-        """Steps that give entries new values, or none; the file grows if it must.
+        """Return the steps that give entries new values, or none; the file grows if it must.
 
-        This is not the state of the file until all steps are taken: until then `is_valid` is
-        false. `check_kept` comes before.
+        The caller has called `check_kept`. Until all steps are taken `is_valid` is false.
         """
         self.is_valid = False
         pieces = [value for value in values.values() if value]
@@ -292,7 +321,7 @@ class ShardWriter:
         return steps
 
     def _set_entries(self, places: Mapping[int, tuple[int, int] | None]) -> list[ChangedEntry]:
-        """Put places into the index; return what was there, and what is now."""
+        """Put places into the index; return the entries before and after."""
         changed = []
         body, pack = self.body, self._entry.pack_into
         for entry_id, place in places.items():
@@ -312,7 +341,7 @@ class ShardWriter:
         return changed
 
     def _index_writes(self, entry_ids: Sequence[int]) -> list[FileStep]:
-        """Writes of changed entries and the checksum: what lies in one page is one write."""
+        """Return writes of changed entries and the checksum: one write for all in a page."""
         start, n_body, checksum = self.index_start, len(self.body), self._checksum
         places = [(i * ENTRY_NBYTES, (i + 1) * ENTRY_NBYTES) for i in entry_ids]
         if checksum:
@@ -336,9 +365,9 @@ class ShardWriter:
         ]
 
     def _moved(self, nbytes: int, mean_nbytes: float) -> list[FileStep]:
-        """Write the index, as it is, behind a gap for `nbytes` and the entries to come.
+        """Return the steps that copy the index behind a gap for `nbytes` and the entries to come.
 
-        The old one stays where it is, so that the move can be undone by cutting the file.
+        The old index stays where it is, so that cutting the file undoes the move.
         """
         start, index = self.size, bytes(self.body) + self._checksum
         gap = gap_nbytes(self.shard, self.n_full - self.n_present, mean_nbytes, self.live_nbytes)
@@ -356,7 +385,7 @@ class ShardWriter:
         return steps
 
     def journal_begun(self, data_end: int) -> list[FileStep]:
-        """Make the journal ours, and about the file as it is."""
+        """Return the steps that make this process the owner of the journal, unless it is."""
         if self._head:
             return []
         self.is_valid = False
@@ -375,7 +404,7 @@ class ShardWriter:
         )
 
     def _state_written(self) -> FileStep:
-        """The shard is whole: the record means nothing any more."""
+        """Return the step after which the shard is whole and the record means nothing."""
         self._number = (self._number + 1) % 2**32
         self._head = self._header(self.data_end).encode()
         return WriteAt("journal", JOURNAL_STATE_OFFSET, [self._head[JOURNAL_STATE_OFFSET:]])
@@ -387,8 +416,8 @@ class ShardWriter:
 
     @property
     def compared_range(self) -> tuple[int, int]:
-        """Which bytes of the file show that it is the one that is known: those of the index; of a
-        large one only its checksum, if it has one."""
+        """Byte range that shows whether another program changed the file: the index, or only the
+        checksum of a large index that has one."""
         stop = self.index_start + len(self.body)
         has_checksum = self.shard.layout.spec.index.checksum
         if has_checksum and len(self.body) > _MAX_COMPARED_NBYTES:
@@ -396,18 +425,19 @@ class ShardWriter:
         return self.index_start, stop + CHECKSUM_NBYTES * has_checksum
 
     def is_same(self, found: bytes) -> bool:
-        """Whether the bytes of `compared_range` are those that are known."""
+        """Whether bytes read from `compared_range` are those that this writer left."""
         n = len(found) - len(self._checksum)
         return found[n:] == self._checksum and (n == 0 or found[:n] == self.body)
 
     def trimmed(self) -> list[FileStep]:
-        """Steps that end the journal and take away the gap, if it is not smaller than the index.
+        """Return the steps of a seal: they end the journal, and remove the gap unless it is smaller
+        than the index.
 
-        A copy of the index is written behind the data, where it is dead bytes; then the file
-        is cut there, in one step, and ends in that copy.
+        A copy of the index is written behind the data, where it is dead bytes. Then the file is cut
+        behind that copy, in one step.
         """
         self.is_valid = False
-        # First: a journal that speaks of another place of the index might take it back.
+        # First: a record for another place of the index could undo the change.
         steps: list[FileStep] = [Truncate("journal", 0), Barrier()]
         self._head = b""
         nbytes = self.shard.layout.spec.index_nbytes
@@ -425,20 +455,20 @@ class ShardWriter:
 
 
 def page_aligned(index_start: int, index_nbytes: int) -> int:
-    """The next place where an index lies in as few pages as it can."""
+    """Return the next offset at which an index lies in as few pages as possible."""
     fits_in_page = index_nbytes <= _PAGE_NBYTES - index_start % _PAGE_NBYTES
     return index_start if fits_in_page else -(-index_start // _PAGE_NBYTES) * _PAGE_NBYTES
 
 
 def gap_nbytes(shard: ShardRef, n_left: int, mean_nbytes: float, live_nbytes: int) -> int:
-    """Size of the gap for entries to come. It takes no room on the disk until it is filled.
+    """Return the size of the gap for entries to come. It takes no room on the disk until filled.
 
     Parameters
     ----------
     n_left
         Entries that are missing.
     mean_nbytes
-        Size of an entry, in bytes, as far as it is known.
+        Mean size of the entries so far, in bytes.
     live_nbytes
         Of the data, in bytes.
     """
