@@ -47,13 +47,10 @@ BANNED = {
 
 LEFT: dict[str, set[str]] = {
     "io/backends/local.py": {"_get_settled", "is_settled", "open_anew", "when_settled"},
-    "io/backends/zarr_store.py": {"_flights"},
     "io/counters.py": {"_warm_reads", "n_warm_reads", "warm_reads"},
     "io/local/cached_files.py": {"max_warm_files"},
     "io/local/consistent.py": {"open_anew", "when_settled"},
     "io/local/fs.py": {"max_warm_files"},
-    "io/remote/consolidated_reads.py": {"_flights"},
-    "io/remote/remote_index.py": {"_flights"},
     "operations/erase.py": {"is_misfit", "misfits"},
 }
 """Names by module that still have such a word."""
@@ -73,11 +70,8 @@ QUESTIONS_LEFT: set[str] = {
     "format/journal.py",
     "format/shard.py",
     "io/backends/key_pages.py",
-    "io/backends/resolve.py",
-    "io/backends/store_traits.py",
     "io/local/locks.py",
     "io/local/shard_files.py",
-    "io/remote/object_calls.py",
     "operations/erase.py",
     "operations/initialized.py",
     "operations/listing.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.index import IndexFormat
@@ -56,16 +56,13 @@ class ShardingSpec:
 
     chunks_per_shard: Coords
     index: IndexFormat
+    n_entries: int = field(init=False, compare=False, repr=False)
+    """Number of entries in a shard; one for a 0-d array."""
+    index_nbytes: int = field(init=False, compare=False, repr=False)
+    """Size of the encoded index, in bytes."""
 
     def __post_init__(self) -> None:
         check_chunks_per_shard(self.chunks_per_shard)
-
-    @property
-    def n_entries(self) -> int:
-        """Number of entries in a shard; one for a 0-d array."""
-        return math.prod(self.chunks_per_shard)
-
-    @property
-    def index_nbytes(self) -> int:
-        """Size of the encoded index, in bytes."""
-        return self.index.nbytes(self.n_entries)
+        n_entries = math.prod(self.chunks_per_shard)
+        object.__setattr__(self, "n_entries", n_entries)
+        object.__setattr__(self, "index_nbytes", self.index.nbytes(n_entries))

@@ -208,9 +208,11 @@ def _read_groups(
         pending = yield from _read_spans(pending, replies, values, options)
         if not pending:
             return
+        for reads in pending:
+            for i in reads.positions:
+                values[i] = None  # the entry may be missing by now
     founds = yield from read_whole_shards([reads.shard for reads in pending])
     for reads, found in zip(pending, founds, strict=True):
-        _clear(reads, values)
         if found.value is not None:
             spec = reads.shard.layout.spec
             try:
@@ -259,7 +261,6 @@ def _read_spans(
     plans: list[_ShardPlan] = []
     unverified: list[tuple[ShardReads, FoundIndex]] = []  # no bytes are read that tell the version
     for reads, found in zip(pending, indexes, strict=True):
-        _clear(reads, values)
         if found.damage is not None:
             again.append(reads)
             continue
@@ -278,7 +279,9 @@ def _read_spans(
             unverified.append((reads, found))
     if not plans and not unverified:
         return again
-    _merge_to_one_round(plans, options)
+    n = options.max_requests_at_once
+    if n is not None and sum(len(plan.spans) for plan in plans) > n:
+        _merge_to_one_round(plans, n, options)
     span_reads = [(plan, span) for plan in plans for span in plan.spans]
     batch: list[Request] = [
         Get(plan.reads.shard.key, Range(span.start, span.stop)) for plan, span in span_reads
@@ -331,11 +334,8 @@ def _plan_shard(
     return _ShardPlan(reads, index, found.version, spans, wanted, rows)
 
 
-def _merge_to_one_round(plans: list[_ShardPlan], options: ReadOptions) -> None:
-    """Read longer gaps along, if there are more spans than concurrent requests."""
-    n = options.max_requests_at_once
-    if n is None or sum(len(plan.spans) for plan in plans) <= n:
-        return
+def _merge_to_one_round(plans: list[_ShardPlan], n: int, options: ReadOptions) -> None:
+    """Read longer gaps along, so that the spans are few enough for `n` concurrent requests."""
     merged = merge_spans(
         [plan.spans for plan in plans],
         n,
@@ -364,12 +364,6 @@ def _blame_entries(span_reads: list[tuple[_ShardPlan, Span]]) -> Flow[None]:
                 plan.index.check_entry(entry_id, size, shard.layout.spec.index)
             except IndexDamageError as damage:
                 raise corrupt(shard, damage) from damage
-
-
-def _clear(reads: ShardReads, values: list[memoryview | None]) -> None:
-    """Remove the values of an earlier attempt: entries may be missing by now."""
-    for i in reads.positions:
-        values[i] = None
 
 
 def _cut_values(

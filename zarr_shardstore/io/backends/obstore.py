@@ -29,9 +29,17 @@ import random
 import time
 import warnings
 from collections.abc import AsyncIterator, Hashable
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    GenericError,
+    NotModifiedError,
+    PreconditionError,
+)
 from zarr.storage import ObjectStore
 
 from zarr_shardstore.format.consolidated_index import IndexCopy
@@ -49,14 +57,16 @@ from zarr_shardstore.io.remote.consolidated_reads import ConsolidatedIndexes
 from zarr_shardstore.io.remote.etags import ObjectVersion, version_of_meta
 from zarr_shardstore.io.remote.object_calls import ObjectReader
 from zarr_shardstore.io.remote.remote_index import RemoteIndexes
-from zarr_shardstore.io.uploads import Upload
+from zarr_shardstore.io.uploads import PART_NBYTES, StreamUpload, Upload
 from zarr_shardstore.shards.requests import (
     Delete,
+    DeleteMany,
     Exists,
     Found,
     Get,
     GetIndex,
     ListPage,
+    Move,
     Recorded,
     RecordIndex,
     Request,
@@ -73,6 +83,15 @@ one took an old connection that the server had closed."""
 
 _LONGEST_PAUSE_S = 1.0
 """Between two attempts; half of it on average."""
+
+_REFUSALS = AlreadyExistsError, PreconditionError, FileNotFoundError
+"""Replies 409, 412 and 404 to a write with a condition."""
+
+_PARTS_AT_ONCE = 2
+"""Concurrent parts of one upload; more hide no more latency behind one reader of chunks."""
+
+_MAX_KEYS_OF_DELETE = 1000
+"""Keys in one request that deletes many objects (S3)."""
 
 
 class ObstoreBackend(ZarrBackend):
@@ -107,9 +126,14 @@ class ObstoreBackend(ZarrBackend):
     def optimistic(self) -> Backend | None:
         return _Optimistic(self) if self._has_conditions else None
 
-    async def read(self, get: Get, unless: ObjectVersion | None = None) -> Found | None:
-        from obstore.exceptions import NotModifiedError
+    def upload(self, key: str) -> Upload:
+        writer: Any = obstore.open_writer(
+            self.store.store, key, buffer_size=PART_NBYTES, max_concurrency=_PARTS_AT_ONCE
+        )
+        # The writer aborts when it leaves its block by an exception, and only then.
+        return StreamUpload(writer, lambda: writer.__exit__(RuntimeError, RuntimeError(), None))
 
+    async def read(self, get: Get, unless: ObjectVersion | None = None) -> Found | None:
         byte_range = get.byte_range
         if unless is None or unless.etag is None or unless.size is None or byte_range is None:
             return await super().read(get)
@@ -131,6 +155,18 @@ class ObstoreBackend(ZarrBackend):
         match request:
             case RecordIndex():
                 return await self._record_index(request)
+            case Move(key, to):
+                with suppress(FileNotFoundError):
+                    await obstore.rename_async(self.store.store, key, to)
+                return None
+            case DeleteMany(keys):
+                try:
+                    for i in range(0, len(keys), _MAX_KEYS_OF_DELETE):
+                        part = list(keys[i : i + _MAX_KEYS_OF_DELETE])
+                        await obstore.delete_async(self.store.store, part)
+                    return None
+                except FileNotFoundError:  # GCS stops at a missing one: delete them one by one
+                    return await super()._perform_one(request)
             case ListPage(cursor, n_keys):
                 if cursor.pages is None:
                     cursor.pages = self._metas(cursor.prefix)
@@ -148,8 +184,6 @@ class ObstoreBackend(ZarrBackend):
 
     async def _metas(self, prefix: str) -> AsyncIterator[tuple[str, object]]:
         """List keys as `ObjectStore.list_prefix`, with the versions of their objects."""
-        import obstore
-
         async for page in obstore.list(self.store.store, prefix=prefix):
             for meta in page:
                 yield meta["path"], version_of_meta(meta)
@@ -160,8 +194,6 @@ class ObstoreBackend(ZarrBackend):
         )
 
     async def _get_with(self, key: str, options: Any) -> Found:
-        import obstore
-
         try:
             reply = await obstore.get_async(self.store.store, key, options=options)
             value = await reply.bytes_async()
@@ -172,8 +204,6 @@ class ObstoreBackend(ZarrBackend):
 
     async def _get_at_most(self, key: str, max_nbytes: int) -> Found:
         """Read an object, unless it is larger."""
-        import obstore
-
         try:
             reply = await obstore.get_async(self.store.store, key)
             if reply.meta["size"] > max_nbytes:
@@ -207,9 +237,9 @@ class ObstoreBackend(ZarrBackend):
                 failure: Exception | None = None
                 try:
                     return await self._put(key, value, expected)
-                except _refusals():
+                except _REFUSALS:
                     pass
-                except _failures() as error:
+                except GenericError as error:
                     failure = error
                 try:
                     found = await self.reads.get(key, None)
@@ -247,8 +277,6 @@ class ObstoreBackend(ZarrBackend):
         return None if etag is None else ObjectVersion(etag)
 
     async def _put_with(self, mode: Any, key: str, value: bytes | memoryview) -> str | None:
-        import obstore
-
         # In one part: multi-part uploads take no conditions.
         reply = await obstore.put_async(
             self.store.store, key, value, mode=mode, use_multipart=False
@@ -259,7 +287,7 @@ class ObstoreBackend(ZarrBackend):
         """Check that the store refuses a write with another ETag, and stores nothing (rule 8)."""
         try:
             await self._put_with({"e_tag": '"00000000000000000000000000000000"'}, key, value)
-        except _refusals():
+        except _REFUSALS:
             return
         self._has_conditions = False
         warnings.warn(
@@ -332,18 +360,6 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and self._object is other._object
-
-
-def _failures() -> type[Exception]:
-    from obstore.exceptions import GenericError
-
-    return GenericError
-
-
-def _refusals() -> tuple[type[Exception], ...]:
-    from obstore.exceptions import AlreadyExistsError, PreconditionError
-
-    return AlreadyExistsError, PreconditionError, FileNotFoundError
 
 
 def _range_of(byte_range: ByteRange) -> Any:

@@ -1,4 +1,4 @@
-"""From whatever a user passes as a base store to a backend."""
+"""Resolution of base stores: from the object that a user passes to a zarr store and a backend."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from zarr_shardstore.format.arguments import storage_options_of
 from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, FileOptions
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
-from zarr_shardstore.io.backends.obstore import ObstoreBackend
 from zarr_shardstore.io.backends.store_traits import directory_of, is_in_memory, path_of_file
 from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 
 
 class FsspecFileSystem(Protocol):
-    """File system of fsspec, which ships no types."""
+    """File system of fsspec, which has no types."""
 
     @property
     def root_marker(self) -> str:
-        """The root directory."""
+        """Root directory."""
 
     @property
     def cat_file(self) -> Callable[..., object]:
@@ -46,11 +45,11 @@ class FsspecMapper(Protocol):
 
     @property
     def fs(self) -> FsspecFileSystem:
-        """Its file system."""
+        """File system."""
 
     @property
     def root(self) -> str:
-        """The directory."""
+        """Directory."""
 
 
 class UniversalPath(Protocol):
@@ -58,11 +57,11 @@ class UniversalPath(Protocol):
 
     @property
     def fs(self) -> FsspecFileSystem:
-        """Its file system."""
+        """File system."""
 
     @property
     def path(self) -> str:
-        """Where it is in the file system."""
+        """Path in the file system."""
 
 
 class ObstoreStore(Protocol):
@@ -88,7 +87,7 @@ BaseStoreLike: TypeAlias = (
     | UniversalPath
     | ObstoreStore
 )
-"""Everything that `base_store_of` takes; protocols, because ``Any`` would let all through."""
+"""Everything that `base_store_of` takes. Protocols, because ``Any`` would allow everything."""
 
 BaseStore: TypeAlias = Store | MutableMapping[str, bytes]
 
@@ -96,7 +95,7 @@ BaseStore: TypeAlias = Store | MutableMapping[str, bytes]
 def base_store_of(
     store: BaseStoreLike, storage_options: Mapping[str, Any] | None = None
 ) -> BaseStore:
-    """The zarr store or the mapping that `store` stands for.
+    """Return the zarr store or the mapping that `store` stands for.
 
     ===================================  =============================================
     zarr ``Store``                       itself
@@ -114,7 +113,7 @@ def base_store_of(
         If `storage_options` are no mapping, or no URL takes them; if a path is that of a file
         that is no zip archive, or of a zip archive that does not exist.
     TypeError
-        If it stands for none of these.
+        If `store` is none of these.
     """
     is_remote_url = isinstance(store, str) and "://" in store and not store.startswith("file://")
     options = storage_options_of(storage_options)
@@ -156,7 +155,7 @@ def base_store_of(
 
 
 def _store_at(path: Path) -> Store:
-    """The store at a local path, where there need be nothing yet."""
+    """Return the store at a local path, which need not exist yet."""
     if path.is_file():
         if zipfile.is_zipfile(path):
             return ZipStore(path, mode="r")
@@ -172,12 +171,12 @@ def _store_at(path: Path) -> Store:
 def backend_of(
     store: BaseStore, options: FileOptions = DEFAULT_FILE_OPTIONS, *, is_static: bool = False
 ) -> Backend:
-    """The backend for a base store. Subclasses keep their own methods: they may differ.
+    """Return the backend for a base store. Subclasses of stores keep their own methods.
 
     Raises
     ------
     SpecError
-        If writes shall survive a loss of power, and the base store does not say when they do.
+        If writes must survive a loss of power, and the base store does not tell when they do.
     """
     if isinstance(store, Store) and directory_of(store) is not None:
         return LocalBackend(store, options)
@@ -189,6 +188,8 @@ def backend_of(
             f"do not say when a write survives a loss of power, got {store!r}"
         )
     if type(store) is ObjectStore:
+        from zarr_shardstore.io.backends.obstore import ObstoreBackend  # obstore is optional
+
         return ObstoreBackend(store, options, is_static=is_static)
     if isinstance(store, Store):
         kind = WrappedFilesBackend if is_on_files else ZarrBackend

@@ -32,7 +32,6 @@ from zarr_shardstore.io.remote.etags import ObjectVersion
 from zarr_shardstore.io.remote.object_calls import (
     ObjectReader,
     cut,
-    delete_many,
     found_of,
     may_be_cut,
     move,
@@ -99,7 +98,7 @@ class ZarrBackend(Backend):
     ) -> None:
         self.store = store
         self._place, self._path = scope_of_store(store)
-        self._flights: SingleFlight[Found] = SingleFlight()
+        self._single_flight: SingleFlight[Found] = SingleFlight()
         self._indexes: RemoteIndexes | None = None
         if is_static and not has_sync_surface(store):  # zarr's stores that have one are not remote
             identity = object()
@@ -201,7 +200,7 @@ class ZarrBackend(Backend):
             case Get(key, byte_range, together=together) if together is not None:
                 alone = request._replace(together=None)
                 scope = (key, byte_range, together)
-                found, _ = await self._flights.join(scope, lambda: self._perform_one(alone))
+                found, _ = await self._single_flight.join(scope, lambda: self._perform_one(alone))
                 return found
             case Get(key, byte_range):
                 return await self.reads.get(key, byte_range)
@@ -224,7 +223,8 @@ class ZarrBackend(Backend):
             case Delete(key):
                 await store.delete(key)
             case DeleteMany(keys):
-                await delete_many(store, keys, MAX_CONCURRENCY)
+                deletions = [store.delete(key) for key in keys]
+                await gather_bounded(deletions, MAX_CONCURRENCY)
             case Move(key, to):
                 await move(store, key, to)
             case DeletePrefix(prefix) if deletes_only_by_key(store) or await _has_object(

@@ -41,7 +41,7 @@ class ConsolidatedIndexes:
     ) -> None:
         self._read = read
         self._identity_of = identity_of
-        self._flights: SingleFlight[tuple[ConsolidatedIndex | None, int | None]] = SingleFlight()
+        self._loads: SingleFlight[tuple[ConsolidatedIndex | None, int | None]] = SingleFlight()
         self._unusable: set[str] = set()
 
     async def find(self, shard: ShardRef) -> tuple[CachedIndex | None, int | None]:
@@ -53,7 +53,7 @@ class ConsolidatedIndexes:
         indexes, nbytes = self._cached(layout), None
         if indexes is None:
             scope = (self._identity_of(key), layout.spec)
-            (indexes, n_read), is_ours = await self._flights.join(
+            (indexes, n_read), is_ours = await self._loads.join(
                 scope, lambda: self._load(key, layout)
             )
             nbytes = n_read if is_ours else None

@@ -1,11 +1,7 @@
-"""Reads of objects through a zarr store, whatever ranges it takes.
+"""Calls of zarr stores beyond zarr's ``Store`` interface: reads of any range, streams, moves.
 
 A client may know no suffix ranges, raise for a range behind the end of an object, or take one
-key at a time: then what was asked for is read in another way.
-
-What clients of object stores can do and zarr's ``Store`` cannot say: streams, moves, bulk.
-
-Each function has a way for obstore and for fsspec, and one for any other store.
+key at a time. `ObjectReader` then reads in another way. `obstore.py` has the calls of obstore.
 """
 
 from __future__ import annotations
@@ -21,15 +17,14 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.io.backends.store_traits import has_no_such_key
 from zarr_shardstore.io.buffers import as_view, byte_request_of
-from zarr_shardstore.io.concurrency import gather_bounded
 from zarr_shardstore.io.uploads import PART_NBYTES, StreamUpload, Upload
 from zarr_shardstore.shards.requests import Found, Get
 
-_N_ATTEMPTS = 10
-"""To read the end of an object that is being replaced again and again."""
+_N_ATTEMPTS_OF_SUFFIX = 10
+"""Attempts to read the end of an object that is replaced repeatedly."""
 
 _N_ATTEMPTS_OF_RANGE = 2
-"""To read a range of one that was shorter for a moment; then it is read whole."""
+"""Attempts to read a range of an object that was shorter for a moment; then it is read whole."""
 
 
 class ObjectReader:
@@ -40,7 +35,7 @@ class ObjectReader:
     store
         Tells sizes, and reads many ranges in one call.
     read_once
-        Makes one request for an object or a range of it; if not given, one of the store.
+        Makes one request for an object or a range of it; by default a ``get`` of the store.
 
     Thread safety: that of the store.
     """
@@ -52,13 +47,13 @@ class ObjectReader:
     ) -> None:
         self._store = store
         self._read_once = read_once or self._get_once
-        # LocalStore raises where one of many keys is missing; ObjectStore merges ranges over
-        # gaps of 1 MiB, so 20 kB asked for become 780 kB read. Others show when they raise.
+        # LocalStore raises where one of many keys is missing. ObjectStore merges ranges over
+        # gaps of 1 MiB: it reads 780 kB for 20 kB. Other stores show by raising.
         self.has_get_many = not isinstance(store, LocalStore | ObjectStore)
         """Whether `get_many` is worth a try."""
 
     async def get(self, key: str, byte_range: ByteRange | None) -> Found:
-        """An object, or a range of it."""
+        """Read an object, or a range of it."""
         for _ in range(_N_ATTEMPTS_OF_RANGE):
             try:
                 found = await self._read_once(key, byte_range)
@@ -79,19 +74,19 @@ class ObjectReader:
                 start, stop = resolve_range(byte_range, size)
                 if start >= stop:
                     return Found(memoryview(b""), None, size)
-                # Not behind the end now: the object may have been replaced meanwhile.
+                # Not behind the end now: another writer may have replaced the object.
         return cut(await self._read_once(key, None), byte_range)
 
     async def get_many(self, gets: Sequence[Get]) -> list[Found] | None:
-        """All reads in one call of the store; ``None`` if it does not take them."""
+        """Read ranges in one call of the store; ``None`` if it does not take them."""
         try:
             values = await self._store.get_partial_values(
                 default_buffer_prototype(),
                 [(get.key, byte_request_of(get.byte_range)) for get in gets],
             )
         except (FileNotFoundError, NotImplementedError, TypeError, ValueError):
-            # Some stores raise for a missing key (icechunk a TypeError), some take no suffix: `get`
-            # says which.
+            # Some stores raise for a missing key (icechunk a TypeError), some take no suffix. `get`
+            # tells these apart.
             self.has_get_many = False
             return None
         founds = list(map(found_of, values))
@@ -101,10 +96,10 @@ class ObjectReader:
         return founds
 
     async def size(self, key: str) -> int | None:
-        """Size of an object in bytes; ``None`` if there is none."""
+        """Return the size of an object in bytes; ``None`` if there is none."""
         try:
             size = await self._store.getsize(key)
-            # icechunk tells 0 for a chunk that is not there.
+            # icechunk returns 0 for a missing chunk.
             return size if size or await self._store.exists(key) else None
         except FileNotFoundError:
             return None
@@ -123,7 +118,7 @@ class ObjectReader:
             raise
 
     async def keys_below(self, prefix: str) -> AsyncGenerator[str, None]:
-        """Keys in a directory, recursively. Close it to close the listing of the store."""
+        """List the keys in a directory, recursively. Closing it closes the listing of the store."""
         directory: str | None = prefix
         while directory is not None:
             keys: Any = None
@@ -139,14 +134,14 @@ class ObjectReader:
             finally:
                 if hasattr(keys, "aclose"):
                     await keys.aclose()
-            # icechunk lists groups and arrays only: the next one above has these keys, too.
+            # icechunk lists groups and arrays only: the directory above also has these keys.
             directory = "/".join(directory.rstrip("/").split("/")[:-1])
 
     async def _get_end(self, key: str, suffix: Suffix) -> Found:
-        """Ask for the size, then for bytes that are there; and again, if another writer has
-        replaced the object by one of another size."""
+        """Read the size, then a range of that size; again, if another writer has replaced the
+        object by one of another size."""
         size_at_failure: int | None = None
-        for n_left in reversed(range(_N_ATTEMPTS)):
+        for n_left in reversed(range(_N_ATTEMPTS_OF_SUFFIX)):
             size = await self.size(key)
             if size is None:
                 return Found(None, None)
@@ -156,7 +151,7 @@ class ObjectReader:
             try:
                 found = await self._read_once(key, Range(start, stop))
             except Exception:
-                if not n_left or size == size_at_failure:  # nobody has replaced it: it fails
+                if not n_left or size == size_at_failure:  # no writer has replaced it: it fails
                     raise
                 size_at_failure = size
                 continue
@@ -171,12 +166,12 @@ class ObjectReader:
 
 
 def found_of(value: Buffer | None) -> Found:
-    """What a store of zarr replied."""
+    """Return the reply of a store of zarr as a `Found`."""
     return Found(None if value is None else as_view(value), None)
 
 
 def may_be_cut(store: Store, found: Found, byte_range: ByteRange | None) -> bool:
-    """zarr 3.1's MemoryStore cuts a value that is shorter than the suffix asked for."""
+    """Whether zarr 3.1's MemoryStore cut a value that is shorter than the requested suffix."""
     return (
         isinstance(byte_range, Suffix)
         and isinstance(store, MemoryStore)
@@ -186,30 +181,15 @@ def may_be_cut(store: Store, found: Found, byte_range: ByteRange | None) -> bool
 
 
 def cut(found: Found, byte_range: ByteRange | None) -> Found:
-    """A range of a whole value."""
+    """Cut a range out of a whole value."""
     if found.value is None:
         return found
     start, stop = resolve_range(byte_range, len(found.value))
     return Found(found.value[start:stop], None, len(found.value))
 
 
-_PARTS_AT_ONCE = 2
-"""Parts of one upload under way: more hide no more latency behind one reader of chunks."""
-
-_BULK = 1000
-"""Keys in one request that deletes many (S3)."""
-
-
 def upload_to(store: Store, key: str) -> Upload | None:
-    """A stream to an object; ``None`` if the store takes whole objects only."""
-    if type(store) is ObjectStore:
-        import obstore
-
-        writer: Any = obstore.open_writer(
-            store.store, key, buffer_size=PART_NBYTES, max_concurrency=_PARTS_AT_ONCE
-        )
-        # It aborts when it leaves its block by an exception, and only then.
-        return StreamUpload(writer, lambda: writer.__exit__(RuntimeError, RuntimeError(), None))
+    """Open a stream to an object; ``None`` if the store takes whole objects only."""
     if type(store) is FsspecStore:
         fs, path = _blocking_fs(store), f"{store.path}/{key}"
         with suppress(Exception):  # object stores have no directories
@@ -222,11 +202,7 @@ def upload_to(store: Store, key: str) -> Upload | None:
 async def move(store: Store, key: str, to: str) -> None:
     """Give an object another key; no error if there is none."""
     try:
-        if type(store) is ObjectStore:
-            import obstore
-
-            await obstore.rename_async(store.store, key, to)
-        elif type(store) is FsspecStore:
+        if type(store) is FsspecStore:
             source, target = f"{store.path}/{key}", f"{store.path}/{to}"
             with suppress(NotImplementedError, AttributeError):
                 await store.fs._makedirs(target.rpartition("/")[0], exist_ok=True)
@@ -241,22 +217,8 @@ async def move(store: Store, key: str, to: str) -> None:
         return
 
 
-async def delete_many(store: Store, keys: Sequence[str], n_at_once: int) -> None:
-    """Remove objects; no error where there is none."""
-    if type(store) is ObjectStore:
-        import obstore
-
-        try:
-            for i in range(0, len(keys), _BULK):
-                await obstore.delete_async(store.store, list(keys[i : i + _BULK]))
-            return
-        except FileNotFoundError:
-            pass  # on local files the first that is missing ends it: one by one, then
-    await gather_bounded([store.delete(key) for key in keys], n_at_once)
-
-
 def _blocking_fs(store: FsspecStore) -> Any:
-    """The file system of a store for use by a thread."""
+    """Return the file system of a store for use by a thread."""
     fs: Any = store.fs
     blocking = getattr(fs, "sync_fs", None)
     if blocking is not None:

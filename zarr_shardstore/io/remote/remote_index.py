@@ -59,7 +59,7 @@ class RemoteIndexes:
         self._identity_of = identity_of
         self._is_static = is_static
         self._consolidated = consolidated
-        self._flights: SingleFlight[FoundIndex] = SingleFlight()
+        self._reads: SingleFlight[FoundIndex] = SingleFlight()
         self._n_changes = 0
 
     @contextmanager
@@ -116,7 +116,7 @@ class RemoteIndexes:
             )
         # No version is compared of static objects: a request from before our write is not joined.
         flight = (scope, self._n_changes) if self._is_static else scope
-        found, is_ours = await self._flights.join(flight, lambda: self._read(request, scope, None))
+        found, is_ours = await self._reads.join(flight, lambda: self._read(request, scope, None))
         if is_ours:
             return found
         return found._replace(was_requested=False, is_unverified=True, value=None)
