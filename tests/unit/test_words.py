@@ -56,16 +56,6 @@ LEFT: dict[str, set[str]] = {
 """Names by module that still have such a word."""
 
 QUESTIONS_LEFT: set[str] = {
-    "convert/api.py",
-    "convert/array_state.py",
-    "convert/compact.py",
-    "convert/in_place.py",
-    "convert/job.py",
-    "convert/plan.py",
-    "convert/regions.py",
-    "convert/report.py",
-    "convert/task.py",
-    "convert/transfer.py",
     "format/index.py",
     "format/journal.py",
     "format/shard.py",

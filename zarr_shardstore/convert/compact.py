@@ -1,4 +1,4 @@
-"""`compact_store`: removes the dead bytes of shards, and says what that was."""
+"""Compaction of a whole store: removes the dead bytes of its shards, and reports them."""
 
 from __future__ import annotations
 
@@ -12,27 +12,24 @@ from zarr_shardstore.inspect.occupancy import read_shards
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.operations.upkeep import shards_below
-from zarr_shardstore.shards.requests import GetSize
 from zarr_shardstore.shards.stack import Stack, run_above
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """What a compaction did, or would do.
+    """Result of a compaction; of a dry run, the expected result.
 
     Parameters
     ----------
     n_shards : int
-        Shards that were looked at.
+        All shards.
     n_compacted : int
-        Those that had dead bytes.
+        Shards that had dead bytes.
     removed_nbytes : int
-        Bytes by which they became smaller.
+        Bytes by which these became smaller.
     errors : tuple of str
-        One for each reason why shards were left as they are: damage.
-    dry_run : bool
-        Nothing was changed.
+        Damages: the shards were left as they are.
     """
 
     n_shards: int
@@ -42,7 +39,7 @@ class CompactionReport:
     dry_run: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON can hold it."""
+        """Return the report as a JSON object."""
         return asdict(self)
 
 
@@ -53,7 +50,7 @@ def compact_store(
     storage_options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
 ) -> CompactionReport:
-    """Do what `ShardingMapping.compact` does, and measure each shard before and after.
+    """Call `ShardingMapping.compact`, and measure each shard before and after.
 
     With `dry_run` the dead bytes are counted from the indexes, and nothing is changed.
 
@@ -62,7 +59,7 @@ def compact_store(
     Raises
     ------
     UnsupportedError, ReadOnlyError
-        If nothing can be replaced in the base store, or it refuses writes.
+        If the base store cannot replace objects, or refuses writes.
     """
     mapping = ShardingMapping(store, storage_options=storage_options)
     base = open_base(mapping)
@@ -73,13 +70,13 @@ def compact_store(
     if dry_run:
         return _expected(base, shards, errors)
     keys = [shard.key for shard, _ in shards]
-    before = base.perform([GetSize(key) for key in keys])
+    before = base.sizes(keys)
     failures: list[str] = []
     try:
         mapping.compact(prefix)
     except ShardStoreError as error:
         failures.append(str(error))
-    after = base.perform([GetSize(key) for key in keys])
+    after = base.sizes(keys)
     removed = [(was or 0) - (now or 0) for was, now in zip(before, after, strict=True)]
     n_compacted = sum(n != 0 for n in removed)
     return CompactionReport(len(keys), n_compacted, sum(removed), tuple(failures))

@@ -54,7 +54,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore.convert.other_keys import DocumentsByKey, with_copies
+from zarr_shardstore.convert.other_keys import DocumentsByKey, in_rounds, with_copies
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle
@@ -132,9 +132,9 @@ class Manifest:
     hierarchy, path
         The array.
     prefix : str
-        What comes before the suffix in the keys of its values.
+        Of the keys of its values.
     style, separator, ndim
-        Spelling of suffixes.
+        Spelling of the rest of these keys.
     documents : dict
         Its new documents by key.
     is_staged : bool
@@ -158,7 +158,7 @@ class Manifest:
 
     @property
     def values_prefix(self) -> str:
-        """What comes before the suffix in the keys of staged values."""
+        """Prefix of the keys of staged values."""
         return f"{self.directory}values/"
 
     @property
@@ -376,14 +376,11 @@ def keys_of_values(
     names = [n for n in names if encoding.decode_component(0, n, len(first)) is not None]
     tops = [prefix + name for name in names]
     if not more:
-        yield from _slices(tops)
+        yield from in_rounds(tops, _KEYS_A_ROUND)
         return
     if not first and len(more) > 1:  # the "c" of v3: the next names are those of a dimension
         tops = [f"{top}/{name}" for top in tops for name in base.names(f"{top}/")]
     for top in tops:
         (keys,) = base.perform([ListPrefix(f"{top}/")])
-        yield from _slices([k for k in keys if encoding.decode(k[len(prefix) :], ndim) is not None])
-
-
-def _slices(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (keys[i : i + _KEYS_A_ROUND] for i in range(0, len(keys), _KEYS_A_ROUND))
+        keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]
+        yield from in_rounds(keys, _KEYS_A_ROUND)

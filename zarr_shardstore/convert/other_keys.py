@@ -56,7 +56,7 @@ def check_other_keys(
         Nothing was written.
     """
     _check_nodes(target, [*documents, *keys])
-    for some in _slices(list(documents)):
+    for some in in_rounds(list(documents)):
         for key, there in zip(some, target.values(some), strict=True):
             if there is None:
                 continue
@@ -65,7 +65,7 @@ def check_other_keys(
             wanted = without_consolidated_index(documents[key])
             if doc is None or without_consolidated_index(doc) != wanted:
                 raise _another(key)
-    for some in _slices(keys):
+    for some in in_rounds(keys):
         for key, size in zip(some, target.sizes(some), strict=True):
             if size is None:
                 continue
@@ -93,7 +93,7 @@ def _check_nodes(target: BaseStoreHandle, keys: Sequence[str]) -> None:
         directory, slash, name = key.rpartition("/")
         if name in _NODES:
             others |= {f"{directory}{slash}{other}": key for other in _NODES}
-    for some in _slices([key for key in others if key not in own]):
+    for some in in_rounds([key for key in others if key not in own]):
         for key, value in zip(some, target.values(some), strict=True):
             if value is not None:
                 raise SpecError(
@@ -170,5 +170,6 @@ def _pieces(base: BaseStoreHandle, key: str) -> Iterator[bytes | memoryview]:
         yield from found.values
 
 
-def _slices(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (keys[i : i + _KEYS_A_ROUND] for i in range(0, len(keys), _KEYS_A_ROUND))
+def in_rounds(keys: Sequence[str], n: int = _KEYS_A_ROUND) -> Iterator[Sequence[str]]:
+    """Split keys into slices of at most `n`."""
+    return (keys[i : i + n] for i in range(0, len(keys), n))

@@ -60,7 +60,7 @@ class ArrayLocation:
     Parameters
     ----------
     prefix : str
-        What comes before the suffix in each key.
+        Of each key; the chunk key encoding spells the rest.
     grid_shape : tuple of int
         Number of values along each dimension.
     spec : ShardingSpec, optional
@@ -97,13 +97,10 @@ class ArrayRegion:
         Half-open ranges of coordinates, inside the grid.
     ids : ndarray of int
         Entry ids of the values in that order.
-    positions : ndarray of int
-        The same, as positions in the C order of the box.
     """
 
     box: Box
     ids: npt.NDArray[np.intp]
-    positions: npt.NDArray[np.intp]
     shape: Coords
     coords: Coords
 
@@ -113,9 +110,8 @@ class ArrayRegion:
     ) -> ArrayRegion:
         """Return region number `coords` of a grid that is cut into boxes of `shape`."""
         box = grid_box(coords, shape, grid_shape)
-        ascending = entries_in_box(box, coords, shape)
-        ids = order_entries(ascending, shape, order)
-        return cls(box, ids, np.searchsorted(ascending, ids), shape, coords)
+        ids = order_entries(entries_in_box(box, coords, shape), shape, order)
+        return cls(box, ids, shape, coords)
 
     def value_coords(self) -> npt.NDArray[np.intp]:
         """Return the coordinates of the values in order; shape ``(n, ndim)``."""
@@ -125,7 +121,8 @@ class ArrayRegion:
     def keys(self, location: ArrayLocation) -> list[str]:
         """Return the keys of the values in order, where each has one of its own."""
         keys = keys_of_box(location.prefix, location.encoding, self.box)
-        return [keys[i] for i in self.positions.tolist()]
+        in_c_order = np.sort(self.ids)
+        return [keys[i] for i in np.searchsorted(in_c_order, self.ids).tolist()]
 
 
 def keys_of_box(prefix: str, encoding: ChunkKeyEncoding, box: Box) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a conversion did, and how far it is."""
+"""Results and progress of conversions, for callers and the command line."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ Action: TypeAlias = Literal["sharded", "unsharded", "resharded", "copied", "skip
 
 @dataclass(frozen=True, slots=True)
 class ArrayReport:
-    """What became of one array.
+    """Result for one array; of a dry run, the expected result.
 
     Parameters
     ----------
     path, hierarchy
-        Which array.
-    action
-        What was done; in a dry run, what would be.
+        The array.
     chunks_per_shard : tuple of int, optional
-        What a shard has now; ``None`` if there are none.
+        Shards of the array now; ``None`` if there are none.
     reason : str
-        Why this, and not something else.
+        Reason for the action.
     n_chunks, n_bytes : int
         Values that were written and verified, and their bytes.
     n_objects : int
         Objects that hold them now.
     n_tasks : int
-        Regions that were visited; of a plan, the most that may be.
+        Regions that were visited; in a dry run, the maximum.
     n_resumed : int
-        Tasks whose work an earlier run had done; it was compared with the source.
+        Tasks whose work an earlier run had done. It was compared with the source.
     seconds : float
         Wall time.
     """
@@ -53,20 +51,18 @@ class ArrayReport:
 
 @dataclass(frozen=True, slots=True)
 class ConversionReport:
-    """What a conversion of a store did.
+    """Result for a store; of a dry run, the expected result.
 
     Parameters
     ----------
     arrays
         In the order of their paths.
     n_copied_keys : int
-        Keys that belong to no array and were copied.
+        Copied keys that belong to no array.
     notes
-        What the user should know.
+        Warnings for the user.
     seconds : float
         Wall time.
-    dry_run : bool
-        Nothing was written.
     """
 
     arrays: tuple[ArrayReport, ...]
@@ -77,26 +73,26 @@ class ConversionReport:
 
     @property
     def n_chunks(self) -> int:
-        """Values of all arrays that were written and verified."""
+        """Number of values that were written and verified."""
         return sum(array.n_chunks for array in self.arrays)
 
     @property
     def n_objects(self) -> int:
-        """Objects that hold them now."""
+        """Number of objects that hold these values now."""
         return sum(array.n_objects for array in self.arrays)
 
     @property
     def n_bytes(self) -> int:
-        """Their bytes."""
+        """Number of bytes of these values."""
         return sum(array.n_bytes for array in self.arrays)
 
     @property
     def n_skipped(self) -> int:
-        """Arrays that were left as they are."""
+        """Number of arrays that were left as they are."""
         return sum(array.action == "skipped" for array in self.arrays)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON can hold it."""
+        """Return the report as a JSON object."""
         totals = {name: getattr(self, name) for name in ("n_chunks", "n_objects", "n_bytes")}
         return {**asdict(self), **totals, "n_skipped": self.n_skipped}
 
@@ -111,7 +107,7 @@ class ConversionReport:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the conversion of one array is; counts are those of the array so far."""
+    """State of the conversion of one array, with its counts so far."""
 
     path: str
     action: Action

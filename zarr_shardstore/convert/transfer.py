@@ -226,8 +226,8 @@ def _checked(key: str, data: memoryview | None, nbytes: int) -> memoryview:
     if data is None or len(data) != nbytes:
         found = "is gone" if data is None else f"gave {len(data)} of {nbytes} bytes"
         raise ShardConflictError(
-            f"object {key!r} {found}: it was changed while it was converted; let nobody write "
-            "to the array, and run the same again"
+            f"object {key!r} {found}: it was changed while it was converted; let no "
+            "other program write to the array, and run the same again"
         )
     return data
 
