@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import sys
 
-__all__ = ["main"]
-
 _EXTRA = ("typer", "rich", "click")
 
 

@@ -226,17 +226,12 @@ def _cell_of(shard: ShardRef, index: ShardIndex, nbytes: int) -> Cell:
         index.check_entries(nbytes, spec.index)
     except IndexDamageError as damage:
         error = str(corrupt(shard, damage))
+    # Damaged entries use nothing.
+    sound = np.setdiff1d(index.present_ids(), index.damaged_ids(nbytes, spec.index))
+    starts, sizes = index.fields[sound].astype(np.int64).T
     in_grid = entries_present(shard, index)
-    at_start = spec.index.location == "start"
-    first, stop = (spec.index_nbytes, nbytes) if at_start else (0, nbytes - spec.index_nbytes)
-    # Entries that leave the data use nothing. uint64 addition wraps, so sizes are compared with
-    # the bytes that are left.
-    offsets, sizes = index.fields.T
-    fits = (offsets >= np.uint64(first)) & (offsets <= np.uint64(max(stop, 0)))
-    fits &= sizes <= np.uint64(max(stop, 0)) - np.where(fits, offsets, np.uint64(0))
-    starts, sizes = (np.where(fits, column, 0).astype(np.int64) for column in (offsets, sizes))
+    n_stored = int(sizes[np.isin(sound, in_grid)].sum())
     n_dead = max(0, nbytes - spec.index_nbytes - _n_covered(starts, starts + sizes))
-    n_stored = int(sizes[in_grid].sum())
     return Cell(shard.coords, len(in_grid), n_stored, spec.index_nbytes, n_dead, error)
 
 
