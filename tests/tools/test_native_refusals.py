@@ -73,6 +73,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         change_array(compressor={"id": "snappy"}), UnsupportedError, "'plain' .*snappy"),
     "unknown option": (
         change_array(compressor={"id": "zlib", "dict": 1}), UnsupportedError, "'plain' .*dict"),
+    "unknown option of null": (
+        change_array(compressor={"id": "zlib", "dict": None}), UnsupportedError, "'plain' .*dict"),
+    "option of null": (
+        change_array(filters=[{"id": "shuffle", "elementsize": None}]),
+        SpecError, "'plain' .*lacks .*elementsize"),
     "values after bytes": (
         change_array(filters=[{"id": "crc32"}, {"id": "delta", "dtype": "|u1"}]),
         UnsupportedError, "'plain' .*'delta' works on values"),

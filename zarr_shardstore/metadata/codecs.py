@@ -57,7 +57,6 @@ Order: TypeAlias = Literal["C", "F"]
 
 _NUMCODECS = "numcodecs."
 _URI = "https://purl.org/zarr/spec/codec/"
-_REQUIRED = object()
 
 _COMPRESSORS: dict[Any, Config] = {
     "blosc": {"cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
@@ -78,13 +77,14 @@ _OF_BYTES: dict[Any, Config] = {
 }
 _OF_VALUES: dict[Any, Config] = {
     "delta": {},
-    "fixedscaleoffset": {"offset": _REQUIRED, "scale": _REQUIRED},
-    "quantize": {"digits": _REQUIRED},
+    "fixedscaleoffset": {"offset": None, "scale": None},
+    "quantize": {"digits": None},
     "astype": {},
-    "bitround": {"keepbits": _REQUIRED},
+    "bitround": {"keepbits": None},
     "packbits": {},
 }
-"""Options of compressors, filters of bytes and filters of values, with numcodecs' defaults."""
+"""Options of compressors, filters of bytes and filters of values, with numcodecs' defaults. A
+filter has no default for ``None``."""
 
 _DTYPES = {
     "delta": ("dtype", "astype"),
@@ -362,7 +362,7 @@ def _bytes_codec(data_type: DataType) -> Config:
 
 def _codec_of_bytes(config: Mapping[str, Any], itemsize: int) -> Config:
     """Return the v3 codec of a filter of bytes, which may be a compressor."""
-    name = config.get("id")
+    name: Any = config.get("id")
     if name in _COMPRESSORS:
         return codec_of_compressor(config, itemsize)
     if name not in _OF_BYTES:
@@ -370,7 +370,7 @@ def _codec_of_bytes(config: Mapping[str, Any], itemsize: int) -> Config:
             f"the filter {name!r} has no v3 codec that is known to read the same"
         )
     given = {k: v for k, v in config.items() if k != "id"}
-    options = _complete(f"the filter {name!r}", given, _OF_BYTES[name])
+    options = _complete_filter(name, given, _OF_BYTES[name])
     if name == "crc32c" and options["location"] == "end":
         return {"name": "crc32c"}
     return {"name": f"{_NUMCODECS}{name}", "configuration": options}
@@ -413,7 +413,7 @@ def _codec_of_values(
         if data_type.kind != "b":
             raise UnsupportedError("the filter 'packbits' takes bool")
         encoded = parse_numpy("|u1")
-    options = _complete(f"the filter {name!r}", given, _OF_VALUES[name])
+    options = _complete_filter(name, given, _OF_VALUES[name])
     return {"name": f"{_NUMCODECS}{name}", "configuration": {**options, **dtypes}}, encoded
 
 
@@ -442,15 +442,22 @@ def _complete_compressor(name: Any, given: Config) -> Config:
     return _complete(f"the compressor {name!r}", given, _COMPRESSORS[name])
 
 
+def _complete_filter(name: str, given: Config, defaults: Config) -> Config:
+    # numcodecs writes null for options that are not used: "prefix" of jenkins_lookup3.
+    used = {k: v for k, v in given.items() if v is not None or k in defaults}
+    options = _complete(f"the filter {name!r}", used, defaults)
+    missing = sorted(k for k, v in options.items() if v is None)
+    if missing:
+        raise SpecError(f"the filter {name!r} lacks {missing}")
+    return options
+
+
 def _complete(what: str, given: Config, defaults: Config) -> Config:
     """Add the defaults that were left out; the order is that of the defaults."""
-    unknown = sorted(k for k, v in given.items() if k not in defaults and v is not None)
+    unknown = sorted(given.keys() - defaults.keys())
     if unknown:
         raise UnsupportedError(f"{what} has unknown options {unknown}")
-    missing = sorted(k for k, v in defaults.items() if v is _REQUIRED and given.get(k) is None)
-    if missing:
-        raise SpecError(f"{what} lacks {missing}")
-    return {**defaults, **{k: v for k, v in given.items() if k in defaults}}
+    return {**defaults, **given}
 
 
 def _names(table: Mapping[Any, Any]) -> str:
