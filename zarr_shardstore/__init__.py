@@ -18,7 +18,7 @@ and another the bytes. Reads of many chunks take the same two rounds: ranges of 
 coalesced.
 
 **A write** becomes an update of its shard. The *update queue* lets one writer change a shard at a
-time, with a lock against other processes, and commits all updates that wait as a group. The
+time, with a lock against other processes. It commits all waiting updates as a group. The
 *strategy* says how: ``append`` writes the bytes into a gap of the file, then the index, protected
 by a *journal*; ``rewrite`` stores the whole shard again, by a rename or a conditional PUT. A
 *batch* buffers writes, so that each shard is stored once.

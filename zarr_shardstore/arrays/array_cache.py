@@ -47,10 +47,9 @@ _synchronized = synchronized()
 class Generation:
     """Content of the cache between two changes of metadata by this process.
 
-    Key tables translate keys of the arrays that were used last, without a look at documents. A
-    key that differs from a chunk key of an array only in the numbers after the array's path is a
-    chunk key of the same array, as long as no other array comes into the cache. So each `put` of
-    an array drops the tables.
+    Key tables translate keys of the arrays that were used last, without a look at documents. They
+    rest on one fact: two keys that differ only in the numbers after the path of an array belong to
+    the same array, unless another array lies below it. So each `put` of an array drops the tables.
 
     Thread safety: may be used from any thread.
     """

@@ -425,8 +425,8 @@ def _locate_in(array: StoredArray, key: str, suffix: str, in_grid: bool) -> _Ans
 def _locate_sibling(last: _Answer, key: str, in_grid: bool) -> _Located | None:
     """Cut a key of the array of the key before, without looking at other places.
 
-    Two keys that differ only in the numbers after the path of their array may belong to the
-    same other arrays on the way to it, and the lookup of the first has excluded these.
+    Two keys that differ only in the numbers after the path of their array could belong to the
+    same other arrays. The lookup of the first key has excluded these.
     """
     if not isinstance(last, _Located):
         return None

@@ -142,7 +142,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     """A codec pipeline for zarr that writes each shard of an array operation once.
 
     zarr's own pipelines hand chunks over one by one. This one reads all chunks of a selection in
-    one operation of the store, and writes them in one operation for each 16 MiB of whole shards.
+    one operation of the store. It writes them in one operation for each 16 MiB of whole shards.
     Other stores, and arrays whose ``sharding_indexed`` codec is left to zarr, get zarr's
     ``BatchedCodecPipeline``.
 

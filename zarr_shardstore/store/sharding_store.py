@@ -48,13 +48,11 @@ class ShardingStore(ZarrInterface):
         store, or ``MutableMapping[str, bytes]`` such as a dict. A path is that of a directory,
         or of a zip archive to read; to write one, pass a ``zarr.storage.ZipStore``.
     chunks_per_shard : int, tuple of int, "auto", mapping, optional
-        How new arrays are sharded: an int for every dimension, a tuple (arrays of another
-        number of dimensions are then refused), ``"auto"`` (shards of 10 to 100 MB, by the size
-        of a chunk before compression), or a mapping from array path or pattern
-        (``"raw/*"``) to one of these or to ``None``. Stored arrays keep what their metadata
-        says. Where there is no metadata at all, it says which keys are chunks: of each array
-        under ``data/root/``, and, if it is
-        a mapping, of the arrays that it names.
+        Chunks per shard of new arrays. An int counts for every dimension. A tuple refuses arrays
+        of another number of dimensions. ``"auto"`` makes shards of 10 to 100 MB, by the size of a
+        chunk before compression. A mapping gives one of these, or ``None``, by array path or
+        pattern (``"raw/*"``). Stored arrays keep their declaration. Without any metadata the
+        option declares each array under ``data/root/``, and the arrays that a mapping names.
     declaration : {"codec", "storage_transformers"}, optional
         How metadata of new v3 arrays says that they are sharded: by the ``sharding_indexed``
         codec, which every v3 reader reads (the default), or by the draft's storage
@@ -89,9 +87,9 @@ class ShardingStore(ZarrInterface):
         write that would leave more stores the shard again without them. By default that happens
         only if more than half of the data is dead when the shard is full, flushed or has no room.
     max_gap_bytes, max_coalesced_bytes : int, optional
-        Two entries of a shard are read by one request if at most so many unwanted bytes lie
-        between them (4 KiB), and the request has at most so many bytes (16 MiB). Behind a network,
-        if there are more requests than run concurrently, the gap may be 16 times as large.
+        Largest gap between two entries that one request reads along (4 KiB), and largest request
+        of several entries (16 MiB). Behind a network, if there are more requests than run
+        concurrently, the gap may be 16 times as large.
     storage_options : mapping, optional
         For fsspec, if `store` is a URL.
     static : bool
@@ -109,13 +107,13 @@ class ShardingStore(ZarrInterface):
     Notes
     -----
     Thread safety: threads and tasks of one process may read and write the same shards, also
-    through several stores on the same base, and so may processes on local files and, through
-    obstore, on object stores; no update is lost. Through fsspec on object stores only one
-    process may write a shard at a time.
+    through several stores on the same base. So may processes on local files and, through obstore,
+    on object stores. No update is lost. Through fsspec on object stores only one process may write
+    a shard at a time.
 
-    Cost in requests of the base store: a read takes two rounds (indexes that are not cached, then
-    coalesced spans), a write of a whole shard one, a write of a part one read and one write of
-    the shard. The first use of an array reads its metadata document, too.
+    Cost in requests of the base store: a read takes two rounds, first the indexes that are not
+    cached, then coalesced spans. A write of a whole shard takes one request. A write of a part
+    takes one read and one write of the shard. The first use of an array reads its document, too.
 
     Examples
     --------
@@ -218,9 +216,9 @@ class ShardingStore(ZarrInterface):
         """Drop the cached metadata of arrays; it is read again when it is next needed.
 
         Call it when another process created, removed, moved or re-declared an array that this
-        store has used, or a program changed metadata in the base store itself. Writes through this
-        store, and through any other `ShardingStore` or `ShardingMapping` of this process, count
-        immediately. A resize by another process needs no call.
+        store has used. Call it also after a change of metadata in the base store. Writes through
+        this store, and through any other `ShardingStore` or `ShardingMapping` of this process,
+        count immediately. A resize by another process needs no call.
         """
         self._sharding.operations.arrays.refresh()
 
@@ -243,9 +241,9 @@ class ShardingStore(ZarrInterface):
     async def flush(self) -> None:
         """Seal every shard file that this process has appended to.
 
-        All writes are stored already. To seal a shard is to remove its gap for later chunks and
-        its journal, and to compact it if more than half of it are dead bytes. `close` and the end
-        of the process do so, too.
+        All writes are stored already. To seal a shard is to remove its journal and its gap for
+        later chunks. A shard of which more than half is dead is compacted. `close` and the end of
+        the process seal shards, too.
         """
         await self._sharding.flush_async()
 
