@@ -26,9 +26,9 @@ class Flusher:
     """Flows that flush the write buffer of one store."""
 
     def __init__(self, catalog: Catalog, arrays: ArrayCache, buffer: WriteBuffer) -> None:
-        self._catalog = catalog
-        self._arrays = arrays
-        self._buffer = buffer
+        self.catalog = catalog
+        self.arrays = arrays
+        self.buffer = buffer
 
     def flush(self, shard_keys: Sequence[str]) -> Flow[dict[str, Exception]]:
         """Store the buffered updates of shards; a failure stops no other shard.
@@ -50,7 +50,7 @@ class Flusher:
             # After a failure the driver may not have begun others of this part.
             not_begun: list[UpdateShard] = []
             for commit in part:
-                buffered = self._buffer.get(commit.shard.key)
+                buffered = self.buffer.get(commit.shard.key)
                 if buffered is not None and buffered.error is not None:
                     failures[commit.shard.key] = buffered.error
                 elif buffered is not None and first is not None:
@@ -68,12 +68,12 @@ class Flusher:
         Exception
             Of the base store. The shard stays buffered.
         """
-        due = self._buffer.due()
+        due = self.buffer.due()
         if due:
             try:
                 yield from self._flush_or_raise(due)
             finally:
-                self._buffer.release(due)
+                self.buffer.release(due)
 
     def flush_below(self, prefix: str) -> Flow[None]:
         """Flush the arrays that may have chunk keys that start with `prefix`.
@@ -101,9 +101,9 @@ class Flusher:
         self, node: Node, stored: bytes | memoryview | None, array: StoredArray | None
     ) -> Flow[None]:
         """Flush an array, unless its new document only resizes it."""
-        if self._buffer.is_active:
+        if self.buffer.is_active:
             try:
-                old = self._arrays.read(node, stored)
+                old = self.arrays.read(node, stored)
             except ShardStoreError:
                 old = None
             if not _is_resized(old, array):
@@ -125,8 +125,8 @@ class Flusher:
     # -------------------------------------------------------------- details
 
     def _flush_arrays(self, is_wanted: Callable[[ArrayLayout], bool]) -> Flow[None]:
-        if self._buffer.is_active:
-            layouts = self._buffer.layouts()
+        if self.buffer.is_active:
+            layouts = self.buffer.layouts()
             keys = [key for key, layout in layouts.items() if is_wanted(layout)]
             if keys:
                 yield from self._flush_or_raise(keys)
@@ -146,13 +146,13 @@ class Flusher:
     ) -> Flow[list[UpdateShard]]:
         """Return commits of shards as their arrays are declared now."""
         try:
-            found = yield from self._catalog.shards_of(shard_keys)
+            found = yield from self.catalog.shards_of(shard_keys)
         except Exception as error:
             failures |= dict.fromkeys(shard_keys, error)
             return []
         commits: list[UpdateShard] = []
         for key, now in zip(shard_keys, found, strict=True):
-            buffered = self._buffer.get(key)
+            buffered = self.buffer.get(key)
             if buffered is None:
                 continue
             buffered.error = None

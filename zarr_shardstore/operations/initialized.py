@@ -1,6 +1,6 @@
-"""Which chunks of a sharded array are stored: a listing that spells no chunk keys.
+"""Stored chunks of a region of an array, as booleans from the indexes of its shards.
 
-Which chunks of a region are stored, from the indexes of the shards that it touches.
+No chunk key is spelled and no chunk is read.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from zarr_shardstore.shards.sharding import split_at_sharding
 from zarr_shardstore.shards.stack import ValueTransformer, run_above
 
 Region: TypeAlias = Sequence[slice] | None
-"""In chunk coordinates, a slice for each dimension; dimensions at the end may be left out."""
+"""A slice of chunk coordinates for each dimension; the last dimensions may be left out."""
 
 _MAX_CHUNKS = 2**32
-"""A byte for each; more is asked for by mistake, or by hostile metadata."""
+"""Bytes of a result. A larger region is a mistake, or comes from hostile metadata."""
 
 
 def box_of_region(region: Region, grid_shape: Coords) -> Box:
-    """The chunks of a region, clipped to the grid as Python clips slices.
+    """Return the chunks of a region, clipped to the grid as Python clips slices.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def box_of_region(region: Region, grid_shape: Coords) -> Box:
 
 
 def directory_of_box(layout: ArrayLayout, box: Box) -> str:
-    """The smallest directory of the base store that holds all shards that a box touches."""
+    """Return the smallest directory of the base store with all shards that a box touches."""
     ranges = _shard_ranges(layout, box)
     first = layout.shard(tuple(r[0] for r in ranges)).key.split("/")
     last = layout.shard(tuple(r[-1] for r in ranges)).key.split("/")
@@ -76,7 +76,7 @@ def directory_of_box(layout: ArrayLayout, box: Box) -> str:
 
 
 def shards_of_box(layout: ArrayLayout, box: Box) -> Iterator[ShardRef]:
-    """All shards that a box touches, whether they are stored or not."""
+    """Return all shards that a box touches, whether they are stored or not."""
     return map(layout.shard, itertools.product(*_shard_ranges(layout, box)))
 
 
@@ -87,7 +87,7 @@ def is_in_box(shard: ShardRef, box: Box) -> bool:
 
 
 def mark_chunks(out: npt.NDArray[np.bool_], box: Box, shard: ShardRef, index: ShardIndex) -> None:
-    """Set what stands in `out`, which has the shape of the box, for the chunks of one shard."""
+    """Set the elements of `out`, which has the shape of the box, for the chunks of one shard."""
     cps = shard.layout.spec.chunks_per_shard
     present = (index.fields != MISSING).any(axis=1).reshape(cps)
     covered = grid_box(shard.coords, cps, shard.layout.grid_shape)
@@ -104,16 +104,14 @@ def _shard_ranges(layout: ArrayLayout, box: Box) -> list[range]:
 
 _SHARDS_PER_ROUND = 64
 
-_Versioned: TypeAlias = tuple[ShardRef, object]
-
 
 def chunks_initialized(
     arrays: ArrayCache, flusher: Flusher, path: str, region: Region
 ) -> Flow[npt.NDArray[np.bool_]]:
-    """Whether each chunk of a region of the array at `path` is stored.
+    """Return whether each chunk of a region of the array at `path` is stored.
 
-    Cost: a listing of the smallest directory that holds the shards of the region, and the indexes
-    of those that are there.
+    Cost: a listing of the smallest directory with all shards of the region, and the indexes of
+    those that are stored.
 
     Raises
     ------
@@ -134,41 +132,34 @@ def chunks_initialized(
         return out
     layout = sharding.layout
 
-    def take(shards: Sequence[_Versioned]) -> Flow[None]:
-        refs = [shard for shard, _ in shards]
-        indexes: Sequence[ShardIndex | CorruptShardError | None]
-        if below:
-            indexes = yield from run_above(below, sharding.read_indexes(refs))
-        else:
-            versions = [version for _, version in shards]
-            indexes = yield from try_read_indexes(refs, versions, cache=False)
-        for shard, index in zip(refs, indexes, strict=True):
-            if isinstance(index, CorruptShardError):
-                raise index
-            if index is not None:
-                mark_chunks(out, box, shard, index)
+    def mark(shards: Iterator[tuple[ShardRef, object]]) -> Flow[None]:
+        """Mark the chunks of shards, whose versions a listing has just shown."""
+        while part := list(islice(shards, _SHARDS_PER_ROUND)):
+            refs, versions = [shard for shard, _ in part], [version for _, version in part]
+            flow = try_read_indexes(refs, versions, cache=False)
+            indexes = yield from run_above(below, flow)
+            for shard, index in zip(refs, indexes, strict=True):
+                if isinstance(index, CorruptShardError):
+                    raise index
+                if index is not None:
+                    mark_chunks(out, box, shard, index)
 
     if not all(isinstance(transformer, ValueTransformer) for transformer in below):
         # Shards may have other keys in the base store.
-        for part in _parts((shard, None) for shard in shards_of_box(layout, box)):
-            yield from take(part)
+        yield from mark((shard, None) for shard in shards_of_box(layout, box))
         return out
     pages = KeyPages([directory_of_box(layout, box)])
     while pages.has_more:
         page = yield from pages.next_page()
-        found: list[_Versioned] = []
-        for key, version in zip(page, page.versions, strict=True):
-            shard = layout.shard_of_key(key) if key.startswith(layout.prefix) else None
-            if shard is not None and is_in_box(shard, box):
-                found.append((shard, version))
-        for part in _parts(iter(found)):
-            yield from take(part)
+        found = [
+            (shard, version)
+            for key, version in zip(page, page.versions, strict=True)
+            if key.startswith(layout.prefix)
+            and (shard := layout.shard_of_key(key)) is not None
+            and is_in_box(shard, box)
+        ]
+        yield from mark(iter(found))
     return out
-
-
-def _parts(shards: Iterator[_Versioned]) -> Iterator[list[_Versioned]]:
-    while part := list(islice(shards, _SHARDS_PER_ROUND)):
-        yield part
 
 
 def _sharded_array(arrays: ArrayCache, path: str) -> Flow[StoredArray]:

@@ -1,13 +1,11 @@
-"""Requests for keys of whatever arrays: what each key names, and who answers it.
+"""Requests for any keys: the owner of each key, which replies to its requests.
 
 ::
 
     key ──▶ owner ──┬─ a chunk of a sharding ──────── the write buffer, then its shard
                     ├─ a key above a stack ────────── the transformers of its array
-                    ├─ a chunk outside the grid ───── nobody: it is missing
+                    ├─ a chunk outside the grid ───── no request: it is missing
                     └─ anything else ──────────────── the base store
-
-Which chunks share a shard, told from their keys alone.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
-from zarr_shardstore.arrays.array_cache import ArrayCache
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.grid import shard_coords_of
@@ -23,7 +20,6 @@ from zarr_shardstore.format.keys import Coords, check_key
 from zarr_shardstore.format.layout import ChunkRef
 from zarr_shardstore.metadata.consolidated import directory_of_v2_consolidated
 from zarr_shardstore.metadata.documents import Node, node_of_document
-from zarr_shardstore.operations.batch import WriteBuffer
 from zarr_shardstore.operations.buffered import perform_buffered, with_buffer
 from zarr_shardstore.operations.flush import Flusher
 from zarr_shardstore.shards.read import ReadOptions
@@ -32,76 +28,69 @@ from zarr_shardstore.shards.sharding import ShardingTransformer, perform_on_chun
 from zarr_shardstore.shards.stack import Stack, gather, handle
 
 Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
-"""What a key names; ``None``: it passes through."""
+"""The chunk or transformed key that a key names; ``None``: the key passes through."""
 
 
 class Router:
-    """Finds what keys name, and hands requests for them to whoever answers."""
+    """Finds the owners of keys, and routes requests to them."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        arrays: ArrayCache,
-        flusher: Flusher,
-        buffer: WriteBuffer,
-        reading: ReadOptions,
-    ) -> None:
-        self.reading = reading
-        self._catalog = catalog
-        self._arrays = arrays
-        self._flusher = flusher
-        self._buffer = buffer
+    def __init__(self, flusher: Flusher, reading: ReadOptions) -> None:
+        self.flusher = flusher
+        self.catalog = flusher.catalog
+        self.arrays = flusher.arrays
+        self.buffer = flusher.buffer
+        self._reading = reading
 
     def owners(self, keys: Sequence[str]) -> Flow[list[Owner]]:
-        """What keys name; also chunks of an array whose document this store has just erased."""
-        owners = yield from self._catalog.chunks_of(keys)
-        if self._arrays.has_erased:
+        """Return the owners of keys, also in an array whose document this store has just erased."""
+        owners = yield from self.catalog.chunks_of(keys)
+        if self.arrays.has_erased:
             for i, key in enumerate(keys):
                 if owners[i] is None:
-                    owners[i] = self._catalog.chunk_without_document(key)
+                    owners[i] = self.catalog.chunk_without_document(key)
         return owners
 
     def writable(self, keys: Sequence[str]) -> Flow[list[Owner]]:
-        """What keys name whose values are about to be stored.
+        """Return the owners of keys whose values are about to be stored.
 
         Raises
         ------
         SpecError
             If a key in an array is no chunk key of it.
         """
-        owners = yield from self._catalog.chunks_of(keys)
+        owners = yield from self.catalog.chunks_of(keys)
         for owner in owners:
             if isinstance(owner, InvalidChunkKey):
                 raise SpecError(owner.message)
         return owners
 
     def perform(self, requests: Sequence[Request], owners: Sequence[Owner]) -> Flow[list[Any]]:
-        """Reply to requests for keys, of whatever array, side by side. Misfits get ``None``."""
-        stacks: dict[Node, tuple[Stack, list[int]]] = {}
+        """Reply to requests for keys, in shared rounds. Keys outside a grid get ``None``."""
+        is_buffered = self.buffer.is_active
         chunks: list[int] = []
         others: list[int] = []
+        stacks: dict[Node, tuple[Stack, list[int]]] = {}
         for i, owner in enumerate(owners):
             if isinstance(owner, ChunkRef):
                 chunks.append(i)
             elif isinstance(owner, TransformedKey):
                 array = owner.array
                 stacks.setdefault(array.node, (array.stack, []))[1].append(i)
-            elif not _is_outside(owner):
+            elif owner is None or not owner.is_outside:
                 others.append(i)
-        is_buffered = self._buffer.is_active
         parts: list[tuple[list[int], Flow[list[Any]]]] = []
         if chunks:
             refs = [owner for owner in owners if isinstance(owner, ChunkRef)]
             of_chunks = [requests[i] for i in chunks]
             if is_buffered:
-                flow = perform_buffered(of_chunks, refs, self.reading, self._buffer)
+                flow = perform_buffered(of_chunks, refs, self._reading, self.buffer)
             else:
-                flow = perform_on_chunks(of_chunks, refs, self.reading)
+                flow = perform_on_chunks(of_chunks, refs, self._reading)
             parts.append((chunks, flow))
         if others:
             parts.append((others, relay([requests[i] for i in others])))
         for whole_stack, positions in stacks.values():
-            stack = with_buffer(whole_stack, self._buffer) if is_buffered else whole_stack
+            stack = with_buffer(whole_stack, self.buffer) if is_buffered else whole_stack
             parts.append((positions, handle(stack, [requests[i] for i in positions])))
         replies: list[Any] = [None] * len(requests)
         results = yield from gather([flow for _, flow in parts])
@@ -109,25 +98,20 @@ class Router:
             for i, reply in zip(positions, result, strict=True):
                 replies[i] = reply
         if is_buffered and not all(isinstance(r, Get | GetSize | Exists) for r in requests):
-            yield from self._flusher.flush_due()
+            yield from self.flusher.flush_due()
         return replies
 
 
 def is_document(key: str) -> bool:
-    """Whether the view shows something else than what is stored."""
+    """Whether the view of a key may differ from its stored value."""
     return node_of_document(key) is not None or directory_of_v2_consolidated(key) is not None
 
 
-def _is_outside(owner: Owner) -> bool:
-    """Whether the key is one of a chunk outside the array: it is missing, whatever is stored."""
-    return isinstance(owner, InvalidChunkKey) and owner.is_outside
-
-
 def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[Sequence[Hashable]]:
-    """Which keys are chunks of one shard, by the array of the first: equal ids mean so.
+    """Return an id for each key: chunks of one shard have equal ids.
 
-    For a caller that wants to hand over whole shards; what is written and read does not depend
-    on it. Cost: none, or one document.
+    Keys of other arrays than that of the first have ids of their own. The ids are a hint for
+    callers that write whole shards together. Cost: none, or one document.
     """
     (owner,) = yield from catalog.chunks_of(keys[:1])
     ids: list[Hashable] = [None] * len(keys)
@@ -145,7 +129,7 @@ def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[Sequence[Hashable]]
 def _shard_ids(
     owner: ChunkRef | TransformedKey | InvalidChunkKey | None, keys: Sequence[str]
 ) -> Sequence[Hashable]:
-    """Shard coordinates of the keys of one array, in which `owner` is; other keys as they are."""
+    """Return shard coordinates for the keys of the owner's array, other keys as they are."""
     coords_of: Callable[[str], Coords | None]
     if isinstance(owner, ChunkRef):
         layout = owner.shard.layout

@@ -1,6 +1,7 @@
-"""Compaction: shards below a prefix are stored without dead bytes.
+"""Upkeep of stored shards: compaction and consolidation, as flows.
 
-Consolidation: the indexes of all shards of an array are stored once more, in one object.
+Compaction stores shards again without dead bytes. Consolidation stores a copy of the indexes of all
+shards of an array in one object.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from zarr_shardstore.shards.updates import EntryUpdate
 
 
 def compaction_of(*, order: EntryOrder, can_append: bool) -> UpdateFlow:
-    """What a driver does for `UpdateShard` instead of an update: it compacts the shard.
+    """Return a commit flow for a driver that compacts the shard of each `UpdateShard`.
 
     Parameters
     ----------
     can_append
-        The base store changes shards in their place, so they may have gaps and journals.
+        Whether the base store changes shards in their place, so that these may have gaps and
+        journals.
     """
 
     def flow(
@@ -61,28 +63,28 @@ def compaction_of(*, order: EntryOrder, can_append: bool) -> UpdateFlow:
 def shards_below(
     listing: Listing, prefix: str
 ) -> Flow[tuple[list[tuple[ShardRef, Stack]], list[ShardStoreError]]]:
-    """The shards that may hold keys starting with `prefix`, each with the transformers below it;
-    and why others cannot be known."""
+    """Return the shards that may hold keys starting with `prefix`, with the transformers below.
+
+    Also return the errors of arrays whose shards cannot be known.
+    """
     shards: list[tuple[ShardRef, Stack]] = []
     errors: list[ShardStoreError] = []
     stream = yield from listing.stream(prefix)
     for *_, found in (yield from stream.all_located()):
-        if isinstance(found, ShardRef):
-            shards.append((found, ()))
-        elif isinstance(found, TransformedKey):
-            shards += _shard_of(found)
-        elif found is not None:
+        if isinstance(found, ShardStoreError):
             errors.append(found)
+        elif (shard := _shard_of(found)) is not None:
+            shards.append(shard)
     return shards, errors
 
 
 def compact_below(listing: Listing, prefix: str) -> Flow[None]:
-    """Ask for an update of each shard that may hold keys starting with `prefix`.
+    """Compact each shard that may hold keys starting with `prefix`, by a driver for that.
 
     Raises
     ------
     ShardStoreError
-        The first error there was; the other shards are compacted.
+        The first error; the other shards are compacted.
     """
     shards, errors = yield from shards_below(listing, prefix)
     for shard, below in shards:  # one by one: a damaged shard stops no other
@@ -93,24 +95,28 @@ def compact_below(listing: Listing, prefix: str) -> Flow[None]:
     raise_first(errors)
 
 
-def _shard_of(stacked: TransformedKey) -> list[tuple[ShardRef, Stack]]:
-    found = split_at_sharding(stacked.array.stack)
-    if found is None:
-        return []
-    sharding, below = found
-    shard = sharding.layout.shard_of_key(stacked.key)
-    return [] if shard is None else [(shard, below)]
+def _shard_of(found: ShardRef | TransformedKey | None) -> tuple[ShardRef, Stack] | None:
+    """Return the shard that a base key names, and the transformers below it."""
+    if isinstance(found, ShardRef):
+        return found, ()
+    split = None if found is None else split_at_sharding(found.array.stack)
+    if found is None or split is None:
+        return None
+    shard = split[0].layout.shard_of_key(found.key)
+    return None if shard is None else (shard, split[1])
 
+
+# -------------------------------------------------------------- consolidation
 
 _SHARDS_PER_ROUND = 64
 
 _NBYTES_PER_ROUND = 16 * 1024 * 1024
-"""Of indexes in memory."""
+"""Memory of the indexes of a round, in bytes."""
 
 
 @dataclass(slots=True)
 class _IndexedArray:
-    """What was recorded of one array."""
+    """The recorded indexes of one array."""
 
     layout: ArrayLayout
     writer: ConsolidatedIndexWriter
@@ -148,12 +154,11 @@ def consolidate_below(
     while pages.has_more:
         page = yield from pages.next_page()
         shards: list[ShardRef] = []
-        for key, found in zip(page, (yield from catalog.shards_of(page)), strict=True):
-            shard = _shard_of_key(key, found)
+        for found in (yield from catalog.shards_of(page)):
             if isinstance(found, ShardStoreError):
                 errors.append(found)
-            elif shard is not None:
-                shards.append(shard)
+            elif (shard := _shard_of(found)) is not None and not shard[1]:
+                shards.append(shard[0])
         yield from _record(shards, arrays)
     paths: list[str] = []
     for array in arrays.values():
@@ -166,19 +171,6 @@ def consolidate_below(
     if path and not paths:
         raise SpecError(f"there is no sharded array with a stored shard at or below {path!r}")
     return sorted(set(paths))
-
-
-def _shard_of_key(
-    key: str, found: ShardRef | TransformedKey | ShardStoreError | None
-) -> ShardRef | None:
-    """The shard that a base key names, if its index can be read without other transformers."""
-    if isinstance(found, ShardRef):
-        return found
-    if isinstance(found, TransformedKey):
-        split = split_at_sharding(found.array.stack)
-        if split is not None and not split[1]:
-            return split[0].layout.shard_of_key(key)
-    return None
 
 
 def _record(shards: Sequence[ShardRef], arrays: dict[ArrayLayout, _IndexedArray]) -> Flow[None]:
@@ -196,7 +188,7 @@ def _record(shards: Sequence[ShardRef], arrays: dict[ArrayLayout, _IndexedArray]
 
 
 def _record_young(array: _IndexedArray) -> Flow[None]:
-    """Once more those that had changed just before; what still changes is left out."""
+    """Record again the shards that had just changed; leave out those that still change."""
     young, array.young = array.young, []
     if young:
         (first,) = yield [RecordIndex(young[0], waits=True)]
@@ -205,7 +197,7 @@ def _record_young(array: _IndexedArray) -> Flow[None]:
 
 
 def _nodes_of(layout: ArrayLayout, array_cache: ArrayCache) -> Flow[list[Node]]:
-    """Places of the documents that describe the array; none, if only an option does."""
+    """Return the places of the documents of an array; none if only an option declares it."""
     if layout.encoding.style == "draft":
         nodes = [Node("draft", layout.path)]
     else:
@@ -221,7 +213,7 @@ def _nodes_of(layout: ArrayLayout, array_cache: ArrayCache) -> Flow[list[Node]]:
 
 
 def _store(array: _IndexedArray, nodes: Sequence[Node], array_cache: ArrayCache) -> Flow[None]:
-    """Store the consolidated index, then declare it in the documents: readers of these find it."""
+    """Store the consolidated index, then declare it in the documents for readers."""
     data = array.writer.encode(int(time.time()))
     yield [Set(array.layout.prefix + CONSOLIDATED_INDEX_NAME, data)]
     keys = [document_key(node) for node in nodes]

@@ -104,23 +104,15 @@ class Operations:
         self.buffer = WriteBuffer()
         self.flusher = Flusher(self.catalog, self.arrays, self.buffer)
         self.listing = Listing(self.catalog, self.flusher)
-        self._router = Router(self.catalog, self.arrays, self.flusher, self.buffer, reading)
-        self._eraser = Eraser(
-            self._router,
-            self.catalog,
-            self.arrays,
-            self.listing,
-            self.flusher,
-            self.buffer,
-            refuse_links,
-        )
+        self._router = Router(self.flusher, reading)
+        self._eraser = Eraser(self._router, self.listing, refuse_links)
         self._view = MetadataView(new_arrays, reader)
 
     def update_shard(
         self, request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
     ) -> Flow[Sequence[Exception | None]]:
-        """The write strategy, for the driver."""
-        # Transformers below know of whole shards only.
+        """Commit groups of updates of one shard by the write strategy; for the driver."""
+        # Transformers below a sharding know whole shards only.
         commit = self._rewrite if request.below else self._commit
         flow = commit_with_buffered(request.shard, groups, commit, self.buffer)
         return run_above(request.below, flow) if request.below else flow
@@ -141,9 +133,9 @@ class Operations:
     def get_many(
         self, key_ranges: Sequence[tuple[str, ByteRange | None]]
     ) -> Flow[list[memoryview | None]]:
-        """Values, or ranges of them; ``None`` for a missing key.
+        """Return values, or ranges of them; ``None`` for a missing key.
 
-        Cost: two rounds, once the documents of the arrays are known.
+        Cost: two rounds if the documents of the arrays are cached.
         """
         keys = [key for key, _ in key_ranges]
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
@@ -158,7 +150,7 @@ class Operations:
             pairs = zip(chunks, key_ranges, strict=True)
             reads = [EntryRead(chunk, byte_range) for chunk, (_, byte_range) in pairs]
             return (yield from read_entries(reads, self._reading))
-        # A key that is a chunk is no document; only of others it must be looked at.
+        # The key of a chunk is no document: only other keys are parsed.
         are_documents = [
             not isinstance(owner, ChunkRef) and is_document(key)
             for owner, (key, _) in zip(owners, key_ranges, strict=True)
@@ -178,11 +170,11 @@ class Operations:
         if any(are_documents):
             for i, (key, byte_range) in enumerate(key_ranges):
                 if are_documents[i]:
-                    values[i] = self._shown(key, values[i], byte_range, generation)
+                    values[i] = self._document_to_user(key, values[i], byte_range, generation)
         return values
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> Flow[memoryview | None]:
-        """One value, or a range of it; ``None`` if the key is missing."""
+        """Return one value, or a range of it; ``None`` if the key is missing."""
         (value,) = yield from self.get_many([(key, byte_range)])
         return value
 
@@ -194,7 +186,7 @@ class Operations:
         return bool(is_there)
 
     def get_size(self, key: str) -> Flow[int | None]:
-        """Size of a value in bytes; ``None`` if there is none. No chunk is read."""
+        """Return the size of a value in bytes; ``None`` if there is none. No chunk is read."""
         check_key(key)
         if is_document(key):
             value = yield from self.get(key)
@@ -205,7 +197,7 @@ class Operations:
         return size
 
     def get_total_size(self, prefix: str) -> Flow[int]:
-        """Sum of the sizes of all values whose key starts with `prefix`, in bytes."""
+        """Return the sum of the sizes of all values whose key starts with `prefix`, in bytes."""
         total = 0
         stream = yield from self.listing.stream(prefix)
         while stream.has_more:
@@ -313,8 +305,10 @@ class Operations:
         return self._eraser.erase_prefix(prefix)
 
     def _known_chunks(self, keys: Sequence[str]) -> list[ChunkRef] | None:
-        """The chunks that keys name, if all are of arrays that were met before, and no batch
-        is open: as a rule. That is a shorter way, for the same answer."""
+        """Return the chunks of keys, if all are of cached arrays and no batch is open.
+
+        This is a shorter way for the usual case, with the same result.
+        """
         if self.buffer.is_active:
             return None
         found = self.arrays.current().chunks_of(keys)
@@ -323,18 +317,18 @@ class Operations:
 
     # ----------------------------------------------------------- documents
 
-    def _shown(
+    def _document_to_user(
         self,
         key: str,
         data: memoryview | None,
         byte_range: ByteRange | None,
         generation: Generation,
     ) -> memoryview | None:
-        """A stored document as readers see it; what it says is learned on the way."""
+        """Return a stored document as users see it, and cache its array."""
         node = node_of_document(key)
         if data is None:
             if node is not None:
-                generation.drop(node)  # what is there is looked up when it matters
+                generation.drop(node)
             return None
         if node is None:
             value = self._view.directory_to_user(directory_of_v2_consolidated(key) or "", data)
@@ -355,7 +349,7 @@ class Operations:
             yield [request(key, (yield from self._view.directory_to_store(directory, data)))]
             return
         if found.value is None:
-            yield from self.flusher.flush_array(node)  # the view looks for its chunks
+            yield from self.flusher.flush_array(node)  # the view looks for stored chunks
         stored, array, is_changed = yield from self._view.to_store(node, data, found.value)
         if is_changed:
             yield from self.flusher.flush_changed(node, found.value, array)

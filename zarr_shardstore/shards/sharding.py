@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.metadata.transformer_list import parse_sharding
 from zarr_shardstore.shards.index_reads import read_indexes
@@ -76,7 +75,7 @@ class ShardingTransformer:
         shards = [
             layout.shard_of_key(key) if key.startswith(layout.prefix) else None for key in keys
         ]
-        indexes = iter((yield from self.read_indexes([s for s in shards if s is not None])))
+        indexes = iter((yield from read_indexes([s for s in shards if s is not None])))
         above: list[tuple[str, int | None]] = []
         for key, shard in zip(keys, shards, strict=True):
             if shard is None:
@@ -86,10 +85,6 @@ class ShardingTransformer:
             if index is not None:
                 above += chunks_present(shard, index)
         return above
-
-    def read_indexes(self, shards: Sequence[ShardRef]) -> Flow[list[ShardIndex | None]]:
-        """Indexes of shards; ``None`` where there is no shard."""
-        return read_indexes(shards)
 
     def chunk_of(self, request: Request) -> ChunkRef | None:
         """The chunk that a request asks for; ``None``: its key is that of another transformer."""
