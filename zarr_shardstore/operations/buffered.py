@@ -21,7 +21,7 @@ from zarr_shardstore.shards.sharding import (
     perform_on_chunks,
     split_at_sharding,
 )
-from zarr_shardstore.shards.stack import Stack, ValueTransformer, gather
+from zarr_shardstore.shards.stack import Parts, Stack, ValueTransformer, gather_replies
 from zarr_shardstore.shards.updates import EntryUpdate, SetEntry
 
 
@@ -37,7 +37,7 @@ def perform_buffered(
     Cost: none for buffered chunks and for whole new values. Pieces, and values that are only
     stored if there is none, read the entries that are not buffered.
     """
-    replies: list[Any] = [None] * len(requests)
+    buffered: dict[int, Any] = {}
     reads: list[int] = []
     updates: dict[ShardRef, list[EntryUpdate]] = {}
     for i, (request, chunk) in enumerate(zip(requests, chunks, strict=True)):
@@ -48,18 +48,17 @@ def perform_buffered(
         if update is None:
             reads.append(i)
         else:
-            replies[i] = _reply(request, update)
-    flows: list[Flow[Any]] = [
-        _buffer_updates(shard, parts, reading, buffer, below) for shard, parts in updates.items()
+            buffered[i] = _reply(request, update)
+    parts: Parts = [
+        ((), _buffer_updates(shard, changes, reading, buffer, below))
+        for shard, changes in updates.items()
     ]
     if reads:
-        flows.append(
-            perform_on_chunks([requests[i] for i in reads], [chunks[i] for i in reads], reading)
-        )
-    results = yield from gather(flows)
-    if reads:
-        for i, reply in zip(reads, results[-1], strict=True):
-            replies[i] = reply
+        flow = perform_on_chunks([requests[i] for i in reads], [chunks[i] for i in reads], reading)
+        parts.append((reads, flow))
+    replies = yield from gather_replies(len(requests), parts)
+    for i, reply in buffered.items():
+        replies[i] = reply
     return replies
 
 
@@ -69,7 +68,7 @@ def _buffer_updates(
     reading: ReadOptions,
     buffer: WriteBuffer,
     below: Stack,
-) -> Flow[None]:
+) -> Flow[tuple[()]]:
     """Buffer updates of one shard, all or none; if no batch is open, commit them.
 
     Raises
@@ -87,8 +86,9 @@ def _buffer_updates(
             chunks = [ChunkRef(shard.chunk_key(i), shard, i) for i in ids]
             values = yield from read_entries([EntryRead(chunk) for chunk in chunks], reading)
         if buffer.put(shard, below, updates, dict(zip(ids, values, strict=True)), n_commits):
-            return
+            return ()
     yield [UpdateShard(shard, tuple(updates))]
+    return ()
 
 
 def commit_with_buffered(

@@ -25,7 +25,7 @@ from zarr_shardstore.operations.flush import Flusher
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import Exists, Flow, Get, GetSize, Request, relay
 from zarr_shardstore.shards.sharding import ShardingTransformer, perform_on_chunks
-from zarr_shardstore.shards.stack import Stack, gather, handle
+from zarr_shardstore.shards.stack import Parts, Stack, gather_replies, handle
 
 Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
 """The chunk or transformed key that a key names; ``None``: the key passes through."""
@@ -78,7 +78,7 @@ class Router:
                 stacks.setdefault(array.node, (array.stack, []))[1].append(i)
             elif owner is None or not owner.is_outside:
                 others.append(i)
-        parts: list[tuple[list[int], Flow[list[Any]]]] = []
+        parts: Parts = []
         if chunks:
             refs = [owner for owner in owners if isinstance(owner, ChunkRef)]
             of_chunks = [requests[i] for i in chunks]
@@ -92,11 +92,7 @@ class Router:
         for whole_stack, positions in stacks.values():
             stack = with_buffer(whole_stack, self.buffer) if is_buffered else whole_stack
             parts.append((positions, handle(stack, [requests[i] for i in positions])))
-        replies: list[Any] = [None] * len(requests)
-        results = yield from gather([flow for _, flow in parts])
-        for (positions, _), result in zip(parts, results, strict=True):
-            for i, reply in zip(positions, result, strict=True):
-                replies[i] = reply
+        replies = yield from gather_replies(len(requests), parts)
         if is_buffered and not all(isinstance(r, Get | GetSize | Exists) for r in requests):
             yield from self.flusher.flush_due()
         return replies

@@ -30,7 +30,13 @@ from zarr_shardstore.shards.requests import (
     UpdateShard,
 )
 from zarr_shardstore.shards.shard_listing import chunks_present
-from zarr_shardstore.shards.stack import ArrayContext, ReadOnlyTransformer, Stack, gather
+from zarr_shardstore.shards.stack import (
+    ArrayContext,
+    Parts,
+    ReadOnlyTransformer,
+    Stack,
+    gather_replies,
+)
 from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, MapEntry, PatchEntry, SetEntry
 
 
@@ -50,27 +56,23 @@ class ShardingTransformer:
     reading: ReadOptions
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
-        """As `perform_on_chunks`; requests for keys that are no chunk keys are passed on."""
+        """Reply to requests as `perform_on_chunks`; relay those for keys that are no chunk keys."""
         chunks = {i: c for i, r in enumerate(requests) if (c := self.chunk_of(r)) is not None}
         if len(chunks) == len(requests):
             return (yield from self.on_chunks(requests, list(chunks.values())))
         others = [i for i in range(len(requests)) if i not in chunks]
-        flows = [_pass_on([requests[i] for i in others])]
+        parts: Parts = [(others, _pass_on([requests[i] for i in others]))]
         if chunks:
-            flows.append(self.on_chunks([requests[i] for i in chunks], list(chunks.values())))
-        replies: list[Any] = [None] * len(requests)
-        results = yield from gather(flows)
-        for positions, result in zip((others, list(chunks)), results, strict=False):
-            for i, reply in zip(positions, result, strict=True):
-                replies[i] = reply
-        return replies
+            flow = self.on_chunks([requests[i] for i in chunks], list(chunks.values()))
+            parts.append((list(chunks), flow))
+        return (yield from gather_replies(len(requests), parts))
 
     def on_chunks(self, requests: Sequence[Request], chunks: Sequence[ChunkRef]) -> Flow[list[Any]]:
-        """As `perform_on_chunks`."""
+        """Reply to requests for chunks as `perform_on_chunks`."""
         return perform_on_chunks(requests, chunks, self.reading)
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
-        """Keys of the chunks that shards hold, and their sizes; other keys as they are."""
+        """Return the keys of the chunks in shards, with their sizes; other keys as they are."""
         layout = self.layout
         shards = [
             layout.shard_of_key(key) if key.startswith(layout.prefix) else None for key in keys
@@ -87,8 +89,9 @@ class ShardingTransformer:
         return above
 
     def chunk_of(self, request: Request) -> ChunkRef | None:
-        """The chunk that a request asks for; ``None``: its key is that of another transformer."""
-        key = _key_of(request)
+        """Return the chunk of a request; ``None``: its key is that of another transformer."""
+        assert not isinstance(request, UpdateShard), "the driver performs these"
+        key: str = request.key  # type: ignore[union-attr]
         if not key.startswith(self.layout.prefix):
             return None
         coords = self.layout.coords_of(key)
@@ -131,36 +134,28 @@ def perform_on_chunks(
         The chunk of each request.
 
     Cost: two rounds for all reads, as `read_entries`; one round for the sizes; one
-    `UpdateShard` for each shard that changes. All three side by side.
+    `UpdateShard` for each shard that changes. All three share their rounds.
     """
     reads: dict[int, EntryRead] = {}
-    sizes: dict[int, ChunkRef] = {}
+    sizes: list[int] = []
     updates: dict[ShardRef, list[EntryUpdate]] = {}
     for i, (request, chunk) in enumerate(zip(requests, chunks, strict=True)):
         match request:
             case Get(_, byte_range):
                 reads[i] = EntryRead(chunk, byte_range)
             case GetSize() | Exists():
-                sizes[i] = chunk
+                sizes.append(i)
             case _:
                 updates.setdefault(chunk.shard, []).append(entry_update(request, chunk.entry_id))
-    flows: list[Flow[Any]] = []
+    parts: Parts = []
     if reads:
-        flows.append(_read(list(reads.values()), reading))
+        parts.append((list(reads), _read(list(reads.values()), reading)))
     if sizes:
-        flows.append(_read_sizes(list(sizes.values())))
+        flow = _read_sizes([requests[i] for i in sizes], [chunks[i] for i in sizes])
+        parts.append((sizes, flow))
     if updates:
-        flows.append(_update(updates))
-    results = iter((yield from gather(flows)))
-    replies: list[Any] = [None] * len(requests)
-    for positions in (reads, sizes):
-        if positions:
-            for i, reply in zip(positions, next(results), strict=True):
-                replies[i] = reply
-    for i in sizes:
-        if isinstance(requests[i], Exists):
-            replies[i] = replies[i] is not None
-    return replies
+        parts.append(((), _update(updates)))
+    return (yield from gather_replies(len(requests), parts))
 
 
 def _read(reads: Sequence[EntryRead], reading: ReadOptions) -> Flow[list[Found]]:
@@ -168,25 +163,31 @@ def _read(reads: Sequence[EntryRead], reading: ReadOptions) -> Flow[list[Found]]
     return [Found(value, None) for value in values]
 
 
-def _read_sizes(chunks: Sequence[ChunkRef]) -> Flow[list[int | None]]:
-    """Size of each chunk in bytes; ``None`` if it is missing. No chunk is read."""
+def _read_sizes(
+    requests: Sequence[Request], chunks: Sequence[ChunkRef]
+) -> Flow[list[int | bool | None]]:
+    """Reply to `GetSize` and `Exists`, from indexes alone."""
     shards = list({chunk.shard.key: chunk.shard for chunk in chunks}.values())
     indexes = yield from read_indexes(shards)
     by_key = {shard.key: index for shard, index in zip(shards, indexes, strict=True)}
-    sizes: list[int | None] = []
-    for chunk in chunks:
+    replies: list[int | bool | None] = []
+    for request, chunk in zip(requests, chunks, strict=True):
         index = by_key[chunk.shard.key]
         entry = None if index is None else index.entry(chunk.entry_id)
-        sizes.append(None if entry is None else entry[1])
-    return sizes
+        if isinstance(request, Exists):
+            replies.append(entry is not None)
+        else:
+            replies.append(None if entry is None else entry[1])
+    return replies
 
 
-def _update(updates: Mapping[ShardRef, Sequence[EntryUpdate]]) -> Flow[None]:
+def _update(updates: Mapping[ShardRef, Sequence[EntryUpdate]]) -> Flow[tuple[()]]:
     yield [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
+    return ()
 
 
 def entry_update(request: Request, entry_id: int) -> EntryUpdate:
-    """The update of an entry that a request for its chunk asks for."""
+    """Return the update of an entry that a request for its chunk asks for."""
     match request:
         case Set(_, value):
             return SetEntry(entry_id, value)
@@ -203,11 +204,6 @@ def entry_update(request: Request, entry_id: int) -> EntryUpdate:
 
 def _pass_on(requests: list[Request]) -> Flow[list[Any]]:
     return (yield requests)
-
-
-def _key_of(request: Request) -> str:
-    assert not isinstance(request, UpdateShard), "the driver performs these"
-    return request.key  # type: ignore[union-attr]
 
 
 WriteStrategy: TypeAlias = Literal["rewrite", "append"]

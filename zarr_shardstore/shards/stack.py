@@ -5,21 +5,11 @@
     array ── requests for chunk keys ──▶ transformer 1 ──▶ … ──▶ transformer n ──▶ base store
                                          nearest to the array
 
-A transformer replies to requests for the keys above it by making requests for keys below it,
-as a flow. So it decides, waits for nothing itself, and works under both drivers.
+A transformer is a flow: it replies to requests for keys above it by requests for keys below it. It
+waits for nothing itself, and works under both drivers.
 
 Source: sharding storage transformer draft, "Storage transformer implementation"; Zarr v3
 draft of 2022, "Storage transformers".
-
-The ``crc32c`` transformer: each value ends in its checksum, which a read checks.
-
-::
-
-    ├── value ──┤ crc32c of the value, u32le ┤
-
-Above sharding it protects each chunk; below, each shard, which is then read whole.
-
-Source: zarr-specs#134, the discussion of checksums; RFC 3720, "CRC/Checksums" (crc32c).
 """
 
 from __future__ import annotations
@@ -59,14 +49,14 @@ Bytes: TypeAlias = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class ArrayContext:
-    """What a transformer may know about the array that it is made for.
+    """The array that a transformer is made for.
 
     Parameters
     ----------
     path : str
         Path of the array, ``""`` for the root.
     prefix : str
-        What comes before the suffix in each chunk key: ``""`` or ends with ``/``.
+        Prefix of each chunk key: ``""``, or it ends with ``/``.
     encoding : ChunkKeyEncoding
         Spelling of coordinates in chunk keys.
     grid_shape : tuple of int
@@ -74,9 +64,9 @@ class ArrayContext:
     document : mapping
         Metadata document as readers see it.
     reading : ReadOptions
-        How the store was told to read.
+        Options of reads.
     index_key : str, optional
-        Where the indexes of all shards of the array may be found in one object.
+        Key of the consolidated index of the array.
     chunk_nbytes : int, optional
         Size of a decoded chunk in bytes, if the data type tells.
     """
@@ -92,22 +82,24 @@ class ArrayContext:
 
 
 class StorageTransformer(Protocol):
-    """One transformer of one array. Stateless, so that any thread and any task may use it.
+    """One transformer of one array.
 
-    The keys above and below are chunk keys of the array, as its metadata spells them; a
+    The keys above and below are chunk keys of the array, as its metadata spells them. A
     transformer may put several values above into one below, as sharding does.
+
+    Thread safety: it has no state, so any thread and any task may use it.
     """
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
         """Reply to requests for keys above, in order, by requests for keys below.
 
         The requests are `Get`, `Exists`, `GetSize`, `Set`, `SetIfNotExists`, `SetPartial`,
-        `Modify` and `Delete`; each has one key. A batch that is yielded may have any of
-        them, and gets one reply for each, as `zarr_shardstore.shards.requests` says.
+        `Modify` and `Delete`; each has one key. A yielded list may have any of them, and gets
+        one reply for each, as `zarr_shardstore.shards.requests` says.
         """
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
-        """Keys of the values that these keys below hold, with their sizes where they are known."""
+        """Return the keys of the values in objects below, with sizes where they are known."""
 
 
 Stack: TypeAlias = "tuple[StorageTransformer, ...]"
@@ -122,19 +114,19 @@ class ValueTransformer(ABC):
 
     @abstractmethod
     def encode(self, key: str, value: Bytes, /) -> Bytes:
-        """The value that is stored."""
+        """Return the value to store."""
 
     @abstractmethod
     def decode(self, key: str, stored: Bytes, /) -> Bytes:
-        """The value that was stored. Raises an error that names `key` if it cannot."""
+        """Return the value that was encoded. Raise an error that names `key` if it is damaged."""
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
-        """Relay the requests, with values encoded and decoded on the way."""
+        """Relay the requests; encode and decode their values."""
         replies = yield [self._request_below(request) for request in requests]
         return [self._reply_above(*pair) for pair in zip(requests, replies, strict=True)]
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
-        """The same keys; sizes are not known."""
+        """Return the same keys, without sizes."""
         return [(key, None) for key in keys]
         yield  # a flow without requests
 
@@ -185,8 +177,8 @@ class ReadOnlyTransformer:
     path : str
         Path of the array.
     passed_over : tuple of str
-        Transformers of the array that are not known: what is written without them may
-        contradict what they keep.
+        Names of unknown transformers of the array. A write without them may contradict their
+        data.
     """
 
     path: str
@@ -210,33 +202,34 @@ class ReadOnlyTransformer:
         return (yield [*requests])
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
-        """The same keys; sizes are not known."""
+        """Return the same keys, without sizes."""
         return [(key, None) for key in keys]
         yield  # a flow without requests
 
 
+Parts: TypeAlias = "list[tuple[Sequence[int], Flow[Any]]]"
+"""Positions of requests, with a flow that returns the replies to them."""
+
+
 def handle(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
-    """Perform requests for keys above a stack by requests of the base store."""
+    """Reply to requests for keys above a stack by requests to the base store."""
     if not stack:
         return (yield from relay(requests))
-    updates = {i: r for i, r in enumerate(requests) if isinstance(r, UpdateShard)}
+    updates = [i for i, request in enumerate(requests) if isinstance(request, UpdateShard)]
     if not updates:  # transformers below a sharding know bytes only
         replies = yield from run_above(stack[1:], stack[0].perform(index_gets(requests)))
         return found_indexes(requests, replies)
-    # The driver updates a shard when it is its turn: what the shard lies on goes along.
-    others = [r for i, r in enumerate(requests) if i not in updates]
-    handed_over = [replace(update, below=stack) for update in updates.values()]
-    flows: list[Flow[list[Any]]] = [relay(handed_over)]
+    # The driver runs the commit of a shard later, above the stack that the shard lies on.
+    commits = [replace(r, below=stack) for r in requests if isinstance(r, UpdateShard)]
+    parts: Parts = [(updates, relay(commits))]
+    others = [i for i, request in enumerate(requests) if not isinstance(request, UpdateShard)]
     if others:
-        flows.append(handle(stack, others))
-    update_replies, *other_replies = yield from gather(flows)
-    rest = iter(other_replies[0] if others else ())
-    done = iter(update_replies)
-    return [next(done) if i in updates else next(rest) for i in range(len(requests))]
+        parts.append((others, handle(stack, [requests[i] for i in others])))
+    return (yield from gather_replies(len(requests), parts))
 
 
 def run_above(stack: Stack, flow: Flow[Any]) -> Flow[Any]:
-    """Run a flow above a stack: the stack performs its requests."""
+    """Run a flow above a stack, which replies to its requests."""
     try:
         batch = next(flow)
         while True:
@@ -253,7 +246,7 @@ def run_above(stack: Stack, flow: Flow[Any]) -> Flow[Any]:
 
 
 def keys_above(stack: Stack, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
-    """Keys above a stack of the values that keys of the base store hold, with known sizes."""
+    """Return the keys above a stack of the values in base objects, with known sizes."""
     sized: list[tuple[str, int | None]] = [(key, None) for key in keys]
     for n in reversed(range(len(stack))):
         flow = stack[n].keys_above([key for key, _ in sized])
@@ -262,10 +255,11 @@ def keys_above(stack: Stack, keys: Sequence[str]) -> Flow[list[tuple[str, int | 
 
 
 def gather(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
-    """Run flows side by side: the batches of one round are one batch. Return their results.
+    """Run flows in shared rounds: their requests of one round are one list. Return their results.
 
-    If a request fails, each flow of that round is told, and may go on; those that end with an
-    error end the whole, when the others are done, with the first that says more than "it failed".
+    If a request fails, each flow of that round gets the error, and may continue; all are then run
+    to their end. The first error that is not that of the request is raised, or else the first. If
+    a flow fails for another reason, the others are closed.
     """
     if len(flows) == 1:
         return [(yield from flows[0])]
@@ -305,19 +299,46 @@ def gather(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
     return results
 
 
-_NBYTES = 4
+def gather_replies(n_requests: int, parts: Parts) -> Flow[list[Any]]:
+    """Run flows as `gather`, each of which replies to the requests at some positions.
+
+    Returns
+    -------
+    list
+        Replies in the order of the requests; ``None`` at positions that no flow has.
+    """
+    replies: list[Any] = [None] * n_requests
+    results = yield from gather([flow for _, flow in parts])
+    for (positions, _), result in zip(parts, results, strict=True):
+        for i, reply in zip(positions, result, strict=True):
+            replies[i] = reply
+    return replies
+
+
+# ------------------------------------------------------------------------ crc32c
+
+_CHECKSUM_NBYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Crc32cTransformer(ValueTransformer):
-    """Appends a checksum to each value, and checks it in each read."""
+    """The transformer ``crc32c``: a checksum behind each value, which each read checks.
+
+    ::
+
+        ├── value ──┤ crc32c of the value, u32le ┤
+
+    Above a sharding it protects each chunk; below it, each shard, which is then read whole.
+
+    Source: zarr-specs#134, the discussion of checksums; RFC 3720, "CRC/Checksums" (crc32c).
+    """
 
     def encode(self, key: str, value: bytes | memoryview) -> bytes:  # noqa: ARG002
-        """The value and its checksum."""
-        return b"".join([value, _crc32c.crc32c(value).to_bytes(_NBYTES, "little")])
+        """Return the value and its checksum."""
+        return b"".join([value, _crc32c.crc32c(value).to_bytes(_CHECKSUM_NBYTES, "little")])
 
     def decode(self, key: str, stored: bytes | memoryview) -> memoryview:
-        """The value without its checksum, without a copy.
+        """Return the value without its checksum, without a copy.
 
         Raises
         ------
@@ -325,10 +346,10 @@ class Crc32cTransformer(ValueTransformer):
             If the checksum is not that of the value.
         """
         view = memoryview(stored)
-        if len(view) < _NBYTES:
+        if len(view) < _CHECKSUM_NBYTES:
             raise CorruptValueError(f"{len(view)} bytes are too few for a checksum", key=key)
-        value = view[:-_NBYTES]
-        written = int.from_bytes(view[-_NBYTES:], "little")
+        value = view[:-_CHECKSUM_NBYTES]
+        written = int.from_bytes(view[-_CHECKSUM_NBYTES:], "little")
         computed = _crc32c.crc32c(value)
         if written != computed:
             raise CorruptValueError(
