@@ -1,1 +1,1 @@
-"""Metadata documents as JSON, pure: how arrays declare their sharding, data types and codecs."""
+"""Metadata documents as JSON, pure: their keys, declarations of sharding, data types, codecs."""

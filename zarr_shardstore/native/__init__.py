@@ -1,1 +1,1 @@
-"""Sharded arrays for readers of the ``sharding_indexed`` codec, by a change of metadata."""
+"""Metadata bridge: sharded arrays for readers of the ``sharding_indexed`` codec, and back."""
