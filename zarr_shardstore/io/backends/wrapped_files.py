@@ -132,7 +132,7 @@ class WrappedFilesBackend(ZarrBackend):
                 return found
         return read_consistent(path, request.byte_range)
 
-    async def _perform_by_store(self, request: Request) -> Any:
+    async def _perform_one(self, request: Request) -> Any:
         match request:
             case Get(key, together=None) if not open_shards.is_replaced(self._root + key):
                 return await self._get(request)
@@ -141,14 +141,14 @@ class WrappedFilesBackend(ZarrBackend):
                 return None
             case ListDir(prefix) if not is_directory(self._root + prefix):
                 return []  # of a file fsspec lists the file itself
-        return await super()._perform_by_store(request)
+        return await super()._perform_one(request)
 
     async def _get(self, request: Get) -> Found:
         path = self._root + request.key
         before = state_of(path)
         if not _is_appended_to(path):
             try:
-                found: Found = await super()._perform_by_store(request)
+                found: Found = await super()._perform_one(request)
             except Exception:  # obstore's, of a file that is cut while it is read
                 if _is_unchanged(path, before):
                     raise

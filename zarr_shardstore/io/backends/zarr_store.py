@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -178,6 +178,9 @@ class ZarrBackend(Backend):
             [self._perform_one(request) for request in batch], MAX_CONCURRENCY
         )
 
+    def _changing(self, key: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._indexes is None else self._indexes.changing(key)
+
     def _is_linked(self, key: str) -> bool:  # noqa: ARG002
         """Whether a key is reached through a link below the root."""
         return False
@@ -186,12 +189,6 @@ class ZarrBackend(Backend):
         inner = innermost(self.store)
         if isinstance(inner, ZipStore) and not inner._is_open:
             await inner._ensure_open()  # its listings do not open it
-        if self._indexes is None or not isinstance(request, Set | SetIfNotExists | Delete):
-            return await self._perform_by_store(request)
-        with self._indexes.changing(request.key):
-            return await self._perform_by_store(request)
-
-    async def _perform_by_store(self, request: Request) -> Any:
         store = self.store
         match request:
             case GetIndex():
@@ -217,11 +214,14 @@ class ZarrBackend(Backend):
             case GetSize(key):
                 return await self.reads.size(key)
             case Set(key, value):
-                await store.set(key, to_buffer(value))
+                with self._changing(key):
+                    await store.set(key, to_buffer(value))
             case SetIfNotExists(key, value):
-                await store.set_if_not_exists(key, to_buffer(value))
+                with self._changing(key):
+                    await store.set_if_not_exists(key, to_buffer(value))
             case Delete(key):
-                await store.delete(key)
+                with self._changing(key):
+                    await store.delete(key)
             case DeleteMany(keys):
                 deletions = [store.delete(key) for key in keys]
                 await gather_bounded(deletions, MAX_CONCURRENCY)

@@ -56,10 +56,7 @@ class ObjectReader:
         """Read an object, or a range of it."""
         for _ in range(_N_ATTEMPTS_OF_RANGE):
             try:
-                found = await self._read_once(key, byte_range)
-                if may_be_cut(self._store, found, byte_range):
-                    found = cut(await self._read_once(key, None), byte_range)
-                return found
+                return await self._read_once(key, byte_range)
             except Exception as error:
                 if has_no_such_key(error) and await self.size(key) is None:
                     return Found(None, None)
@@ -162,7 +159,10 @@ class ObjectReader:
 
     async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
         prototype = default_buffer_prototype()
-        return found_of(await self._store.get(key, prototype, byte_request_of(byte_range)))
+        found = found_of(await self._store.get(key, prototype, byte_request_of(byte_range)))
+        if may_be_cut(self._store, found, byte_range):
+            found = cut(found_of(await self._store.get(key, prototype)), byte_range)
+        return found
 
 
 def found_of(value: Buffer | None) -> Found:
