@@ -42,8 +42,6 @@ def test_as_a_module() -> None:
     module = ("-m", "zarr_shardstore")
     done = process(*module, "--version")
     assert (done.returncode, done.stdout) == (0, f"{zarr_shardstore.__version__}\n")
-    done = process(*module, "info", "packed.zarr", "--json")
-    assert json.loads(done.stdout)["totals"]["n_objects"] == 6
     done = process(*module, "info", "nope.zarr")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: the store 'nope.zarr' does not exist\n"
@@ -51,7 +49,6 @@ def test_as_a_module() -> None:
     assert done.returncode == 2
     assert "--yes" in done.stderr
     assert "Traceback" not in done.stderr
-    assert process(*module, "no-such-command").returncode == 2
 
 
 def test_a_terminal_that_has_no_blocks_gets_other_signs() -> None:
@@ -75,8 +72,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(name: str) -> None:
     assert "pip install 'zarr-shardstore[cli]'" in line
 
 
-@pytest.mark.parametrize("how", [["--workers", "2"], ["--processes", "--workers", "2"]])
-def test_chunks_go_into_shards_and_back(here: Path, how: list[str]) -> None:
+def test_chunks_go_into_shards_and_back(here: Path) -> None:
     """Into another store, in place to other shards, and to chunks again: each time all values."""
     expected = zarr.open_array("volume.zarr", path="raw")[:]
     module = ("-m", "zarr_shardstore")
@@ -86,7 +82,7 @@ def test_chunks_go_into_shards_and_back(here: Path, how: list[str]) -> None:
         (["reshard", "new.zarr", "--chunks-per-shard", "4", "--yes"], (8, 12)),
         (["unshard", "new.zarr", "--yes"], None),
     ):
-        done = process(*module, *args, *how)
+        done = process(*module, *args, "--processes", "--workers", "2")
         assert (done.returncode, done.stdout.splitlines()[-1][:9]) == (0, "40 chunks"), done.stderr
         found = zarr.open_array("new.zarr", path="raw", mode="r")
         assert found.shards == shards
@@ -114,7 +110,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no SIGINT for a group of processes")
-@pytest.mark.parametrize("how", [[], ["--workers", "2"], ["--processes", "--workers", "2"]])
+@pytest.mark.parametrize("how", [[], ["--processes", "--workers", "2"]])
 def test_an_interrupt_from_the_keyboard(here: Path, how: list[str]) -> None:
     """It reaches all processes of the terminal; one sentence says how to go on."""
     (here / "slow.py").write_text(SLOW)
