@@ -18,6 +18,7 @@ from zarr.core.buffer import cpu
 from tests.support.bases import forget_open_shards
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.io import update_queue
+from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
 from zarr_shardstore.io.local.open_shards import open_shards
@@ -195,7 +196,7 @@ async def test_what_is_more_than_writing_into_the_gap_takes_a_hop(
 async def test_a_commit_that_waits_for_a_worker_holds_no_shard(tmp_path: Path) -> None:
     """All worker threads may be waiting for that very shard."""
     store = opened(tmp_path)
-    pool, may_end = update_queue.worker_pool(), threading.Event()
+    pool, may_end = worker_pool(), threading.Event()
     try:
         for _ in range(pool._max_workers):
             pool.submit(may_end.wait, 60)
@@ -219,9 +220,7 @@ async def test_without_threads_all_is_done_in_the_loop(tmp_path: Path) -> None:
     await store.set(key(0), buffer(b"old"))
     value = bytes(1001)
     with (
-        mock.patch.object(
-            update_queue.worker_pool(), "submit", side_effect=RuntimeError("no thread")
-        ),
+        mock.patch.object(worker_pool(), "submit", side_effect=RuntimeError("no thread")),
         mock.patch.object(update_queue, "_MAX_INLINE_NBYTES", 1000),
     ):
         await store.set(key(1), buffer(value))
@@ -233,7 +232,7 @@ async def test_many_flushes_wait_for_no_thread(tmp_path: Path) -> None:
     store = opened(tmp_path)
     for _ in range(5):
         calls = [store.set(key(1), buffer(bytes(300_000)))]
-        calls += [store.flush() for _ in range(2 * update_queue.worker_pool()._max_workers)]
+        calls += [store.flush() for _ in range(2 * worker_pool()._max_workers)]
         await asyncio.wait_for(asyncio.gather(*calls), 60)
     assert contents(tmp_path) == {key(0): b"old", key(1): bytes(300_000)}
 

@@ -1,5 +1,6 @@
 """Ways to run work concurrently in an event loop, bounded in number, bytes or threads.
 
+- `worker_pool`: the threads for blocking work.
 - `map_in_threads`: codecs of many chunks in a few threads.
 - `gather_bounded`: many coroutines, some at a time.
 - `run_within`: units of work whose sizes together stay within a limit.
@@ -27,20 +28,45 @@ from collections.abc import (
     Iterable,
     Sequence,
 )
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from zarr.core.config import config
 
-from zarr_shardstore.io.update_queue import worker_pool
+from zarr_shardstore.synchronized import in_forked_child, synchronized
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_synchronized = synchronized()
+_pool: ThreadPoolExecutor | None = None
 
 _INLINE_NBYTES = 64 * 1024
 """Work on less is done in the event loop: a hop to a thread and back takes about 150 µs."""
 
 _INLINE_NBYTES_OF_SMALL = 512 * 1024
 """Of small items: 512 of 1 kB take about 2 ms there, and longer in threads."""
+
+
+@_synchronized
+def worker_pool() -> ThreadPoolExecutor:
+    """Return the threads for blocking work of async callers.
+
+    A pool of our own, so that leaders of the update queue always find a thread: none of its threads
+    waits for a commit.
+    """
+    global _pool
+    if _pool is None:
+        n_threads = min(32, (os.cpu_count() or 1) + 4)
+        _pool = ThreadPoolExecutor(n_threads, thread_name_prefix="zarr-shardstore")
+    return _pool
+
+
+@in_forked_child
+def _reset() -> None:
+    """Forget the parent's threads: the child has none of them."""
+    global _pool
+    _pool = None
 
 
 async def map_in_threads(

@@ -58,6 +58,7 @@ class Counters:
         """Count one more, by a counter that needs no lock."""
         self._n_looks = 0
 
+    @_synchronized
     def count_round(self, requests: Sequence[Request], replies: Sequence[Any]) -> None:
         """Count a batch and its replies."""
         n_hits = n_index_requests = n_consolidated = nbytes = 0
@@ -77,14 +78,10 @@ class Counters:
                 else:
                     n_hits += 1
         n_requests = len(requests) - n_hits + n_consolidated
-        self._add(n_requests, nbytes, n_index_requests + n_consolidated, n_hits)
-
-    @_synchronized
-    def _add(self, n_requests: int, nbytes: int, n_index_requests: int, n_hits: int) -> None:
         self._requests += n_requests
         self._nbytes_read += nbytes
         self._rounds += n_requests > 0
-        self._index_requests += n_index_requests
+        self._index_requests += n_index_requests + n_consolidated
         self._index_hits += n_hits
 
     @_synchronized

@@ -17,6 +17,7 @@ from zarr.core.sync import sync
 
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.backends.base import Backend, ReplacedMeanwhileError
+from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.local.fs import max_shards_of_a_write
 from zarr_shardstore.io.update_queue import (
@@ -25,7 +26,6 @@ from zarr_shardstore.io.update_queue import (
     commit,
     commit_async,
     running_loop,
-    worker_pool,
 )
 from zarr_shardstore.io.write_epochs import UNSTABLE, announced, version_of
 from zarr_shardstore.shards.requests import (
@@ -103,6 +103,7 @@ class Driver:
         self.backend = backend
         self.counters = counters or Counters()
         self.inline_from = 0.0
+        """From this time on, by the monotonic clock in s, event loops may commit inline."""
         self._update_flow = update_flow
         self._fits_inline = fits_inline
 

@@ -102,12 +102,15 @@ class IndexCache:
     @_synchronized
     def put(self, scope: Hashable, item: _Item) -> None:
         """Cache an index."""
-        self._drop(scope)
-        if item.nbytes > self.max_nbytes:
+        nbytes = item.nbytes
+        if scope in self._items:
+            self._drop(scope)
+        if nbytes > self.max_nbytes:
             return
         self._items[scope] = item
-        self.nbytes += item.nbytes
-        self._shrink()
+        self.nbytes += nbytes
+        if self.nbytes > self.max_nbytes:
+            self._shrink()
 
     def forget(self, scope: Hashable) -> None:
         """Drop the index of an object."""

@@ -34,24 +34,25 @@ Thread safety: all functions may be called from any thread and any task.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Hashable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from zarr.core.sync import _get_loop
 
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.io.backends.base import Backend
-from zarr_shardstore.shards.requests import Flow, UpdateShard
-from zarr_shardstore.shards.shard_writer import ShardWriter
+from zarr_shardstore.io.concurrency import worker_pool
+from zarr_shardstore.shards.requests import UpdateShard
 from zarr_shardstore.shards.updates import nbytes_of
 from zarr_shardstore.synchronized import in_forked_child, synchronized
+
+if TYPE_CHECKING:
+    from zarr_shardstore.io.driver import Driver
 
 _MAX_INLINE_UPDATES = 64
 """Of one shard, together: each takes some µs."""
@@ -68,34 +69,11 @@ _Outcome: TypeAlias = "Sequence[Exception | None] | Exception"
 _Loop: TypeAlias = asyncio.AbstractEventLoop
 
 
-class Committer(Protocol):
-    """The driver of a store, as far as the queue needs it."""
-
-    inline_from: float
-    """From this time on, by the monotonic clock in s, event loops may commit inline."""
-
-    @property
-    def backend(self) -> Backend:
-        """The base store."""
-
-    def run(self, flow: Flow[Any]) -> Any:
-        """Run a flow in this thread."""
-
-    def update_flow(self, updates: Sequence[QueuedUpdate]) -> Flow[Sequence[Exception | None]]:
-        """The flow that commits updates of one shard, in the order in which they came."""
-
-    def fits_inline(self, updates: Sequence[QueuedUpdate], writer: ShardWriter) -> bool:
-        """Whether that flow only writes small pieces into the open shard."""
-
-    async def update_async(self, updates: Sequence[QueuedUpdate]) -> Sequence[Exception | None]:
-        """Commit updates of one shard in this task."""
-
-
 @dataclass(slots=True, eq=False)
 class QueuedUpdate:
     """An update that waits for its commit by the driver of its store."""
 
-    driver: Committer
+    driver: Driver
     request: UpdateShard
     loop: _Loop | None = None
     """The event loop in which its caller waits; ``None`` for a caller that blocks."""
@@ -125,7 +103,6 @@ class _Queue:
 
 _synchronized = synchronized()
 _queues: dict[Hashable, _Queue] = {}
-_pool: ThreadPoolExecutor | None = None
 _leading: set[asyncio.Task[None]] = set()
 """Keeps leaders alive: an event loop holds its tasks only weakly."""
 
@@ -136,7 +113,7 @@ blocked_loop: ContextVar[_Loop | None] = ContextVar("blocked_loop", default=None
 # ------------------------------------------------------------------------------ callers
 
 
-def commit(driver: Committer, request: UpdateShard) -> None:
+def commit(driver: Driver, request: UpdateShard) -> None:
     """Commit an update in this thread, or wait for the leader that does.
 
     Raises
@@ -163,7 +140,7 @@ def commit(driver: Committer, request: UpdateShard) -> None:
         raise update.error
 
 
-async def commit_async(driver: Committer, request: UpdateShard) -> None:
+async def commit_async(driver: Driver, request: UpdateShard) -> None:
     """As `commit`, waiting in this task."""
     loop = asyncio.get_running_loop()
     scope = driver.backend.scope(request.shard.key)
@@ -345,10 +322,8 @@ def _is_small(taken: Sequence[QueuedUpdate]) -> bool:
 
 
 def _groups(taken: Sequence[QueuedUpdate]) -> list[list[QueuedUpdate]]:
-    def kind(update: QueuedUpdate) -> tuple[Any, ...]:
-        return id(update.driver), update.request.shard, update.request.below
-
-    return [list(group) for _, group in groupby(taken, kind)]
+    kinds = groupby(taken, lambda u: (id(u.driver), u.request.shard, u.request.below))
+    return [list(group) for _, group in kinds]
 
 
 def _settle(group: Sequence[QueuedUpdate], outcome: _Outcome) -> None:
@@ -370,21 +345,13 @@ def _join(
 ) -> bool:
     """Put an update into the queue of its shard; return whether its caller leads.
 
-    A leader must now take and commit until nothing waits; its update is its token.
-
-    Parameters
-    ----------
-    scope
-        Identity of the shard in this process.
-    blocked
-        An event loop that is blocked by the caller.
-    commits_itself
-        If the caller leads, it commits its own update before it does anything else.
+    A leader must now take and commit until nothing waits; its update is its token. If it
+    `commits_itself`, it commits its own update before it does anything else.
 
     Raises
     ------
     ShardConflictError
-        If a task of the blocked loop leads; the update was not queued.
+        If a task of the event loop that the caller has `blocked` leads; the update was not queued.
     """
     queue = _queues.get(scope)
     if queue is not None and queue.loop is not None and queue.loop.is_closed():
@@ -491,22 +458,6 @@ def _interrupted() -> ShardConflictError:
     )
 
 
-# ------------------------------------------------------------------------------ threads
-
-
-@_synchronized
-def worker_pool() -> ThreadPoolExecutor:
-    """Return the threads for blocking work of async callers.
-
-    A pool of our own, so that leaders always find a thread: none of its threads waits for a commit.
-    """
-    global _pool
-    if _pool is None:
-        n_threads = min(32, (os.cpu_count() or 1) + 4)
-        _pool = ThreadPoolExecutor(n_threads, thread_name_prefix="zarr-shardstore")
-    return _pool
-
-
 def running_loop() -> _Loop | None:
     """Return the event loop that runs in this thread."""
     try:
@@ -517,6 +468,4 @@ def running_loop() -> _Loop | None:
 
 @in_forked_child
 def _reset() -> None:
-    global _pool
     _queues.clear()
-    _pool = None

@@ -15,11 +15,10 @@ from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.io.backends.base import Backend
 from zarr_shardstore.io.backends.resolve import BaseStore, backend_of
-from zarr_shardstore.io.concurrency import CallBatcher
+from zarr_shardstore.io.concurrency import CallBatcher, worker_pool
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.cached_files import MISS
 from zarr_shardstore.io.seal import seal_all, seal_all_async
-from zarr_shardstore.io.update_queue import worker_pool
 from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.initialized import Region, chunks_initialized
 from zarr_shardstore.operations.upkeep import compact_below, compaction_of, consolidate_below
