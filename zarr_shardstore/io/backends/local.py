@@ -82,7 +82,7 @@ _MIN_AGE_ON_WEB_SERVERS_NS = 2_100_000_000
 some file systems know times to two seconds, and the clock may be a little off."""
 
 _Readers: TypeAlias = dict[str, ShardFileReader]
-"""The files that a flow has open, by key: closed when they are dropped."""
+"""The files that a flow has open, by key."""
 
 
 class LocalBackend(Backend):
@@ -179,7 +179,7 @@ class LocalBackend(Backend):
             case ChangeShard(key, steps):
                 opened = open_shards[self.real_root + key]
                 opened.take(steps, durable_below=self.real_root if self._is_durable else None)
-                files.pop(key, None)  # it has another size now
+                _close(files, key)  # it has another size now
             case GetMany(keys):
                 return read_files(self._root, keys)
             case Exists(key):
@@ -188,17 +188,17 @@ class LocalBackend(Backend):
                 return size_of_file(self._root + key)
             case Set(key, value):
                 self._set(key, value)
-                files.pop(key, None)
+                _close(files, key)
             case SetIfNotExists(key, value):
                 buffer = to_buffer(value)
                 fs.opening(lambda: sync(self._files.set_if_not_exists(key, buffer)))
                 if self._is_durable:
                     sync_file(self._root + key)
                     sync_directories(self._root + key, self._root)
-                files.pop(key, None)
+                _close(files, key)
             case SetWithGaps():
                 self._set_with_gaps(request)
-                files.pop(request.key, None)
+                _close(files, request.key)
             case CloseShard(key):
                 open_shards[self.real_root + key].end_journal()
             case Delete(key):
@@ -211,8 +211,8 @@ class LocalBackend(Backend):
                 remove_directory(self._root, prefix)
             case Move(key, to):
                 self._move(key, to)
-                files.pop(key, None)
-                files.pop(to, None)
+                _close(files, key)
+                _close(files, to)
             case ListPrefix(prefix):
                 return list(keys_below(self._root, prefix))
             case ListPage(cursor, n_keys):
@@ -231,7 +231,7 @@ class LocalBackend(Backend):
         self, key: str, files: _Readers, cached: CachedShardFile | None = None
     ) -> ShardFileReader | None:
         if len(files) > 1 and len(files) >= fs.max_files_of_a_read():  # the oldest is closed first
-            del files[next(iter(files))]
+            _close(files, next(iter(files)))
         try:
             reader = files[key] = ShardFileReader.open(self._root + key, cached)
         except fs.NO_FILE:
@@ -270,7 +270,7 @@ class LocalBackend(Backend):
                 reopen(path, cached, reader.handle)
         if not is_current:
             index_cache.forget(path)
-            files.pop(key, None)
+            _close(files, key)
             return None
         return reader
 
@@ -298,7 +298,7 @@ class LocalBackend(Backend):
 
     def _get_consistent(self, key: str, byte_range: ByteRange | None, files: _Readers) -> Found:
         def open_again() -> ShardFileReader | None:
-            files.pop(key, None)  # another file may have the path
+            _close(files, key)  # another file may have the path
             return self._open(key, files)
 
         return read_when_consistent(self.real_root + key, open_again, byte_range)
@@ -353,7 +353,7 @@ class LocalBackend(Backend):
                 fs.unlink(self._root + key)
             if self._is_durable:
                 sync_directories(self._root + key, self._root)
-        files.pop(key, None)
+        _close(files, key)
 
     def _move(self, key: str, to: str) -> None:
         source, target = self._root + key, self._root + to
@@ -383,4 +383,13 @@ class _Session:
             ) from error
 
     def let_go(self) -> None:
+        for reader in self._files.values():
+            reader.close()
         self._files.clear()
+
+
+def _close(files: _Readers, key: str) -> None:
+    """Close a file after its key got another one, or none."""
+    reader = files.pop(key, None)
+    if reader is not None:
+        reader.close()

@@ -17,8 +17,8 @@ Theory of operation::
    opened. Any later write then has another time.
 5. A stale file is a miss: the flow opens the path and reads the index again. Its descriptor may
    be closed and its index kept; then the path is opened again and compared with rule 1.
-6. A thread that reads keeps the descriptor open, whichever thread evicts the file: a descriptor is
-   closed when nothing refers to its `FileHandle` any more.
+6. A thread that reads keeps the descriptor open, whichever thread evicts the file: the descriptor
+   of a cached file is closed when nothing refers to its `FileHandle` any more.
 7. An index is not trusted: an entry that leaves the data of the file is a miss, and the flow
    raises the error.
 
@@ -64,15 +64,22 @@ CachedValue: TypeAlias = "bytes | memoryview | Literal[Miss.MISS] | None"
 
 
 class FileHandle:
-    """An open file, closed when nothing refers to it any more."""
+    """An open file. A shared one is closed when nothing refers to it any more (rule 6)."""
 
-    __slots__ = ("fd",)
+    __slots__ = ("fd", "is_shared")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self.is_shared = False
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.fd)  # a default argument: `os` may be gone when the interpreter ends
+    def close(self, close: Callable[[int], None] = os.close) -> None:
+        """Close the file, which must not be shared."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            close(fd)  # a default argument: `os` may be gone when the interpreter ends
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class CachedShardFile(CachedIndex):
@@ -248,13 +255,15 @@ def cache_file(path: str, file: CachedShardFile, opened_ns: int) -> None:
     opened_ns
         A time before the state of the file was looked at.
     """
-    if opened_ns - file.changed_ns >= MIN_AGE_NS:
+    if opened_ns - file.changed_ns >= MIN_AGE_NS and file.handle is not None:
+        file.handle.is_shared = True
         index_cache.put(path, file)
         _keep_open(path)
 
 
 def reopen(path: str, file: CachedShardFile, handle: FileHandle) -> None:
     """Give a cached file a descriptor again."""
+    handle.is_shared = True
     file.handle = handle
     _keep_open(path)
 

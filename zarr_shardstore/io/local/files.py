@@ -1,7 +1,8 @@
-"""Files and directories of a local disk, looked at, read and removed. A disk that fails is an
-error, never a file that is missing.
+"""Files and directories as keys: which there are, their values, and their removal.
 
-Links below the root: what names one key follows them, what works on many keys does not.
+A disk that fails raises an error. Its files are never taken for missing.
+
+Links below the root: an operation on one key follows them, an operation on many keys does not.
 ``spec_notes/guarantees.md`` has the rule.
 """
 
@@ -22,8 +23,7 @@ from zarr_shardstore.io.local.fs import NO_FILE, opening
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 
-# What LocalStore calls a file that it has not renamed yet, locks, and journals. A killed writer
-# leaves them behind.
+# Temporary files, as LocalStore names them, locks, and journals. A killed writer leaves them.
 _SIDE_FILE = re.compile(
     rf"\.[0-9a-f]{{32}}\.partial$|(?<=[^/])({re.escape(LOCK_SUFFIX)}|{re.escape(JOURNAL_SUFFIX)})$"
 )
@@ -41,12 +41,14 @@ def is_hidden(name: str) -> bool:
 
 _FIRST_READ_NBYTES = 1 << 16
 _MORE_NBYTES = 1 << 22
-"""Bytes of a file that are asked for by one call: of the first one, and of large ones."""
+"""Bytes that one call asks for: of the first file, and of large ones."""
 
 
 def read_files(root: str, keys: Sequence[str]) -> list[bytes | None]:
-    """Whole files. The size that is asked for is that of the largest so far, and one byte: a
-    read that returns less has reached the end, so few files cost more than three system calls.
+    """Return whole files; ``None`` where there is none.
+
+    Each read asks for the size of the largest file so far and one byte. A read that returns less
+    has reached the end, so few files cost more than three system calls.
     """
     values: list[bytes | None] = []
     add, open_file, read, close = values.append, fs.open_to_read, os.read, os.close
@@ -59,7 +61,7 @@ def read_files(root: str, keys: Sequence[str]) -> list[bytes | None]:
             continue
         try:
             data = read(fd, n_asked)
-            # A pipe seems to be empty, a device never ends.
+            # A pipe seems to be empty, and a device never ends.
             if len(data) in (0, n_asked) and not stat.S_ISREG(os.fstat(fd).st_mode):
                 add(None)
                 continue
@@ -76,7 +78,7 @@ def read_files(root: str, keys: Sequence[str]) -> list[bytes | None]:
 
 
 def tidy(top: str) -> None:
-    """Temporary files, and directories that are empty without them; `top` itself stays."""
+    """Remove side files, and directories that are empty without them; `top` itself stays."""
     for directory, _, names in os.walk(top, topdown=False):
         for name in filter(is_side_file, names):
             with suppress(OSError):
@@ -87,10 +89,10 @@ def tidy(top: str) -> None:
 
 
 def names_in(root: str, prefix: str) -> list[str]:
-    """Names of files and directories, without directories that hold no file: no key has them.
+    """Return the names in a directory that are part of a key.
 
-    A link that leads nowhere has no key, either. Nor has one that leads back to a directory
-    above it: who follows all names would never end.
+    Left out: directories without files, links that lead nowhere, and links that lead back to a
+    directory above them, which a recursive listing would follow for ever.
     """
     try:
         with fs.scan(root + prefix) as entries:
@@ -112,7 +114,7 @@ def _has_keys(entry: os.DirEntry[str], root: str, prefix: str) -> bool:
 
 
 def _leads_back(link: str, root: str, prefix: str) -> bool:
-    """Whether a link in a directory leads to that, or to one above it, by whatever path."""
+    """Whether a link in a directory leads to that directory, or to one above it."""
     target = os.path.join(os.path.realpath(link), "")
     names = prefix.split("/")[:-1]
     above = (os.path.join(root, *names[:n]) for n in range(len(names) + 1))
@@ -120,7 +122,7 @@ def _leads_back(link: str, root: str, prefix: str) -> bool:
 
 
 def is_directory_entry(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a directory, or a link to one; not if it cannot be seen."""
+    """Whether it is a directory, or a link to one; false if it cannot be looked at."""
     try:
         return entry.is_dir()
     except OSError:
@@ -136,12 +138,9 @@ def is_file_entry(entry: os.DirEntry[str]) -> bool:
 
 
 def link_on_way(root: str, key: str) -> str | None:
-    """Path of the first directory of a key that is a link.
+    """Return the path of the first directory of a key, or of a prefix, that is a link.
 
-    Parameters
-    ----------
-    key
-        Or a prefix. What follows its last slash is not looked at.
+    The part behind the last slash is not looked at.
     """
     path = root
     for name in key.split("/")[:-1]:
@@ -152,8 +151,7 @@ def link_on_way(root: str, key: str) -> str | None:
 
 
 def link_below(directory: str) -> str | None:
-    """Path of a link to a directory, however deep in a directory that is none; ``None`` if there
-    is no such link."""
+    """Return the path of a link to a directory, however deep in a directory; ``None``: no link."""
     for top, names, _ in os.walk(directory, onerror=raise_if_broken):
         for name in names:
             if _is_link(path := os.path.join(top, name)):
@@ -162,7 +160,7 @@ def link_below(directory: str) -> str | None:
 
 
 def refuse_links(root: str, key: str) -> None:
-    """Refuse to remove many keys at once if the way to them leads through a link.
+    """Refuse to remove many keys if the way to them leads through a link.
 
     Raises
     ------
@@ -205,8 +203,7 @@ def remove_directory(root: str, prefix: str) -> None:
 
 
 def holds_a_file(directory: str) -> bool:
-    """Whether a file is in it, however deep, that is not a temporary one; or a link to another
-    directory, which may hold some."""
+    """Whether there is a file that is no side file, or a link to a directory, however deep."""
     return opening(
         lambda: any(
             any(not is_hidden(name) for name in names)
@@ -217,7 +214,7 @@ def holds_a_file(directory: str) -> bool:
 
 
 def _status(path: str) -> os.stat_result | None:
-    """Not ``os.path.isfile``: to that a file is missing if the disk fails."""
+    # Not ``os.path.isfile``: to that a file is missing if the disk fails.
     try:
         return os.stat(path)
     except NO_FILE:
@@ -229,13 +226,13 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def size_of_file(path: str) -> int | None:
-    """Size of a file in bytes; ``None`` if there is none."""
+    """Return the size of a file in bytes; ``None`` if there is none."""
     status = _status(path)
     return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
 
 
 def _is_link(path: str) -> bool:
-    """Not ``os.path.islink``: to that nothing is a link if the disk fails."""
+    # Not ``os.path.islink``: to that nothing is a link if the disk fails.
     try:
         return stat.S_ISLNK(os.lstat(path).st_mode)
     except NO_FILE:
@@ -248,6 +245,6 @@ def is_directory(path: str) -> bool:
 
 
 def raise_if_broken(error: OSError) -> None:
-    """Of a directory that cannot be listed: it may be gone, or not be for us; else it fails."""
+    """Raise an error of listing a directory, unless it is gone or forbidden."""
     if not isinstance(error, (*NO_FILE, PermissionError)):
         raise error

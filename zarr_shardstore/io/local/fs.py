@@ -1,19 +1,17 @@
-"""Every system call that changes a shard file, and those that open one, one function each.
+"""System calls on local files: opening them within the limit of the process, and changing them.
 
-What a killed process leaves is one of the states between them, or half of a write: a test
-that stops at each of these calls has seen them all.
+Each call that opens or changes a file is one function here. A killed process leaves one of the
+states between two of them, or half of a write: a test that stops at each call has seen all states.
 
-How many files this process keeps open, and what happens when it may open no more.
+Open files: a process has a limit, 1,024 on most Linux, 256 on macOS. Shares of it::
 
-A process has a limit: 1,024 on most Linux, 256 on macOS. Shares of it::
-
-    1/8     shard files that are kept for reads (`cached_files`)
-    3/16    shards that are kept for writes, three files each (`open_shards`)
+    1/8     shard files that stay open for reads (`cached_files`)
+    3/16    shards that stay open for writes, three files each (`open_shards`)
     1/4     files of the reads that are under way, of all threads
-    3/16    of one asynchronous write: shards that it changes at a time, three files each
+    3/16    shards that one asynchronous write changes at a time, three files each
 
-The rest is for the user's own. The limit is asked for whenever a share is needed: it may change.
-If there are too many nevertheless, all that is kept without being used is closed.
+The rest is the user's. The limit may change, so each use asks for it. If there are too many open
+files nevertheless, all idle ones are closed.
 """
 
 from __future__ import annotations
@@ -36,51 +34,51 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 
-_LIMIT_ELSEWHERE = 512
-"""Of the C library of Windows."""
+_LIMIT_OF_WINDOWS = 512
+"""Of its C library."""
 
 _when_short: list[Callable[[], None]] = []
 
 
 def max_warm_files() -> int:
-    """Files that are kept open for reads."""
+    """Return the number of files that stay open for reads."""
     return min(128, _limit() // 8)
 
 
 def max_shards_of_writers() -> int:
-    """Shards whose files are kept open for writes."""
+    """Return the number of shards whose files stay open for writes."""
     return min(64, _limit() // 16)
 
 
 def max_shards_of_a_write() -> int:
-    """Shards that one call changes concurrently; each is in memory meanwhile."""
+    """Return the number of shards that one call changes at a time; each is in memory."""
     return max(1, min(16, _limit() // 16))
 
 
 def max_files_of_a_read() -> int:
-    """Files that one read has open; all threads may read at a time."""
+    """Return the number of files that one read has open; all threads may read at a time."""
     return max(2, min(160, _limit() // 4 // threading.active_count()))
 
 
 def max_shards_of_a_read() -> int:
-    """Shards that one read touches at a time: fewer, as it may have other files open, too."""
+    """Return the number of shards that one read touches at a time, with room for other files."""
     return max_files_of_a_read() * 4 // 5
 
 
 def _limit() -> int:
     if resource is None:
-        return _LIMIT_ELSEWHERE
+        return _LIMIT_OF_WINDOWS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else 1 << 20
 
 
 def close_when_short(close_some: Callable[[], None]) -> None:
-    """Let a function close files that are kept, whenever no more can be opened."""
+    """Register a function that closes idle files. It is called when no more can be opened."""
     _when_short.append(close_some)
 
 
 def opening(open_one: Callable[[], T]) -> T:
-    """Open files; if there are too many open, close those that are kept, and try once more."""
+    """Open files; if too many are open close the idle ones, and try again."""
     try:
         return open_one()
     except OSError as error:
@@ -95,7 +93,7 @@ NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 """Raised where a key has no file."""
 
 _MAX_BUFFERS = 1024
-"""Pieces that one system call writes (IOV_MAX of Linux)."""
+"""Pieces of one system call (IOV_MAX of Linux)."""
 
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
@@ -113,28 +111,27 @@ SYSTEM_CALLS = (
     "unlink",
     "write_at",
 )
-"""The functions of this module that tests replace, to fail or to stop at each of them."""
+"""Functions of this module that tests replace, to fail or to stop at each of them."""
 
 
 def open_new(path: str) -> int:
-    """Make a file that must not be there yet."""
+    """Make a file that must not exist yet."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC
     return opening(lambda: os.open(path, flags, 0o666))
 
 
 def open_to_read(path: str) -> int:
-    """Open a file, or a directory, or what a link leads to; never wait for a pipe."""
+    """Open a file or a directory, also through a link; never wait for a pipe."""
     return _following(lambda: os.open(path, os.O_RDONLY | _NONBLOCK | _CLOEXEC))
 
 
 def scan(path: str) -> Any:
-    """Look into a directory, as ``os.scandir``."""
+    """Open a directory, as ``os.scandir``."""
     return _following(lambda: os.scandir(path))
 
 
 def _following(open_one: Callable[[], T]) -> T:
-    """Open what a path leads to. A link that leads to itself leads to nothing, as one to a name
-    that is not there."""
+    """Open a path. A link that leads to itself is missing, as one that leads nowhere."""
     try:
         return opening(open_one)
     except OSError as error:
@@ -144,12 +141,12 @@ def _following(open_one: Callable[[], T]) -> T:
 
 
 def open_to_change(path: str, *, create: bool = False) -> int:
-    """Open a file for reading and writing; never the one that a link leads to.
+    """Open a file for reading and writing, never through a link.
 
     Raises
     ------
     SpecError
-        If it is a link.
+        If the path is a link.
     """
     flags = os.O_RDWR | (os.O_CREAT if create else 0) | NOFOLLOW | _CLOEXEC
     return opening_itself(path, lambda: os.open(path, flags, 0o666))
@@ -168,7 +165,7 @@ def opening_itself(path: str, open_one: Callable[[], T]) -> T:
 
 
 def read_at(fd: int, start: int, stop: int) -> memoryview:
-    """Bytes of a file, fewer where it ends."""
+    """Return bytes of a file, fewer where it ends."""
     data = os.pread(fd, stop - start, start)
     while len(data) < stop - start:  # a signal, a huge read, or a file cut short
         more = os.pread(fd, stop - start - len(data), start + len(data))
@@ -181,7 +178,7 @@ def read_at(fd: int, start: int, stop: int) -> memoryview:
 def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
     """Write all pieces, one behind the other."""
     if len(pieces) == 1 and os.pwrite(fd, pieces[0], offset) == len(pieces[0]):
-        return  # written as one; otherwise it is begun again
+        return  # otherwise all of it is written again
     for i in range(0, len(pieces), _MAX_BUFFERS):
         some = pieces[i : i + _MAX_BUFFERS]
         wanted = sum(map(len, some))
@@ -200,11 +197,11 @@ def truncate(fd: int, nbytes: int) -> None:
 
 
 def renew_time(fd: int, last_ns: int) -> None:
-    """Give a file that was changed a time that no file of its name ever had.
+    """Give a changed file a time that no file of its name ever had.
 
-    tensorstore overwrites the version that it has read, and tells versions by inode and time of
-    the last write. Before Linux 6.13, and on some file systems since, that time comes from a clock
-    that ticks every 1 to 10 ms; and ext4 gives a new file the inode of one that was just removed.
+    tensorstore tells versions of a file by inode and time of the last write. Before Linux 6.13, and
+    on some file systems since, that time comes from a clock that ticks every 1 to 10 ms. And ext4
+    gives a new file the inode of one that was just removed.
 
     Parameters
     ----------
@@ -222,7 +219,7 @@ def sync(fd: int) -> None:
 
 
 def replace(source: str, target: str) -> None:
-    """Give a file another name, at once, replacing any."""
+    """Give a file another name in one step, replacing any."""
     os.replace(source, target)
 
 
@@ -235,11 +232,11 @@ FileState: TypeAlias = tuple[int, int, int] | None
 """Inode, size, and time of the last write of a file; ``None``: there is none."""
 
 MIN_AGE_NS = 20_000_000
-"""Linux takes the time of files from a clock that ticks every 1 to 10 ms."""
+"""Age at which the time of a file tells its version. The clock ticks every 1 to 10 ms."""
 
 
 def state_of(path: str) -> FileState:
-    """State of a file now."""
+    """Return the state of a file now."""
     try:
         return _state(os.stat(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -247,7 +244,7 @@ def state_of(path: str) -> FileState:
 
 
 def state_of_open(fd: int) -> FileState:
-    """State of an open file now, by its descriptor."""
+    """Return the state of an open file now."""
     return _state(os.fstat(fd))
 
 

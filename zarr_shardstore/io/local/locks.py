@@ -1,23 +1,23 @@
-"""One writer at a time for a shard that is a file, among all processes that write through here.
+"""Locks between processes: one writer at a time for a shard file.
 
 ::
 
     c/0/0           the shard
-    c/0/0.__lock    there while the shard is being updated; tensorstore locks files by this name
+    c/0/0.__lock    there while the shard is updated; tensorstore locks files by this name
 
-``"os"``: the operating system's lock on that file. It ends with the process that holds it.
-``"lockfile"``: the process that creates the file holds the lock, for network file systems without
-locks. A killed writer leaves the file behind, and somebody has to remove it.
+``"os"``: the lock of the operating system on that file. It ends with its process.
+``"lockfile"``: the process that creates the file has the lock, for network file systems without
+locks. A killed writer leaves the file behind, and the user has to remove it.
 
-tensorstore has the same two modes under the same names, and its rules hold here:
+tensorstore has the same two modes under the same names, and the same rules:
 
 1. The lock is one on the whole file, of the *open file* (``F_OFD_SETLK``) on Linux, of ``flock``
    elsewhere. On Linux the two do not exclude each other.
-2. It counts only if the file still has its name when the lock was taken. tensorstore writes the new
-   shard *into the lock file* and renames it: what was a lock yesterday may be the shard today.
-3. Only the holder removes or renames the file.
-4. The file is empty. tensorstore does not cut off what it finds there: a writer of ours that finds
-   what a killed one has left makes a new file.
+2. A lock counts only if the file still has its name when it was taken. tensorstore writes the
+   new shard *into the lock file* and renames it: the lock file of one update becomes the shard.
+3. Only the process that has the lock removes or renames the file.
+4. The file is empty. tensorstore does not truncate what it finds there, so a writer that finds the
+   bytes of a killed one makes a new file.
 
 Source: tensorstore ``kvstore/file/file_key_value_store.cc``, ``internal/os/file_lock.cc`` and
 ``file_util_posix.cc``.
@@ -48,11 +48,11 @@ Locking: TypeAlias = Literal["os", "lockfile", "none"]
 LOCK_SUFFIX = ".__lock"
 
 MAX_WAIT_S = 120.0
-"""A commit takes milliseconds: who waits so long waits for a process that hangs."""
+"""A commit takes milliseconds: a process that keeps a lock so long hangs."""
 
 _FIRST_PAUSE_S = 0.00005
 _MAX_PAUSE_S = 0.002
-"""What an appending commit takes, and what one takes that rewrites a shard."""
+"""Duration of a commit that appends, and of one that rewrites a shard."""
 
 _BUSY = (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN)
 _NO_FILE = (FileNotFoundError, NotADirectoryError)
@@ -65,15 +65,17 @@ _Lock: TypeAlias = Literal["shared", "exclusive", "none"]
 class KeptLock:
     """The operating system's lock on a file of its own, which stays open between two uses.
 
-    Then taking it and giving it up costs four system calls, 3 µs, instead of the 50 that making
-    and removing the file does. For one thread at a time. A child process does not have the lock.
+    Taking and releasing it costs four system calls, 3 µs; with making and removing the file, 50 µs.
+    A child process does not have the lock.
 
     Parameters
     ----------
     name
         Path of the file of the lock.
     is_shared
-        Others may hold the lock at the same time, if theirs is shared, too. Its file is not made.
+        Any number of shared locks may be taken at a time. The file is not made.
+
+    Thread safety: for one thread at a time.
     """
 
     __slots__ = ("__weakref__", "_fds", "_is_shared", "_name")
@@ -100,8 +102,10 @@ class KeptLock:
         deadline = time.monotonic() + max_wait_s
         try:
             for pause in _pauses():
-                # Twice: the first file may be one that has lost its name since it was opened.
-                if self._try() or self._try_again():
+                if self._try():
+                    return
+                # The file may have lost its name since it was opened: try with the new one.
+                if not self._fds and self._try():
                     return
                 if time.monotonic() > deadline:
                     raise ShardConflictError(message or busy_message(self._name, "os"))
@@ -111,7 +115,7 @@ class KeptLock:
             raise
 
     def try_acquire(self) -> bool:
-        """Take the lock if it is free, and its file is open."""
+        """Take the lock if it is free and its file is open; return whether it is taken."""
         try:
             return bool(self._fds) and self._try()
         except BaseException:
@@ -119,7 +123,7 @@ class KeptLock:
             raise
 
     def _try(self) -> bool:
-        """Take the lock if it is free; close the file if it is not that of the lock."""
+        """Take the lock if it is free. Close the file if it has lost its name."""
         if not self._fds:
             self._open()
         try:
@@ -137,17 +141,13 @@ class KeptLock:
         return False
 
     def _is_of_its_name(self, status: os.stat_result) -> bool:
-        """Whether the file is still that of the lock, and may be renamed to be a shard."""
+        """Whether the file still has the name of the lock, and is empty (rules 2 and 4)."""
         if not _has_name(status, self._name):
             return False
         if status.st_size and not self._is_shared:
-            os.unlink(self._name)  # rule 4
+            os.unlink(self._name)
             return False
         return True
-
-    def _try_again(self) -> bool:
-        """If the file was closed: with the one that has the name now."""
-        return not self._fds and self._try()
 
     def _open(self) -> None:
         if self._is_shared:
@@ -156,36 +156,36 @@ class KeptLock:
             _make_into(self._fds, self._name, os.O_RDWR)
 
     def release(self) -> None:
-        """Give the lock up; the file stays."""
+        """Release the lock; the file stays."""
         try:
             if self._fds:
                 _set_lock(self._fds[0], "none")
         except OSError:
-            self.close()  # which gives it up, too
+            self.close()  # which releases it, too
         except BaseException:
             self.close()
             raise
 
     def remove(self) -> None:
-        """Give the lock up, and remove its file."""
-        # While it is held: who waits for the lock of a file that is gone makes a new one.
+        """Release the lock, and remove its file."""
+        # Removed under the lock (rule 3): a process that waits for it then makes a new file.
         try:
             _unlink(self._fds, self._name)
         finally:
             self.close()
 
     def close(self) -> None:
-        """Give the lock up if it is held, and close the file, which stays."""
+        """Release the lock if it is taken, and close the file, which stays."""
         _close(self._fds)
 
     def __del__(self) -> None:
-        # Only if an exception came before its holder could give it up; or in the constructor.
+        # Only if an exception came before the lock was released, or in the constructor.
         if getattr(self, "_fds", None):
             self.close()
 
 
 class _FileAsLock(KeptLock):
-    """A file that is the lock itself: closed without being removed, it would stay locked."""
+    """A lock by the existence of a file: `close` removes the file, or it would stay locked."""
 
     __slots__ = ()
 
@@ -199,7 +199,7 @@ class _FileAsLock(KeptLock):
         self.close()
 
     def close(self) -> None:
-        # Not in a ``finally``: interrupted, it must be done once more, by the finalizer.
+        # Not in a ``finally``: if it is interrupted the finalizer must do it again.
         _unlink(self._fds, self._name)
         _close(self._fds)
 
@@ -208,7 +208,7 @@ _all_locks: WeakSet[KeptLock] = WeakSet()
 
 
 def reset_after_fork() -> None:
-    """The parent's locks end with the parent, also if a child lives longer."""
+    """Close the files of the parent's locks, which end with the parent."""
     for lock in list(_all_locks):
         _close(lock._fds)
 
@@ -219,18 +219,18 @@ if hasattr(os, "register_at_fork"):
 
 # ------------------------------------------------------------------------------- files
 #
-# The number of an open file is in a list, and each step with both is one call of C: a signal whose
-# handler raises cannot come between, so no open file, and no lock, is lost.
+# The descriptor is in a list. Opening and appending is one call of C; so is popping and closing.
+# A signal whose handler raises cannot come between: no descriptor is lost, and no lock.
 
 
 def _open_into(fds: list[int], name: str, flags: int) -> None:
-    # A symbolic link by the name of a lock would be another file than the one that is verified.
+    # A symbolic link with the name of a lock would lead to another file than the verified one.
     flags |= NOFOLLOW
     opening_itself(name, lambda: fds.extend(map(os.open, [name], [flags], [0o666])))
 
 
 def _make_into(fds: list[int], name: str, flags: int) -> None:
-    """Open a file, and make it and its directory if they are not there."""
+    """Open a file; make it and its directory if they are missing."""
     while True:
         with suppress(FileNotFoundError):  # also if its directory is removed in this moment
             _open_into(fds, name, flags | os.O_CREAT)
@@ -243,8 +243,8 @@ def _close(fds: list[int]) -> None:
 
 
 def _unlink(fds: list[int], name: str) -> None:
-    """Remove the open file, unless its name is another file's."""
-    for _ in range(2):  # if it is the lock itself, nobody else would remove it
+    """Remove the open file, unless another file has its name."""
+    for _ in range(2):  # an interrupted removal of a lock file would leave it locked
         with suppress(OSError):
             if fds and _has_name(os.fstat(fds[0]), name):
                 os.unlink(name)
@@ -263,7 +263,7 @@ def _has_name(status: os.stat_result, name: str) -> bool:
 if sys.platform == "linux":
 
     def _whole_file(kind: int) -> bytes:
-        """A ``struct flock`` with offsets of 64 bits: type, whence, start, length, process."""
+        """Pack a ``struct flock`` with offsets of 64 bits: type, whence, start, length, process."""
         return struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0)
 
     _OFD_LOCKS: dict[_Lock, bytes] = {
@@ -274,13 +274,13 @@ if sys.platform == "linux":
 
 
 def _set_lock(fd: int, lock: _Lock) -> bool:
-    """Take a lock of an open file, or give it up; whether it worked."""
+    """Take or release a lock of an open file; return whether that was possible."""
     try:
         if sys.platform == "linux":
             try:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _OFD_LOCKS[lock])
             except OSError as error:
-                if error.errno not in _NO_OFD:  # then tensorstore takes the other one, too
+                if error.errno not in _NO_OFD:  # tensorstore takes ``flock`` in this case, too
                     raise
             else:
                 return True
@@ -294,7 +294,6 @@ def _set_lock(fd: int, lock: _Lock) -> bool:
 
 
 def _pauses() -> Iterator[float]:
-    """How long to sleep between two looks, in seconds."""
     pause = _FIRST_PAUSE_S
     while True:
         yield pause
@@ -303,7 +302,7 @@ def _pauses() -> Iterator[float]:
 
 @contextmanager
 def locked(path: str, locking: Locking) -> Iterator[None]:
-    """Hold the lock of a file; blocks until it is free.
+    """Lock a shard file, blocking until the lock is free.
 
     Parameters
     ----------
@@ -313,7 +312,7 @@ def locked(path: str, locking: Locking) -> Iterator[None]:
     Raises
     ------
     ShardConflictError
-        If another process holds it for two minutes.
+        If another process keeps the lock for two minutes.
     """
     if locking == "none":
         yield
@@ -324,27 +323,24 @@ def locked(path: str, locking: Locking) -> Iterator[None]:
 
 
 def busy_message(name: str, locking: Locking) -> str:
-    """What is wrong if a lock is not free for too long."""
+    """Return the message about a lock that is not free for too long."""
     hint = "" if locking == "os" else ", or was killed: then remove that file"
     return f"another process holds {name!r} for {MAX_WAIT_S:.0f} s and hangs{hint}"
 
 
 @contextmanager
 def shared(path: str) -> Iterator[bool]:
-    """Wait until nobody who holds the lock of a file changes it, and keep them out.
-
-    Any number of readers may do so at a time.
+    """Lock a shard file together with other readers, blocking until no writer has the lock.
 
     Yields
     ------
     bool
-        False: there is no such lock, so nobody changed the file in that moment. Somebody may
-        have begun since.
+        False: there was no lock file, so no writer was there. One may have come since.
 
     Raises
     ------
     ShardConflictError
-        If another process holds it for two minutes.
+        If a writer keeps the lock for two minutes.
     """
     lock = KeptLock(path + LOCK_SUFFIX, is_shared=True)
     is_locked = True
@@ -354,7 +350,7 @@ def shared(path: str) -> Iterator[bool]:
         except _NO_FILE:
             is_locked = False
         except PermissionError:
-            pass  # there is nothing more that we can do
+            pass  # readers without permission to lock read as they can
         yield is_locked
     finally:
         lock.close()
@@ -364,7 +360,7 @@ def shared(path: str) -> Iterator[bool]:
 def lock_file(
     name: str, locking: Literal["os", "lockfile"], max_wait_s: float, message: str
 ) -> Iterator[None]:
-    """Hold a lock by a file of its own, which is removed at the end; its directory is made.
+    """Take a lock by a file of its own, which is removed at the end; its directory is made.
 
     Raises
     ------

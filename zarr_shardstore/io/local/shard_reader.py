@@ -15,7 +15,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 
 from zarr_shardstore.format.journal import Repair
 from zarr_shardstore.format.ranges import ByteRange, Range, resolve_range
@@ -66,12 +66,21 @@ class ShardFileReader:
         """
         opened_ns = time.time_ns()
         handle = FileHandle(fs.open_to_read(path))
-        status = os.fstat(handle.fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise IsADirectoryError(path)
+        try:
+            status = os.fstat(handle.fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise IsADirectoryError(path)
+        except BaseException:
+            handle.close()
+            raise
         reader = cls(handle, status.st_size, cached=cached)
         reader.opened_ns, reader.status = opened_ns, status
         return reader
+
+    def close(self) -> None:
+        """Close the file, unless it is cached."""
+        if not self.handle.is_shared:
+            self.handle.close()
 
     def version_now(self) -> object:
         """Return the version of bytes that are read now.
@@ -112,13 +121,16 @@ def _overlaid(data: memoryview, start: int, repair: Repair) -> bytes:
 def read_consistent(path: str, byte_range: ByteRange | None) -> Found:
     """Read a file as it is when no writer changes it and each interrupted change is repaired."""
 
-    def open_again() -> ShardFileReader | None:
-        try:
-            return ShardFileReader.open(path)
-        except fs.NO_FILE:
-            return None
+    with ExitStack() as opened:
 
-    return read_when_consistent(path, open_again, byte_range)._replace(version=None)
+        def open_again() -> ShardFileReader | None:
+            opened.close()
+            try:
+                return opened.enter_context(closing(ShardFileReader.open(path)))
+            except fs.NO_FILE:
+                return None
+
+        return read_when_consistent(path, open_again, byte_range)._replace(version=None)
 
 
 def read_when_consistent(
@@ -129,7 +141,7 @@ def read_when_consistent(
     Parameters
     ----------
     open_again
-        Opens the file that has the path now.
+        Opens the file that has the path now, and closes the one that it opened before.
     """
     is_ours = open_shards.is_locked_by_me(path)
     while True:
