@@ -15,8 +15,9 @@ from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.shard import build_shard, split_shard
 from zarr_shardstore.format.sharding_spec import ShardingSpec
-from zarr_shardstore.operations.batch import Batch, WriteBuffer
+from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.buffered import commit_with_buffered, perform_buffered
+from zarr_shardstore.operations.write_buffer import WriteBuffer
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import (
     Delete,

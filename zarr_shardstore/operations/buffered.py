@@ -12,7 +12,7 @@ from typing import Any
 
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import resolve_range
-from zarr_shardstore.operations.batch import BufferedUpdate, WriteBuffer
+from zarr_shardstore.operations.write_buffer import BufferedUpdate, WriteBuffer
 from zarr_shardstore.shards.read import EntryRead, ReadOptions, read_entries
 from zarr_shardstore.shards.requests import Exists, Flow, Found, Get, GetSize, Request, UpdateShard
 from zarr_shardstore.shards.sharding import (

@@ -13,7 +13,7 @@ from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.metadata.documents import Node, document_key
-from zarr_shardstore.operations.batch import BufferedShard, WriteBuffer, has_same_entries
+from zarr_shardstore.operations.write_buffer import BufferedShard, WriteBuffer, has_same_entries
 from zarr_shardstore.shards.requests import Flow, UpdateShard
 from zarr_shardstore.shards.sharding import split_at_sharding
 from zarr_shardstore.shards.updates import SetEntry

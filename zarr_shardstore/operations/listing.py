@@ -2,7 +2,7 @@
 
 ::
 
-    base store ── page of base keys ──▶ catalog ── shards, others ──▶ those that may hold
+    base store ── page of base keys ──▶ catalog ── shards, others ──▶ those that may have
                                                                       keys with the prefix
                                                                           │ cut into rounds
                                                                           │ indexes

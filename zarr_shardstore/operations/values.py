@@ -1,7 +1,7 @@
 """The operations of the draft's abstract store interface, as flows.
 
-Each takes keys as zarr asks for them, and makes requests of the base store. The stores that
-users hold only convert arguments and choose the driver.
+Each takes keys as zarr spells them, and makes requests to the base store. The public stores only
+convert arguments and choose the driver.
 
 Source: sharding storage transformer draft, "API implementation".
 """
@@ -30,12 +30,12 @@ from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.metadata.consolidated import directory_of_v2_consolidated
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.metadata.documents import node_of_document
-from zarr_shardstore.operations.batch import WriteBuffer
 from zarr_shardstore.operations.buffered import commit_with_buffered
 from zarr_shardstore.operations.erase import Eraser
 from zarr_shardstore.operations.flush import Flusher
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.operations.routing import Owner, Router, is_document
+from zarr_shardstore.operations.write_buffer import WriteBuffer
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.read import EntryRead, ReadOptions, read_entries, read_shards
 from zarr_shardstore.shards.requests import (
@@ -65,15 +65,15 @@ class Operations:
     Parameters
     ----------
     new_arrays : NewArrays
-        Which new arrays are sharded, and how they are declared.
+        Sharding and declaration of new arrays.
     native : Native
-        How native sharded arrays appear.
+        View of native sharded arrays.
     reading : ReadOptions
         Coalescing.
     order : EntryOrder
         Order in which the entries of a shard are written.
     strategy : WriteStrategy
-        How shards are changed.
+        Write strategy.
     max_dead_nbytes : int, optional
         Dead bytes that a shard file may have.
     refuse_links

@@ -1,8 +1,6 @@
 """The ``sharding`` transformer: requests for chunks become requests for shards.
 
 Source: sharding storage transformer draft, "API implementation".
-
-The write strategies: how a shard is changed. An option of a store, never of its data.
 """
 
 from __future__ import annotations
@@ -42,12 +40,12 @@ from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, MapEntry, P
 
 @dataclass(frozen=True, slots=True)
 class ShardingTransformer:
-    """Packs the chunks of one array into shards.
+    """The transformer that packs the chunks of one array into shards.
 
     Parameters
     ----------
     layout : ArrayLayout
-        Where chunks and shards are.
+        Keys of the chunks and shards of the array.
     reading : ReadOptions
         Coalescing.
     """
@@ -109,7 +107,7 @@ def split_at_sharding(stack: Stack) -> tuple[ShardingTransformer, Stack] | None:
 
 
 def sharding(configuration: Mapping[str, Any], array: ArrayContext) -> ShardingTransformer:
-    """Make the transformer that metadata calls ``sharding``."""
+    """Make the transformer ``sharding`` of metadata."""
     spec = parse_sharding(configuration, len(array.grid_shape))
     layout = ArrayLayout(
         array.path,
@@ -209,4 +207,4 @@ def _pass_on(requests: list[Request]) -> Flow[list[Any]]:
 WriteStrategy: TypeAlias = Literal["rewrite", "append"]
 
 Strategy: TypeAlias = Literal["auto", "rewrite", "append"]
-"""What users choose: ``"auto"`` is ``"append"`` where the base store can do it."""
+"""The option of a store: ``"auto"`` is ``"append"`` if the base store can append."""

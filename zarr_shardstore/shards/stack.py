@@ -364,7 +364,7 @@ def crc32c(
     configuration: Mapping[str, Any],
     array: ArrayContext,  # noqa: ARG001 - each factory takes it
 ) -> Crc32cTransformer:
-    """Make the transformer that metadata calls ``crc32c``; it has no configuration."""
+    """Make the transformer ``crc32c`` of metadata, which has no configuration."""
     if configuration:
         raise SpecError(f"the crc32c transformer has no configuration, got {dict(configuration)!r}")
     return Crc32cTransformer()
