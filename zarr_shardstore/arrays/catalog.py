@@ -109,10 +109,8 @@ class Catalog:
         """
         generation = self.arrays.current()
         chunks: list[ChunkRef | TransformedKey | InvalidChunkKey | None] = [
-            *generation.chunks_of(keys)
+            *self._translate(keys, generation)
         ]
-        if len(keys) > 1 and chunks[0] is None and self._add_key_table(keys[0], generation):
-            chunks = [*generation.chunks_of(keys)]
         left = [i for i, chunk in enumerate(chunks) if chunk is None]
         if not left:
             return chunks
@@ -138,10 +136,22 @@ class Catalog:
                     chunks[i] = answer
         return chunks
 
+    def cached_chunks(self, keys: Sequence[str]) -> list[ChunkRef] | None:
+        """Return the chunks of keys of cached arrays; ``None`` if one needs `chunks_of`.
+
+        Raises
+        ------
+        SpecError
+            If a key is not valid.
+        """
+        found = self._translate(keys, self.arrays.current())
+        chunks = [chunk for chunk in found if chunk is not None]
+        return chunks if len(chunks) == len(keys) else None
+
     def reads_by_shard(
         self, keys: Sequence[str], byte_ranges: Sequence[ByteRange | None] | None
     ) -> list[ShardReads] | None:
-        """Return reads of keys that are all chunks of cached arrays; ``None``: ask `chunks_of`.
+        """As `cached_chunks`: reads of these chunks, by shard.
 
         Raises
         ------
@@ -154,6 +164,12 @@ class Catalog:
             groups = generation.reads_by_shard(keys, byte_ranges)
         n_found = sum(len(group.positions) for group in groups)
         return groups if n_found == len(keys) else None
+
+    def _translate(self, keys: Sequence[str], generation: Generation) -> list[ChunkRef | None]:
+        chunks = generation.chunks_of(keys)
+        if len(keys) > 1 and chunks[0] is None and self._add_key_table(keys[0], generation):
+            chunks = generation.chunks_of(keys)
+        return chunks
 
     def _add_key_table(self, key: str, generation: Generation) -> bool:
         """Make a key table of the array of a chunk key; false if a document must be read first."""

@@ -222,7 +222,7 @@ class Operations:
         """
         request = SetIfNotExists if only_if_missing else Set
         items = list(items)
-        chunks = self._known_chunks([key for key, _ in items])
+        chunks = self._cached_chunks([key for key, _ in items])
         if chunks is not None:
             sets = [request(key, value) for key, value in items]
             yield from perform_on_chunks(sets, chunks, self._reading)
@@ -276,7 +276,7 @@ class Operations:
             If a key is not valid, or not for its array; no value of the call was written.
         """
         items = sorted(items, key=lambda item: item[1] is None)  # erasures last
-        chunks = self._known_chunks([key for key, _ in items])
+        chunks = self._cached_chunks([key for key, _ in items])
         if chunks is not None:
             changes = [Delete(key) if value is None else Set(key, value) for key, value in items]
             yield from perform_on_chunks(changes, chunks, self._reading)
@@ -304,16 +304,9 @@ class Operations:
         """Erase all values whose key starts with `prefix`; whole directories are relayed."""
         return self._eraser.erase_prefix(prefix)
 
-    def _known_chunks(self, keys: Sequence[str]) -> list[ChunkRef] | None:
-        """Return the chunks of keys, if all are of cached arrays and no batch is open.
-
-        This is a shorter way for the usual case, with the same result.
-        """
-        if self.buffer.is_active:
-            return None
-        found = self.arrays.current().chunks_of(keys)
-        chunks = [chunk for chunk in found if chunk is not None]
-        return chunks if len(chunks) == len(found) else None
+    def _cached_chunks(self, keys: Sequence[str]) -> list[ChunkRef] | None:
+        """Return the chunks of keys, if their arrays are cached and no batch is open."""
+        return None if self.buffer.is_active else self.catalog.cached_chunks(keys)
 
     # ----------------------------------------------------------- documents
 
