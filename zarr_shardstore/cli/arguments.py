@@ -11,37 +11,14 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from zarr_shardstore.cli.messages import NotPossibleError
 
 Rule: TypeAlias = "str | int | tuple[int, ...] | None"
-
-
-class Declaration(StrEnum):
-    """Declaration of sharding in v3 metadata."""
-
-    codec = "codec"
-    storage_transformers = "storage_transformers"
-
-
-class IndexLocation(StrEnum):
-    """Place of the index in a shard."""
-
-    start = "start"
-    end = "end"
-
-
-class Order(StrEnum):
-    """Order of the chunks in a shard."""
-
-    morton = "morton"
-    C = "C"
-    F = "F"
 
 
 _STORE = "A local path, or a URL that fsspec knows."
@@ -62,15 +39,17 @@ ChunksPerShard: TypeAlias = Annotated[
 Paths: TypeAlias = Annotated[
     list[str] | None, typer.Option("--path", help="Only this array, group or pattern; repeatable.")
 ]
-DeclarationOption: TypeAlias = Annotated[
-    Declaration | None,
+Declaration: TypeAlias = Annotated[
+    Literal["codec", "storage_transformers"] | None,
     typer.Option("--declaration", help="How v3 metadata says that an array is sharded."),
 ]
-IndexLocationOption: TypeAlias = Annotated[
-    IndexLocation | None, typer.Option("--index-location", help="Where in a shard its index is.")
+IndexLocation: TypeAlias = Annotated[
+    Literal["start", "end"] | None,
+    typer.Option("--index-location", help="Where in a shard its index is."),
 ]
-OrderOption: TypeAlias = Annotated[
-    Order, typer.Option("--order", help="In which order the chunks of a shard are written.")
+Order: TypeAlias = Annotated[
+    Literal["morton", "C", "F"],
+    typer.Option("--order", help="In which order the chunks of a shard are written."),
 ]
 Workers: TypeAlias = Annotated[
     int | None, typer.Option("--workers", min=1, help="Threads, or processes, that work.")

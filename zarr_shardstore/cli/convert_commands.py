@@ -13,14 +13,13 @@ import typer
 from zarr_shardstore.cli.arguments import (
     ChunksPerShard,
     Debug,
-    DeclarationOption,
+    Declaration,
     Destination,
     DestinationOptions,
     DryRun,
-    IndexLocationOption,
+    IndexLocation,
     Json,
     Order,
-    OrderOption,
     Paths,
     Processes,
     Source,
@@ -48,9 +47,9 @@ def shard(
     destination: Destination = None,
     chunks_per_shard: ChunksPerShard = ["auto"],  # noqa: B006 - typer copies it
     path: Paths = None,
-    declaration: DeclarationOption = None,
-    index_location: IndexLocationOption = None,
-    order: OrderOption = Order.morton,
+    declaration: Declaration = None,
+    index_location: IndexLocation = None,
+    order: Order = "morton",
     workers: Workers = None,
     processes: Processes = False,
     source_option: SourceOptions = None,
@@ -68,7 +67,9 @@ def shard(
             source,
             destination,
             chunks_per_shard=rule,
-            **_spelling(declaration, index_location, order),
+            declaration=declaration,
+            index_location=index_location,
+            order=order,
             **options,
         ),
         source,
@@ -110,9 +111,9 @@ def reshard(
     *,
     chunks_per_shard: ChunksPerShard,
     path: Paths = None,
-    declaration: DeclarationOption = None,
-    index_location: IndexLocationOption = None,
-    order: OrderOption = Order.morton,
+    declaration: Declaration = None,
+    index_location: IndexLocation = None,
+    order: Order = "morton",
     workers: Workers = None,
     processes: Processes = False,
     source_option: SourceOptions = None,
@@ -127,7 +128,13 @@ def reshard(
     run = _Run(path, source_option, dry_run, yes, as_json, debug)
     run.convert(
         lambda **options: _tools("convert.api").reshard(
-            source, rule, destination, **_spelling(declaration, index_location, order), **options
+            source,
+            rule,
+            destination,
+            declaration=declaration,
+            index_location=index_location,
+            order=order,
+            **options,
         ),
         source,
         destination,
@@ -232,14 +239,6 @@ class _Run:
         if not nodes:
             raise NotPossibleError(f"there is no array in {store!r}")
         typer.echo(json.dumps(report.as_dict(), indent=2) if self.as_json else text_of(report))
-
-
-def _spelling(declaration: Any, index_location: Any, order: Order) -> dict[str, str | None]:
-    return {
-        "declaration": declaration and declaration.value,
-        "index_location": index_location and index_location.value,
-        "order": order.value,
-    }
 
 
 def _tools(name: str) -> Any:

@@ -51,22 +51,21 @@ class Panel:
     title : str
         Position in the leading dimensions, as ``"[3, 4:8, :, :]"``; empty if there are none.
     stored, possible : ndarray
-        Chunks that each place holds, and can hold; float64, rows and columns.
-    unreadable : ndarray
-        True where a shard of the place could not be read; bool.
+        Chunks that each place holds, and can hold; float64, rows and columns. `stored` is NaN
+        where a shard of the place could not be read.
     """
 
     title: str
     stored: npt.NDArray[np.float64]
     possible: npt.NDArray[np.float64]
-    unreadable: npt.NDArray[np.bool_]
 
     def levels(self) -> npt.NDArray[np.intp]:
         """Return the level of each place."""
-        thirds = 1 + np.minimum(2, 3 * self.stored // self.possible)
-        is_full = self.stored >= self.possible
-        levels = np.where(is_full, _FULL, np.where(self.stored == 0, _MISSING, thirds))
-        return np.where(self.unreadable, _UNREADABLE, levels).astype(np.intp)
+        levels = 1 + np.minimum(2, np.floor(3 * self.stored / self.possible))
+        levels[self.stored == 0] = _MISSING
+        levels[self.stored >= self.possible] = _FULL
+        levels[np.isnan(self.stored)] = _UNREADABLE
+        return levels.astype(np.intp)
 
 
 def cut_into_panels(
@@ -94,8 +93,7 @@ def cut_into_panels(
     if 0 in shape:
         return [], (1,) * len(shape)
     factors = _factors(shape, max_rows, max_columns, max_panels)
-    unreadable: npt.NDArray[Any] = np.isnan(shards.fill)
-    stored: npt.NDArray[Any] = np.where(unreadable, np.float32(0), shards.fill)
+    stored: npt.NDArray[Any] = shards.fill
     possible = np.ones((), dtype=np.float64)
     for axis, (n, factor) in enumerate(zip(shape, factors, strict=True)):
         cps, n_chunks = shards.chunks_per_shard[axis], shards.grid_shape[axis]
@@ -105,14 +103,13 @@ def cut_into_panels(
         if factor > 1:
             starts = np.arange(0, n, factor)
             stored = np.add.reduceat(stored, starts, axis=axis, dtype=np.float64)
-            unreadable = np.logical_or.reduceat(unreadable, starts, axis=axis)
             extents = np.add.reduceat(extents, starts)
         possible = np.multiply.outer(possible, extents.astype(np.float64))
     flat = (1,) * (2 - len(shape)) + stored.shape
     stored = np.rint(stored.reshape(flat).astype(np.float64))
-    possible, unreadable = possible.reshape(flat), unreadable.reshape(flat)
+    possible = possible.reshape(flat)
     panels = [
-        Panel(_title(at, factors, shape), stored[at], possible[at], unreadable[at])
+        Panel(_title(at, factors, shape), stored[at], possible[at])
         for at in product(*map(range, flat[:-2]))
     ]
     return panels, factors
