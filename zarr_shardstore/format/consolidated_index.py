@@ -4,11 +4,12 @@
 
     magic 8 bytes │ crc32c u32le of all that follows │ nbytes of the header u32le │ header │ blobs
 
-The header is a JSON object, compressed by zlib: ``chunks_per_shard``, ``index`` (the form of the
-shard indexes), ``written`` (whole seconds since 1970), and for each shard, as columns, ``keys``
-(the suffix after the prefix of the array), ``versions``, ``sizes`` (of the shard) and ``nbytes``
-(of its blob). Blobs follow each other in that order. A blob is an index, compressed by zlib: its
-fields as uint64, all offsets and then all sizes, first the lowest byte of each, then the next.
+The header is a JSON object, compressed by zlib. Its members are ``chunks_per_shard``, ``index``
+(the form of the shard indexes) and ``written`` (whole seconds since 1970). Four columns have a
+value for each shard: ``keys`` (the suffix after the prefix of the array), ``versions``, ``sizes``
+(of the shard) and ``nbytes`` (of its blob). Blobs follow each other in that order. A blob is an
+index, compressed by zlib: its fields as uint64, all offsets and then all sizes, first the lowest
+byte of each, then the next.
 
 A version is a string, the ETag of an object; or a number, the time at which a file was last
 changed, in whole seconds since 1970. A recorded index is that of a shard of this version and this

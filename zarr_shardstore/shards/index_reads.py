@@ -136,9 +136,9 @@ def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
 
     The last bytes of a truncated reply are no index, but may pass for one: zeros say that
     all entries are empty, ``0xff`` that they are missing. A checksum finds that. So do the
-    entries if the index is at the start, or if the last entry ends where the index begins, as in
-    all shards that are not being appended to. For other shards a base store that does not tell
-    the size with the reply is asked for the size, in a second round.
+    entries if the index is at the start, or if the last entry ends where the index begins. A shard
+    that is being appended to has a gap there. For such a shard the size is read in a second round,
+    unless it came with the reply.
 
     Raises
     ------

@@ -17,8 +17,8 @@ from zarr_shardstore.shards.requests import Request
 from zarr_shardstore.shards.shard_writer import ShardWriter
 
 Mode: TypeAlias = Literal["inline", "thread", "async"]
-"""Place of the work for an async caller: in the call itself (memory), in a worker thread, with
-one hop for each batch (blocking I/O), or in the event loop (the base store is async)."""
+"""Place of the work for an async caller: in the call itself (memory), in a worker thread (blocking
+I/O, one hop for each batch), or in the event loop (an async base store)."""
 
 
 class Session(Protocol):

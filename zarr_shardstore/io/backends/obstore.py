@@ -12,13 +12,13 @@ So writers of any number of processes and hosts lose no update. The rules of an 
 5. If its version is not the expected one, another writer was faster. `ReplacedMeanwhileError`
    makes the driver run the update again.
 6. If its version is the expected one after a failure, the write is sent again, up to three times.
-7. If its version is the expected one after a refusal, the write is sent once more without quotes in
-   the ETag, which some servers want. A refusal of that is treated as in 5.
+7. If its version is the expected one after a refusal, the write is sent once more, without quotes
+   in the ETag: some servers want it so. A second refusal is treated as in 5.
 8. The first replacement of an object is followed by a write that must be refused. A store that
    takes it ignores conditions: there is a warning, and later updates are not optimistic.
 
-A reply is *truncated* if it is shorter than the requested range, clipped to the size of the object
-in the same reply. Each `Found` has that size, and the flows compare: see `shards.read`.
+Each reply has the size of the whole object. A reply is *truncated* if it is shorter than the
+requested range, clipped to that size. The flows of `shards.read` compare, and read again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Calls of zarr stores beyond zarr's ``Store`` interface: reads of any range, streams, moves.
 
-A client may know no suffix ranges, raise for a range behind the end of an object, or take one
-key at a time. `ObjectReader` then reads in another way. `obstore.py` has the calls of obstore.
+A client may know no suffix ranges, or raise for a range behind the end of an object, or take one
+key a call. `ObjectReader` then reads in another way. `obstore.py` has the calls of obstore.
 """
 
 from __future__ import annotations
