@@ -192,7 +192,7 @@ class ShardIndex:
         return damaged
 
     def check_entries(self, shard_nbytes: int, form: IndexFormat) -> None:
-        """`check_entry` for all entries at once, without a Python step per entry."""
+        """Call `check_entry` for the first damaged entry, without a Python step per entry."""
         for entry_id in self.damaged_ids(shard_nbytes, form)[:1].tolist():
             self.check_entry(entry_id, shard_nbytes, form)
 

@@ -20,7 +20,7 @@ Theory of operation:
 
 1. *Bytes that an entry ever used are not written again while the file lives.* New entries go into
    the gap, which no entry ever used. So a reader that has an index, however old, finds the values
-   of that index, also while this writer goes on.
+   of that index, also beside later changes.
 2. *Kill.* Before the index is touched the shard is whole, with unused bytes in its gap. While the
    index is written the journal has a record: the next writer, and each reader in memory, undoes
    the change, or finishes it if all its entries are there (`format.journal`). Afterwards the
@@ -112,12 +112,11 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """What comes before survives a loss of power before anything that comes after is begun,
-    where the store promises that."""
+    """Wait until all steps before survive a loss of power, if the change is to survive one."""
 
 
 FileStep: TypeAlias = WriteAt | Truncate | Barrier
-"""What is done with the files of a shard, one step after the other."""
+"""One step with the files of a shard."""
 
 
 class ShardWriter:

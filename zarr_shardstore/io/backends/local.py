@@ -1,7 +1,7 @@
 """Backend for local files, whichever store has them: ``LocalStore``, fsspec or obstore.
 
-Within one flow a file is opened once. Its index and its entries then come from the same
-file, whatever other threads and processes rename over its name meanwhile.
+Within one flow a file is opened once. Index and entries come from the same file, whatever other
+threads and processes rename over its path.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
+from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, FileOptions, Session
 from zarr_shardstore.io.backends.key_pages import IteratorPages, keys_below
 from zarr_shardstore.io.backends.store_traits import directory_of
@@ -104,7 +105,7 @@ class LocalBackend(Backend):
         self._files = LocalStore(self._root, read_only=store.read_only)
         # Open already: threads that open it when they first write would collide in zarr 3.1.
         self._files._is_open = True
-        # The same files may be reached by several names: this one is their identity.
+        # The identity of the files, which several paths may lead to.
         self.real_root = os.path.join(os.path.realpath(directory), "")
 
     def __eq__(self, other: object) -> bool:
@@ -136,7 +137,7 @@ class LocalBackend(Backend):
         return open_shards.try_lock(self.real_root + key, fits)
 
     def path_of(self, key: str) -> str:
-        """Path of a file or a directory."""
+        """Return the path of a file or a directory."""
         return self._root + key
 
     def refuse_links(self, key: str) -> None:
@@ -160,25 +161,25 @@ class LocalBackend(Backend):
         match request:
             case Get(key, byte_range, opened=True):
                 return Found(open_shards[self.real_root + key].read(byte_range), None)
-            case Get(key, byte_range, is_consistent):
-                if is_consistent:
-                    return self._get_consistent(key, byte_range, files)
-                file = files.get(key) or self._open(key, files)
-                if file is None:
+            case Get(key, byte_range, consistent=True):
+                return self._get_consistent(key, byte_range, files)
+            case Get(key, byte_range):
+                reader = files.get(key) or self._open(key, files)
+                if reader is None:
                     return Found(None, None)
-                value = file.read(byte_range)
-                return Found(value, file.version_now(), file.size)
+                value = reader.read(byte_range)
+                return Found(value, reader.version_now(), reader.size)
             case GetIndex():
                 return self._get_index(request, files)
             case RecordIndex(shard, waits):
                 return self._record_index(shard, waits=waits)
             case OpenShard(shard, data_end):
-                opened = open_shards[self.real_root + shard.key]
-                opened.owner = self
-                return opened.open(shard, data_end)
+                file = open_shards[self.real_root + shard.key]
+                file.owner = self
+                return file.open(shard, data_end)
             case ChangeShard(key, steps):
-                opened = open_shards[self.real_root + key]
-                opened.take(steps, durable_below=self.real_root if self._is_durable else None)
+                durable_below = self.real_root if self._is_durable else None
+                open_shards[self.real_root + key].take(steps, durable_below=durable_below)
                 _close(files, key)  # it has another size now
             case GetMany(keys):
                 return read_files(self._root, keys)
@@ -187,7 +188,7 @@ class LocalBackend(Backend):
             case GetSize(key):
                 return size_of_file(self._root + key)
             case Set(key, value):
-                self._set(key, value)
+                self._store(key, [(0, [value])])
                 _close(files, key)
             case SetIfNotExists(key, value):
                 buffer = to_buffer(value)
@@ -196,16 +197,18 @@ class LocalBackend(Backend):
                     sync_file(self._root + key)
                     sync_directories(self._root + key, self._root)
                 _close(files, key)
-            case SetWithGaps():
-                self._set_with_gaps(request)
-                _close(files, request.key)
+            case SetWithGaps(key, parts):
+                self._store(key, parts)
+                _close(files, key)
             case CloseShard(key):
                 open_shards[self.real_root + key].end_journal()
             case Delete(key):
-                self._delete(key, files)
+                self._delete(key)
+                _close(files, key)
             case DeleteMany(keys):
                 for key in keys:
-                    self._delete(key, files)
+                    self._delete(key)
+                    _close(files, key)
             case DeletePrefix(prefix):
                 forget_below(self._root + prefix)
                 remove_directory(self._root, prefix)
@@ -292,8 +295,8 @@ class LocalBackend(Backend):
 
     @property
     def keeps_handles(self) -> bool:
-        """Whether open files are cached. On a network file system, for which there are lock files,
-        a client learns of writes of other hosts only when it opens a file."""
+        """Whether descriptors are cached. With lock files the files are on a network file system,
+        whose clients learn of writes of other hosts only when they open a file."""
         return self._options.locking != "lockfile"
 
     def _get_consistent(self, key: str, byte_range: ByteRange | None, files: _Readers) -> Found:
@@ -307,10 +310,6 @@ class LocalBackend(Backend):
     def _is_durable(self) -> bool:
         return self._options.durability == "power"
 
-    @property
-    def _durable_below(self) -> str | None:
-        return self._root if self._is_durable else None
-
     def persist(self) -> None:
         os.sync()
 
@@ -318,20 +317,17 @@ class LocalBackend(Backend):
         tidy(self._root + directory)
 
     def upload(self, key: str) -> LocalUpload:
-        return LocalUpload(self._root + key, self._durable_below)
+        return LocalUpload(self._root + key, self._root if self._is_durable else None)
 
-    def _set(self, key: str, value: bytes | memoryview) -> None:
-        self._set_with_gaps(SetWithGaps(key, [(0, [value])]))
-
-    def _set_with_gaps(self, request: SetWithGaps) -> None:
+    def _store(self, key: str, parts: Sequence[tuple[int, Sequence[Bytes]]]) -> None:
         upload = None
         try:
-            upload = self.upload(request.key)
-            for offset, pieces in request.parts:
+            upload = self.upload(key)
+            for offset, pieces in parts:
                 upload.skip_to(offset)
                 upload.write(pieces)
-            self._end_journal(request.key)
-            index_cache.forget(self._root + request.key)
+            self._end_journal(key)
+            index_cache.forget(self._root + key)
             upload.finish()
         except BaseException:
             if upload is not None:
@@ -339,12 +335,12 @@ class LocalBackend(Backend):
             raise
 
     def _end_journal(self, key: str) -> None:
-        """The file of a shard is about to be another one, or none."""
+        """Remove the journal of a shard that is about to be replaced or removed."""
         file = open_shards.get(self.real_root + key)
         if file is not None:
             file.end_journal(is_durable=self._is_durable)
 
-    def _delete(self, key: str, files: _Readers) -> None:
+    def _delete(self, key: str) -> None:
         self._end_journal(key)
         index_cache.forget(self._root + key)
         # Not LocalStore.delete: it removes a whole directory if the key names one.
@@ -353,7 +349,6 @@ class LocalBackend(Backend):
                 fs.unlink(self._root + key)
             if self._is_durable:
                 sync_directories(self._root + key, self._root)
-        _close(files, key)
 
     def _move(self, key: str, to: str) -> None:
         source, target = self._root + key, self._root + to
@@ -364,7 +359,7 @@ class LocalBackend(Backend):
 
 
 class _Session:
-    """The files that one flow has open. As a generator it would take longer than a small write."""
+    """Files that one flow has open. As a generator it would take longer than a small write."""
 
     __slots__ = ("_backend", "_files")
 
