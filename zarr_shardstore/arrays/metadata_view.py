@@ -98,7 +98,7 @@ class MetadataView:
         if not is_array_document(node, doc):
             return self._members_to_user(node.path, doc, data), None
         array = self._reader.read(node, doc)
-        shown = doc if array is None else self._shown(doc, array)
+        shown = doc if array is None else self._document_to_user(doc, array)
         return memoryview(_dumped(shown, doc, data)), array
 
     def directory_to_user(self, path: str, data: memoryview) -> memoryview:
@@ -106,7 +106,7 @@ class MetadataView:
         doc = parse_json(data)
         return data if doc is None else self._members_to_user(path, doc, data)
 
-    def _shown(self, doc: Document, array: StoredArray) -> Document:
+    def _document_to_user(self, doc: Document, array: StoredArray) -> Document:
         doc = without_consolidated_index(doc)
         if array.document.declaration is not None:
             return strip(doc, array.document.declaration)
@@ -121,7 +121,7 @@ class MetadataView:
                 array = self._reader.read(node, member)
             except ShardStoreError:
                 continue  # a damaged document must not close the whole group
-            shown = member if array is None else self._shown(member, array)
+            shown = member if array is None else self._document_to_user(member, array)
             if shown is not member:
                 changed[name] = shown
         return memoryview(dump_document(with_members(doc, changed))) if changed else data
@@ -250,7 +250,7 @@ class MetadataView:
         """Return what to store for a document that has a sharding codec already."""
         if old.doc is not None and old.array is not None:
             # Not the codecs as they are written: zarr spells out defaults that others leave out.
-            shown = self._shown(old.doc, old.array)
+            shown = self._document_to_user(old.doc, old.array)
             kept = self._as_update(node, doc, old)
             if kept is not None and sharding_shapes(shown) == sharding_shapes(doc):
                 return kept
