@@ -360,7 +360,7 @@ async def test_stores_that_only_look_alike_write_to_their_own_base() -> None:
     """They exclude each other, and no more: each update is committed by its own store."""
     base = MemoryStore()
     stores = [ShardingStore(Prefixed(base, p), chunks_per_shard=(4, 4)) for p in ("a/", "b/")]
-    scopes = {store._sharding.driver.backend.scope("k") for store in stores}
+    scopes = {store._engine.driver.backend.scope("k") for store in stores}
     assert len(scopes) == 1
     await asyncio.gather(*(s.set(key(0, i), buffer(b"%d" % i)) for i, s in enumerate(stores)))
     for i, store in enumerate(stores):

@@ -54,9 +54,9 @@ def others_first(
     it is not sent then."""
 
     async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
-        if left and self is ours._sharding.driver.backend:
-            flow = theirs._sharding.operations.set(left.pop(), b"theirs")
-            await theirs._sharding.driver.run_async(flow)
+        if left and self is ours._engine.driver.backend:
+            flow = theirs._engine.operations.set(left.pop(), b"theirs")
+            await theirs._engine.driver.run_async(flow)
             if error is not None:
                 raise error
         return await real(self, mode, key, value)
@@ -82,10 +82,10 @@ def test_another_writer_between_read_and_write(is_there: bool, n_times: int) -> 
     left = list(range(n_times))
 
     async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
-        if left and self is ours._sharding.driver.backend:
+        if left and self is ours._engine.driver.backend:
             n = left.pop()
-            flow = theirs._sharding.operations.set(KEYS[1 + n % 2], f"theirs {n}".encode())
-            await theirs._sharding.driver.run_async(flow)
+            flow = theirs._engine.operations.set(KEYS[1 + n % 2], f"theirs {n}".encode())
+            await theirs._engine.driver.run_async(flow)
         return await real(self, mode, key, value)
 
     with without_queue(), instead_of_put(put):

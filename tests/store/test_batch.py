@@ -167,7 +167,7 @@ def test_others_do_not_see_what_is_held() -> None:
         z[0] = 1
         assert stored(base) == [0] * 8
         copy = pickle.loads(pickle.dumps(local))
-        assert not copy._sharding.operations.buffer.is_active
+        assert not copy._engine.operations.buffer.is_active
         assert zarr.open_array(store, path="z", mode="r")[0] == 1, "read-only, but the same"
         assert ShardingMapping(store)["z/c/0"] == b"\x01"
 
@@ -179,8 +179,8 @@ def test_other_stores_keep_their_writes() -> None:
     with store.batch():
         z[0] = 1
         other[1] = 2
-        store._sharding.driver.run(
-            store._sharding.operations.set("z/c/2", b"\x03", only_if_missing=True)
+        store._engine.driver.run(
+            store._engine.operations.set("z/c/2", b"\x03", only_if_missing=True)
         )
         other[2] = 9
         assert z[2] == 3
@@ -239,7 +239,7 @@ async def test_what_cannot_be_published_is_named(is_async: bool) -> None:
     assert part.chunk_keys == {"z/c/2": ("z/c/9",)}
     base.fails = set()
     assert [key for key in objects_of(base) if "/c/" in key] == ["z/c/1", "z/c/3"]
-    assert not store._sharding.operations.buffer.is_active
+    assert not store._engine.operations.buffer.is_active
     with store.batch():  # the next one is not the worse for it
         ShardingMapping(store)["z/c/0"] = b"\x02"
     assert ShardingMapping(store)["z/c/0"] == b"\x02"

@@ -209,7 +209,7 @@ def test_threads_and_tasks_lose_nothing(base_name: str, max_nbytes: int | None) 
             future.result(timeout=120)
         assert {k: m[k] for k in m} == {key(i): b"%d" % i for i in range(N)}
     assert seen(base) == {key(i): b"%d" % i for i in range(N)}
-    assert not store._sharding.operations.buffer.is_active
+    assert not store._engine.operations.buffer.is_active
     wait_until_free()
 
 
@@ -359,7 +359,7 @@ async def test_a_block_that_fails_drops_nothing_that_another_is_publishing() -> 
 def test_the_last_one_who_leaves_drops_what_could_not_be_published() -> None:
     """Another that is still leaving tries it as well, and has to say so."""
     m = ShardingMapping({}, **CPS)
-    buffer = m._sharding.operations.buffer
+    buffer = m._engine.operations.buffer
     a, b = m.batch(), m.batch()
     buffer.enter(a)
     buffer.enter(b)
@@ -386,7 +386,7 @@ async def test_a_cancelled_block_leaves_nothing_behind() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     base.go_on.set()
-    assert not store._sharding.operations.buffer.is_active
+    assert not store._engine.operations.buffer.is_active
     await store.set(key(1), buffer(b"1"))
     fresh = ShardingStore(base, chunks_per_shard=2)
     assert [k async for k in fresh.list()] in ([key(1)], [key(0), key(1)])
@@ -405,7 +405,7 @@ async def test_leaving_by_with_while_a_task_of_the_loop_publishes_is_an_error() 
     with pytest.raises(UnpublishedError, match=key(0)):
         batch.__exit__(None, None, None)
     await publishing
-    assert not store._sharding.operations.buffer.is_active
+    assert not store._engine.operations.buffer.is_active
 
 
 def _child(store: ShardingStore, batch: Any) -> None:

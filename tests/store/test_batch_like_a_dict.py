@@ -69,5 +69,5 @@ def test_like_a_dict_in_batches(driver_cls: type, base_name: str, data: st.DataO
         fresh: Any = driver_cls(ShardingStore(base, chunks_per_shard=case.cps))
         assert {k: fresh.get(k) for k in fresh.list()} == model
         assert sorted(driver.list()) == sorted(model)
-        assert store._sharding.operations.buffer.nbytes == 0
-        assert not store._sharding.operations.buffer.is_active
+        assert store._engine.operations.buffer.nbytes == 0
+        assert not store._engine.operations.buffer.is_active

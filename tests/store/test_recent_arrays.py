@@ -26,7 +26,7 @@ def test_columns_say_what_rows_say(pairs: list[tuple[str, ByteRange | None]], wh
     m = ShardingMapping(store)
     assert m.get("a/c/0/0") is None
     assert m.get("b/c/0/0") is None
-    generation = store._sharding.operations.arrays.current()
+    generation = store._engine.operations.arrays.current()
     keys, byte_ranges = [key for key, _ in pairs], [byte_range for _, byte_range in pairs]
     groups = generation.reads_by_shard(keys, None if whole else byte_ranges)
     assert len({reads.shard.key for reads in groups}) == len(groups)

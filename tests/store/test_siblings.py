@@ -49,5 +49,5 @@ keys = st.builds(
 @settings(max_examples=300)
 @given(keys=st.lists(keys, min_size=2, max_size=8))
 def test_keys_together_mean_what_each_means_alone(keys: list[str]) -> None:
-    run, chunks_of = store._sharding.driver.run, store._sharding.operations.catalog.chunks_of
+    run, chunks_of = store._engine.driver.run, store._engine.operations.catalog.chunks_of
     assert run(chunks_of(keys)) == [run(chunks_of([key]))[0] for key in keys]

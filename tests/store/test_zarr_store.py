@@ -111,4 +111,4 @@ class TestOverObstoreLocal(ShardingStoreTests):
 def test_a_subclass_is_not_read_behind_its_back(tmp_path: Path) -> None:
     """Only a plain ``LocalStore`` is read as files; a subclass is asked."""
     store = ShardingStore(UnknownLocalStore(tmp_path))
-    assert isinstance(store._sharding.driver.backend, ZarrBackend)
+    assert isinstance(store._engine.driver.backend, ZarrBackend)

@@ -319,7 +319,7 @@ async def test_a_slow_disk_is_left_to_threads(tmp_path: Path, threads: list[int]
         with mock.patch.object(fs, "write_at", slowly):
             assert not await hops()
             assert await hops()
-        until = store._sharding.driver.inline_from
+        until = store._engine.driver.inline_from
         assert until > time.monotonic()
         assert await hops()
     later = mock.Mock(monotonic=lambda: until + 1)

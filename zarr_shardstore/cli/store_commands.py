@@ -145,7 +145,7 @@ def consolidate(
         options = storage_options_of(source_option)
         mapping = ShardingMapping(check_source(store), storage_options=options)
         if dry_run:
-            mapping._sharding.check_consolidation()
+            mapping._engine.check_consolidation()
             paths = sharded_paths(mapping, path)
         else:
             paths = mapping.consolidate_index(path)

@@ -153,7 +153,7 @@ def shard_store(
             source_options if in_place else destination_options,
         )
         mapping = ShardingMapping(target.store)
-        mapping._sharding.check_consolidation()
+        mapping._engine.check_consolidation()
     report = convert_store(source, destination, to_shards(sharding.new_arrays), options)
     if mapping is not None and not dry_run:
         mapping.consolidate_index()

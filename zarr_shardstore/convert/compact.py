@@ -66,7 +66,7 @@ def compact_store(
     base.check_replaceable()
     if not dry_run:
         base.check_writable()
-    shards, errors = base.run(shards_below(mapping._sharding.operations.listing, prefix))
+    shards, errors = base.run(shards_below(mapping._engine.operations.listing, prefix))
     if dry_run:
         return _expected(base, shards, errors)
     keys = [shard.key for shard, _ in shards]

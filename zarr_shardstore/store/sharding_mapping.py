@@ -68,7 +68,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
     [b'bc', None]
     """
 
-    _sharding: ShardingEngine
+    _engine: ShardingEngine
 
     def __init__(
         self,
@@ -110,49 +110,49 @@ class ShardingMapping(MutableMapping[str, bytes]):
         if isinstance(store, ShardingStore):
             if options != ShardingOptions() or storage_options is not None:
                 raise SpecError("the ShardingStore has its options: pass them to it")
-            self._sharding = store._sharding
+            self._engine = store._engine
             self.read_only = read_only or store.read_only
             return
-        self._sharding = ShardingEngine(base_store_of(store, storage_options), options)
-        self.read_only = read_only or self._sharding.is_base_read_only
+        self._engine = ShardingEngine(base_store_of(store, storage_options), options)
+        self.read_only = read_only or self._engine.is_base_read_only
 
     def __repr__(self) -> str:
         mode = ", read_only=True" if self.read_only else ""
-        return f"ShardingMapping({self._sharding.describe()}{mode})"
+        return f"ShardingMapping({self._engine.describe()}{mode})"
 
     @property
     def base(self) -> BaseStore:
         """The zarr store or the mapping that has the shards."""
-        return self._sharding.base
+        return self._engine.base
 
     def refresh(self) -> None:
         """As `ShardingStore.refresh`."""
-        self._sharding.operations.arrays.refresh()
+        self._engine.operations.arrays.refresh()
 
     def stats(self) -> Stats:
         """As `ShardingStore.stats`."""
-        return self._sharding.driver.counters.stats()
+        return self._engine.driver.counters.stats()
 
     def flush(self) -> None:
         """As `ShardingStore.flush`."""
-        self._sharding.flush()
+        self._engine.flush()
 
     def compact(self, prefix: str = "") -> None:
         """As `ShardingStore.compact`."""
         check_writable(self.read_only)
-        self._sharding.compact(prefix)
+        self._engine.compact(prefix)
 
     def consolidate_index(self, path: str = "") -> list[str]:
         """As `ShardingStore.consolidate_index`."""
         check_writable(self.read_only)
-        return self._sharding.consolidate(path)
+        return self._engine.consolidate(path)
 
     def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
         """As `ShardingStore.chunks_initialized`."""
-        return self._run(self._sharding.chunks_initialized(path, region))
+        return self._run(self._engine.chunks_initialized(path, region))
 
     def _run(self, flow: Flow[T]) -> T:
-        return self._sharding.driver.run(flow)
+        return self._engine.driver.run(flow)
 
     def _write(self, flow: Flow[None]) -> None:
         check_writable(self.read_only)
@@ -161,12 +161,12 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def batch(self, *, max_nbytes: int | None = None) -> Batch:
         """As `ShardingStore.batch`."""
         check_writable(self.read_only)
-        return self._sharding.batch(max_nbytes, self._sharding.driver.run_async)
+        return self._engine.batch(max_nbytes, self._engine.driver.run_async)
 
     # ------------------------------------------------------------------ mapping
 
     def __getitem__(self, key: str) -> bytes:
-        value = self._sharding.get_blocking(key, None)
+        value = self._engine.get_blocking(key, None)
         if value is None:
             raise KeyError(key)
         return bytes(value)
@@ -181,12 +181,12 @@ class ShardingMapping(MutableMapping[str, bytes]):
         self.erase(key)
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self._run(self._sharding.operations.exists(key))
+        return isinstance(key, str) and self._run(self._engine.operations.exists(key))
 
     def __iter__(self) -> Iterator[str]:
         # A caller that stops early drops the stream with its resources: a generator that is
         # garbage collected must not wait for anything.
-        stream = self._run(self._sharding.operations.listing.stream(""))
+        stream = self._run(self._engine.operations.listing.stream(""))
         while stream.has_more:
             for keys in self._run(stream.next_round()).key_lists():
                 yield from keys
@@ -202,8 +202,8 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def setdefault(self, key: str, default: Value = b"") -> bytes:
         """Return the value of `key`; if it is missing, store and return `default`."""
         while True:
-            self._write(self._sharding.operations.set(key, as_view(default), only_if_missing=True))
-            value = self._run(self._sharding.operations.get(key))
+            self._write(self._engine.operations.set(key, as_view(default), only_if_missing=True))
+            value = self._run(self._engine.operations.get(key))
             if value is not None:  # otherwise another writer has erased it in between
                 return bytes(value)
 
@@ -214,7 +214,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         except (TypeError, ValueError) as error:
             raise SpecError(f"other is a mapping, or pairs of key and value: {error}") from error
         items = [(key, as_view(value)) for key, value in given.items()]
-        self._write(self._sharding.operations.set_many(items))
+        self._write(self._engine.operations.set_many(items))
 
     # ---------------------------------------------------- operations of the draft
 
@@ -237,7 +237,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         """
         pairs = _tuples_of("key_ranges", key_ranges, 2, "(key, (start, length))")
         wanted = [(key, *_range_of(given)) for key, given in pairs]
-        values = self._sharding.get_many_blocking([(key, part) for key, part, _ in wanted])
+        values = self._engine.get_many_blocking([(key, part) for key, part, _ in wanted])
         return [
             None if value is None else bytes(value[:length])
             for value, (*_, length) in zip(values, wanted, strict=True)
@@ -245,7 +245,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
     def set(self, key: str, value: Value) -> None:
         """Store a whole value."""
-        self._write(self._sharding.operations.set(key, as_view(value)))
+        self._write(self._engine.operations.set(key, as_view(value)))
 
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
         """Write pieces into values, each ``(key, start, value)``; a shard is written once.
@@ -260,7 +260,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         """
         given = _tuples_of("key_start_values", key_start_values, 3, "(key, start, value)")
         pieces = [(key, start, as_view(value)) for key, start, value in given]
-        self._write(self._sharding.operations.set_partial_values(pieces))
+        self._write(self._engine.operations.set_partial_values(pieces))
 
     def erase(self, key: str) -> None:
         """Erase a value; a missing one is no error."""
@@ -280,11 +280,11 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
     def erase_values(self, keys: Iterable[str]) -> None:
         """Erase values; each shard is written once, an emptied one removed."""
-        self._write(self._sharding.operations.erase_values(keys))
+        self._write(self._engine.operations.erase_values(keys))
 
     def erase_prefix(self, prefix: str) -> None:
         """Erase all values whose key starts with `prefix`; ``""`` and ``"/"`` mean all."""
-        self._write(self._sharding.operations.erase_prefix(prefix))
+        self._write(self._engine.operations.erase_prefix(prefix))
 
     def list(self) -> Keys:
         """Return all keys."""
@@ -292,7 +292,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
     def list_prefix(self, prefix: str) -> Keys:
         """Return all keys that start with `prefix`; ``""`` and ``"/"`` mean all."""
-        return self._run(self._sharding.operations.listing.list_all(prefix))
+        return self._run(self._engine.operations.listing.list_all(prefix))
 
     def list_dir(self, prefix: str) -> tuple[Keys, Keys]:
         """Return keys directly in a directory, and prefixes (ending with ``/``) of deeper keys.
@@ -300,7 +300,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         A prefix of chunks is listed if their shard exists, although the shard may have none of
         these chunks; keys are exact.
         """
-        return self._run(self._sharding.operations.listing.list_keys_and_prefixes(prefix))
+        return self._run(self._engine.operations.listing.list_keys_and_prefixes(prefix))
 
 
 def _tuples_of(name: str, given: object, n_parts: int, form: str) -> list[Any]:

@@ -165,26 +165,26 @@ class ShardingStore(ZarrInterface):
             max_coalesced_bytes=max_coalesced_bytes,
             static=static,
         )
-        sharding = ShardingEngine(base_store_of(store, storage_options), options)
-        super().__init__(read_only=read_only or sharding.is_base_read_only)
-        self._sharding = sharding
+        engine = ShardingEngine(base_store_of(store, storage_options), options)
+        super().__init__(read_only=read_only or engine.is_base_read_only)
+        self._engine = engine
 
     @classmethod
-    def _of(cls, sharding: ShardingEngine, read_only: bool) -> Self:
+    def _of(cls, engine: ShardingEngine, read_only: bool) -> Self:
         """Return a store, not open, on the engine of another one."""
         self = cls.__new__(cls)
         Store.__init__(self, read_only=read_only)
-        self._sharding = sharding
+        self._engine = engine
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self)._of, (self._sharding, self.read_only)
+        return type(self)._of, (self._engine, self.read_only)
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, ShardingStore)
             and self.read_only == other.read_only
-            and self._sharding == other._sharding
+            and self._engine == other._engine
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -194,7 +194,7 @@ class ShardingStore(ZarrInterface):
 
     def __repr__(self) -> str:
         mode = ", read_only=True" if self.read_only else ""
-        return f"ShardingStore({self._sharding.describe()}{mode})"
+        return f"ShardingStore({self._engine.describe()}{mode})"
 
     if not TYPE_CHECKING:  # type checkers find these mistakes themselves
 
@@ -209,8 +209,8 @@ class ShardingStore(ZarrInterface):
 
     def with_read_only(self, read_only: bool = False) -> ShardingStore:
         """Return the same store, not open, that takes writes or refuses them."""
-        sharding = self._sharding if read_only else self._sharding.writable()
-        return type(self)._of(sharding, read_only)
+        engine = self._engine if read_only else self._engine.writable()
+        return type(self)._of(engine, read_only)
 
     def refresh(self) -> None:
         """Drop the cached metadata of arrays; it is read again when it is next needed.
@@ -220,7 +220,7 @@ class ShardingStore(ZarrInterface):
         this store, and through any other `ShardingStore` or `ShardingMapping` of this process,
         count immediately. A resize by another process needs no call.
         """
-        self._sharding.operations.arrays.refresh()
+        self._engine.operations.arrays.refresh()
 
     def stats(self) -> Stats:
         """Return counts of requests to the base store, bytes, rounds and cached indexes.
@@ -236,7 +236,7 @@ class ShardingStore(ZarrInterface):
         >>> after.requests - before.requests, after.rounds - before.rounds
         (2, 2)
         """
-        return self._sharding.driver.counters.stats()
+        return self._engine.driver.counters.stats()
 
     async def flush(self) -> None:
         """Seal every shard file that this process has appended to.
@@ -245,11 +245,11 @@ class ShardingStore(ZarrInterface):
         later chunks. A shard of which more than half is dead is compacted. `close` and the end of
         the process seal shards, too.
         """
-        await self._sharding.flush_async()
+        await self._engine.flush_async()
 
     def flush_sync(self) -> None:
         """As `flush`, blocking."""
-        self._sharding.flush()
+        self._engine.flush()
 
     async def compact(self, prefix: str = "") -> None:
         """Store shards without dead bytes, those below a prefix that have any.
@@ -264,14 +264,14 @@ class ShardingStore(ZarrInterface):
         """
         self._check_writable()
         await self._ensure_open()
-        await self._run(self._sharding.operations.flusher.flush_below(prefix))
-        driver, flow = self._sharding.compaction(prefix)
+        await self._run(self._engine.operations.flusher.flush_below(prefix))
+        driver, flow = self._engine.compaction(prefix)
         await driver.run_async(flow)
 
     def compact_sync(self, prefix: str = "") -> None:
         """As `compact`, blocking."""
         self._check_writable()
-        self._sharding.compact(prefix)
+        self._engine.compact(prefix)
 
     async def consolidate_index(self, path: str = "") -> list[str]:
         """Store a copy of the indexes of all shards, in one object for each array.
@@ -307,14 +307,14 @@ class ShardingStore(ZarrInterface):
         consolidate the copy, too.
         """
         self._check_writable()
-        flow = self._sharding.consolidation(path)
+        flow = self._engine.consolidation(path)
         await self.flush()
         return await self._run(flow)
 
     def consolidate_index_sync(self, path: str = "") -> list[str]:
         """As `consolidate_index`, blocking."""
         self._check_writable()
-        return self._sharding.consolidate(path)
+        return self._engine.consolidate(path)
 
     async def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
         """Return a mask of the stored chunks of a sharded array.
@@ -353,7 +353,7 @@ class ShardingStore(ZarrInterface):
         array([[False,  True,  True],
                [False, False, False]])
         """
-        return await self._run(self._sharding.chunks_initialized(path, region), only_reads=True)
+        return await self._run(self._engine.chunks_initialized(path, region), only_reads=True)
 
     # ------------------------------------------------------------------- batch
 
@@ -390,33 +390,33 @@ class ShardingStore(ZarrInterface):
         2
         """
         self._check_writable()
-        return self._sharding.batch(max_nbytes, self._run)
+        return self._engine.batch(max_nbytes, self._run)
 
     # --------------------------- the draft's operations, async
 
     async def _set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
         """As `ShardingMapping.set_partial_values`."""
         pieces = [(key, start, own_bytes(value)) for key, start, value in key_start_values]
-        await self._write(self._sharding.operations.set_partial_values(pieces))
+        await self._write(self._engine.operations.set_partial_values(pieces))
 
     async def _erase_values(self, keys: Iterable[str]) -> None:
         """As `ShardingMapping.erase_values`."""
-        await self._write(self._sharding.operations.erase_values(keys))
+        await self._write(self._engine.operations.erase_values(keys))
 
     async def _erase_prefix(self, prefix: str) -> None:
         """As `ShardingMapping.erase_prefix`."""
-        await self._write(self._sharding.operations.erase_prefix(prefix))
+        await self._write(self._engine.operations.erase_prefix(prefix))
 
     # --------------------------------------------------- for `ShardedCodecPipeline`
 
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]:
-        flow = shard_ids(self._sharding.operations.catalog, keys)
+        flow = shard_ids(self._engine.operations.catalog, keys)
         return await self._run(flow, only_reads=True)
 
     async def _get_values(self, keys: Sequence[str]) -> Sequence[bytes | memoryview | None]:
         await self._ensure_open()
-        return await self._sharding.get_many([(key, None) for key in keys])
+        return await self._engine.get_many([(key, None) for key in keys])
 
     async def _set_or_erase(self, items: Iterable[tuple[str, Value | None]]) -> None:
         owned = [(key, None if value is None else own_bytes(value)) for key, value in items]
-        await self._write(self._sharding.operations.set_or_erase(owned))
+        await self._write(self._engine.operations.set_or_erase(owned))

@@ -37,12 +37,12 @@ class ZarrInterface(Store):
     Thread safety: may be used from any thread and any event loop.
     """
 
-    _sharding: ShardingEngine
+    _engine: ShardingEngine
 
     @property
     def base(self) -> BaseStore:
         """The zarr store or the mapping that has the shards."""
-        return self._sharding.base
+        return self._engine.base
 
     # ----------------------------------------------------- open and capabilities
 
@@ -65,7 +65,7 @@ class ZarrInterface(Store):
     def close(self) -> None:
         """Seal shards, see `flush`, and close this store and the base store."""
         if not self.read_only:
-            self._sharding.flush()
+            self._engine.flush()
         if isinstance(self.base, Store):
             self.base.close()
         super().close()
@@ -93,13 +93,13 @@ class ZarrInterface(Store):
     def _supports_sync_io(self) -> bool:
         # zarr's fused pipeline asks this. It writes one chunk a thread at a time: cheap where a
         # chunk is appended to its shard, a rewrite of the shard elsewhere.
-        return self._sharding.appends
+        return self._engine.appends
 
     async def _run(self, flow: Flow[T], *, only_reads: bool = False) -> T:
         await self._ensure_open()
         # In a batch a read may flush. A commit must not wait for another one in the worker pool.
-        only_reads = only_reads and not self._sharding.operations.buffer.is_active
-        return await self._sharding.driver.run_async(flow, only_reads=only_reads)
+        only_reads = only_reads and not self._engine.operations.buffer.is_active
+        return await self._engine.driver.run_async(flow, only_reads=only_reads)
 
     async def _write(self, flow: Flow[None]) -> None:
         self._check_writable()
@@ -115,7 +115,7 @@ class ZarrInterface(Store):
     ) -> Buffer | None:
         if not self._is_open:
             await self._ensure_open()
-        value = await self._sharding.get(key, range_of(byte_range))
+        value = await self._engine.get(key, range_of(byte_range))
         return to_buffer_of(value, prototype)
 
     def get_partial_values(
@@ -137,7 +137,7 @@ class ZarrInterface(Store):
     ) -> list[Buffer | None]:
         ranges = [(key, range_of(byte_range)) for key, byte_range in key_ranges]
         await self._ensure_open()
-        values = await self._sharding.get_many(ranges)
+        values = await self._engine.get_many(ranges)
         return [to_buffer_of(value, prototype) for value in values]
 
     async def _get_many(
@@ -146,7 +146,7 @@ class ZarrInterface(Store):
         requests = list(requests)
         ranges = [(key, range_of(byte_range)) for key, _, byte_range in requests]
         await self._ensure_open()
-        values = await self._sharding.get_many(ranges)
+        values = await self._engine.get_many(ranges)
         for (key, prototype, _), value in zip(requests, values, strict=True):
             yield key, to_buffer_of(value, prototype)
 
@@ -166,7 +166,7 @@ class ZarrInterface(Store):
         yield list(enumerate(values))
 
     async def exists(self, key: str) -> bool:
-        return await self._run(self._sharding.operations.exists(key), only_reads=True)
+        return await self._run(self._engine.operations.exists(key), only_reads=True)
 
     async def getsize(self, key: str) -> int:
         """Return the size of a value in bytes; the size of a chunk is in the index.
@@ -176,33 +176,33 @@ class ZarrInterface(Store):
         FileNotFoundError
             If the key is missing.
         """
-        size = await self._run(self._sharding.operations.get_size(key), only_reads=True)
+        size = await self._run(self._engine.operations.get_size(key), only_reads=True)
         if size is None:
             raise FileNotFoundError(key)
         return size
 
     async def getsize_prefix(self, prefix: str) -> int:
-        flow = self._sharding.operations.get_total_size(_directory(prefix))
+        flow = self._engine.operations.get_total_size(_directory(prefix))
         return await self._run(flow, only_reads=True)
 
     # ------------------------------------------------------------------- writes
 
     async def set(self, key: str, value: Value) -> None:
-        await self._write(self._sharding.operations.set(key, own_bytes(value)))
+        await self._write(self._engine.operations.set(key, own_bytes(value)))
 
     async def set_if_not_exists(self, key: str, value: Value) -> None:
-        flow = self._sharding.operations.set(key, own_bytes(value), only_if_missing=True)
+        flow = self._engine.operations.set(key, own_bytes(value), only_if_missing=True)
         await self._write(flow)
 
     async def _set_many(self, values: Iterable[tuple[str, Value]]) -> None:
         items = [(key, own_bytes(value)) for key, value in values]
-        await self._write(self._sharding.operations.set_many(items))
+        await self._write(self._engine.operations.set_many(items))
 
     async def delete(self, key: str) -> None:
-        await self._write(self._sharding.operations.erase_values([key]))
+        await self._write(self._engine.operations.erase_values([key]))
 
     async def delete_dir(self, prefix: str) -> None:
-        await self._write(self._sharding.operations.erase_prefix(_directory(prefix)))
+        await self._write(self._engine.operations.erase_prefix(_directory(prefix)))
 
     async def clear(self) -> None:
         await self.delete_dir("")
@@ -223,7 +223,7 @@ class ZarrInterface(Store):
         does not grow with their number. A caller that stops early closes the iterator.
         """
         is_path = isinstance(self.base, Store) and not isinstance(self.base, MemoryStore)
-        begin = self._sharding.operations.listing.stream(prefix, is_path=is_path)
+        begin = self._engine.operations.listing.stream(prefix, is_path=is_path)
         stream = await self._run(begin, only_reads=True)
 
         async def next_round() -> ListedKeys | None:
@@ -252,7 +252,7 @@ class ZarrInterface(Store):
 
         Inside the chunk grid of a sharded array this reads the index of each shard below.
         """
-        flow = self._sharding.operations.listing.list_dir(prefix, is_exact=True)
+        flow = self._engine.operations.listing.list_dir(prefix, is_exact=True)
         for name in await self._run(flow, only_reads=True):
             yield name
 
@@ -267,17 +267,17 @@ class ZarrInterface(Store):
     ) -> Buffer | None:
         """As `get`, blocking."""
         part = None if byte_range is None else range_of(byte_range)
-        return to_buffer_of(self._sharding.get_blocking(key, part), prototype)
+        return to_buffer_of(self._engine.get_blocking(key, part), prototype)
 
     def set_sync(self, key: str, value: Value) -> None:
         """As `set`, blocking."""
         self._check_writable()
-        self._sharding.driver.run(self._sharding.operations.set(key, as_view(value)))
+        self._engine.driver.run(self._engine.operations.set(key, as_view(value)))
 
     def delete_sync(self, key: str) -> None:
         """As `delete`, blocking."""
         self._check_writable()
-        self._sharding.driver.run(self._sharding.operations.erase_values([key]))
+        self._engine.driver.run(self._engine.operations.erase_values([key]))
 
 
 def _directory(prefix: str) -> str:
