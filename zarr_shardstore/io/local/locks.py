@@ -38,6 +38,7 @@ from weakref import WeakSet
 
 from zarr_shardstore.errors import ShardConflictError, UnsupportedError
 from zarr_shardstore.io.local.fs import NOFOLLOW, opening_itself
+from zarr_shardstore.synchronized import in_forked_child
 
 if sys.platform != "win32":  # there, shards on local files cannot be written, others can
     import fcntl
@@ -207,14 +208,11 @@ class _FileAsLock(KeptLock):
 _all_locks: WeakSet[KeptLock] = WeakSet()
 
 
+@in_forked_child
 def reset_after_fork() -> None:
     """Close the files of the parent's locks, which end with the parent."""
     for lock in list(_all_locks):
         _close(lock._fds)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=reset_after_fork)
 
 
 # ------------------------------------------------------------------------------- files

@@ -12,7 +12,6 @@ the lock of a shard (`zarr_shardstore.io.update_queue` sees to that) and uses it
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from zarr_shardstore.io.local.fs import close_when_short, max_shards_of_writers
 from zarr_shardstore.io.local.locks import Locking, locked
 from zarr_shardstore.io.local.shard_files import ShardFile, end_journal, repair
 from zarr_shardstore.shards.shard_writer import ShardWriter
-from zarr_shardstore.synchronized import synchronized
+from zarr_shardstore.synchronized import in_forked_child, synchronized
 
 _MAX_UNSEALED = 1024
 """Shards with a journal and a lock file: two more files each on the disk."""
@@ -245,9 +244,7 @@ class _ShardLock(AbstractContextManager[None]):
 
 open_shards = _OpenShards()
 close_when_short(open_shards.close_idle)
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=open_shards.reset_after_fork)
+in_forked_child(open_shards.reset_after_fork)
 
 
 @contextmanager

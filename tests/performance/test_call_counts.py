@@ -1,0 +1,90 @@
+"""The number of functions of the package that a call passes: each one is to be understood."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import pytest
+import zarr
+from zarr.storage import LocalStore
+
+import zarr_shardstore
+from zarr_shardstore import ShardingMapping, ShardingStore
+from zarr_shardstore.io import concurrency
+
+PACKAGE = f"{Path(zarr_shardstore.__file__).parent}/"
+
+INNER = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<lambda>"}
+"""No functions since Python 3.12."""
+
+Function = tuple[str, str]
+
+WARM_READ: list[Function] = [
+    ("store/sharding_mapping.py", "ShardingMapping.__getitem__"),
+    ("store/engine.py", "ShardingEngine.get_blocking"),
+    ("store/fast_reads.py", "FastReads.get"),
+    ("arrays/array_cache.py", "ArrayCache.current"),
+    ("format/key_table.py", "KeyTable.translate"),
+    ("io/local/cached_files.py", "CachedShardFile.read"),
+    ("io/local/cached_files.py", "CachedShardFile.locate"),
+    ("io/local/cached_files.py", "CachedShardFile.is_current"),
+]
+"""All that is called, in this order."""
+
+
+@contextmanager
+def calls() -> Iterator[list[Function]]:
+    """File and name of each function of the package that is called, also by new threads."""
+    seen: list[Function] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        is_ours = code.co_filename.startswith(PACKAGE) and code.co_name not in INNER
+        if event == "call" and is_ours:
+            seen.append((code.co_filename.removeprefix(PACKAGE), code.co_qualname))
+
+    with mock.patch.object(concurrency, "_pool", None):  # its threads begin below
+        threading.setprofile(note)
+        sys.setprofile(note)
+        try:
+            yield seen
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An array of 256 chunks in 16 shards; the process has read it, but not the last shard."""
+    store = ShardingStore(tmp_path, chunks_per_shard=4)
+    options: Any = {"shape": (16, 16), "chunks": (1, 1), "dtype": "u1", "compressors": None}
+    array = zarr.create_array(store, name="a", fill_value=0, **options)
+    array[...] = 1
+    mapping = ShardingMapping(tmp_path, chunks_per_shard=4)
+    mapping.flush()
+    time.sleep(0.05)  # files that are younger are read again
+    assert mapping["a/c/0/0"] == b"\x01"
+    return tmp_path
+
+
+def read_mapping(root: Path) -> Callable[[], Any]:
+    mapping = ShardingMapping(LocalStore(root), chunks_per_shard=4)
+    return lambda: mapping["a/c/15/15"]
+
+
+def test_a_warm_read(root: Path) -> None:
+    """One function more is slower, and one more to read."""
+    read = read_mapping(root)
+    read()
+    read()
+    with calls() as seen:
+        assert read() == b"\x01"
+    assert seen == WARM_READ
