@@ -75,12 +75,16 @@ def array(kind: Kind) -> ArrayOf:
 
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("name", ["v2 .", "v3 /", "draft /"])
-@given(damage=st.sampled_from(DAMAGES), nth=st.integers(1, 4), seed=st.integers(0, 1 << 32))
+@given(
+    name=st.sampled_from(["v2 .", "v3 /", "draft /"]),
+    damage=st.sampled_from(DAMAGES),
+    nth=st.integers(1, 4),
+    seed=st.integers(0, 1 << 32),
+)
 def test_a_store_that_keeps_something_else(
-    name: str,
     command: str,
     in_place: bool,
+    name: str,
     damage: Callable[[bytes, Random], bytes | None],
     nth: int,
     seed: int,

@@ -5,10 +5,10 @@ Bytes of chunks are moved and never decoded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from enum import Enum
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
 from zarr_shardstore.convert.job import ConversionOptions, convert_store
@@ -17,7 +17,7 @@ from zarr_shardstore.convert.report import ConversionReport, OnProgress
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.inspect.open_base import StoreLike, open_base
-from zarr_shardstore.store.options import ShardingOptions
+from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 
 Paths: TypeAlias = Iterable[str] | str | None
@@ -39,8 +39,8 @@ def shard_store(
     chunks_per_shard: ChunksPerShard | _NotGiven = _NOT_GIVEN,
     paths: Paths = None,
     declaration: V3Declaration | None = None,
-    index_codecs: Sequence[str | Mapping[str, Any]] | None = None,
-    index_location: Literal["start", "end"] | None = None,
+    index_codecs: IndexCodecs = None,
+    index_location: IndexLocation = None,
     order: EntryOrder = "morton",
     executor: Executor | None = None,
     source_options: Mapping[str, Any] | None = None,
@@ -194,8 +194,8 @@ def reshard(
     *,
     paths: Paths = None,
     declaration: V3Declaration | None = None,
-    index_codecs: Sequence[str | Mapping[str, Any]] | None = None,
-    index_location: Literal["start", "end"] | None = None,
+    index_codecs: IndexCodecs = None,
+    index_location: IndexLocation = None,
     order: EntryOrder = "morton",
     executor: Executor | None = None,
     source_options: Mapping[str, Any] | None = None,

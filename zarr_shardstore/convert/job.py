@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
-from zarr_shardstore.convert.array_state import array_states
+from zarr_shardstore.convert.array_state import ArrayState, array_states
 from zarr_shardstore.convert.in_place import (
     Manifest,
     begin,
@@ -108,10 +109,7 @@ def convert_store(
     with _executor_or_threads(options.executor) as executor:
         _check_executor(executor, base, target)
         _check_stores(base, target, options)
-
-        def plan() -> Conversion:
-            return _plan(base, target, choose, options, executor)
-
+        plan = partial(_plan, base, target, choose, options, executor)
         notes: tuple[str, ...] = ()
         if options.dry_run:
             conversion = plan()
@@ -165,14 +163,8 @@ def _plan(
     states = array_states(contents.arrays.values())
     if not states:
         raise SpecError(f"there is no Zarr array in {base.describe()}")
-    for state in () if target is base else states:
-        # A copy of it would be half of an array, which no run can finish.
-        if any(map(has_conversion_marker, state.documents.values())):
-            raise UnfinishedConversionError(
-                f"a conversion in place of the array {state.path!r} of the source was "
-                "interrupted: run that again, without a destination, which finishes it; "
-                "nothing is lost"
-            )
+    if target is not base:
+        _refuse_markers(states)
     chosen = chosen_arrays(states, options.paths)
     check_rules(options.sharding.new_arrays.policy, states)
     plans = [plan_array(base, state, choose if state.node in chosen else None) for state in states]
@@ -186,6 +178,20 @@ def _plan(
             for node in contents.unlisted
         )
     return Conversion(base, target, plans, contents.other_keys, options, executor, notes)
+
+
+def _refuse_markers(states: Sequence[ArrayState]) -> None:
+    """Raise `UnfinishedConversionError` for a source that is half converted in place.
+
+    A copy would have half of an array, which no run can finish.
+    """
+    for state in states:
+        if any(map(has_conversion_marker, state.documents.values())):
+            raise UnfinishedConversionError(
+                f"a conversion in place of the array {state.path!r} of the source was "
+                "interrupted: run that again, without a destination, which finishes it; "
+                "nothing is lost"
+            )
 
 
 def _refuse_links(base: BaseStoreHandle, plans: Sequence[ArrayPlan]) -> None:
