@@ -88,7 +88,7 @@ def test_what_is_kept_and_used_leaves_room(monkeypatch: pytest.MonkeyPatch, limi
     monkeypatch.setattr(fs, "_limit", lambda: limit)
     for n_threads in (1, 4, limit // 16 + 1):
         monkeypatch.setattr("threading.active_count", lambda n=n_threads: n)
-        used = fs.max_warm_files() + 3 * fs.max_shards_of_writers()
+        used = fs.max_cached_files() + 3 * fs.max_shards_of_writers()
         used += n_threads * fs.max_files_of_a_read()
         used += 3 * fs.max_shards_of_a_write()
         assert used < limit

@@ -53,8 +53,8 @@ class Counters:
     def __init__(self) -> None:
         self._requests = self._nbytes_read = self._rounds = 0
         self._index_requests = self._index_hits = 0
-        self._warm_reads = count()
-        self.count_warm_read = self._warm_reads.__next__
+        self._fast_reads = count()
+        self.count_fast_read = self._fast_reads.__next__
         """Count one more, by a counter that needs no lock."""
         self._n_looks = 0
 
@@ -88,13 +88,13 @@ class Counters:
     def stats(self) -> Stats:
         """Return the counts now."""
         # A look at such a counter counts, too.
-        n_warm_reads = next(self._warm_reads) - self._n_looks
+        n_fast_reads = next(self._fast_reads) - self._n_looks
         self._n_looks += 1
         return Stats(
             requests=self._requests,
             nbytes_read=self._nbytes_read,
             rounds=self._rounds,
             index_requests=self._index_requests,
-            index_hits=self._index_hits + n_warm_reads,
-            warm_reads=n_warm_reads,
+            index_hits=self._index_hits + n_fast_reads,
+            warm_reads=n_fast_reads,
         )

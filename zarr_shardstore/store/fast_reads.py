@@ -43,7 +43,7 @@ class FastReads:
         self._catalog = catalog
         self._buffer = buffer
         self._driver = driver
-        self._count = driver.counters.count_warm_read
+        self._count = driver.counters.count_fast_read
 
     @property
     def is_possible(self) -> bool:

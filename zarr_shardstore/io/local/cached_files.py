@@ -38,7 +38,7 @@ from zarr_shardstore.format.index import MISSING, ShardIndex
 from zarr_shardstore.format.ranges import ByteRange, plan_spans, resolve_range
 from zarr_shardstore.format.sharding_spec import ShardingSpec
 from zarr_shardstore.io.index_cache import CachedIndex, index_cache
-from zarr_shardstore.io.local.fs import MIN_AGE_NS, close_when_short, max_warm_files
+from zarr_shardstore.io.local.fs import MIN_AGE_NS, close_when_short, max_cached_files
 from zarr_shardstore.synchronized import synchronized
 
 MAX_INLINE_NBYTES = 256 * 1024
@@ -277,7 +277,7 @@ def forget_below(directory: str) -> None:
 
 @_synchronized
 def _keep_open(path: str) -> None:
-    most = max_warm_files()
+    most = max_cached_files()
     _open[path] = None
     _open.move_to_end(path)
     while len(_open) > most:

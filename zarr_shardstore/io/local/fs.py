@@ -40,7 +40,7 @@ _LIMIT_OF_WINDOWS = 512
 _when_short: list[Callable[[], None]] = []
 
 
-def max_warm_files() -> int:
+def max_cached_files() -> int:
     """Return the number of files that stay open for reads."""
     return min(128, _limit() // 8)
 
