@@ -13,7 +13,8 @@ Theory of operation
 4. *Leader tokens.* The queue knows its leader by a token. Passing the lead on replaces the token,
    so a former leader has no say any more. Whatever exception ends a leader, at whatever line, it
    calls `_abandon` with its token: all callers that wait get an error, and the shard is free.
-5. *Locks stay in their thread.* The thread that locks a shard commits and unlocks it. A commit that
+5. *Locks stay in their thread.* The thread that locks a shard commits and unlocks it. Only for
+   async base stores a worker waits for the file lock in place of the event loop. A commit that
    holds a shard lock never waits for the worker pool: all workers may be blocked on that lock.
 6. *An event loop never blocks.* It waits for no lock, and commits inline only a predicted little
    work: at most `_MAX_INLINE_UPDATES` updates with at most `_MAX_INLINE_NBYTES`, of a shard that is
@@ -310,11 +311,11 @@ def _commit_inline(taken: Sequence[QueuedUpdate]) -> bool:
 
 
 def _is_small(taken: Sequence[QueuedUpdate]) -> bool:
-    """Whether updates are one group and little work, also before and beside what is written."""
+    """Return whether updates are one group, and little work besides their writes, too."""
     updates = [part for update in taken for part in update.request.updates]
     return (
         len(updates) <= _MAX_INLINE_UPDATES
-        # Without an update what a batch holds is published: it may be all of a shard.
+        # A request without updates flushes the write buffer of a batch: perhaps a whole shard.
         and all(update.request.updates for update in taken)
         and sum(map(nbytes_of, updates)) <= _MAX_INLINE_NBYTES
         and len(_groups(taken)) == 1
@@ -373,7 +374,7 @@ def _join(
 
 
 def _queue_of(scope: Hashable, leader: object) -> _Queue | None:
-    """The queue of a shard, if that is its leader."""
+    """Return the queue of a shard, if that is its leader."""
     queue = _queues.get(scope)
     return queue if queue is not None and queue.leader is leader else None
 
@@ -413,7 +414,7 @@ def _claim(scope: Hashable, leader: object, heir: object) -> bool:
 
 @_synchronized
 def _next_loop(scope: Hashable, loop: _Loop, endless: _Loop) -> _Loop | None:
-    """The event loop that must lead instead of `loop`; ``None`` if `loop` may continue."""
+    """Return the event loop that must lead instead of `loop`, or ``None``."""
     queue = _queues.get(scope)
     if queue is None:
         return None
@@ -427,7 +428,7 @@ def _next_loop(scope: Hashable, loop: _Loop, endless: _Loop) -> _Loop | None:
 
 @_synchronized
 def _leave_loop(scope: Hashable) -> None:
-    """The leader continues elsewhere: a caller that blocks the event loop may wait for it."""
+    """Note that the leader continues elsewhere: callers that block its loop may wait for it."""
     queue = _queues.get(scope)
     if queue is not None:
         queue.loop = None
@@ -435,7 +436,7 @@ def _leave_loop(scope: Hashable) -> None:
 
 @_synchronized
 def _abandon(scope: Hashable, leader: object) -> None:
-    """The leader was interrupted: the waiting callers get an error, the shard is free again."""
+    """Fail the waiting callers of an interrupted leader, and free the shard."""
     queue = _queue_of(scope, leader)
     if queue is not None:
         for update in queue.taken + queue.waiting:
