@@ -201,8 +201,8 @@ class ShardingEngine:
         """Raise `UnsupportedError` if the base store tells no versions."""
         if not self.driver.backend.has_lasting_versions:
             raise UnsupportedError(
-                f"{self.driver.backend!r} tells no versions of its objects, so nobody could see "
-                "that a consolidated index still holds: open the store by its path, or through "
+                f"{self.driver.backend!r} tells no versions of its objects, so no reader could "
+                "see that a consolidated index still holds: open the store by its path, or through "
                 "obstore"
             )
 
