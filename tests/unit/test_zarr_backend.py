@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +16,10 @@ from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
-from zarr.core.buffer import Buffer, BufferPrototype, cpu
+from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_prototype
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
 
-from zarr_shardstore import ShardingMapping
+from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.format.ranges import Range, StartFrom, Suffix
 from zarr_shardstore.io.backends import zarr_store
 from zarr_shardstore.io.backends.resolve import backend_of
@@ -184,3 +185,34 @@ def test_what_is_near_by(tmp_path: Path) -> None:
     s3 = obstore_stores.S3Store("bucket", endpoint="http://127.0.0.1:9", skip_signature=True)
     far = [ObjectStore(s3), FsspecStore.from_url("http://127.0.0.1:9/bucket")]
     assert [backend_of(store).max_requests_at_once for store in far] == [64, 64]
+
+
+class Counting(WrapperStore[LocalStore]):
+    """Counts reads; its methods are async, as those of remote stores."""
+
+    _supports_sync_io = False
+    n_reads = 0
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        self.n_reads += 1
+        return await super().get(key, prototype, byte_range)
+
+
+async def test_static_indexes_of_wrapped_files_are_read_once(tmp_path: Path) -> None:
+    """An index from the cache has the version of the file, as its entries have."""
+    key = "data/root/a/c0"
+    m = ShardingMapping(tmp_path, chunks_per_shard=4)
+    m[key] = b"value"
+    m.flush()
+    time.sleep(0.1)  # a younger file tells no version
+    base = Counting(LocalStore(tmp_path))
+    store = ShardingStore(base, chunks_per_shard=4, static=True)
+    prototype = default_buffer_prototype()
+    await store.get(key, prototype)
+    n_before = base.n_reads
+    value = await store.get(key, prototype)
+    assert value is not None
+    assert value.to_bytes() == b"value"
+    assert base.n_reads == n_before + 1

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -41,15 +40,7 @@ from zarr_shardstore.io.local.fs import MIN_AGE_NS, FileState, state_of
 from zarr_shardstore.io.local.open_shards import lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.io.local.shard_reader import read_consistent
-from zarr_shardstore.shards.index_reads import found_indexes, index_gets
-from zarr_shardstore.shards.requests import (
-    DeletePrefix,
-    Found,
-    Get,
-    GetIndex,
-    ListDir,
-    Request,
-)
+from zarr_shardstore.shards.requests import DeletePrefix, Found, Get, ListDir, Request
 
 
 class WrappedFilesBackend(ZarrBackend):
@@ -83,58 +74,25 @@ class WrappedFilesBackend(ZarrBackend):
     def _is_linked(self, key: str) -> bool:
         return link_on_way(self._root, key) is not None
 
-    # ------------------------------------------------------------ versions
-
-    def perform(self, batch: list[Request]) -> list[Any]:
-        gets = index_gets(batch)
-        before = self._versions_before(gets)
-        replies = [self._perform_one_blocking(request) for request in gets]
-        return found_indexes(batch, self._with_versions(gets, replies, before))
-
-    async def perform_async(self, batch: list[Request]) -> list[Any]:
-        if self._indexes is not None and any(isinstance(r, GetIndex) for r in batch):
-            return await self._perform_batch(batch)
-        gets = index_gets(batch)
-        before = self._versions_before(gets)
-        replies = await self._perform_batch(gets)
-        return found_indexes(batch, self._with_versions(gets, replies, before))
-
-    def _versions_before(self, batch: Sequence[Request]) -> list[object]:
-        return [self._version_of(r.key) if isinstance(r, Get) else None for r in batch]
-
-    def _with_versions(
-        self, batch: Sequence[Request], replies: list[Any], before: Sequence[object]
-    ) -> list[Any]:
-        """Give replies without a version the state of their file, if it has not changed."""
-        for i, request in enumerate(batch):
-            if isinstance(request, Get) and replies[i].version is None:
-                is_same = before[i] == self._version_of(request.key)
-                replies[i] = replies[i]._replace(version=before[i] if is_same else object())
-        return replies
-
-    def _version_of(self, key: str) -> object:
-        """State of a file now; for a young file an object that equals nothing else."""
-        state = state_of(self._root + key)
-        if state is not None and time.time_ns() - state[2] < MIN_AGE_NS:
-            return object()
-        return state
-
     # ------------------------------------------------------------ requests
 
     def _perform_one_blocking(self, request: Request) -> Any:
-        if not isinstance(request, Get) or open_shards.is_replaced(self._root + request.key):
+        if not isinstance(request, Get):
             return super()._perform_one_blocking(request)
         path = self._root + request.key
-        before = state_of(path)
+        before, began_ns = state_of(path), time.time_ns()
+        found: Found | None = None
         if not _is_appended_to(path):
-            found: Found = super()._perform_one_blocking(request)
-            if not request.consistent or _is_unchanged(path, before):
-                return found
-        return read_consistent(path, request.byte_range)
+            found = super()._perform_one_blocking(request)
+            if request.consistent and not _is_settled(path, before):
+                found = None
+        if found is None:
+            found = read_consistent(path, request.byte_range)
+        return found._replace(version=_version_since(path, before, began_ns))
 
     async def _perform_one(self, request: Request) -> Any:
         match request:
-            case Get(key, together=None) if not open_shards.is_replaced(self._root + key):
+            case Get(together=None):
                 return await self._get(request)
             case DeletePrefix(prefix) if self._removes_through_links(prefix):
                 await asyncio.to_thread(remove_directory, self._root, prefix)
@@ -145,18 +103,22 @@ class WrappedFilesBackend(ZarrBackend):
 
     async def _get(self, request: Get) -> Found:
         path = self._root + request.key
-        before = state_of(path)
+        before, began_ns = state_of(path), time.time_ns()
+        found: Found | None = None
         if not _is_appended_to(path):
             try:
-                found: Found = await super()._perform_one(request)
+                found = await super()._perform_one(request)
             except Exception:  # obstore's, of a file that is cut while it is read
-                if _is_unchanged(path, before):
+                if _is_settled(path, before):
                     raise
-            else:
-                if _is_unchanged(path, before):
-                    return found
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(worker_pool(), read_consistent, path, request.byte_range)
+            if not _is_settled(path, before):
+                found = None
+        if found is None:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(
+                worker_pool(), read_consistent, path, request.byte_range
+            )
+        return found._replace(version=_version_since(path, before, began_ns))
 
     def _removes_through_links(self, prefix: str) -> bool:
         """Whether the store itself would follow links, or stop at one. obstore's removes what it
@@ -171,5 +133,17 @@ def _is_appended_to(path: str) -> bool:
     return not open_shards.is_replaced(path) and os.path.exists(path + JOURNAL_SUFFIX)
 
 
-def _is_unchanged(path: str, before: FileState) -> bool:
+def _is_settled(path: str, before: FileState) -> bool:
+    """Whether no writer has changed a file in its place since `before`.
+
+    True for a shard that this process is replacing: its commit, too, reads through here.
+    """
+    if open_shards.is_replaced(path):
+        return True
     return not _is_appended_to(path) and state_of(path) == before
+
+
+def _version_since(path: str, before: FileState, began_ns: int) -> object:
+    """Return the version of a read that began at a time when the file had the state `before`."""
+    is_young = before is not None and began_ns - before[2] < MIN_AGE_NS
+    return object() if is_young or state_of(path) != before else before
