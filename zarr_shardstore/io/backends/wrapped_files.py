@@ -84,7 +84,7 @@ class WrappedFilesBackend(ZarrBackend):
         found: Found | None = None
         if not _is_appended_to(path):
             found = super()._perform_one_blocking(request)
-            if request.consistent and not _is_settled(path, before):
+            if request.consistent and not _is_consistent(path, before):
                 found = None
         if found is None:
             found = read_consistent(path, request.byte_range)
@@ -109,9 +109,9 @@ class WrappedFilesBackend(ZarrBackend):
             try:
                 found = await super()._perform_one(request)
             except Exception:  # obstore's, of a file that is cut while it is read
-                if _is_settled(path, before):
+                if _is_consistent(path, before):
                     raise
-            if not _is_settled(path, before):
+            if not _is_consistent(path, before):
                 found = None
         if found is None:
             loop = asyncio.get_running_loop()
@@ -133,7 +133,7 @@ def _is_appended_to(path: str) -> bool:
     return not open_shards.is_replaced(path) and os.path.exists(path + JOURNAL_SUFFIX)
 
 
-def _is_settled(path: str, before: FileState) -> bool:
+def _is_consistent(path: str, before: FileState) -> bool:
     """Whether no writer has changed a file in its place since `before`.
 
     True for a shard that this process is replacing: its commit, too, reads through here.
