@@ -644,18 +644,6 @@ def test_stores_that_refuse_writes(wrap: Any) -> None:
     assert meaning(view(target)) == meaning(full().objects())
 
 
-def test_a_base_store_that_refuses_writes(tmp_path: Path) -> None:
-    """The same of zarr's stores."""
-    local = LocalStore(tmp_path)
-    for key, value in full().objects().items():
-        put(local, key, value)
-    before = objects_of(local)
-    with pytest.raises(ReadOnlyError):
-        shard_store(LocalStore(tmp_path, read_only=True), chunks_per_shard=2)
-    assert objects_of(local) == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
-
-
 def test_a_source_whose_conversion_was_interrupted() -> None:
     """It is not copied without what is staged; in place it is finished first."""
     base = full().objects()
