@@ -109,8 +109,8 @@ def shard_store(
     -----
     Nothing may write to the arrays concurrently. Each chunk is read back and compared before
     anything is deleted. Readers of a conversion in place see the old array until all new shards
-    are verified, then for a moment an error that says so, then the new array. If the process is
-    killed, run the same command again: it compares what was done, and continues.
+    are verified. Then they get an error that says so, until the new array is there. If the
+    process is killed, run the same command again: it compares what was done, and continues.
 
     Memory: 64 MiB for each worker, at most 128 MiB on object stores, and the indexes of the
     shards at hand; shards may be larger. Base stores that take whole objects only (zarr stores

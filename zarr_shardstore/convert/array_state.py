@@ -1,7 +1,7 @@
 """Arrays as their documents describe them, and their documents in another form.
 
-Documents of Zarr v2 and v3 at one path with the same chunk keys, as after a migration, are one
-array with two documents. Either both change, or none.
+A migration leaves documents of Zarr v2 and v3 at one path, with the same chunk keys. They are one
+array with two documents: either both change, or none.
 """
 
 from __future__ import annotations

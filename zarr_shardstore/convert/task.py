@@ -137,8 +137,8 @@ def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
         If the store cannot be reached from here.
 
     Memory: about two times `ROUND_NBYTES`, the parts of an upload, and the indexes of the
-    shards that the region touches. Base stores that take whole objects only (zarr stores that
-    are neither local, nor of fsspec or obstore) need a whole shard more.
+    shards that the region touches. Base stores that take whole objects only need a whole shard
+    more: zarr stores that are neither local, nor of fsspec or obstore.
     """
     base = task.source.base
     if task.document_key is not None and not base.perform([Exists(task.document_key)])[0]:
