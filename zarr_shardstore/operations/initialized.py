@@ -60,7 +60,7 @@ def box_of_region(region: Region, grid_shape: Coords) -> Box:
         box.append((start, max(start, stop)))
     n_chunks = math.prod(stop - start for start, stop in box)
     if n_chunks > _MAX_CHUNKS:
-        raise SpecError(f"the region has {n_chunks} chunks, ask for at most {_MAX_CHUNKS} at once")
+        raise SpecError(f"the region has {n_chunks} chunks, a call takes at most {_MAX_CHUNKS}")
     return tuple(box)
 
 
