@@ -19,7 +19,7 @@ from tests.support.bases import BASES, put
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore
 from zarr_shardstore.format.index import ZEP2_INDEX
 from zarr_shardstore.format.shard import build_shard
-from zarr_shardstore.io.backends import key_pages as io_key_pages
+from zarr_shardstore.io.local import files
 from zarr_shardstore.operations import listing
 from zarr_shardstore.shards import shard_listing
 
@@ -85,7 +85,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of six base keys, rounds of two shards."""
     monkeypatch.setattr(shard_listing, "KEYS_PER_PAGE", 6)
     monkeypatch.setattr(listing, "_SHARDS_PER_ROUND", 2)
-    monkeypatch.setattr(io_key_pages, "_NAMES_AT_ONCE", 4)
+    monkeypatch.setattr(files, "_NAMES_AT_ONCE", 4)
 
 
 @pytest.mark.usefixtures("small")
@@ -291,7 +291,7 @@ def test_memory_does_not_grow_with_the_number_of_keys(
 ) -> None:
     """500,000 keys take as much as 50,000: async, blocking, and for the sum of their sizes."""
     monkeypatch.setattr(shard_listing, "KEYS_PER_PAGE", 64)
-    monkeypatch.setattr(io_key_pages, "_NAMES_AT_ONCE", 64)
+    monkeypatch.setattr(files, "_NAMES_AT_ONCE", 64)
     peaks: dict[str, list[int]] = {}
     for n_shards in (125, 1_250):
         directory = tmp_path / str(n_shards)
@@ -311,7 +311,7 @@ def test_memory_of_values_that_pass_through(
 ) -> None:
     """Ten times the files take as much."""
     monkeypatch.setattr(shard_listing, "KEYS_PER_PAGE", 64)
-    monkeypatch.setattr(io_key_pages, "_NAMES_AT_ONCE", 64)
+    monkeypatch.setattr(files, "_NAMES_AT_ONCE", 64)
     peaks: dict[str, list[int]] = {}
     for n_files in (500, 5_000):
         directory = tmp_path / str(n_files)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.bases import temporary_directory
-from zarr_shardstore.io.backends import key_pages
-from zarr_shardstore.io.backends.key_pages import IteratorPages, keys_below, next_page
-from zarr_shardstore.io.local.files import is_side_file
+from zarr_shardstore.io.backends.base import IteratorPages, next_page
+from zarr_shardstore.io.local import files
+from zarr_shardstore.io.local.files import is_side_file, keys_below
 
 SEGMENTS = st.sampled_from(["a", "b", "c", "0", "1", "zarr.json", "x.__lock"])
 PATHS = st.lists(st.lists(SEGMENTS, min_size=1, max_size=5).map("/".join), max_size=12)
@@ -38,7 +38,7 @@ def test_the_keys_are_those_of_a_walk(paths: list[str], prefix: str, n_at_once: 
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_pages, "_NAMES_AT_ONCE", n_at_once)
+        patch.setattr(files, "_NAMES_AT_ONCE", n_at_once)
         keys = list(keys_below(os.path.join(root, ""), prefix))
     assert sorted(keys) == sorted(walked(root, prefix))
     assert list(keys_below(os.path.join(root, ""), prefix)) == walked(root, prefix)
@@ -89,7 +89,7 @@ def test_a_deep_tree_needs_no_deep_stack(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux does")
 def test_closing_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a large directory; also if the pages are only forgotten."""
-    monkeypatch.setattr(key_pages, "_NAMES_AT_ONCE", 2)
+    monkeypatch.setattr(files, "_NAMES_AT_ONCE", 2)
     (tmp_path / "d").mkdir()
     for i in range(9):
         (tmp_path / "d" / str(i)).touch()

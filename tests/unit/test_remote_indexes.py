@@ -11,8 +11,7 @@ from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.shard import build_shard
 from zarr_shardstore.format.sharding_spec import ShardingSpec
-from zarr_shardstore.io.remote.etags import ObjectVersion
-from zarr_shardstore.io.remote.remote_index import RemoteIndexes
+from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
 from zarr_shardstore.shards.requests import Found, Get, GetIndex
 
 LAYOUT = ArrayLayout(

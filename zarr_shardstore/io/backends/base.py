@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from zarr.core.sync import sync
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.io.uploads import Upload
 from zarr_shardstore.shards.requests import Request
+from zarr_shardstore.shards.shard_listing import VersionedKeys
 from zarr_shardstore.shards.shard_writer import ShardWriter
 
 Mode: TypeAlias = Literal["inline", "thread", "async"]
@@ -120,6 +124,44 @@ class Backend(ABC):
 
         The caller must see to it that nothing writes below the directory.
         """
+
+
+class IteratorPages:
+    """Pages of an iterator of keys.
+
+    Thread safety: any thread may call any method; `close` waits for a page that is being read.
+    """
+
+    def __init__(self, keys: Iterator[str]) -> None:
+        self._keys = keys
+        self._lock = threading.Lock()
+
+    def next_page(self, n_keys: int) -> VersionedKeys:
+        """Return at most so many of the next keys; none if there are no more."""
+        with self._lock:
+            return VersionedKeys(islice(self._keys, n_keys))
+
+    def close(self) -> None:
+        """Close what the iterator has open; there are no more keys."""
+        with self._lock:
+            if isinstance(self._keys, Generator):
+                self._keys.close()
+
+
+async def next_page(
+    listed: AsyncIterator[str] | AsyncIterator[tuple[str, object]], n_keys: int
+) -> VersionedKeys:
+    """Return at most so many of the next keys of a store; none if there are no more."""
+    keys: list[str] = []
+    versions: list[object] = []
+    async for item in listed:
+        key, version = (item, None) if isinstance(item, str) else item
+        if not is_hidden(key):
+            keys.append(key)
+            versions.append(version)
+            if len(keys) == n_keys:
+                break
+    return VersionedKeys(keys, versions)
 
 
 class ReplacedMeanwhileError(Exception):

@@ -22,8 +22,13 @@ from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.format.shard import Bytes
-from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, FileOptions, Session
-from zarr_shardstore.io.backends.key_pages import IteratorPages, keys_below
+from zarr_shardstore.io.backends.base import (
+    DEFAULT_FILE_OPTIONS,
+    Backend,
+    FileOptions,
+    IteratorPages,
+    Session,
+)
 from zarr_shardstore.io.backends.store_traits import directory_of
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.index_cache import index_cache
@@ -36,6 +41,7 @@ from zarr_shardstore.io.local.cached_files import (
     reopen,
 )
 from zarr_shardstore.io.local.files import (
+    keys_below,
     link_below,
     link_on_way,
     names_in,

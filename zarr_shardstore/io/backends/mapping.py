@@ -11,8 +11,7 @@ from typing import Any
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.format.ranges import resolve_range
-from zarr_shardstore.io.backends.base import Backend
-from zarr_shardstore.io.backends.key_pages import IteratorPages
+from zarr_shardstore.io.backends.base import Backend, IteratorPages
 from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import (

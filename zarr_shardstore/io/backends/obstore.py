@@ -49,14 +49,11 @@ from zarr_shardstore.io.backends.base import (
     Backend,
     FileOptions,
     ReplacedMeanwhileError,
+    next_page,
 )
-from zarr_shardstore.io.backends.key_pages import next_page
+from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
 from zarr_shardstore.io.backends.zarr_store import MAX_CONCURRENCY, ZarrBackend
 from zarr_shardstore.io.concurrency import gather_bounded
-from zarr_shardstore.io.remote.consolidated_reads import ConsolidatedIndexes
-from zarr_shardstore.io.remote.etags import ObjectVersion, version_of_meta
-from zarr_shardstore.io.remote.object_calls import ObjectReader
-from zarr_shardstore.io.remote.remote_index import RemoteIndexes
 from zarr_shardstore.io.uploads import PART_NBYTES, StreamUpload, Upload
 from zarr_shardstore.shards.requests import (
     Delete,
@@ -112,16 +109,14 @@ class ObstoreBackend(ZarrBackend):
         def identity_of(key: str) -> Hashable:
             return (*identity, key)
 
-        consolidated = ConsolidatedIndexes(self._get_at_most, identity_of)
         self._indexes: RemoteIndexes = RemoteIndexes(
-            self, identity_of, is_static=is_static, consolidated=consolidated
+            self, identity_of, is_static=is_static, read_consolidated=self._get_at_most
         )
         self.has_lasting_versions = True
         self._has_conditions = type(store.store).__name__ != "HTTPStore"
         self._is_probed = False
         self._takes_quotes = True
         self._has_suffixes = type(store.store).__name__ != "AzureStore"
-        self.reads = ObjectReader(store, lambda key, byte_range: self._get_once(key, byte_range))
 
     def optimistic(self) -> Backend | None:
         return _Optimistic(self) if self._has_conditions else None
@@ -186,7 +181,7 @@ class ObstoreBackend(ZarrBackend):
         """List keys as `ObjectStore.list_prefix`, with the versions of their objects."""
         async for page in obstore.list(self.store.store, prefix=prefix):
             for meta in page:
-                yield meta["path"], version_of_meta(meta)
+                yield meta["path"], _version_of(meta)
 
     async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
         return await self._get_with(
@@ -199,7 +194,7 @@ class ObstoreBackend(ZarrBackend):
             value = await reply.bytes_async()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return Found(None, None)
-        version = None if self._is_too_young(reply.meta) else version_of_meta(reply.meta)
+        version = None if self._is_too_young(reply.meta) else _version_of(reply.meta)
         return Found(memoryview(value), version, reply.meta["size"])
 
     async def _get_at_most(self, key: str, max_nbytes: int) -> Found:
@@ -211,7 +206,7 @@ class ObstoreBackend(ZarrBackend):
             value = await reply.bytes_async()
         except FileNotFoundError:
             return Found(None, None)
-        return Found(memoryview(value), version_of_meta(reply.meta), reply.meta["size"])
+        return Found(memoryview(value), _version_of(reply.meta), reply.meta["size"])
 
     def _is_too_young(self, meta: Any) -> bool:
         if type(self.store.store).__name__ != "HTTPStore" or meta["last_modified"] is None:
@@ -242,7 +237,7 @@ class ObstoreBackend(ZarrBackend):
                 except GenericError as error:
                     failure = error
                 try:
-                    found = await self.reads.get(key, None)
+                    found = await self._get(key, None)
                 except Exception:
                     if failure is None:
                         raise
@@ -360,6 +355,15 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and self._object is other._object
+
+
+def _version_of(meta: Any) -> ObjectVersion | None:
+    etag, modified = meta["e_tag"], meta["last_modified"]
+    if etag is None:
+        return None
+    return ObjectVersion(
+        etag, meta["size"], None if modified is None else int(modified.timestamp())
+    )
 
 
 def _range_of(byte_range: ByteRange) -> Any:

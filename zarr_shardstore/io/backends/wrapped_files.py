@@ -59,7 +59,7 @@ class WrappedFilesBackend(ZarrBackend):
         self._root = root
         self.max_requests_at_once = None
         self.replaces_at_once = not is_local_fsspec(innermost(store))  # fsspec writes in place
-        self.reads.has_get_many = False  # each read is checked by itself
+        self._has_get_many = False  # each read is checked by itself
 
     def lock(self, key: str) -> AbstractContextManager[None]:
         overwrites = not self.replaces_at_once
@@ -93,7 +93,7 @@ class WrappedFilesBackend(ZarrBackend):
     async def _perform_one(self, request: Request) -> Any:
         match request:
             case Get(together=None):
-                return await self._get(request)
+                return await self._get_checked(request)
             case DeletePrefix(prefix) if self._removes_through_links(prefix):
                 await asyncio.to_thread(remove_directory, self._root, prefix)
                 return None
@@ -101,7 +101,7 @@ class WrappedFilesBackend(ZarrBackend):
                 return []  # of a file fsspec lists the file itself
         return await super()._perform_one(request)
 
-    async def _get(self, request: Get) -> Found:
+    async def _get_checked(self, request: Get) -> Found:
         path = self._root + request.key
         before, began_ns = state_of(path), time.time_ns()
         found: Found | None = None

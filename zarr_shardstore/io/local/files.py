@@ -13,8 +13,9 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
@@ -248,3 +249,55 @@ def raise_if_broken(error: OSError) -> None:
     """Raise an error of listing a directory, unless it is gone or forbidden."""
     if not isinstance(error, (*NO_FILE, PermissionError)):
         raise error
+
+
+_NAMES_AT_ONCE = 1024
+"""Names of one directory in memory. A directory with fewer names is read completely before its
+keys are listed: a file that is replaced concurrently is not missed, and no directory stays open
+from page to page."""
+
+
+def keys_below(root: str, prefix: str) -> Iterator[str]:
+    """Yield the keys of the files in a directory, recursively; `root` ends with a separator.
+
+    As in ``os.walk``, links to directories are not followed and are no keys, and directories that
+    cannot be listed are left out, unless the disk fails. A link to nothing is no key, either.
+    Unlike in ``os.walk``, the names of a large directory are never all in memory.
+    """
+    todo: list[str | Iterator[tuple[list[str], list[str]]]] = [prefix]
+    while todo:
+        top = todo.pop()
+        parts = _parts_of(root, top) if isinstance(top, str) else top
+        part = next(parts, None)
+        if part is not None:
+            files, directories = part
+            yield from files
+            todo.append(parts)
+            todo += reversed(directories)
+
+
+def _parts_of(root: str, prefix: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield what is directly in a directory: keys of files, prefixes of directories."""
+    try:
+        entries = fs.scan(root + prefix)
+    except OSError as error:
+        raise_if_broken(error)
+        return
+    with entries:
+        while True:
+            try:
+                part = list(islice(entries, _NAMES_AT_ONCE))
+            except OSError as error:
+                raise_if_broken(error)
+                return
+            files: list[str] = []
+            directories: list[str] = []
+            for entry in part:
+                if not is_directory_entry(entry):
+                    if not is_hidden(entry.name) and is_file_entry(entry):
+                        files.append(prefix + entry.name)
+                elif not entry.is_symlink():
+                    directories.append(f"{prefix}{entry.name}/")
+            yield files, directories
+            if len(part) < _NAMES_AT_ONCE:
+                return

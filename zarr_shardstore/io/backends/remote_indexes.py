@@ -1,0 +1,246 @@
+"""Cache of the indexes of remote shards, and the versions that tell whether one is stale.
+
+1. A hit costs no request and is *unverified*. The reply to the next request for bytes of the shard
+   tells its version, and the flow compares.
+2. Where no bytes are read, because a chunk is missing, the flow revalidates: the request has the
+   cached ETag, and the server answers that the object is not modified.
+3. On a miss the consolidated index of the array is read, if there is one. A recorded index is an
+   unverified hit. A store does not read a consolidated index again that was unusable: missing,
+   unreadable, damaged, larger than the cache, or of shards of another form.
+4. Tasks that miss concurrently share one request. Those that joined it get an unverified index,
+   because its bytes may be older than their question.
+5. An index is cached if its version is a strong ETag. Indexes of static objects are always cached,
+   and verified, unless this process wrote to the store while they were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from zarr_shardstore.format.consolidated_index import ConsolidatedIndex
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef
+from zarr_shardstore.io.concurrency import SingleFlight
+from zarr_shardstore.io.index_cache import CachedIndex, index_cache
+from zarr_shardstore.shards.index_reads import found_index, index_get
+from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex
+
+_MAX_LAG_S = 60
+"""From the time that a consolidated index of files names to the time of its own file. After a copy
+of the directory these differ, and so do the times of the shards."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectVersion:
+    """Version of a remote object: an ETag, or the size and the time of a file.
+
+    Two are equal if their ETags are. A consolidated index of local files records no ETags: its
+    versions equal every version with that size and time, with whatever ETag a server shows.
+    """
+
+    etag: str | None
+    size: int | None = None
+    modified_s: int | None = None
+    """Second of the last change, since 1970."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ObjectVersion):
+            return NotImplemented
+        if self.etag is not None and other.etag is not None:
+            return self.etag == other.etag
+        return (self.size, self.modified_s) == (other.size, other.modified_s)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether equal bytes follow from equal versions: a weak ETag promises equal meaning."""
+        return self.etag is not None and not self.etag.startswith("W/")
+
+    def is_listed_as(self, listed: object) -> bool:
+        """Whether a listing shows this version; some servers list ETags without quotes."""
+        if not isinstance(listed, ObjectVersion) or listed.etag is None or not listed.is_strong:
+            return False
+        if self.etag is None:
+            return self == listed
+        return self.etag.strip('"') == listed.etag.strip('"')
+
+
+class _Reader(Protocol):
+    async def read(self, get: Get, unless: ObjectVersion | None = None) -> Found | None:
+        """Read an object or a range of it; ``None``: it still has the version `unless`."""
+
+
+class RemoteIndexes:
+    """Replies to `GetIndex` for one base store.
+
+    `identity_of` is the identity of an object by its key, the same for all stores of the process
+    on this base store. `read_consolidated` reads an object, unless it has more than so many bytes;
+    it is for base stores with ETags. The objects of an `is_static` store have no other writers.
+
+    Thread safety: may be used from any thread and any event loop.
+    """
+
+    def __init__(
+        self,
+        reader: _Reader,
+        identity_of: Callable[[str], Hashable],
+        *,
+        is_static: bool,
+        read_consolidated: Callable[[str, int], Awaitable[Found]] | None = None,
+    ) -> None:
+        self._reader = reader
+        self._identity_of = identity_of
+        self._is_static = is_static
+        self._read_consolidated = read_consolidated
+        self._unusable: set[str] = set()
+        """Keys of consolidated indexes."""
+        self._reads: SingleFlight[FoundIndex] = SingleFlight()
+        self._loads: SingleFlight[tuple[ConsolidatedIndex | None, int | None]] = SingleFlight()
+        self._n_changes = 0
+
+    @contextmanager
+    def changing(self, key: str) -> Iterator[None]:
+        """Drop cached indexes of an object that this process changes within the block."""
+        self._drop(key)
+        try:
+            yield
+        finally:
+            self._drop(key)  # a request within the block may have read the old object
+
+    def _drop(self, key: str) -> None:
+        self._n_changes += 1
+        index_cache.forget(self._identity_of(key))
+        self._unusable.discard(key)
+
+    async def get(self, request: GetIndex) -> FoundIndex:
+        """Return the index of a shard."""
+        scope = self._identity_of(request.key)
+        cached = self._cached(scope, request)
+        may_be_stale = not request.consistent and (
+            not request.revalidate or request.version is not None
+        )
+        if cached is not None or self._read_consolidated is None or not may_be_stale:
+            return await self._get(request, scope, cached)
+        recorded, nbytes = await self._recorded(request.shard)
+        cached = self._cached(scope, request)  # another task may have read it by now
+        if cached is None and recorded is not None:
+            index_cache.put(scope, recorded)
+            cached = recorded
+        found = await self._get(request, scope, cached)
+        return found if nbytes is None else found._replace(consolidated_nbytes=nbytes)
+
+    def _cached(self, scope: Hashable, request: GetIndex) -> CachedIndex | None:
+        item = index_cache.get(scope, request.shard.layout.spec)
+        return item if isinstance(item, CachedIndex) else None
+
+    async def _get(
+        self, request: GetIndex, scope: Hashable, cached: CachedIndex | None
+    ) -> FoundIndex:
+        if cached is not None and not request.consistent:
+            version = cached.version
+            is_verified = self._is_static and not cached.is_recorded
+            if request.revalidate and isinstance(version, ObjectVersion):
+                is_verified |= version.is_listed_as(request.version)
+            if is_verified:
+                return FoundIndex(cached.index, version, cached.size, was_requested=False)
+        if request.revalidate:
+            return await self._read(request, scope, cached)
+        if cached is not None:
+            return FoundIndex(
+                cached.index, cached.version, cached.size, was_requested=False, is_unverified=True
+            )
+        # No version is compared of static objects: a request from before our write is not joined.
+        flight = (scope, self._n_changes) if self._is_static else scope
+        found, is_ours = await self._reads.join(flight, lambda: self._read(request, scope, None))
+        if is_ours:
+            return found
+        return found._replace(was_requested=False, is_unverified=True, value=None)
+
+    async def _read(
+        self, request: GetIndex, scope: Hashable, cached: CachedIndex | None
+    ) -> FoundIndex:
+        """Read an index, or revalidate the cached one."""
+        n_changes = self._n_changes
+        version = None if cached is None else cached.version
+        unless = version if isinstance(version, ObjectVersion) else None
+        reply = await self._reader.read(index_get(request), unless)
+        if reply is None:
+            assert cached is not None, "without a version nothing is not modified"
+            return FoundIndex(cached.index, cached.version, cached.size)
+        found = found_index(request, reply)
+        if cached is not None and cached.is_recorded:  # it is stale, or is now read
+            shard = request.shard
+            consolidated = self._cached_consolidated(shard.layout)
+            if consolidated is not None:
+                consolidated.drop(shard.key[len(shard.layout.prefix) :])
+            index_cache.forget(scope)
+        if found.decoded is None:
+            index_cache.forget(scope)
+            return found
+        if self._is_static:
+            may_cache = n_changes == self._n_changes
+        else:
+            may_cache = isinstance(found.version, ObjectVersion) and found.version.is_strong
+        if may_cache:
+            spec = request.shard.layout.spec
+            index_cache.put(scope, CachedIndex(found.decoded, spec, found.version, found.size))
+        return found
+
+    # ---------------------------------------------------------- consolidated indexes
+
+    async def _recorded(self, shard: ShardRef) -> tuple[CachedIndex | None, int | None]:
+        """Return the recorded index of a shard, and the bytes that were read for it, if any."""
+        layout = shard.layout
+        key = layout.index_key
+        if key is None or key in self._unusable or not index_cache.max_nbytes:
+            return None, None
+        indexes, nbytes = self._cached_consolidated(layout), None
+        if indexes is None:
+            scope = (self._identity_of(key), layout.spec)
+            (indexes, n_read), is_ours = await self._loads.join(
+                scope, lambda: self._load(key, layout)
+            )
+            nbytes = n_read if is_ours else None
+        found = None if indexes is None else indexes.find(shard.key[len(layout.prefix) :])
+        if found is None:
+            return None, nbytes
+        if isinstance(found.version, int):
+            version = ObjectVersion(None, found.size, found.version)
+        else:
+            version = ObjectVersion(found.version, found.size)
+        return CachedIndex(found.index, layout.spec, version, found.size, is_recorded=True), nbytes
+
+    def _cached_consolidated(self, layout: ArrayLayout) -> ConsolidatedIndex | None:
+        if layout.index_key is None:
+            return None
+        item = index_cache.get(self._identity_of(layout.index_key), layout.spec)
+        return item if isinstance(item, ConsolidatedIndex) else None
+
+    async def _load(
+        self, key: str, layout: ArrayLayout
+    ) -> tuple[ConsolidatedIndex | None, int | None]:
+        cached = self._cached_consolidated(layout)
+        if cached is not None:  # another request has just ended
+            return cached, None
+        assert self._read_consolidated is not None, "see `get`"
+        try:
+            found = await self._read_consolidated(key, index_cache.max_nbytes)
+        except Exception:  # S3 forbids missing objects; a real failure shows when a shard is read
+            found = Found(None, None)
+        nbytes = 0 if found.value is None else len(found.value)
+        indexes = None
+        version = found.version
+        if found.value is not None and isinstance(version, ObjectVersion) and version.is_strong:
+            indexes = ConsolidatedIndex.decode(found.value, layout.spec)
+            if indexes is not None and indexes.has_file_times:
+                modified_s = -1 if version.modified_s is None else version.modified_s
+                if abs(modified_s - indexes.written_s) > _MAX_LAG_S:
+                    indexes = None  # the times of the shards are others, too
+        if indexes is None or indexes.nbytes > index_cache.max_nbytes:
+            self._unusable.add(key)
+        if indexes is not None:
+            index_cache.put(self._identity_of(key), indexes)
+        return indexes, nbytes

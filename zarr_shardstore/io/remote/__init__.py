@@ -1,1 +1,0 @@
-"""Shards in object stores: indexes, ETags, calls that zarr's ``Store`` lacks."""
