@@ -71,15 +71,7 @@ _CHUNK_MEMBERS = ("data_type", "chunk_grid", "chunk_memory_layout", "compressor"
 
 
 def check_entry_point(doc: Mapping[str, Any] | None) -> None:
-    """Refuse an entry point that is not that of a known draft hierarchy.
-
-    Raises
-    ------
-    SpecError
-        If it is no JSON object, or the document of a Zarr v3 node.
-    UnsupportedError
-        If the hierarchy has extensions that must be understood, or another key suffix.
-    """
+    """Refuse an entry point that is not that of a known draft hierarchy."""
     if doc is None or not str(doc.get("zarr_format", _CORE)).startswith("https://"):
         raise SpecError(
             "the base store has a zarr.json that is no entry point of a draft hierarchy; a Zarr "
@@ -92,30 +84,13 @@ def check_entry_point(doc: Mapping[str, Any] | None) -> None:
 
 
 def group_of_draft(doc: Mapping[str, Any]) -> Document:
-    """Return the v3 document of a group, from its draft document.
-
-    Raises
-    ------
-    UnsupportedError
-        If the group has extensions that must be understood.
-    """
+    """Return the v3 document of a group, from its draft document."""
     _check_extensions(doc)
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes_of(doc)}
 
 
 def group_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> Document:
-    """Return the draft document of a group, from its v3 document.
-
-    Parameters
-    ----------
-    stored
-        Its draft document as it is stored, whose other members are kept.
-
-    Raises
-    ------
-    UnsupportedError
-        If the draft has no place for a member.
-    """
+    """Return the draft document of a group, from its v3 document."""
     _check_members(doc, V3_GROUP_MEMBERS)
     if doc.get("consolidated_metadata") is not None:
         raise UnsupportedError(
@@ -125,15 +100,7 @@ def group_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = No
 
 
 def array_of_draft(doc: Mapping[str, Any]) -> Document:
-    """Return the v3 document of an array, from its draft document.
-
-    Raises
-    ------
-    SpecError
-        If a member is missing or not valid.
-    UnsupportedError
-        If its chunks cannot be decoded by codecs of v3.
-    """
+    """Return the v3 document of an array, from its draft document."""
     _check_extensions(doc)
     if doc.get("storage_transformers"):
         raise UnsupportedError(
@@ -183,18 +150,6 @@ def array_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = No
     """Return the draft document of an array, from its v3 document.
 
     Members that did not change keep their stored spelling: a fill value ``null`` stays ``null``.
-
-    Parameters
-    ----------
-    stored
-        The draft document as it is stored, if there is one.
-
-    Raises
-    ------
-    SpecError
-        If a member is missing or not valid.
-    UnsupportedError
-        If the draft cannot express the array; the message says what to do.
     """
     translated = _translated_array(doc)
     if stored is None:

@@ -46,8 +46,6 @@ _IS_ODD = re.compile(r"c[0-9].*[0-9]")
 class ChunkSpelling:
     """Spelling of the chunk keys of one draft array, below its directory.
 
-    Examples
-    --------
     >>> spelling = ChunkSpelling(2, "/")
     >>> spelling.to_draft("c/0/1"), spelling.to_v3("c0/1"), spelling.to_v3("c0.1")
     (('c0/1',), 'c/0/1', None)

@@ -88,11 +88,6 @@ class DraftNodes:
         """Return v3 documents of nodes, ``None`` where there is none.
 
         Cost: one round for all, and a listing for each that has no document.
-
-        Raises
-        ------
-        SpecError, UnsupportedError
-            If a document cannot be shown as one of v3; the message names its key.
         """
         keys = [key for path in paths for key in (array_key(path), group_key(path))]
         n_changes = self._revalidate()
@@ -135,11 +130,6 @@ class DraftNodes:
         """Store the v3 document of a node as one of the draft.
 
         The document of the other kind is removed; a missing entry point is written.
-
-        Raises
-        ------
-        SpecError, UnsupportedError
-            If the draft cannot express it; nothing is written then.
         """
         key = v3_key(path)
         doc = _parse(key, value)
@@ -184,13 +174,7 @@ class DraftNodes:
             await self.store.delete(ENTRY_POINT_KEY)
 
     async def check_entry_point(self) -> None:
-        """Refuse a base store that holds another hierarchy than one of the draft.
-
-        Raises
-        ------
-        SpecError, UnsupportedError
-            As `zarr_shardstore.draft.draft_documents.check_entry_point`.
-        """
+        """Refuse a base store that holds another hierarchy than one of the draft."""
         (entry_point,) = await self._get([ENTRY_POINT_KEY])
         if entry_point is not None:
             check_entry_point(parse_json(entry_point))
@@ -252,15 +236,7 @@ class DraftNodes:
         return places
 
     async def places_to_write(self, keys: Sequence[str]) -> list[str]:
-        """Return the places at which values of v3 keys, which are no documents, are written.
-
-        Raises
-        ------
-        SpecError
-            If the draft would take one of the keys for that of a chunk.
-        UnsupportedError
-            If one is the key of a Zarr v2 document.
-        """
+        """Return the places at which values of v3 keys, which are no documents, are written."""
         for key in keys:
             if is_v2_document(key):
                 raise UnsupportedError(

@@ -27,15 +27,6 @@ def choose_chunks_per_shard(grid_shape: Coords, chunk_nbytes: float) -> tuple[Co
     Shards are as near to cubes, counted in chunks, as the grid allows. Several shards along a
     dimension have about the same length. The length need not divide the grid.
 
-    Parameters
-    ----------
-    grid_shape
-        Number of chunks along each dimension.
-    chunk_nbytes
-        Size of a stored chunk in bytes, on average.
-
-    Examples
-    --------
     >>> choose_chunks_per_shard((10, 10), 1000)[0]
     (10, 10)
     >>> choose_chunks_per_shard((391, 282, 94), 100_000)[0]

@@ -30,6 +30,9 @@ The draft has compressors only, as ``https://purl.org/zarr/spec/codec/ID/1.0``.
 A *config* is the parsed JSON object of numcodecs: ``{"id": "gzip", "level": 1}``. In v3 every
 option is spelled out, because codecs of other programs have other defaults.
 
+A codec or an option that is not known, or that the other format has not, raises
+`UnsupportedError`; one that is not complete raises `SpecError`.
+
 Source: Zarr v2, "Metadata"; Zarr v3 core, "Codecs"; numcodecs, ``get_config`` of each codec;
 zarr-python 3, ``zarr.codecs.numcodecs``; zarr-python 2.13 to 2.18, ``zarr/meta.py`` (the draft).
 """
@@ -109,15 +112,9 @@ _MAX_TYPESIZE = 255
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Codecs of a chunk as Zarr v2 has them.
+    """Codecs of a chunk as Zarr v2 has them; filters and compressor are configs.
 
-    Parameters
-    ----------
-    data_type : numpy dtype, optional
-        ``None`` for objects, which the first filter makes bytes of.
-    order : {"C", "F"}
-    filters, compressor
-        numcodecs configurations.
+    ``data_type`` is ``None`` for objects, which the first filter makes bytes of.
     """
 
     data_type: DataType | None
@@ -129,13 +126,6 @@ class Chain:
 def codecs_of_chain(chain: Chain, ndim: int) -> list[Config]:
     """Return the v3 codecs that decode the same bytes to the same values.
 
-    Raises
-    ------
-    UnsupportedError
-        If there are none.
-
-    Examples
-    --------
     >>> [c["name"] for c in codecs_of_chain(Chain(None, "C", [{"id": "vlen-utf8"}]), 1)]
     ['vlen-utf8']
     """
@@ -167,20 +157,7 @@ def codecs_of_chain(chain: Chain, ndim: int) -> list[Config]:
 
 
 def chain_of_codecs(codecs: Any, data_type: Any, ndim: int) -> Chain:
-    """Return what v2 says about bytes that v3 codecs decode.
-
-    Parameters
-    ----------
-    data_type
-        As v3 spells it.
-
-    Raises
-    ------
-    SpecError
-        If a codec is not complete.
-    UnsupportedError
-        If v2 cannot express the codecs.
-    """
+    """Return what v2 says about bytes that v3 codecs decode."""
     order, rest = split_layout(codecs, ndim)
     names = [name_and_options(codec)[0] for codec in rest]
     serializers = [i for i, name in enumerate(names) if name == "bytes" or name in SERIALIZERS]
@@ -217,20 +194,8 @@ def chain_of_codecs(codecs: Any, data_type: Any, ndim: int) -> Chain:
 def codec_of_compressor(config: Mapping[str, Any], itemsize: int) -> Config:
     """Return the v3 codec that decodes what a numcodecs compressor wrote.
 
-    Parameters
-    ----------
-    config
-        With its ``id``.
-    itemsize
-        Bytes of a value of the array; Blosc shuffles by it.
+    Blosc shuffles by the `itemsize` of the values.
 
-    Raises
-    ------
-    UnsupportedError
-        If the compressor, or one of its options, is not known.
-
-    Examples
-    --------
     >>> codec_of_compressor({"id": "zlib", "level": 3}, itemsize=4)
     {'name': 'numcodecs.zlib', 'configuration': {'level': 3}}
     """
@@ -254,13 +219,6 @@ def codec_of_compressor(config: Mapping[str, Any], itemsize: int) -> Config:
 def compressor_of_codec(codec: Any) -> Config:
     """Return the numcodecs configuration, with its ``id``, of a v3 codec that compresses.
 
-    Raises
-    ------
-    UnsupportedError
-        If the codec is none of those above.
-
-    Examples
-    --------
     >>> compressor_of_codec({"name": "zstd", "configuration": {"level": 3}})
     {'id': 'zstd', 'level': 3, 'checksum': False}
     """
@@ -280,13 +238,7 @@ def compressor_of_codec(codec: Any) -> Config:
 
 
 def config_of_draft(compressor: Mapping[str, Any]) -> Config:
-    """Return the numcodecs configuration of a draft document's compressor.
-
-    Raises
-    ------
-    UnsupportedError
-        If its URI is none of those above.
-    """
+    """Return the numcodecs configuration of a draft document's compressor."""
     uri = compressor.get("codec")
     name = uri.removeprefix(_URI).split("/")[0] if isinstance(uri, str) else None
     if name not in _COMPRESSORS or not str(uri).startswith(f"{_URI}{name}/"):
@@ -305,13 +257,7 @@ def draft_compressor(config: Mapping[str, Any]) -> Config:
 
 
 def split_layout(codecs: Any, ndim: int) -> tuple[Order, list[Any]]:
-    """Return the order of values that codecs begin with, and the codecs after that.
-
-    Raises
-    ------
-    UnsupportedError
-        If it is another one than C and F.
-    """
+    """Return the order of values that codecs begin with, and the codecs after that."""
     rest = list(codecs)
     if not rest or name_and_options(rest[0])[0] != "transpose":
         return "C", rest
@@ -327,13 +273,7 @@ def split_layout(codecs: Any, ndim: int) -> tuple[Order, list[Any]]:
 
 
 def bytes_endian(codec: Any) -> Endian | None:
-    """Return the byte order of a ``bytes`` codec.
-
-    Raises
-    ------
-    SpecError
-        If there is no such order.
-    """
+    """Return the byte order of a ``bytes`` codec."""
     endian = name_and_options(codec)[1].get("endian")
     if endian not in ("little", "big", None):
         raise SpecError(f"the codec 'bytes' has no endian {endian!r}")
@@ -341,13 +281,7 @@ def bytes_endian(codec: Any) -> Endian | None:
 
 
 def name_and_options(codec: Any) -> tuple[str, Config]:
-    """Return name and configuration of a v3 codec, which may be spelled as a bare name.
-
-    Raises
-    ------
-    SpecError
-        If it is no codec.
-    """
+    """Return name and configuration of a v3 codec, which may be spelled as a bare name."""
     name = name_of(codec)
     configuration = codec.get("configuration") if isinstance(codec, Mapping) else None
     if isinstance(name, str) and isinstance(configuration, Mapping | None):
@@ -381,12 +315,8 @@ def _codec_of_values(
 ) -> tuple[Config, DataType]:
     """Return the v3 codec of a filter of values, and the data type of its result.
 
-    Parameters
-    ----------
-    data_type
-        Of the values that the filter encodes; ``None`` for bytes.
-    is_first : bool
-        Whether these are the values of the array, which v3 readers have in little-endian order.
+    `data_type` is that of its input, ``None`` for bytes. Before the first filter, v3 readers have
+    the values in little-endian order.
     """
     name: Any = config["id"]
     if data_type is None:

@@ -24,7 +24,8 @@ text         text                                        text
 ===========  ==========================================  ===============================
 
 Structured types are refused: v3 has one byte order for all fields, and the versions of
-zarr-python 3 name the type differently.
+zarr-python 3 name the type differently. `UnsupportedError`: a type or value that is not known, or
+that the other format has not. `SpecError`: a value that is none of its type.
 
 Source: Zarr v3 core, "Data types", "Fill value"; zarr-extensions, "Data types"; Zarr v2, "Data
 type encoding", "Fill value encoding"; zarr-python 2.13 to 2.18, ``zarr/meta.py`` (the draft).
@@ -94,13 +95,6 @@ def endian_of(data_type: DataType) -> Endian | None:
 def parse_numpy(text: Any) -> DataType:
     """Read numpy's and Zarr v2's spelling of a data type.
 
-    Raises
-    ------
-    UnsupportedError
-        If the data type is structured, of objects, or of a size that v3 has not.
-
-    Examples
-    --------
     >>> parse_numpy(">U3").itemsize
     12
     """
@@ -108,15 +102,7 @@ def parse_numpy(text: Any) -> DataType:
 
 
 def parse_v3(data_type: Any, endian: Endian | None) -> DataType:
-    """Read Zarr v3's spelling of a data type, with the byte order of its ``bytes`` codec.
-
-    Raises
-    ------
-    UnsupportedError
-        As `parse_numpy`; also for types of variable length.
-    SpecError
-        If values of several bytes have no byte order.
-    """
+    """Read Zarr v3's spelling of a data type, with the byte order of its ``bytes`` codec."""
     name: Any = data_type
     options: Mapping[str, Any] = {}
     if isinstance(data_type, Mapping):
@@ -129,13 +115,7 @@ def parse_v3(data_type: Any, endian: Endian | None) -> DataType:
 
 
 def parse_draft(data_type: Any) -> DataType:
-    """Read the draft's spelling of a data type: a text, or an extension object.
-
-    Raises
-    ------
-    UnsupportedError
-        As `parse_numpy`.
-    """
+    """Read the draft's spelling of a data type: a text, or an extension object."""
     text = data_type.get("type") if isinstance(data_type, Mapping) else data_type
     if text == "bool":
         text = "|b1"
@@ -164,13 +144,6 @@ def v3_data_type(data_type: DataType) -> str | dict[str, Any]:
 def draft_data_type(data_type: DataType) -> str | dict[str, Any]:
     """Return the draft's spelling, as zarr-python 2.18 writes and reads it.
 
-    Raises
-    ------
-    UnsupportedError
-        If it is a time whose unit zarr-python 2.18 does not take.
-
-    Examples
-    --------
     >>> draft_data_type(parse_numpy("|i1")), draft_data_type(parse_numpy(">i2"))
     ('i1', '>i2')
     """
@@ -189,13 +162,6 @@ def draft_data_type(data_type: DataType) -> str | dict[str, Any]:
 def fill_value_of_v2(value: Any, data_type: DataType) -> Any:
     """Return the v3 fill value for that of a v2 or a draft document.
 
-    Raises
-    ------
-    SpecError
-        If it is no value of the data type.
-
-    Examples
-    --------
     >>> fill_value_of_v2(None, parse_numpy("<c8"))
     [0.0, 0.0]
     """
@@ -218,15 +184,6 @@ def fill_value_of_v2(value: Any, data_type: DataType) -> Any:
 def fill_value_of_v3(value: Any, data_type: DataType) -> Any:
     """Return the fill value for a v2 or a draft document, from that of a v3 document.
 
-    Raises
-    ------
-    SpecError
-        If it is no value of the data type.
-    UnsupportedError
-        If it is a NaN other than the usual one, which only v3 can spell.
-
-    Examples
-    --------
     >>> fill_value_of_v3("0x7fc00000", parse_numpy("<f4"))
     'NaN'
     """

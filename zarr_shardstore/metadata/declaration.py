@@ -85,15 +85,15 @@ def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declare
     """Find the transformers that an array document declares; ``None`` for plain chunks.
 
     A ``sharding_indexed`` that the document or the caller says to leave to zarr is no declaration.
-
-    Raises
-    ------
-    SpecError
-        If the declaration contradicts itself, is not complete, or asks for an impossible shard.
-    UnsupportedError
-        If the sharding has a form, or stands in a place, that is not known.
     """
-    kind, members = format_of(doc), _declaring_members(doc)
+    kind = format_of(doc)
+    members = [] if doc.get("storage_transformers") in (None, []) else ["storage_transformers"]
+    others = ("codecs", "filters", "compressor", "extensions")
+    members += [member for member in others if _mentions(doc.get(member), _NAMES)]
+    if MARKER in doc and not is_native_by_choice(doc):
+        members.append(MARKER)
+    if name_of(doc.get("chunk_key_encoding")) == MARKER:
+        members.append("chunk_key_encoding")
     by_list = kind != "v2" and "storage_transformers" in members
     known = {"v3": {"codecs"}, "v2": {"filters"}, "draft": set[str]()}[kind]
     if by_list:
@@ -109,7 +109,7 @@ def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declare
         return Declared("storage_transformers", _with_sharding(specs, _ndim(doc)))
     if kind == "v2" and members:
         return _declared_by_marker(doc)
-    if not members or native == "passthrough" or is_native_by_choice(doc):
+    if not members or native == "passthrough" or MARKER in doc:  # that is left to zarr by choice
         return None
     return Declared("codec", (sharding_transformer(_spec_of_codec(doc)),))
 
@@ -224,18 +224,6 @@ def sharding_shapes(doc: Mapping[str, Any]) -> list[Any]:
 def has_sharding_codec(doc: Mapping[str, Any]) -> bool:
     """Return whether the codecs of a v3 array document do sharding, in any form."""
     return _mentions(doc.get("codecs"), (_CODEC,))
-
-
-def _declaring_members(doc: Mapping[str, Any]) -> list[str]:
-    """Return the members that declare transformers, in known and unknown forms."""
-    found = [] if doc.get("storage_transformers") in (None, []) else ["storage_transformers"]
-    others = ("codecs", "filters", "compressor", "extensions")
-    found += [member for member in others if _mentions(doc.get(member), _NAMES)]
-    if MARKER in doc and not is_native_by_choice(doc):
-        found.append(MARKER)
-    if name_of(doc.get("chunk_key_encoding")) == MARKER:
-        found.append("chunk_key_encoding")
-    return found
 
 
 def _mentions(value: Any, names: Collection[str]) -> bool:

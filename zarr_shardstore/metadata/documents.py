@@ -140,17 +140,14 @@ def parse_json(data: bytes | memoryview) -> dict[str, Any] | None:
         doc = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return doc if isinstance(doc, dict) and not _is_too_deep(doc, text) else None
+    if not isinstance(doc, dict):
+        return None
+    may_be_deep = text.count(b"{") + text.count(b"[") > _MAX_DEPTH
+    return None if may_be_deep and _is_too_deep(doc) else doc
 
 
 def parse_document(node: Node, data: bytes | memoryview) -> dict[str, Any] | None:
-    """Return the JSON object in the document of an array, as `parse_json`.
-
-    Raises
-    ------
-    SpecError
-        If it cannot be parsed and names sharding: damaged, or nested to do harm.
-    """
+    """As `parse_json`; raise `SpecError` if a document that names sharding cannot be parsed."""
     doc = parse_json(data)
     if doc is None and any(word in bytes(data) for word in _WORDS):
         raise SpecError(
@@ -171,22 +168,14 @@ def is_same_json(one: Any, other: Any) -> bool:
 
 
 def attributes_of(doc: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes in a document of v3 or of the draft.
-
-    Raises
-    ------
-    SpecError
-        If they are no object.
-    """
+    """Return the attributes in a document of v3 or of the draft."""
     attributes = doc.get("attributes") or {}
     if not isinstance(attributes, Mapping):
         raise SpecError(f"attributes are an object, got {attributes!r}")
     return dict(attributes)
 
 
-def _is_too_deep(doc: dict[str, Any], text: bytes) -> bool:
-    if text.count(b"{") + text.count(b"[") <= _MAX_DEPTH:
-        return False
+def _is_too_deep(doc: dict[str, Any]) -> bool:
     level: list[Any] = [doc]
     for _ in range(_MAX_DEPTH):
         below: list[Any] = []
@@ -223,19 +212,10 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class ArrayDocument:
-    """Parsed document of an array: geometry, and storage transformers.
+    """Parsed document of an array: geometry of the chunks, and storage transformers.
 
-    Parameters
-    ----------
-    geometry : Geometry, optional
-        Of the chunks; ``None`` if the document has a chunk grid or a key encoding that is not
-        known here.
-    declaration : optional
-        Form in which the transformers are declared; ``None`` for plain chunks.
-    transformers
-        The storage transformers, nearest to the array first.
-    has_consolidated_index
-        Whether one object holds the indexes of all its shards.
+    The geometry is ``None`` if the chunk grid or the key encoding is not known here, the
+    declaration is ``None`` for plain chunks. The first transformer is the nearest to the array.
     """
 
     node: Node
@@ -262,12 +242,7 @@ def parse_array(
 ) -> ArrayDocument | None:
     """Parse an array document; ``None`` if it describes no array.
 
-    Raises
-    ------
-    SpecError, UnsupportedError
-        As `find_declaration`; also if it is sharded and the keys of its chunks are not known.
-    UnfinishedConversionError
-        If it has the conversion marker.
+    It is refused if it has the conversion marker, or is sharded in a way that is not known here.
     """
     if not is_array_document(node, doc):
         return None
@@ -295,22 +270,33 @@ def parse_array(
 
 def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | None:
     """Return the geometry that a document states, of chunks or of shards; ``None`` if unknown."""
+    style: Any
     try:
         match hierarchy:
             case "draft":
                 grid = doc["chunk_grid"]
                 is_regular = grid["type"] == "regular" and grid.keys() <= _DRAFT_GRID
                 chunk_shape = grid["chunk_shape"]
-                encoding = _encoding("draft", grid.get("separator", "/"))
+                style, separator = "draft", grid.get("separator", "/")
             case "v3":
                 grid = doc["chunk_grid"]
                 is_regular = grid["name"] == "regular" and len(grid["configuration"]) == 1
                 chunk_shape = grid["configuration"]["chunk_shape"]
-                encoding = _v3_encoding(chunk_key_encoding(doc))
+                encoding = chunk_key_encoding(doc)
+                if isinstance(encoding, str):
+                    encoding = {"name": encoding}
+                style, options = encoding["name"], encoding.get("configuration") or {}
+                separator = options.get("separator", "/" if style == "default" else ".")
+                is_regular = (
+                    is_regular
+                    and style in ("default", "v2")
+                    and encoding.keys() <= _EXTENSION_MEMBERS
+                    and options.keys() <= {"separator"}
+                )
             case "v2":
                 is_regular = True
                 chunk_shape = doc["chunks"]
-                encoding = _encoding("v2", doc.get("dimension_separator") or ".")
+                style, separator = "v2", doc.get("dimension_separator") or "."
         shape = doc["shape"]
         are_lists = isinstance(shape, list | tuple) and isinstance(chunk_shape, list | tuple)
         numbers = [*shape, *chunk_shape]
@@ -322,10 +308,11 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
         and len(shape) == len(chunk_shape)
         and all(type(n) is int and n >= 0 for n in numbers)
         and all(n > 0 for n in chunk_shape)
+        and is_separator(style, separator)
     )
-    if not is_sound or encoding is None:
+    if not is_sound:
         return None
-    return Geometry(tuple(shape), tuple(chunk_shape), encoding)
+    return Geometry(tuple(shape), tuple(chunk_shape), ChunkKeyEncoding(style, separator))
 
 
 def chunk_nbytes(doc: Mapping[str, Any], chunk_shape: Coords) -> int | None:
@@ -355,20 +342,6 @@ def has_empty_chunks(doc: Mapping[str, Any]) -> bool:
         return 0 in doc["chunk_grid"]["configuration"]["chunk_shape"]
     except (KeyError, TypeError):
         return False
-
-
-def _v3_encoding(encoding: Any) -> ChunkKeyEncoding | None:
-    if isinstance(encoding, str):
-        encoding = {"name": encoding}
-    name, options = encoding["name"], encoding.get("configuration") or {}
-    is_known = encoding.keys() <= _EXTENSION_MEMBERS and options.keys() <= {"separator"}
-    if not is_known or name not in ("default", "v2"):
-        return None
-    return _encoding(name, options.get("separator", "/" if name == "default" else "."))
-
-
-def _encoding(style: Literal["draft", "default", "v2"], separator: Any) -> ChunkKeyEncoding | None:
-    return ChunkKeyEncoding(style, separator) if is_separator(style, separator) else None
 
 
 # ----------------------------------------------------------------- conversion marker

@@ -37,12 +37,8 @@ _SHARDING_OPTIONS = {"chunks_per_shard", "index_codecs", "index_location"}
 class TransformerSpec:
     """One storage transformer as metadata states it, in any spelling.
 
-    Parameters
-    ----------
-    must_understand : bool
-        Whether values can only be read by a reader that knows the transformer.
-    sharding : ShardingSpec, optional
-        The configuration of a sharding, parsed for the dimensions of its array.
+    A reader that does not know it must refuse the values, if `must_understand`. A sharding is
+    parsed when the dimensions of its array are known.
     """
 
     name: str
@@ -62,28 +58,14 @@ def name_of(extension: Any) -> Any:
 
 
 def check_known_members(value: Mapping[str, Any], known: Set[str], what: str) -> None:
-    """Refuse members that are not known.
-
-    Raises
-    ------
-    UnsupportedError
-        If there are any; the message names them.
-    """
+    """Refuse members that are not known."""
     unknown = sorted(value.keys() - known)
     if unknown:
         raise UnsupportedError(f"{what} has the members {unknown}, which are not known here")
 
 
 def transformer_specs(transformers: Any) -> tuple[TransformerSpec, ...]:
-    """Read a list of storage transformers, of known and unknown names.
-
-    Raises
-    ------
-    SpecError
-        If it is no list, or an item has no name, or a configuration that is no object.
-    UnsupportedError
-        If a sharding has another format than ``"indexed"``, or members that are not known.
-    """
+    """Read a list of storage transformers, of known and unknown names."""
     if not isinstance(transformers, Sequence) or isinstance(transformers, str | bytes):
         raise SpecError(f"storage_transformers is a list, got {transformers!r}")
     return tuple(map(_transformer_spec, transformers))
@@ -154,26 +136,12 @@ def sharding_transformer(spec: ShardingSpec) -> TransformerSpec:
 
 
 def sharding_spec(transformer: TransformerSpec, ndim: int) -> ShardingSpec:
-    """Return the sharding that a transformer of this name does, parsed if it is not yet.
-
-    Raises
-    ------
-    SpecError, UnsupportedError
-        As `parse_sharding`.
-    """
+    """Return the sharding that a transformer of this name does, parsed if it is not yet."""
     return transformer.sharding or parse_sharding(transformer.configuration, ndim)
 
 
 def parse_sharding(configuration: Mapping[str, Any], ndim: int) -> ShardingSpec:
-    """Read the configuration of a ``sharding`` transformer of an array of `ndim` dimensions.
-
-    Raises
-    ------
-    SpecError
-        If chunks_per_shard is missing or not one number for each dimension.
-    UnsupportedError
-        If it has index codecs, or members, that are not known.
-    """
+    """Read the configuration of a ``sharding`` transformer of an array of `ndim` dimensions."""
     check_known_members(configuration, _SHARDING_OPTIONS, "the sharding transformer")
     cps = configuration.get("chunks_per_shard")
     if not isinstance(cps, Sequence) or isinstance(cps, str):
@@ -200,15 +168,7 @@ def index_codecs(form: IndexFormat) -> list[dict[str, Any]]:
 
 
 def index_format(configuration: Mapping[str, Any]) -> IndexFormat:
-    """Return the index that ``index_codecs`` and ``index_location`` describe.
-
-    Raises
-    ------
-    SpecError
-        If there are no index codecs.
-    UnsupportedError
-        If they, or the location, are not known.
-    """
+    """Return the index that ``index_codecs`` and ``index_location`` describe."""
     location, codecs = configuration.get("index_location", "end"), configuration.get("index_codecs")
     if not isinstance(codecs, Sequence) or isinstance(codecs, str):
         raise SpecError(f"index_codecs is a list, got {codecs!r}")

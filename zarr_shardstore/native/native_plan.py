@@ -108,13 +108,7 @@ class DocumentChange:
 
 
 def plan_to_native(docs: Documents, paths: Iterable[str] | None, ome: bool) -> DocumentChange:
-    """Make the selected nodes v3, and sharded by the codec.
-
-    Raises
-    ------
-    SpecError, UnsupportedError
-        If a document is not valid, or v3 cannot express it; the message names the node.
-    """
+    """Make the selected nodes v3, and sharded by the codec."""
     change = DocumentChange(docs, paths)
     for path in change.selected:
         with _naming(path):
@@ -130,13 +124,7 @@ def plan_to_native(docs: Documents, paths: Iterable[str] | None, ome: bool) -> D
 def plan_from_native(
     docs: Documents, paths: Iterable[str] | None, zarr_format: Literal[2, 3]
 ) -> DocumentChange:
-    """Make the selected nodes ones that are sharded by a transformer.
-
-    Raises
-    ------
-    SpecError, UnsupportedError
-        If a document is not valid, or the format cannot express it; the message names the node.
-    """
+    """Make the selected nodes ones that are sharded by a transformer."""
     change = DocumentChange(docs, paths)
     step = _make_v2 if zarr_format == 2 else _make_transformed
     for path in change.selected:

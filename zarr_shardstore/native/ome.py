@@ -39,13 +39,6 @@ _FROM, _TO = "0.4", "0.5"
 def to_ome_05(attributes: Mapping[str, Any]) -> Attributes:
     """Return attributes of a group as OME-Zarr 0.5 has them; the same if they are none of 0.4.
 
-    Raises
-    ------
-    UnsupportedError
-        If they are of another version than 0.4, or of two versions.
-
-    Examples
-    --------
     >>> to_ome_05({"labels": ["cells"], "mine": 1})
     {'mine': 1, 'ome': {'version': '0.5', 'labels': ['cells']}}
     """

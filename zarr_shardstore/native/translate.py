@@ -89,13 +89,7 @@ _MASKED = "_FillValue"
 
 
 def declared_by_codec(doc: Mapping[str, Any]) -> Document:
-    """Return a v3 array document that every v3 reader reads; the same if it is that already.
-
-    Raises
-    ------
-    SpecError, UnsupportedError
-        If the array has other storage transformers than one sharding, or another chunk grid.
-    """
+    """Return a v3 array document that every v3 reader reads; the same if it is that already."""
     declared = find_declaration(doc, "passthrough")
     if declared is None:
         return dict(doc)
@@ -109,13 +103,7 @@ def declared_by_codec(doc: Mapping[str, Any]) -> Document:
 
 
 def declared_by_transformers(doc: Mapping[str, Any]) -> Document:
-    """Return a v3 array document with a storage transformer for its sharding codec, if any.
-
-    Raises
-    ------
-    SpecError, UnsupportedError
-        If the sharding codec has a form that the transformer has not.
-    """
+    """Return a v3 array document with a storage transformer for its sharding codec, if any."""
     declared = find_declaration(doc)
     if declared is None or declared.how != "codec":
         return dict(doc)
@@ -124,15 +112,7 @@ def declared_by_transformers(doc: Mapping[str, Any]) -> Document:
 
 
 def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
-    """Return the native v3 document of a v2 array, sharded or not.
-
-    Raises
-    ------
-    SpecError
-        If a member is missing or not valid.
-    UnsupportedError
-        If v3 cannot express the array.
-    """
+    """Return the native v3 document of a v2 array, sharded or not."""
     has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
     _check_members(doc, _V2_MEMBERS)
     _check_geometry(doc)
@@ -179,15 +159,7 @@ def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Docume
 
 
 def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
-    """Return the v2 document of a v3 array, with our marker if it is sharded, and its attributes.
-
-    Raises
-    ------
-    SpecError
-        If a member is missing or not valid.
-    UnsupportedError
-        If v2 cannot express the array.
-    """
+    """Return the v2 document of a v3 array, marked if it is sharded, and its attributes."""
     has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
     _check_geometry(doc)
     declared = find_declaration(doc)
@@ -262,12 +234,6 @@ def to_attributes(
     """Return attributes and fill value of a v2 array, from those of v3 and its dimension names.
 
     Where xarray masks nothing, a fill value of zero becomes ``null``, which stands for zero too.
-
-    Raises
-    ------
-    UnsupportedError
-        If only some dimensions have names, or the attribute has other names, or the value that
-        is masked is not the fill value.
     """
     if names is None or (isinstance(names, list) and all(name is None for name in names)):
         return dict(attributes), fill_value
