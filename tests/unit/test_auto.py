@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from zarr_shardstore.format.grid import chunk_grid_shape
+from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.metadata.auto_shards import MAX_SHARD_NBYTES, choose_chunks_per_shard
 
 MIN_SHARD_NBYTES = 10_000_000

@@ -22,8 +22,14 @@ from zarr_shardstore.format.consolidated_index import (
     with_consolidated_index,
     without_consolidated_index,
 )
-from zarr_shardstore.format.index import DRAFT_INDEX, MISSING, ZEP2_INDEX, IndexFormat, ShardIndex
-from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.format.index import (
+    DRAFT_INDEX,
+    MISSING,
+    ZEP2_INDEX,
+    IndexFormat,
+    ShardIndex,
+    ShardingSpec,
+)
 
 SPEC = ShardingSpec((2, 1), ZEP2_INDEX)
 FIELDS = [(258, 5), (MISSING, MISSING)]

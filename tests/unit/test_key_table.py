@@ -11,11 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zarr_shardstore.format import key_table
-from zarr_shardstore.format.index import DRAFT_INDEX
+from zarr_shardstore.format.index import DRAFT_INDEX, ShardingSpec
 from zarr_shardstore.format.key_table import KeyTable
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ArrayLayout
-from zarr_shardstore.format.sharding_spec import ShardingSpec
 
 PREFIXES = {"draft": ("data/root/a/", "data/root/a.b/c/"), "default": ("", "a/", "a.1/c/0/")}
 ENCODINGS = [

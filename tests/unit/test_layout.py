@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_shardstore.format.grid import coords_of_entries
-from zarr_shardstore.format.index import DRAFT_INDEX
+from zarr_shardstore.format.index import DRAFT_INDEX, ShardingSpec
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Style
-from zarr_shardstore.format.layout import ArrayLayout
-from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.format.layout import ArrayLayout, coords_of_entries
 
 Separator = Literal["/", "."]
 

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.index import DRAFT_INDEX, ZEP2_INDEX, IndexDamageError, IndexFormat
+from zarr_shardstore.format.index import (
+    DRAFT_INDEX,
+    MAX_ENTRIES,
+    ZEP2_INDEX,
+    IndexDamageError,
+    IndexFormat,
+    ShardingSpec,
+)
 from zarr_shardstore.format.shard import (
     build_shard,
     check_order,
@@ -16,7 +23,6 @@ from zarr_shardstore.format.shard import (
     order_entries,
     split_shard,
 )
-from zarr_shardstore.format.sharding_spec import MAX_ENTRIES, ShardingSpec
 
 # chunks_per_shard (2, 2): chunk (0, 1) is "bb", (1, 1) is "dddd", (1, 0) is empty, (0, 0) missing.
 DATA = b"bb" + b"dddd"

@@ -16,8 +16,7 @@ from zarr_shardstore.arrays.array_cache import ArrayCache, CachedArray, Generati
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError
-from zarr_shardstore.format.grid import is_inside
-from zarr_shardstore.format.index import DRAFT_INDEX
+from zarr_shardstore.format.index import DRAFT_INDEX, ShardingSpec
 from zarr_shardstore.format.keys import (
     DRAFT_DATA_ROOT,
     ChunkKeyEncoding,
@@ -27,9 +26,8 @@ from zarr_shardstore.format.keys import (
     odd_candidates,
     v3_candidates,
 )
-from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef, is_inside
 from zarr_shardstore.format.ranges import ByteRange
-from zarr_shardstore.format.sharding_spec import ShardingSpec
 from zarr_shardstore.metadata.documents import Node, node_of_document
 from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.requests import Flow

@@ -12,9 +12,8 @@ from zarr_shardstore.format.consolidated_index import (
     CONSOLIDATED_INDEX_NAME,
     without_consolidated_index,
 )
-from zarr_shardstore.format.grid import is_inside
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.layout import ArrayLayout, is_inside
 from zarr_shardstore.metadata.declaration import Native, strip
 from zarr_shardstore.metadata.documents import ArrayDocument, Node, chunk_nbytes, parse_array
 from zarr_shardstore.shards.read import ReadOptions

@@ -14,9 +14,9 @@ from zarr_shardstore.arrays.policy import NewArrays
 from zarr_shardstore.arrays.registry import check_known
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.consolidated_index import without_consolidated_index
-from zarr_shardstore.format.grid import chunk_grid_shape
+from zarr_shardstore.format.index import ShardingSpec
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.inspect.find import FoundArray
 from zarr_shardstore.metadata.declaration import (
     MARKER,

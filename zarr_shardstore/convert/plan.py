@@ -15,10 +15,10 @@ from zarr_shardstore.convert.regions import ArrayLocation, block_shape, random_c
 from zarr_shardstore.convert.report import Action
 from zarr_shardstore.convert.task import ArrayTask
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.grid import chunk_grid_shape
+from zarr_shardstore.format.index import ShardingSpec
 from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.format.sharding_spec import ShardingSpec
 from zarr_shardstore.inspect.find import quoted, select_paths
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata.auto_shards import choose_chunks_per_shard

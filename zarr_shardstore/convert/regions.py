@@ -20,7 +20,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.format.grid import (
+from zarr_shardstore.format.index import ShardingSpec
+from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
+from zarr_shardstore.format.layout import (
+    ArrayLayout,
     Box,
     chunk_grid_shape,
     coords_of_entries,
@@ -28,10 +31,7 @@ from zarr_shardstore.format.grid import (
     grid_box,
     is_inside,
 )
-from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
-from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.shard import EntryOrder, order_entries
-from zarr_shardstore.format.sharding_spec import ShardingSpec
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.shards.requests import CloseListing, KeyCursor, ListPage
 

@@ -1,4 +1,4 @@
-"""Checks of arguments of users: whole numbers, lists, paths. Each error names the argument."""
+"""Checks of arguments of users. Each `SpecError` names the argument."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from zarr_shardstore.errors import SpecError
 
 
 def whole_number(name: str, value: object, minimum: int = 0) -> int:
-    """Return `value` as an int; numpy's integers are taken as well.
-
-    Raises
-    ------
-    SpecError
-        If it is no whole number, or less than `minimum`.
-    """
+    """Return `value` as an int; numpy's integers are taken as well."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -28,51 +22,27 @@ def whole_number(name: str, value: object, minimum: int = 0) -> int:
 
 
 def items_of(name: str, given: object) -> list[Any]:
-    """Return the items of an iterable. A text is refused, although Python iterates over it.
-
-    Raises
-    ------
-    SpecError
-        If it is no iterable.
-    """
+    """Return the items of an iterable. A text is refused, although Python iterates over it."""
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise SpecError(f"{name} is a list, got {short(given)}")
     return list(given)
 
 
 def array_path(path: object) -> str:
-    """Return the path of an array or a group without slashes around it.
-
-    Raises
-    ------
-    SpecError
-        If it is no text.
-    """
+    """Return the path of an array or a group without slashes around it."""
     if not isinstance(path, str):
         raise SpecError(f"path is a str, got {short(path)}")
     return path.strip("/")
 
 
 def paths_of(paths: object) -> list[str]:
-    """Return one path, or each of several, without slashes around it.
-
-    Raises
-    ------
-    SpecError
-        If one is no text.
-    """
+    """Return one path, or each of several, without slashes around it."""
     given = [paths] if isinstance(paths, str) else items_of("paths", paths)
     return [array_path(path) for path in given]
 
 
 def storage_options_of(options: object) -> dict[str, Any] | None:
-    """Return options for fsspec; ``None`` if there are none.
-
-    Raises
-    ------
-    SpecError
-        If they are no mapping.
-    """
+    """Return options for fsspec; ``None`` if there are none."""
     if options is not None and not isinstance(options, Mapping):
         raise SpecError(f"storage_options is a mapping of options for fsspec, got {short(options)}")
     return dict(options) if options else None

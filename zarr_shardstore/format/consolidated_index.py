@@ -28,8 +28,7 @@ import crc32c
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.format.index import ShardIndex
-from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.format.index import ShardIndex, ShardingSpec
 
 CONSOLIDATED_INDEX_NAME = "__shards.index"
 """Follows the prefix of the chunk keys of the array."""
@@ -99,19 +98,14 @@ class ConsolidatedIndexWriter:
 
 
 class ConsolidatedIndex:
-    """Decoded object; each shard index is decoded when it is asked for.
-
-    Parameters
-    ----------
-    written_s : int
-        Time of writing by the clock of the writer, in whole seconds since 1970.
-    """
+    """Decoded object; each shard index is decoded when it is asked for."""
 
     def __init__(
         self, spec: ShardingSpec, written_s: int, blobs: dict[str, _Blob], data: memoryview
     ) -> None:
         self.spec = spec
         self.written_s = written_s
+        """Time of writing by the clock of the writer, in whole seconds since 1970."""
         self.was_used = False
         """For the cache of indexes."""
         self._blobs = blobs

@@ -1,4 +1,4 @@
-"""Shard index: offset and size of each entry of a shard.
+"""Sharding of an array, and the index of a shard: offset and size of each entry.
 
 ::
 
@@ -16,13 +16,17 @@ no checksum); ZEP 2, "Binary shard format" (index_codecs, index_location).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import crc32c
 import numpy as np
 import numpy.typing as npt
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.keys import Coords
 
 MISSING = 2**64 - 1
 """Both fields of a missing entry (draft, "Binary shard format")."""
@@ -75,28 +79,17 @@ ZEP2_INDEX = IndexFormat(checksum=True)
 
 
 class ShardIndex:
-    """A decoded shard index.
-
-    Parameters
-    ----------
-    fields : ndarray
-        Shape ``(n_entries, 2)``, uint64, columns offset and nbytes, entries in C order.
-    """
+    """A decoded shard index."""
 
     __slots__ = ("fields",)
 
     def __init__(self, fields: npt.NDArray[np.uint64]) -> None:
         self.fields = fields
+        """Shape ``(n_entries, 2)``, columns offset and nbytes, entries in C order."""
 
     @classmethod
     def decode(cls, data: bytes | memoryview, n_entries: int, form: IndexFormat) -> ShardIndex:
-        """Decode the bytes of an index.
-
-        Raises
-        ------
-        IndexDamageError
-            If there are too few bytes, or the checksum does not match.
-        """
+        """Decode an index; `IndexDamageError` if its size or its checksum is wrong."""
         expected = form.nbytes(n_entries)
         if len(data) != expected:
             raise IndexDamageError(
@@ -130,15 +123,7 @@ class ShardIndex:
     ) -> list[tuple[int, int] | None]:
         """Return offsets and nbytes of entries; ``None`` for those that are missing.
 
-        Parameters
-        ----------
-        shard_nbytes
-            Size of the shard, to refuse entries that leave it; ``None``: they are not checked.
-
-        Raises
-        ------
-        IndexDamageError
-            As `check_entry`.
+        They are checked as by `check_entry`, if the size of the shard is known.
         """
         start, stop = (0, 0) if shard_nbytes is None else self._data_range(shard_nbytes, form)
         entries: list[tuple[int, int] | None] = []
@@ -158,13 +143,7 @@ class ShardIndex:
         return np.flatnonzero((self.fields != MISSING).any(axis=1))
 
     def check_entry(self, entry_id: int, shard_nbytes: int, form: IndexFormat) -> None:
-        """Refuse an entry that leaves the shard or runs into the index.
-
-        Raises
-        ------
-        IndexDamageError
-            With the entry and its byte range.
-        """
+        """Raise `IndexDamageError` for an entry that leaves the shard or runs into the index."""
         entry = self.entry(entry_id)
         if entry is None:
             return
@@ -202,3 +181,46 @@ class ShardIndex:
         if form.location == "start":
             return index_nbytes, shard_nbytes
         return 0, shard_nbytes - index_nbytes
+
+
+MAX_ENTRIES = 2**24
+"""Most entries in a shard; their index is 256 MiB. A document that asks for more is a mistake
+or an attack, and is refused before memory is allocated."""
+
+
+def check_chunks_per_shard(value: Sequence[int]) -> Coords:
+    """Return `value` as a tuple of ints; `SpecError` if one is below 1, or all are too many."""
+    for n in value:
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise SpecError(
+                f"chunks_per_shard is a whole number of at least 1 for each dimension, got {n!r} "
+                f"in {list(value)!r}"
+            )
+    if math.prod(value) > MAX_ENTRIES:
+        raise SpecError(
+            f"chunks_per_shard {list(value)!r} asks for {math.prod(value)} entries in "
+            f"a shard, at most {MAX_ENTRIES} are supported"
+        )
+    return tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingSpec:
+    """Parameters of the sharding of one array, in whatever form they were declared.
+
+    They are checked by `check_chunks_per_shard`.
+    """
+
+    chunks_per_shard: Coords
+    """Entries along each dimension; ``()`` for a 0-d array."""
+    index: IndexFormat
+    n_entries: int = field(init=False, compare=False, repr=False)
+    """Number of entries in a shard; one for a 0-d array."""
+    index_nbytes: int = field(init=False, compare=False, repr=False)
+    """Size of the encoded index, in bytes."""
+
+    def __post_init__(self) -> None:
+        check_chunks_per_shard(self.chunks_per_shard)
+        n_entries = math.prod(self.chunks_per_shard)
+        object.__setattr__(self, "n_entries", n_entries)
+        object.__setattr__(self, "index_nbytes", self.index.nbytes(n_entries))

@@ -58,30 +58,19 @@ ReadAt = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class JournalHeader:
-    """Form and state of the shard of a journal, and its last writer.
-
-    Parameters
-    ----------
-    has_checksum
-        Whether four bytes of crc32c follow the index.
-    n_entries
-        Entries of the shard.
-    owner
-        Number of the writer that changed the shard last: it knows the index as it is.
-    index_start
-        Offset of the index in the shard, in bytes.
-    data_end
-        No entry ever used a byte from here up to the index.
-    number
-        Of the state of the shard; each change makes the next one, modulo 2³².
-    """
+    """Form and state of the shard of a journal, and its last writer."""
 
     has_checksum: bool
+    """Whether four bytes of crc32c follow the index."""
     n_entries: int
     owner: int
+    """Number of the writer that changed the shard last: it knows the index as it is."""
     index_start: int
+    """Offset of the index in the shard, in bytes."""
     data_end: int
+    """No entry ever used a byte from here up to the index."""
     number: int
+    """Of the state of the shard; each change makes the next one, modulo 2³²."""
 
     @property
     def index_nbytes(self) -> int:
@@ -112,38 +101,24 @@ ChangedEntry: TypeAlias = tuple[int, bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Record of a change of the index: the entries before and after.
-
-    Parameters
-    ----------
-    old_crc, new_crc
-        crc32c of all entries of the index, before and after.
-    data_end
-        As in the header, after the change.
-    entries
-        Those that change.
-    """
+    """Record of a change of the index: the entries before and after."""
 
     old_crc: int
     new_crc: int
+    """crc32c of all entries of the index, before and after."""
     data_end: int
+    """As in the header, after the change."""
     entries: Sequence[ChangedEntry]
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Record of a move: the index is copied to another place, behind a larger gap.
-
-    Parameters
-    ----------
-    crc
-        crc32c of all entries of the index.
-    index_start
-        New offset, in bytes.
-    """
+    """Record of a move: the index is copied to another place, behind a larger gap."""
 
     crc: int
+    """crc32c of all entries of the index."""
     index_start: int
+    """New offset, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +141,12 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Writes that make a shard whole after its last change was cut off.
-
-    Parameters
-    ----------
-    writes
-        Offset and bytes of each write.
-    size
-        Size of the file in bytes, if it must be cut.
-    """
+    """Writes that make a shard whole after its last change was cut off."""
 
     writes: Sequence[tuple[int, bytes]] = ()
+    """Offset and bytes of each write."""
     size: int | None = None
+    """Size of the file in bytes, if it must be cut."""
 
 
 def encode_record(header: bytes, record: Change | Move) -> bytes:
@@ -230,19 +199,10 @@ def _decode_record(header: bytes, data: memoryview) -> Change | Move | None:
 
 
 def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | None:
-    """Return the repair of a shard whose last change may have been cut off.
+    """Return the repair of a shard of `size` bytes whose last change may have been cut off.
 
-    A change whose entries are all stored is finished, any other is undone.
-
-    Parameters
-    ----------
-    size
-        Size of the shard in bytes.
-
-    Returns
-    -------
-    Repair or None
-        ``None`` if the shard is whole, or is not what this change left.
+    A change whose entries are all stored is finished, any other is undone. ``None``: the shard is
+    whole, or is not what this change left.
     """
     if journal is None or journal.record is None:
         return None

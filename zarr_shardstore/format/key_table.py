@@ -32,7 +32,7 @@ class KeyTable:
     --------
     >>> from zarr_shardstore.format.index import DRAFT_INDEX
     >>> from zarr_shardstore.format.keys import ChunkKeyEncoding
-    >>> from zarr_shardstore.format.sharding_spec import ShardingSpec
+    >>> from zarr_shardstore.format.index import ShardingSpec
     >>> layout = ArrayLayout("a", "a/", ChunkKeyEncoding("default", "/"), (100, 100),
     ...                      ShardingSpec((32, 2), DRAFT_INDEX))
     >>> translate = KeyTable(layout).translate

@@ -52,12 +52,7 @@ _IS_SEPARATOR = re.compile(r"/|[^0-9/\\\x00]+")
 def check_key(key: str) -> None:
     """Refuse a key that could name an object outside the store, or one object twice.
 
-    Raises
-    ------
-    SpecError
-        If `key` is empty or absolute, ends with ``/``, has an empty, ``.`` or ``..``
-        segment, contains NUL or half of a surrogate pair, or has the name of a lock, a journal or
-        a temporary file.
+    It raises `SpecError`, also for the name of a lock, a journal or a temporary file.
     """
     if not isinstance(key, str):
         raise SpecError(f"a key is a str, got {type(key).__name__}: {key!r}")
@@ -81,10 +76,7 @@ def check_key(key: str) -> None:
 def check_prefix(prefix: str) -> str:
     """Return `prefix` in the form that flows use; the draft's ``"/"`` (every key) is ``""``.
 
-    Raises
-    ------
-    SpecError
-        As `check_key`, except that a prefix may be empty and may end with one ``/``.
+    It is checked as by `check_key`, but may be empty and may end with one ``/``.
     """
     if not isinstance(prefix, str):
         raise SpecError(f"a prefix is a str, got {type(prefix).__name__}: {prefix!r}")

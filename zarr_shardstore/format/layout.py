@@ -3,12 +3,14 @@
 The coordinates of a shard are those of its chunks divided by chunks_per_shard and floored. Its
 key spells them as the array spells its chunk keys.
 
-Source: sharding storage transformer draft, "Key & value transformation".
+All shapes and coordinates are tuples of Python ints, one per dimension: no overflow.
+
+Source: sharding storage transformer draft, "Key & value transformation" (floor division) and
+"Binary shard format" (row-major order of entries).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,47 +19,79 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.format.grid import (
-    Box,
-    coords_of_entries,
-    entries_in_box,
-    entry_id_of,
-    grid_box,
-    is_inside,
-    n_in_grid_box,
-    numbers_begun,
-    shard_coords_of,
-)
+from zarr_shardstore.format.index import ShardingSpec
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
-from zarr_shardstore.format.sharding_spec import ShardingSpec
 
-_MANY_KEYS = 32
-"""Fewer keys are spelled faster one by one than together."""
+Box = tuple[tuple[int, int], ...]
+"""A half-open range ``(start, stop)`` for each dimension."""
 
-_N_TAILS = 64
-"""Least number of keys that share the text of their leading coordinates, which takes 1 µs."""
+
+def chunk_grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords:
+    """Return the number of chunks along each dimension; the last may hang over the edge."""
+    return tuple(-(-s // c) for s, c in zip(shape, chunk_shape, strict=True))
+
+
+def is_inside(coords: Coords, grid_shape: Coords) -> bool:
+    """Whether `coords` lie in the grid."""
+    return all(c < n for c, n in zip(coords, grid_shape, strict=True))
+
+
+def shard_coords_of(chunk_coords: Coords, chunks_per_shard: Coords) -> Coords:
+    """Return the coordinates of the shard that holds a chunk.
+
+    >>> shard_coords_of((96, 18), (32, 2))
+    (3, 9)
+    """
+    return tuple(c // n for c, n in zip(chunk_coords, chunks_per_shard, strict=True))
+
+
+def coords_of_entries(
+    entry_ids: npt.ArrayLike, shard_coords: Coords, chunks_per_shard: Coords
+) -> list[Coords]:
+    """Return the chunk coordinates of entries of one shard, in the order given."""
+    ids = np.asarray(entry_ids, dtype=np.intp)
+    if not chunks_per_shard:
+        return [()] * len(ids)
+    local = np.unravel_index(ids, chunks_per_shard)
+    columns = [
+        [s * n + c for c in dim.tolist()]
+        for dim, s, n in zip(local, shard_coords, chunks_per_shard, strict=True)
+    ]
+    return list(zip(*columns, strict=True))
+
+
+def grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords | None) -> Box:
+    """Return the chunk coordinates that one shard covers, clipped to the grid if it is known."""
+    box = [(s * n, (s + 1) * n) for s, n in zip(shard_coords, chunks_per_shard, strict=True)]
+    if grid_shape is not None:
+        box = [(lo, max(lo, min(hi, n))) for (lo, hi), n in zip(box, grid_shape, strict=True)]
+    return tuple(box)
+
+
+def n_in_grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords | None) -> int:
+    """Count the chunks in a `grid_box` without making it: each write needs the number."""
+    if grid_shape is None:
+        return math.prod(chunks_per_shard)
+    n_chunks = 1
+    for s, n, size in zip(shard_coords, chunks_per_shard, grid_shape, strict=True):
+        n_chunks *= max(0, min(n, size - s * n))
+    return n_chunks
+
+
+def entries_in_box(
+    box: Box, shard_coords: Coords, chunks_per_shard: Coords
+) -> npt.NDArray[np.intp]:
+    """Return ascending ids of the entries of one shard whose coordinates lie in `box`."""
+    ids = np.zeros(1, dtype=np.intp)
+    for (start, stop), s, n in zip(box, shard_coords, chunks_per_shard, strict=True):
+        local = np.arange(max(start - s * n, 0), max(min(stop - s * n, n), 0), dtype=np.intp)
+        ids = (ids[:, None] * n + local[None, :]).reshape(-1)
+    return ids
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
     """Keys of the chunks and the shards of one sharded array.
-
-    Parameters
-    ----------
-    path : str
-        Path of the array, ``""`` for the root.
-    prefix : str
-        Text before the suffix in each of its keys: ``""`` or ends with ``/``.
-    encoding : ChunkKeyEncoding
-        Spelling of coordinates, the same for chunks and for shards.
-    grid_shape : tuple of int, optional
-        Number of chunks along each dimension; ``None`` if no metadata tells it.
-    spec : ShardingSpec
-        Sharding of the array.
-    index_key : str, optional
-        Key of the consolidated index, if the metadata declares one.
-    chunk_nbytes : int, optional
-        Size of a decoded chunk in bytes, if the data type tells.
 
     Examples
     --------
@@ -70,12 +104,18 @@ class ArrayLayout:
     """
 
     path: str
+    """Path of the array, ``""`` for the root."""
     prefix: str
+    """Text before the suffix in each of its keys: ``""`` or ends with ``/``."""
     encoding: ChunkKeyEncoding
+    """Spelling of coordinates, the same for chunks and for shards."""
     grid_shape: Coords | None
+    """Number of chunks along each dimension; ``None`` if no metadata tells it."""
     spec: ShardingSpec
     index_key: str | None = field(default=None, compare=False)
+    """Key of the consolidated index, if the metadata declares one."""
     chunk_nbytes: int | None = field(default=None, compare=False)
+    """Size of a decoded chunk in bytes, if the data type tells."""
 
     @property
     def ndim(self) -> int:
@@ -110,7 +150,10 @@ class ArrayLayout:
             shard = self.shard(shard_coords)
             if shards is not None:
                 shards[id(self), shard_coords] = shard
-        return ChunkRef(key, shard, entry_id_of(coords, cps))
+        entry_id = 0
+        for c, n in zip(coords, cps, strict=True):
+            entry_id = entry_id * n + c % n
+        return ChunkRef(key, shard, entry_id)
 
     def shard(self, coords: Coords) -> ShardRef:
         """Return the shard at shard coordinates `coords`."""
@@ -147,11 +190,22 @@ class ShardRef:
 
     def chunk_keys(self, entry_ids: npt.NDArray[np.intp]) -> list[str]:
         """Return the keys of the chunks that are these entries, in the order given."""
-        if self.layout.ndim == 0:
+        layout, cps = self.layout, self.layout.spec.chunks_per_shard
+        if layout.ndim == 0:
             return [self.key] * len(entry_ids)
-        if len(entry_ids) >= _MANY_KEYS:
-            return _spell_together(self, entry_ids)
-        return _spell_one_by_one(self, entry_ids)
+        if not len(entry_ids):
+            return []
+        columns = []
+        for column, s, n in zip(np.unravel_index(entry_ids, cps), self.coords, cps, strict=True):
+            low, high = int(column.min()), int(column.max())
+            if high - low < len(entry_ids):  # the same numbers again and again: spell each once
+                texts = list(map(str, range(s * n + low, s * n + high + 1)))
+                columns.append(map(texts.__getitem__, (column - low).tolist()))
+            else:
+                columns.append(map(str, (column + s * n).tolist()))
+        start = layout.prefix + layout.encoding.marker
+        join = layout.encoding.separator.join
+        return [start + text for text in map(join, zip(*columns, strict=True))]
 
     @property
     def n_grid_entries(self) -> int:
@@ -200,10 +254,17 @@ class ShardRef:
             return []
         if not digits:
             return [(*head, *box[n:])]
-        return [(*head, begun, *box[n + 1 :]) for begun in numbers_begun(digits, *box[n])]
+        (start, stop), low, high = box[n], int(digits), int(digits) + 1
+        boxes: list[Box] = []
+        while low < stop:  # the number itself, then those with one more digit, …
+            if max(low, start) < min(high, stop):
+                boxes.append((*head, (max(low, start), min(high, stop)), *box[n + 1 :]))
+            if low == 0:  # no number of more digits begins with a zero
+                break
+            low, high = low * 10, high * 10
+        return boxes
 
     def _entries_in(self, boxes: Sequence[Box]) -> npt.NDArray[np.intp]:
-        """Return ids of the entries in boxes, box by box."""
         cps = self.layout.spec.chunks_per_shard
         ids = [entries_in_box(box, self.coords, cps) for box in boxes]
         return ids[0] if len(ids) == 1 else np.concatenate([np.zeros(0, np.intp), *ids])
@@ -215,58 +276,3 @@ class ChunkRef(NamedTuple):
     key: str
     shard: ShardRef
     entry_id: int
-
-
-def _spell_one_by_one(shard: ShardRef, entry_ids: npt.NDArray[np.intp]) -> list[str]:
-    prefix, encode = shard.layout.prefix, shard.layout.encoding.encode
-    cps = shard.layout.spec.chunks_per_shard
-    return [prefix + encode(c) for c in coords_of_entries(entry_ids, shard.coords, cps)]
-
-
-def _spell_together(shard: ShardRef, entry_ids: npt.NDArray[np.intp]) -> list[str]:
-    """Return keys of entries in the order given; faster for many keys.
-
-    A key is a *head* with its leading coordinates, and a *tail* with the others. The tails are
-    spelled once for the shard. Consecutive entries with the same head get it added in one step.
-    """
-    layout, cps = shard.layout, shard.layout.spec.chunks_per_shard
-    n_heads = _n_head_dims(cps)
-    n_tails = math.prod(cps[n_heads:])
-    head_ids, tail_ids = np.divmod(entry_ids, n_tails)
-    box = [(s * n, (s + 1) * n) for s, n in zip(shard.coords, cps, strict=True)]
-    if len(cps) - n_heads == 1:  # the only dimension of the tails may be long
-        low, high = int(tail_ids.min()), int(tail_ids.max())
-        tail_ids, n_tails = tail_ids - low, high - low + 1
-        box[-1] = box[-1][0] + low, box[-1][0] + high + 1
-    if n_tails > 4 * len(entry_ids):
-        return _spell_one_by_one(shard, entry_ids)
-    separator = layout.encoding.separator
-    tails = [""]
-    for dim in reversed(range(n_heads, len(cps))):
-        numbers = map(str, range(*box[dim]))
-        marked = map(separator.__add__, numbers) if dim else numbers
-        tails = [number + tail for number in marked for tail in tails]
-    runs = [0, *(np.flatnonzero(np.diff(head_ids)) + 1).tolist(), len(entry_ids)]
-    heads = coords_of_entries(head_ids[runs[:-1]], shard.coords[:n_heads], cps[:n_heads])
-    is_ascending = bool((np.diff(entry_ids) > 0).all())
-    start = layout.prefix + layout.encoding.marker
-    picked: list[int] = tail_ids.tolist()
-    keys: list[str] = []
-    for head, (i, j) in zip(heads, itertools.pairwise(runs), strict=True):
-        text = start + separator.join(map(str, head))
-        first, stop = picked[i], picked[j - 1] + 1
-        if is_ascending and stop - first == j - i:  # without a gap
-            keys += map(text.__add__, tails[first:stop])
-        else:
-            keys += [text + tails[tail_id] for tail_id in picked[i:j]]
-    return keys
-
-
-def _n_head_dims(cps: Coords) -> int:
-    """Return the number of leading dimensions that are not needed to have enough tails."""
-    n_tails = 1
-    for dim in reversed(range(len(cps))):
-        n_tails *= cps[dim]
-        if n_tails >= _N_TAILS:
-            return dim
-    return 0

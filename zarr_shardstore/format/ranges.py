@@ -45,11 +45,7 @@ def resolve_range(byte_range: ByteRange | None, nbytes: int) -> tuple[int, int]:
     """Return the half-open range of a value of `nbytes` bytes; ``None`` means all of it.
 
     A range that reaches over the end is clipped. A range that starts behind the end is empty.
-
-    Raises
-    ------
-    SpecError
-        If a number is negative.
+    `SpecError` if a number is negative.
     """
     match byte_range:
         case None:
@@ -67,13 +63,7 @@ def resolve_range(byte_range: ByteRange | None, nbytes: int) -> tuple[int, int]:
 def column_of_ranges(
     byte_ranges: Sequence[ByteRange | None],
 ) -> Sequence[ByteRange | None] | None:
-    """Check ranges and return them; ``None`` if each is ``None``: all values are wanted whole.
-
-    Raises
-    ------
-    SpecError
-        If a number is negative.
-    """
+    """Check ranges and return them; ``None`` if each is ``None``: all values are wanted whole."""
     some = [byte_range for byte_range in byte_ranges if byte_range is not None]
     for byte_range in some:
         resolve_range(byte_range, 0)
@@ -128,14 +118,9 @@ def merge_spans(
 ) -> list[list[Span]]:
     """Merge neighbouring spans until `n_spans` are left, the shortest gaps first.
 
-    Parameters
-    ----------
-    objects
-        Spans of each object, in ascending order.
-    n_spans
-        Of all objects together. More are left where gaps are longer than `max_gap_bytes`, spans
-        would become larger than `max_coalesced_bytes`, or the gaps that are read would be more
-        than `max_unwanted_bytes` together.
+    `objects` has the spans of each object, in ascending order; `n_spans` counts those of all.
+    More are left where gaps are longer than `max_gap_bytes`, spans would become larger than
+    `max_coalesced_bytes`, or the gaps together larger than `max_unwanted_bytes`.
 
     >>> spans = plan_spans([(0, 4), (10, 14), (16, 20)], max_gap_bytes=0, max_coalesced_bytes=99)
     >>> limits = {"max_gap_bytes": 9, "max_unwanted_bytes": 9, "max_coalesced_bytes": 99}

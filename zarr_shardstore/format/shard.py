@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -61,35 +61,15 @@ def order_entries(
 Bytes: TypeAlias = bytes | memoryview
 
 
-class ShardParts(NamedTuple):
-    """The bytes of a shard: `head` from 0 on, `tail` from `tail_offset` on."""
-
-    head: list[Bytes]
-    tail_offset: int
-    tail: bytes
-
-    def with_offsets(self) -> list[tuple[int, Sequence[Bytes]]]:
-        """Return each part with its offset, as `SetWithGaps` takes it."""
-        return [(0, self.head), (self.tail_offset, [self.tail])]
-
-
 def build_shard(
     entries: Mapping[int, Bytes],
     chunks_per_shard: Coords,
     form: IndexFormat,
     order: EntryOrder = "C",
 ) -> bytes:
-    """Assemble a shard without gaps.
-
-    Parameters
-    ----------
-    entries
-        Bytes by entry id; the other entries are missing.
-    order
-        Of the bytes in the shard.
-    """
+    """Assemble a shard without gaps from bytes by entry id; the other entries are missing."""
     parts = lay_out(entries, chunks_per_shard, form, order)
-    return b"".join([*parts.head, parts.tail])
+    return b"".join([piece for _, pieces in parts for piece in pieces])
 
 
 def lay_out(
@@ -98,8 +78,11 @@ def lay_out(
     form: IndexFormat,
     order: EntryOrder = "C",
     gap_nbytes: int = 0,
-) -> ShardParts:
-    """As `build_shard`, in pieces; with a gap between the entries and an index at the end."""
+) -> list[tuple[int, Sequence[Bytes]]]:
+    """As `build_shard`, in pieces with the offset of the first, as `SetWithGaps` takes them.
+
+    A gap is between the entries and an index at the end.
+    """
     n_entries = math.prod(chunks_per_shard)
     ids = order_entries(
         np.fromiter(entries, dtype=np.intp, count=len(entries)), chunks_per_shard, order
@@ -111,22 +94,15 @@ def lay_out(
     fields[ids, 0] = np.cumsum(nbytes) - nbytes + np.uint64(start)
     fields[ids, 1] = nbytes
     index = ShardIndex(fields).encode(form)
-    data_end = start + int(nbytes.sum())
     if form.location == "start":
-        return ShardParts([index, *values], data_end, b"")
-    return ShardParts(values, data_end + gap_nbytes, index)
+        return [(0, [index, *values])]
+    return [(0, values), (int(nbytes.sum()) + gap_nbytes, [index])]
 
 
 def index_of_shard(
     shard: bytes | memoryview, chunks_per_shard: Coords, form: IndexFormat
 ) -> ShardIndex:
-    """Decode the index of a whole shard; its entries are not checked.
-
-    Raises
-    ------
-    IndexDamageError
-        If the shard is shorter than its index, or the checksum does not match.
-    """
+    """Decode the index of a whole shard, as `ShardIndex.decode`; its entries are not checked."""
     n_entries = math.prod(chunks_per_shard)
     nbytes = form.nbytes(n_entries)
     view = memoryview(shard)
@@ -143,12 +119,8 @@ def split_shard(
 ) -> dict[int, memoryview]:
     """Return the bytes of each entry of a whole shard by entry id, without a copy.
 
-    The entries `without` are left out, and may be damaged.
-
-    Raises
-    ------
-    IndexDamageError
-        If the index cannot be decoded or another entry leaves the shard.
+    The entries `without` are left out, and may be damaged. Raises `IndexDamageError` if the index
+    cannot be decoded or another entry leaves the shard.
     """
     index = index_of_shard(shard, chunks_per_shard, form)
     if without:

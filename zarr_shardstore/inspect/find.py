@@ -15,8 +15,8 @@ from typing import Any
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import array_path, paths_of
-from zarr_shardstore.format.grid import chunk_grid_shape
 from zarr_shardstore.format.keys import check_prefix
+from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle
 from zarr_shardstore.metadata.documents import (

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.grid import n_in_grid_box
 from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.layout import n_in_grid_box
 from zarr_shardstore.inspect.find import arrays_at, find_arrays, quoted, read_array
 from zarr_shardstore.inspect.occupancy import ObjectGrid, rounds_of_objects
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base

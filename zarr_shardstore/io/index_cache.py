@@ -11,8 +11,7 @@ from collections.abc import Hashable
 from typing import Protocol
 
 from zarr_shardstore.format.arguments import whole_number
-from zarr_shardstore.format.index import ENTRY_NBYTES, ShardIndex
-from zarr_shardstore.format.sharding_spec import ShardingSpec
+from zarr_shardstore.format.index import ENTRY_NBYTES, ShardIndex, ShardingSpec
 from zarr_shardstore.synchronized import synchronized
 
 _DEFAULT_MAX_NBYTES = 64 * 1024 * 1024

@@ -28,8 +28,8 @@ from typing import Any, Literal
 
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import declares_consolidated_index
-from zarr_shardstore.format.grid import chunk_grid_shape
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, Coords, is_separator
+from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.metadata.data_types import parse_draft, parse_numpy, parse_v3
 from zarr_shardstore.metadata.declaration import (
     Declaration,

@@ -19,10 +19,9 @@ from zarr_shardstore.arrays.array_cache import ArrayCache
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError, SpecError
 from zarr_shardstore.format.arguments import array_path, items_of
-from zarr_shardstore.format.grid import Box, grid_box
 from zarr_shardstore.format.index import MISSING, ShardIndex
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import ArrayLayout, ShardRef
+from zarr_shardstore.format.layout import ArrayLayout, Box, ShardRef, grid_box
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.flush import Flusher
 from zarr_shardstore.shards.index_reads import try_read_indexes

@@ -15,9 +15,8 @@ from typing import Any, TypeAlias
 
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.grid import shard_coords_of
 from zarr_shardstore.format.keys import Coords, check_key
-from zarr_shardstore.format.layout import ChunkRef
+from zarr_shardstore.format.layout import ChunkRef, shard_coords_of
 from zarr_shardstore.metadata.consolidated import directory_of_v2_consolidated
 from zarr_shardstore.metadata.documents import Node, node_of_document
 from zarr_shardstore.operations.buffered import perform_buffered, with_buffer

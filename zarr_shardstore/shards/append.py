@@ -303,9 +303,9 @@ def _store(shard: ShardRef, values: Mapping[int, Bytes], order: EntryOrder, gap:
     """Store a whole shard, and a journal that tells where its gap begins, if it has one."""
     spec = shard.layout.spec
     parts = lay_out(values, spec.chunks_per_shard, spec.index, order, gap)
-    yield [SetWithGaps(shard.key, parts.with_offsets())]
+    yield [SetWithGaps(shard.key, parts)]
     if gap:
-        data_end = parts.tail_offset - gap
+        data_end = parts[-1][0] - gap
         writer = yield from _open(shard, data_end)
         if writer is not None:
             yield [ChangeShard(shard.key, writer.journal_begun(data_end))]

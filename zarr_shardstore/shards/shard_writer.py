@@ -52,7 +52,6 @@ from typing import Literal, TypeAlias
 import crc32c
 import numpy as np
 
-from zarr_shardstore.format.grid import n_in_grid_box
 from zarr_shardstore.format.index import (
     CHECKSUM_NBYTES,
     ENTRY_NBYTES,
@@ -68,7 +67,7 @@ from zarr_shardstore.format.journal import (
     Move,
     encode_record,
 )
-from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.layout import ShardRef, n_in_grid_box
 from zarr_shardstore.format.shard import Bytes
 
 _File: TypeAlias = Literal["shard", "journal"]

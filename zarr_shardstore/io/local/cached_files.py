@@ -34,9 +34,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final, Literal, TypeAlias, cast
 
-from zarr_shardstore.format.index import MISSING, ShardIndex
+from zarr_shardstore.format.index import MISSING, ShardIndex, ShardingSpec
 from zarr_shardstore.format.ranges import ByteRange, plan_spans, resolve_range
-from zarr_shardstore.format.sharding_spec import ShardingSpec
 from zarr_shardstore.io.index_cache import CachedIndex, index_cache
 from zarr_shardstore.io.local.fs import MIN_AGE_NS, close_when_short, max_cached_files
 from zarr_shardstore.synchronized import synchronized
