@@ -39,7 +39,7 @@ from tests.support.hierarchies import (
     view,
 )
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.convert import task, transfer
+from zarr_shardstore.convert import transfer
 from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
 from zarr_shardstore.testing import objects_of
 
@@ -57,7 +57,6 @@ def batches_of(nbytes: int) -> Iterator[None]:
     """Small rounds, so that small data are read in many, and large values in pieces."""
     with (
         mock.patch.object(transfer, "ROUND_NBYTES", nbytes),
-        mock.patch.object(task, "ROUND_NBYTES", nbytes),
         mock.patch.object(transfer, "_MAX_ROUND", 5),
         mock.patch.object(transfer, "_MAX_GAP_NBYTES", min(4, nbytes)),
     ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -133,9 +132,7 @@ def test_regions_are_those_of_the_stored_objects(case: Any, name: str) -> None:
     place = place_of(array, base, cps)
     with mock.patch.object(regions, "_WALKED", 4):
         found = regions_to_visit([place], region_shape)
-    n_regions = math.prod(-(-n // r) for n, r in zip(grid, region_shape, strict=True))
-    if found.numbers is None:
-        assert len(found) == n_regions
+    if found is None:
         return
     size = cps or (1,) * len(grid)
     expected = set()
@@ -143,8 +140,7 @@ def test_regions_are_those_of_the_stored_objects(case: Any, name: str) -> None:
         box = [range(i * n // r, (min((i + 1) * n, g) - 1) // r + 1)
                for i, n, r, g in zip(c, size, region_shape, grid, strict=True)]  # fmt: skip
         expected |= set(product(*box))
-    assert list(found) == sorted(expected)
-    assert len(found) == len(expected)
+    assert found == sorted(expected)
 
 
 def place_of(array: ArrayOf, base: Any, cps: Coords | None) -> ArrayLocation:

@@ -57,6 +57,7 @@ from typing import Any, Literal, TypeAlias
 from zarr_shardstore.convert.other_keys import DocumentsByKey, in_rounds, with_copies
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.inspect.occupancy import keys_of_values
 from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local.files import holds_a_file
@@ -73,7 +74,6 @@ from zarr_shardstore.shards.requests import (
     Delete,
     DeleteMany,
     DeletePrefix,
-    ListPrefix,
     Move,
 )
 
@@ -184,17 +184,11 @@ class Manifest:
         base.perform([Delete(self._key)])
         base.perform([DeletePrefix(self.directory)])
 
-    def keys_of_objects(self, base: BaseStoreHandle) -> Iterator[Sequence[str]]:
-        """List the objects that have the keys of the array; some at a time."""
-        return keys_of_values(base, self.prefix, self._encoding, self.ndim)
-
-    def keys_of_staged(self, base: BaseStoreHandle) -> Iterator[Sequence[str]]:
-        """List the staged objects; some at a time."""
-        return keys_of_values(base, self.values_prefix, self._encoding, self.ndim)
-
-    @property
-    def _encoding(self) -> ChunkKeyEncoding:
-        return ChunkKeyEncoding(self.style, self.separator)
+    def keys_below(self, base: BaseStoreHandle, prefix: str) -> Iterator[Sequence[str]]:
+        """List the keys of objects, or of staged objects, in rounds."""
+        encoding = ChunkKeyEncoding(self.style, self.separator)
+        for keys in keys_of_values(base, prefix, encoding, self.ndim):
+            yield from in_rounds(keys, _KEYS_A_ROUND)
 
 
 def directory_of(node: Node) -> str:
@@ -235,7 +229,7 @@ def begin(base: BaseStoreHandle, manifest: Manifest) -> bool:
     if earlier is not None and earlier.wants_the_same(manifest):
         return True
     if earlier is not None and not earlier.is_staged:
-        for keys in earlier.keys_of_objects(base):
+        for keys in earlier.keys_below(base, earlier.prefix):
             base.perform([DeleteMany(keys)])
         base.backend.tidy(earlier.prefix)
     base.perform([DeletePrefix(manifest.directory)])
@@ -316,11 +310,11 @@ def _finish(base: BaseStoreHandle, manifest: Manifest) -> None:
         marked = {key: with_conversion_marker(doc) for key, doc in manifest.documents.items()}
         _write_documents(base, marked)
         base.backend.persist()
-        for keys in manifest.keys_of_objects(base):
+        for keys in manifest.keys_below(base, manifest.prefix):
             base.perform([DeleteMany(keys)])
         manifest = manifest.at_state(base, "moving")
     cut = len(manifest.values_prefix)
-    for keys in manifest.keys_of_staged(base):
+    for keys in manifest.keys_below(base, manifest.values_prefix):
         base.perform([Move(key, manifest.prefix + key[cut:]) for key in keys])
     base.backend.tidy(manifest.prefix)
     base.backend.persist()
@@ -362,25 +356,3 @@ def _write_copies(base: BaseStoreHandle, documents: DocumentsByKey) -> None:
         if doc is not None and (new := with_copies(doc, path, documents)) is not doc:
             copies[key] = new
     base.write_documents(copies)
-
-
-def keys_of_values(
-    base: BaseStoreHandle, prefix: str, encoding: ChunkKeyEncoding, ndim: int
-) -> Iterator[Sequence[str]]:
-    """List the keys below a prefix that are spelled as those of values; some at a time.
-
-    Cost: one listing for each number of the first dimension, where dimensions are directories.
-    """
-    first, *more = encoding.dims_of_components(ndim)
-    names = base.names(prefix)
-    names = [n for n in names if encoding.decode_component(0, n, len(first)) is not None]
-    tops = [prefix + name for name in names]
-    if not more:
-        yield from in_rounds(tops, _KEYS_A_ROUND)
-        return
-    if not first and len(more) > 1:  # the "c" of v3: the next names are those of a dimension
-        tops = [f"{top}/{name}" for top in tops for name in base.names(f"{top}/")]
-    for top in tops:
-        (keys,) = base.perform([ListPrefix(f"{top}/")])
-        keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]
-        yield from in_rounds(keys, _KEYS_A_ROUND)

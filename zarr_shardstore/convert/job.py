@@ -7,6 +7,7 @@ of millions takes no memory.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExec
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
@@ -23,7 +25,6 @@ from zarr_shardstore.convert.in_place import (
     begin,
     find_manifest,
     forget,
-    keys_of_values,
     only_conversion,
     remove_leftovers,
     replace_values,
@@ -47,7 +48,9 @@ from zarr_shardstore.format.consolidated_index import (
     without_consolidated_index,
 )
 from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.inspect.find import find_contents
+from zarr_shardstore.inspect.occupancy import keys_of_values
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.metadata.documents import document_key, has_conversion_marker
 from zarr_shardstore.shards.requests import Delete
@@ -309,7 +312,7 @@ class Conversion:
             return
         manifest = self._manifest(plan)
         if find_manifest(self.target, plan.state.node) is None and any(
-            manifest.keys_of_objects(self.target)
+            manifest.keys_below(self.target, manifest.prefix)
         ):
             raise SpecError(
                 f"the destination has objects below {manifest.prefix!r} already, and no array; "
@@ -371,8 +374,11 @@ class Conversion:
         locations = [task.source]
         if task.may_be_there or task.only_compares:
             locations.append(task.target)  # regions of what an earlier run wrote are visited, too
-        regions = regions_to_visit(locations, task.region_shape)
-        report = replace(_report_of(plan), n_tasks=len(regions))
+        grid = chunk_grid_shape(task.source.grid_shape, task.region_shape)
+        found = regions_to_visit(locations, task.region_shape)
+        regions = product(*map(range, grid)) if found is None else iter(found)
+        n_tasks = math.prod(grid) if found is None else len(found)
+        report = replace(_report_of(plan), n_tasks=n_tasks)
         n_done = 0
 
         def add(result: TaskResult) -> None:
@@ -389,7 +395,7 @@ class Conversion:
                 counts = (report.n_tasks, n_done, report.n_chunks, report.n_bytes)
                 self.options.progress(Progress(report.path, report.action, *counts))
 
-        _submit_tasks(self.executor, task, iter(regions), add)
+        _submit_tasks(self.executor, task, regions, add)
         if is_elsewhere and not task.only_compares:
             _check_objects(task, report.n_objects)
         return replace(report, seconds=time.monotonic() - begun)

@@ -12,10 +12,9 @@ that has seen half of what the grid may hold is given up: from there on walking 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +31,7 @@ from zarr_shardstore.format.layout import (
     is_inside,
 )
 from zarr_shardstore.format.shard import EntryOrder, order_entries
+from zarr_shardstore.inspect.occupancy import grid_directory
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.shards.requests import CloseListing, KeyCursor, ListPage
 
@@ -46,26 +46,12 @@ _N_DENSE = 16
 """Objects that are sampled, and how many of them make a grid one that is walked."""
 
 _KEYS_PER_PAGE = 1024
-
-_NUMBERS_PER_MERGE = 1 << 16
-"""Region numbers that are collected before duplicates are dropped."""
-
 _MAX_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayLocation:
-    """Keys and form of the values of one array in one base store.
-
-    Parameters
-    ----------
-    prefix : str
-        Of each key; the chunk key encoding spells the rest.
-    grid_shape : tuple of int
-        Number of values along each dimension.
-    spec : ShardingSpec, optional
-        Of the shards; ``None`` if each value has a key of its own.
-    """
+    """Keys and form of the values of one array; without `spec` each value has its own key."""
 
     base: BaseStoreHandle
     prefix: str
@@ -89,15 +75,7 @@ class ArrayLocation:
 
 @dataclass(frozen=True, slots=True)
 class ArrayRegion:
-    """A box of the grid, and the order in which its values are converted.
-
-    Parameters
-    ----------
-    box
-        Half-open ranges of coordinates, inside the grid.
-    ids : ndarray of int
-        Entry ids of the values in that order.
-    """
+    """A box inside the grid, and the entry ids of its values in the order of conversion."""
 
     box: Box
     ids: npt.NDArray[np.intp]
@@ -158,61 +136,23 @@ def random_coords(grid_shape: Coords, n: int, rng: np.random.Generator) -> list[
     return list(zip(*columns, strict=True))
 
 
-# --------------------------------------------------------- regions to visit
+def regions_to_visit(
+    locations: Sequence[ArrayLocation], region_shape: Coords
+) -> list[Coords] | None:
+    """Return the regions in which one of these locations has an object; ``None``: all regions.
 
-_Numbers: TypeAlias = npt.NDArray[Any]
-"""int64, or Python ints where the grid has more regions than these count."""
-
-
-@dataclass(frozen=True, slots=True)
-class RegionList:
-    """The regions of a grid that are visited: all, or those with these numbers in C order.
-
-    Memory: 8 bytes for each number, some 60 where the grid has 2**62 regions or more.
+    Memory: some 150 bytes for each region.
     """
-
-    grid_shape: Coords
-    numbers: _Numbers | None
-
-    def __len__(self) -> int:
-        return math.prod(self.grid_shape) if self.numbers is None else len(self.numbers)
-
-    def __iter__(self) -> Iterator[Coords]:
-        if self.numbers is None:
-            return product(*map(range, self.grid_shape))
-        return map(self._coords_of, self.numbers)
-
-    def _coords_of(self, number: Any) -> Coords:
-        coords = []
-        rest = int(number)
-        for n in reversed(self.grid_shape):
-            rest, c = divmod(rest, n)
-            coords.append(c)
-        return tuple(reversed(coords))
-
-
-def regions_to_visit(locations: Sequence[ArrayLocation], region_shape: Coords) -> RegionList:
-    """Return the regions in which one of these locations has an object; or all.
-
-    Parameters
-    ----------
-    locations
-        Of the same values: the source, and where an earlier run may have written some.
-    region_shape
-        Values along each dimension of a region.
-    """
-    grid_shape = chunk_grid_shape(locations[0].grid_shape, region_shape)
-    every_region = RegionList(grid_shape, None)
     n_objects = max(math.prod(location.object_grid_shape) for location in locations)
     if n_objects <= _WALKED or _is_dense(locations[0]):
-        return every_region
+        return None
     # A listing does not follow links to directories.
     if any(location.base.backend.linked_directory(location.prefix) for location in locations):
-        return every_region
-    found = _FoundRegions(grid_shape, region_shape)
-    if not all(map(found.list_objects, locations)):
-        return every_region
-    return RegionList(grid_shape, found.numbers())
+        return None
+    found: set[Coords] = set()
+    if not all(_list_regions(location, region_shape, found) for location in locations):
+        return None
+    return sorted(found)
 
 
 def _is_dense(location: ArrayLocation) -> bool:
@@ -222,87 +162,34 @@ def _is_dense(location: ArrayLocation) -> bool:
     return sum(size is not None for size in sizes) >= _N_DENSE
 
 
-class _FoundRegions:
-    """Numbers of the regions that hold an object, without duplicates."""
-
-    def __init__(self, grid_shape: Coords, region_shape: Coords) -> None:
-        self._grid_shape = grid_shape
-        self._region_shape = region_shape
-        self._n_regions = math.prod(grid_shape)
-        edges = (n * size for n, size in zip(grid_shape, region_shape, strict=True))
-        is_huge = max(self._n_regions, *edges) >= 2**62
-        self._dtype: Any = object if is_huge else np.int64
-        self._found: _Numbers = np.zeros(0, dtype=self._dtype)
-        self._collected: list[_Numbers] = []
-        self._n_collected = 0
-
-    def numbers(self) -> _Numbers:
-        """Return the numbers in ascending order."""
-        self._merge()
-        return self._found
-
-    def list_objects(self, location: ArrayLocation) -> bool:
-        """List the objects of a location; return ``False`` if a walk is no more work."""
-        encoding, ndim, prefix = location.encoding, len(location.grid_shape), location.prefix
-        dims = encoding.dims_of_components(ndim)
-        has_marker = len(dims) > 1 and not dims[0]  # the "c" of the default encoding
-        marker = f"{encoding.encode_component(0, ())}/" if has_marker else ""
-        cursor = KeyCursor(prefix + marker)
-        shape = location.object_grid_shape
-        n_left = math.prod(shape) // 2
-        while n_left > 0:
-            page: list[str]
-            (page,) = location.base.perform([ListPage(cursor, _KEYS_PER_PAGE)])
-            decoded = (encoding.decode(key[len(prefix) :], ndim) for key in page)
-            coords = [c for c in decoded if c is not None and is_inside(c, shape)]
-            if coords and not self._add(location, coords):
-                break
-            if len(page) < _KEYS_PER_PAGE:
-                return True
-            n_left -= len(page)
-        location.base.perform([CloseListing(cursor)])
-        return False
-
-    def _add(self, location: ArrayLocation, coords: Sequence[Coords]) -> bool:
-        """Add the regions that hold objects; return ``False`` if these are most of the grid."""
-        spec = location.spec
-        object_shape = (1,) * len(self._grid_shape) if spec is None else spec.chunks_per_shard
-        size = np.array(object_shape, dtype=self._dtype)
-        region = np.array(self._region_shape, dtype=self._dtype)
-        starts = np.array(coords, dtype=self._dtype) * size
-        stops = np.minimum(starts + size, np.array(location.grid_shape, dtype=self._dtype))
-        first, last = starts // region, (stops - 1) // region
-        if (first == last).all():
-            self._collect(np.unique(self._numbers_of(first)))
-        else:
-            n_numbers = sum(math.prod(row) for row in (last - first + 1).tolist())
-            if n_numbers > self._n_regions // 2:
-                return False
-            for lows, highs in zip(first.tolist(), last.tolist(), strict=True):
-                self._collect(self._numbers_in(lows, highs))
-        return len(self._found) <= self._n_regions // 2
-
-    def _collect(self, numbers: _Numbers) -> None:
-        self._collected.append(numbers)
-        self._n_collected += len(numbers)
-        if self._n_collected > _NUMBERS_PER_MERGE:
-            self._merge()
-
-    def _numbers_of(self, rows: _Numbers) -> _Numbers:
-        numbers = np.zeros(len(rows), dtype=self._dtype)
-        for dim, n in enumerate(self._grid_shape):
-            numbers = numbers * n + rows[:, dim]
-        return numbers
-
-    def _numbers_in(self, lows: Sequence[int], highs: Sequence[int]) -> _Numbers:
-        """Return the numbers of all regions in a box, the corners included."""
-        numbers = np.zeros(1, dtype=self._dtype)
-        for n, low, high in zip(self._grid_shape, lows, highs, strict=True):
-            along = np.arange(high - low + 1).astype(self._dtype) + low
-            numbers = (numbers[:, None] * n + along[None, :]).reshape(-1)
-        return numbers
-
-    def _merge(self) -> None:
-        self._found = np.unique(np.concatenate([self._found, *self._collected]))
-        self._collected = []
-        self._n_collected = 0
+def _list_regions(location: ArrayLocation, region_shape: Coords, found: set[Coords]) -> bool:
+    """Add the regions that hold objects; return ``False`` if a walk is no more work."""
+    base, encoding, prefix = location.base, location.encoding, location.prefix
+    grid_shape, object_grid = location.grid_shape, location.object_grid_shape
+    object_shape = location.spec.chunks_per_shard if location.spec else (1,) * len(grid_shape)
+    max_regions = math.prod(chunk_grid_shape(grid_shape, region_shape)) // 2
+    n_left = math.prod(object_grid) // 2
+    cursor = KeyCursor(grid_directory(prefix, encoding, len(grid_shape)))
+    while n_left > 0 and len(found) <= max_regions:
+        page: list[str]
+        (page,) = base.perform([ListPage(cursor, _KEYS_PER_PAGE)])
+        decoded = (encoding.decode(key[len(prefix) :], len(grid_shape)) for key in page)
+        boxes = [
+            [
+                range(start // n, (stop - 1) // n + 1)
+                for (start, stop), n in zip(
+                    grid_box(coords, object_shape, grid_shape), region_shape, strict=True
+                )
+            ]
+            for coords in decoded
+            if coords is not None and is_inside(coords, object_grid)
+        ]
+        if any(math.prod(map(len, box)) > max_regions for box in boxes):
+            break
+        for box in boxes:
+            found.update(product(*box))
+        if len(page) < _KEYS_PER_PAGE:
+            return True
+        n_left -= len(page)
+    base.perform([CloseListing(cursor)])
+    return False

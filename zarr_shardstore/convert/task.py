@@ -7,23 +7,15 @@ wrote is compared with the source, and written again only if it differs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TypeAlias
 
 import crc32c
 import numpy as np
 
 from zarr_shardstore.convert.regions import ArrayLocation, ArrayRegion
-from zarr_shardstore.convert.transfer import (
-    ROUND_NBYTES,
-    ReadRound,
-    RegionValues,
-    ValueRanges,
-    check_entries,
-    read_object,
-    read_ranges,
-)
+from zarr_shardstore.convert.transfer import ReadRound, RegionValues, read_objects
 from zarr_shardstore.errors import (
     CorruptShardError,
     CorruptValueError,
@@ -35,7 +27,6 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
-from zarr_shardstore.shards.index_reads import read_indexes
 from zarr_shardstore.shards.requests import Delete, DeleteMany, Exists, Set
 
 _NOT_THE_SAME = (
@@ -48,23 +39,7 @@ _NOT_THE_SAME = (
 class ArrayTask:
     """The part that all tasks of one array share.
 
-    Parameters
-    ----------
-    source, target : ArrayLocation
-        Of the same values. At least one of them has shards, or values are copied.
-    region_shape : tuple of int
-        Values in a region along each dimension.
-    order
-        Order in which the entries of a shard are written.
-    nominal_nbytes : int, optional
-        Bytes of a value before compression.
-    may_be_there : bool
-        An earlier run may have written something.
-    document_key : str, optional
-        An object of the source that a worker elsewhere must find. A worker that does not reach
-        the store would take all values for missing.
-    only_compares : bool
-        Nothing is written: the target has the array already, and a difference is an error.
+    Source and target are of the same values. At least one has shards, or values are copied.
     """
 
     source: ArrayLocation
@@ -72,9 +47,14 @@ class ArrayTask:
     region_shape: Coords
     order: EntryOrder
     nominal_nbytes: int | None
+    """Bytes of a value before compression, if they are known."""
     may_be_there: bool
+    """An earlier run may have written something."""
     document_key: str | None = None
+    """An object of the source that a worker elsewhere must find. A worker that does not reach the
+    store would take all values for missing."""
     only_compares: bool = False
+    """Nothing is written: the target has the array already, and a difference is an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +67,9 @@ class TaskResult:
     was_there: bool = False
 
 
-_Checksum: TypeAlias = tuple[int, int]
-"""Size and crc32c of a value."""
-
-
 @dataclass(slots=True)
 class _Checksums:
-    """Checksums of values, in the order in which the values were met."""
+    """Sizes and crc32c of values, in the order in which the values were met."""
 
     ids: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -116,7 +92,7 @@ class _Checksums:
         self.sizes += map(len, found.values)
         self.crcs += map(crc32c.crc32c, found.values)
 
-    def by_id(self) -> dict[int, _Checksum]:
+    def by_id(self) -> dict[int, tuple[int, int]]:
         return dict(zip(self.ids, zip(self.sizes, self.crcs, strict=True), strict=True))
 
     def result(self, n_objects: int, *, was_there: bool = False) -> TaskResult:
@@ -125,16 +101,6 @@ class _Checksums:
 
 def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
     """Convert one region, and verify what was written.
-
-    Raises
-    ------
-    CorruptShardError, CorruptValueError
-        If what was written reads back as something else; or if a shard of the source is
-        damaged.
-    ShardConflictError
-        If the source was changed concurrently.
-    SpecError
-        If the store cannot be reached from here.
 
     Memory: about two times `ROUND_NBYTES`, the parts of an upload, and the indexes of the
     shards that the region touches. Base stores that take whole objects only need a whole shard
@@ -152,7 +118,12 @@ def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
         return _compare(task, region, values)
     if task.target.spec is None:
         return _write_objects(task, region, values)
-    return _write_shard(task, task.target.layout.shard(coords), values)
+    return _write_shard(task, region, values)
+
+
+def _checksums_in_target(task: ArrayTask, region: ArrayRegion) -> dict[int, tuple[int, int]]:
+    values = RegionValues(task.target, region, task.nominal_nbytes)
+    return _Checksums.of(values.rounds()).by_id()
 
 
 def _compare(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> TaskResult:
@@ -160,8 +131,7 @@ def _compare(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> Task
     expected = _Checksums.of(values.rounds()).by_id()
     damage: Exception | None = None
     try:
-        in_target = RegionValues(task.target, region, task.nominal_nbytes).rounds()
-        if _Checksums.of(in_target).by_id() == expected:
+        if _checksums_in_target(task, region) == expected:
             return TaskResult(0, 0, 0, was_there=True)
     except (CorruptShardError, ShardConflictError) as error:
         damage = error
@@ -177,14 +147,13 @@ def _compare(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> Task
 # ------------------------------------------------------------------ to shards
 
 
-def _write_shard(task: ArrayTask, shard: ShardRef, values: RegionValues) -> TaskResult:
-    base = task.target.base
+def _write_shard(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> TaskResult:
+    base, shard = task.target.base, task.target.layout.shard(region.coords)
     if task.may_be_there:
-        try:
-            there = _read_shard(base, shard)
-        except (CorruptShardError, ShardConflictError):
-            pass  # it is missing, or not whole
-        else:
+        there = {}
+        with suppress(CorruptShardError, ShardConflictError):  # it may not be whole
+            there = _checksums_in_target(task, region)
+        if there:
             expected = _Checksums.of(values.rounds())
             if there == expected.by_id():
                 return expected.result(1, was_there=True)
@@ -194,10 +163,10 @@ def _write_shard(task: ArrayTask, shard: ShardRef, values: RegionValues) -> Task
             base.perform([Delete(shard.key)])
         return TaskResult(0, 0, 0)
     try:
-        read_back = _read_shard(base, shard)
+        is_same = _checksums_in_target(task, region) == written.by_id()
     except (CorruptShardError, ShardConflictError) as error:
         raise CorruptShardError(_NOT_THE_SAME, shard_key=shard.key) from error
-    if read_back != written.by_id():
+    if not is_same:
         raise CorruptShardError(_NOT_THE_SAME, shard_key=shard.key)
     return written.result(1)
 
@@ -235,26 +204,6 @@ def _index_bytes(shard: ShardRef, ids: list[int], sizes: list[int]) -> bytes:
     fields[ids, 0] = np.cumsum(nbytes) - nbytes + np.uint64(start)
     fields[ids, 1] = nbytes
     return ShardIndex(fields).encode(spec.index)
-
-
-def _read_shard(base: BaseStoreHandle, shard: ShardRef) -> dict[int, _Checksum]:
-    """Read each entry of a stored shard, in the order of the offsets; return the checksums."""
-    (size,) = base.sizes([shard.key])
-    (index,) = base.run(read_indexes([shard]))
-    if index is None or size is None:
-        raise ShardConflictError(f"shard {shard.key!r} is not there")
-    check_entries(shard, index, size)
-    ids = index.present_ids()
-    starts, nbytes = index.fields[ids].astype(np.int64).T
-    order = np.argsort(starts, kind="stable")
-    ranges = ValueRanges(
-        [shard.key],
-        np.zeros(len(ids), dtype=np.int64),
-        starts[order],
-        (starts + nbytes)[order],
-        ids[order].astype(np.int64),
-    )
-    return _Checksums.of(read_ranges(base, ranges)).by_id()
 
 
 # ------------------------------------------------- to objects of their own
@@ -298,22 +247,9 @@ def _pieces_of_value(
 
 def _verify_objects(base: BaseStoreHandle, keys: Mapping[int, str], written: _Checksums) -> None:
     """Read values back; raise `CorruptValueError` if one differs."""
-    start = 0
-    ends = np.cumsum(written.sizes)
-    while start < len(ends):
-        limit = int(ends[start]) - written.sizes[start] + ROUND_NBYTES
-        stop = max(start + 1, int(np.searchsorted(ends, limit, side="right")))
-        ids = written.ids[start:stop]
-        if written.sizes[start] > ROUND_NBYTES:
-            read = _Checksums.of(read_object(base, keys[ids[0]], ids[0]))
-        else:
-            values = base.values([keys[i] for i in ids])
-            there = [(i, v) for i, v in zip(ids, values, strict=True) if v is not None]
-            read = _Checksums.of([ReadRound([i for i, _ in there], [v for _, v in there])])
-        found = read.by_id()
-        for i, size, crc in zip(
-            ids, written.sizes[start:stop], written.crcs[start:stop], strict=True
-        ):
-            if found.get(i) != (size, crc):
-                raise CorruptValueError(_NOT_THE_SAME, key=keys[i])
-        start = stop
+    sizes = np.array(written.sizes, dtype=np.int64)
+    stored = read_objects(base, [keys[i] for i in written.ids], written.ids, sizes)
+    found = _Checksums.of(stored).by_id()
+    for i, checksum in written.by_id().items():
+        if found.get(i) != checksum:
+            raise CorruptValueError(_NOT_THE_SAME, key=keys[i])

@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from zarr_shardstore.convert.regions import ArrayLocation, ArrayRegion
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.format.index import MISSING, IndexDamageError, ShardIndex
-from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.index import MISSING, IndexDamageError
 from zarr_shardstore.format.ranges import Range, plan_spans
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.shards.index_reads import corrupt, read_indexes
@@ -39,17 +38,7 @@ _Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ReadRound:
-    """Some values, or one piece of a large value.
-
-    Parameters
-    ----------
-    ids : list of int
-        Entry ids in the region.
-    values
-        Bytes of each.
-    continues, has_more : bool
-        It is a piece of one value: not its first, not its last.
-    """
+    """Some values by entry id; or one piece of a large value, not its first, or not its last."""
 
     ids: list[int]
     values: Sequence[bytes | memoryview]
@@ -59,19 +48,7 @@ class ReadRound:
 
 @dataclass(frozen=True, slots=True)
 class ValueRanges:
-    """Byte ranges of values in the order in which they are read.
-
-    Parameters
-    ----------
-    keys : list of str
-        Keys of the objects.
-    which : ndarray
-        Position in `keys`, for each range.
-    starts, stops : ndarray
-        Half-open ranges.
-    ids : ndarray
-        Entry id of each value.
-    """
+    """Byte ranges of values in the order in which they are read; `which` tells the key of each."""
 
     keys: list[str]
     which: _Ints
@@ -81,15 +58,10 @@ class ValueRanges:
 
 
 class RegionValues:
-    """The values of a region at one location.
+    """The values of a region at one location; the nominal size is that before compression.
 
     Cost: one index request for each shard that the region touches, if there are shards; one
     request for each size, if values may be too large for memory.
-
-    Parameters
-    ----------
-    nominal_nbytes
-        Bytes of a value before compression, so about its maximum; ``None`` if unknown.
     """
 
     def __init__(
@@ -105,7 +77,7 @@ class RegionValues:
         if nominal_nbytes is None or nominal_nbytes > ROUND_NBYTES:
             self.ranges()
         else:
-            self._n_a_round = min(max(1, ROUND_NBYTES // max(nominal_nbytes, 1)), _MAX_ROUND)
+            self._sizes = np.full(len(self._keys), nominal_nbytes, dtype=np.int64)
 
     def ranges(self) -> ValueRanges:
         """Return the ranges of the stored values; request the sizes of objects if necessary."""
@@ -122,25 +94,24 @@ class RegionValues:
         return self._ranges
 
     def rounds(self) -> Iterator[ReadRound]:
-        """Read all stored values in order.
-
-        Raises
-        ------
-        ShardConflictError
-            If the size of a value has changed.
-        """
+        """Read all stored values in order; a changed size raises `ShardConflictError`."""
         if self._ranges is not None:
-            yield from read_ranges(self._base, self._ranges)
-            return
-        all_ids, n = self._ids.tolist(), self._n_a_round
-        for start in range(0, len(all_ids), n):
-            ids = all_ids[start : start + n]
-            values = self._base.values(self._keys[start : start + n])
-            found = [value for value in values if value is not None]
-            if found:
-                if len(found) < len(values):
-                    ids = [i for i, v in zip(ids, values, strict=True) if v is not None]
-                yield ReadRound(ids, found)
+            return read_ranges(self._base, self._ranges)
+        return read_objects(self._base, self._keys, self._ids.tolist(), self._sizes)
+
+
+def read_objects(
+    base: BaseStoreHandle, keys: Sequence[str], ids: Sequence[int], sizes: _Ints
+) -> Iterator[ReadRound]:
+    """Read whole objects of about these sizes; missing ones are left out."""
+    for start, stop in _cut(sizes):
+        if sizes[start] > ROUND_NBYTES:
+            yield from read_object(base, keys[start], ids[start])
+            continue
+        values = base.values(keys[start:stop])
+        there = [(i, v) for i, v in zip(ids[start:stop], values, strict=True) if v is not None]
+        if there:
+            yield ReadRound([i for i, _ in there], [v for _, v in there])
 
 
 def read_object(base: BaseStoreHandle, key: str, entry_id: int = 0) -> Iterator[ReadRound]:
@@ -156,24 +127,24 @@ def read_object(base: BaseStoreHandle, key: str, entry_id: int = 0) -> Iterator[
 
 
 def read_ranges(base: BaseStoreHandle, wanted: ValueRanges) -> Iterator[ReadRound]:
-    """Read byte ranges in rounds; ranges that are near to each other share a request.
-
-    Raises
-    ------
-    ShardConflictError
-        If an object is missing, or shorter than its ranges.
-    """
+    """Read byte ranges in rounds; ranges that are near to each other share a request."""
     nbytes = wanted.stops - wanted.starts
-    ends = np.cumsum(nbytes)
-    start = 0
-    while start < len(ends):
-        limit = int(ends[start] - nbytes[start]) + ROUND_NBYTES
-        stop = min(int(np.searchsorted(ends, limit, side="right")), start + _MAX_ROUND)
-        if stop <= start:
+    for start, stop in _cut(nbytes):
+        if nbytes[start] > ROUND_NBYTES:
             yield from _pieces_of_range(base, wanted, start)
-            stop = start + 1
         else:
             yield ReadRound(wanted.ids[start:stop].tolist(), _read(base, wanted, start, stop))
+
+
+def _cut(sizes: _Ints) -> Iterator[tuple[int, int]]:
+    """Cut values into rounds; one that is larger than a round is alone."""
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(ends):
+        limit = int(ends[start] - sizes[start]) + ROUND_NBYTES
+        stop = min(int(np.searchsorted(ends, limit, side="right")), start + _MAX_ROUND)
+        stop = max(stop, start + 1)
+        yield start, stop
         start = stop
 
 
@@ -253,7 +224,10 @@ def _ranges_in_shards(location: ArrayLocation, region: ArrayRegion) -> ValueRang
     for (i, size), index in zip(stored, indexes, strict=True):
         if index is None:
             continue
-        check_entries(shards[i], index, size)
+        try:
+            index.check_entries(size, shards[i].layout.spec.index)
+        except IndexDamageError as damage:
+            raise corrupt(shards[i], damage, "; nothing was removed") from damage
         members = which == i
         fields[members] = index.fields[entry_ids[members]]
     present = np.flatnonzero((fields != MISSING).any(axis=1))
@@ -265,11 +239,3 @@ def _ranges_in_shards(location: ArrayLocation, region: ArrayRegion) -> ValueRang
         starts + nbytes,
         region.ids[present].astype(np.int64),
     )
-
-
-def check_entries(shard: ShardRef, index: ShardIndex, size: int) -> None:
-    """Raise `CorruptShardError` if an entry leaves the data of its shard."""
-    try:
-        index.check_entries(size, shard.layout.spec.index)
-    except IndexDamageError as damage:
-        raise corrupt(shard, damage, "; nothing was removed") from damage

@@ -17,11 +17,11 @@ import numpy as np
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError
 from zarr_shardstore.format.index import IndexDamageError, ShardIndex
-from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef, chunk_grid_shape, is_inside
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.shards.index_reads import corrupt, try_read_indexes
-from zarr_shardstore.shards.requests import Flow, GetSize, ListDir, ListPrefix, relay
+from zarr_shardstore.shards.requests import Flow, GetSize, ListPrefix, relay
 from zarr_shardstore.shards.shard_listing import entries_present
 from zarr_shardstore.shards.sharding import ShardingTransformer
 from zarr_shardstore.shards.stack import Stack, gather, keys_above, run_above
@@ -249,19 +249,51 @@ def _keys(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[list[str]]:
     """List the keys of the grid, directory by directory if it is huge."""
     geometry, prefix = grid.array.document.geometry, grid.array.node.chunk_prefix
     assert geometry is not None
-    encoding, ndim = geometry.encoding, len(grid.shape)
+    is_huge = math.prod(grid.shape) > _KEYS_AT_ONCE
+    ndim = len(grid.shape)
+    for keys in keys_of_values(base, prefix, geometry.encoding, ndim, by_directory=is_huge):
+        found = sorted(key for key in keys if grid.coords_of(key) is not None)
+        # zarr 2.18 spells the only key of a 0-d draft array "c0", and prefers it to "c".
+        yield found if ndim else found[-1:]
+
+
+def keys_of_values(
+    base: BaseStoreHandle,
+    prefix: str,
+    encoding: ChunkKeyEncoding,
+    ndim: int,
+    *,
+    by_directory: bool = True,
+) -> Iterator[list[str]]:
+    """List the keys below a prefix that are spelled as those of values.
+
+    Cost: one listing; with `by_directory` one more for each number of the first dimension, where
+    dimensions are directories.
+    """
+
+    def is_value(key: str) -> bool:
+        return encoding.decode(key[len(prefix) :], ndim) is not None
+
     dims = encoding.dims_of_components(ndim)
-    n = 1 if len(dims) > 1 and not dims[0] else 0  # the "c" of the default encoding
-    directories = [f"{prefix}{encoding.encode_component(0, ())}/" if n else prefix]
-    if math.prod(grid.shape) > _KEYS_AT_ONCE and n < len(dims) - 1:
-        (names,) = base.perform([ListDir(directories[0])])
+    top = grid_directory(prefix, encoding, ndim)
+    n = int(top != prefix)
+    directories = [top]
+    if n == len(dims) - 1:  # nothing of ours lies deeper, and other arrays may
+        yield [key for key in (top + name for name in base.names(top)) if is_value(key)]
+        return
+    if by_directory:
         directories = [
-            f"{directories[0]}{name}/"
-            for name in sorted(names)
+            f"{top}{name}/"
+            for name in sorted(base.names(top))
             if encoding.decode_component(n, name, len(dims[n])) is not None
         ]
     for directory in directories:
         (keys,) = base.perform([ListPrefix(directory)])
-        found = sorted(key for key in keys if grid.coords_of(key) is not None)
-        # zarr 2.18 spells the only key of a 0-d draft array "c0", and prefers it to "c".
-        yield found if ndim else found[-1:]
+        yield [key for key in keys if is_value(key)]
+
+
+def grid_directory(prefix: str, encoding: ChunkKeyEncoding, ndim: int) -> str:
+    """Return the directory of all chunks: below the "c" of the default encoding, if that is one."""
+    dims = encoding.dims_of_components(ndim)
+    has_marker = len(dims) > 1 and not dims[0]
+    return f"{prefix}{encoding.encode_component(0, ())}/" if has_marker else prefix
