@@ -1,17 +1,4 @@
-"""Ways to run work concurrently in an event loop, bounded in number, bytes or threads.
-
-- `worker_pool`: the threads for blocking work.
-- `map_in_threads`: codecs of many chunks in a few threads.
-- `gather_bounded`: many coroutines, some at a time.
-- `run_within`: units of work whose sizes together stay within a limit.
-- `one_ahead`: a stream whose next item is made while the last one is used.
-- `SingleFlight`: one request for all tasks that ask the same thing concurrently.
-- `CallBatcher`: one call for all questions of one turn of the event loop.
-
-zarr asks for one chunk at a time, in ten or more concurrent tasks. Batched, their reads ask for
-each index once, and for neighbouring chunks in one span. On local files they take one hop to a
-worker thread.
-"""
+"""Ways to run work concurrently in an event loop, bounded in number, bytes or threads."""
 
 from __future__ import annotations
 
@@ -52,8 +39,7 @@ _INLINE_NBYTES_OF_SMALL = 512 * 1024
 def worker_pool() -> ThreadPoolExecutor:
     """Return the threads for blocking work of async callers.
 
-    A pool of our own, so that leaders of the update queue always find a thread: none of its threads
-    waits for a commit.
+    A pool of our own, none of whose threads waits for a commit: leaders always find a thread.
     """
     global _pool
     if _pool is None:
@@ -74,17 +60,10 @@ async def map_in_threads(
 ) -> list[R]:
     """Return the results of `work` for all items, in order; one hop to each of a few threads.
 
-    Parameters
-    ----------
-    nbytes : int
-        Size of all items; little work is done in the event loop.
-    are_small
-        Most of the work is Python's own steps, so that threads would wait for each other.
+    Little work, by the `nbytes` of all items, is done in the event loop. If the items `are_small`,
+    most of it is Python's own steps, and threads would wait for each other.
 
-    Raises
-    ------
-    Exception
-        The first error of `work`, after every thread has stopped.
+    The first error of `work` is raised after every thread has stopped.
     """
     if nbytes <= (_INLINE_NBYTES_OF_SMALL if are_small else _INLINE_NBYTES):
         return [work(item) for item in items]
@@ -114,10 +93,7 @@ async def map_in_threads(
 async def gather_bounded(coros: Sequence[Coroutine[Any, Any, R]], n_at_once: int) -> list[R]:
     """Return the results of coroutines, in order, with some of them under way at a time.
 
-    Raises
-    ------
-    Exception
-        The first error; the other coroutines are cancelled.
+    The first error is raised; the other coroutines are cancelled.
     """
     slots = asyncio.Semaphore(n_at_once)
 
@@ -136,23 +112,19 @@ async def gather_bounded(coros: Sequence[Coroutine[Any, Any, R]], n_at_once: int
 
 
 async def run_within(
-    limit_nbytes: int, units: Iterable[tuple[int, T]], run: Callable[[T], Awaitable[None]]
+    limit_nbytes: int, units: Iterable[tuple[int, T]], run: Callable[[T], Coroutine[Any, Any, None]]
 ) -> None:
     """Run units concurrently, begun in this order; their sizes together stay within a limit.
 
-    A unit that is larger than the limit runs alone.
-
-    Raises
-    ------
-    Exception
-        The first error of a unit; no other one was begun after it, and nothing is left running.
+    A unit that is larger than the limit runs alone. After the first error no other unit is begun;
+    it is raised when nothing is left running.
     """
-    tasks: dict[asyncio.Future[None], int] = {}
+    tasks: dict[asyncio.Task[None], int] = {}
     try:
         for nbytes, unit in units:
             while tasks and sum(tasks.values()) + nbytes > limit_nbytes:
                 await _first_done(tasks)
-            tasks[asyncio.ensure_future(_awaited(run, unit))] = nbytes
+            tasks[asyncio.create_task(run(unit))] = nbytes
         while tasks:
             await _first_done(tasks)
     except asyncio.CancelledError:
@@ -163,11 +135,7 @@ async def run_within(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _awaited(run: Callable[[T], Awaitable[None]], unit: T) -> None:
-    await run(unit)
-
-
-async def _first_done(tasks: dict[asyncio.Future[None], int]) -> None:
+async def _first_done(tasks: dict[asyncio.Task[None], int]) -> None:
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         del tasks[task]
@@ -189,19 +157,15 @@ def _n_threads() -> int:
     return os.cpu_count() or 1
 
 
-async def one_ahead(step: Callable[[], Awaitable[T | None]]) -> AsyncGenerator[T, None]:
+async def one_ahead(step: Callable[[], Coroutine[Any, Any, T | None]]) -> AsyncGenerator[T, None]:
     """Yield the results of steps until one is ``None``, each step begun one result ahead.
 
     A caller that breaks off closes the generator, which cancels the step under way.
     """
-
-    async def run() -> T | None:
-        return await step()
-
-    task = asyncio.create_task(run())
+    task = asyncio.create_task(step())
     try:
         while (result := await task) is not None:
-            task = asyncio.create_task(run())
+            task = asyncio.create_task(step())
             await asyncio.sleep(0)  # a task begins when its creator waits
             yield result
     finally:
@@ -249,39 +213,37 @@ def _see_error(task: asyncio.Task[T]) -> None:
         task.exception()
 
 
-Q = TypeVar("Q")
-A = TypeVar("A")
-
-_Turn = list[tuple[Q, "asyncio.Future[A]"]]
+_Turn = list[tuple[T, "asyncio.Future[R]"]]
 
 
-class CallBatcher(Generic[Q, A]):
+class CallBatcher(Generic[T, R]):
     """Batches of the questions that are asked in one turn of an event loop.
 
-    Parameters
-    ----------
-    ask
-        Answers questions, in order. If it fails for many questions, they are asked one by one:
-        each caller gets the error of its own question.
+    zarr asks for one chunk at a time, in ten or more concurrent tasks. Batched, their reads ask for
+    each index once, and for neighbouring chunks in one span. On local files they take one hop to a
+    worker thread.
+
+    `ask` answers questions, in order. If it fails for many questions, they are asked one by one:
+    each caller gets the error of its own question.
 
     Thread safety: may be used from any thread; those of one event loop are gathered.
     """
 
-    def __init__(self, ask: Callable[[Sequence[Q]], Awaitable[Sequence[A]]]) -> None:
+    def __init__(self, ask: Callable[[Sequence[T]], Awaitable[Sequence[R]]]) -> None:
         self._ask = ask
-        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn[Q, A]] = (
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn[T, R]] = (
             weakref.WeakKeyDictionary()
         )
         self._running: set[asyncio.Task[None]] = set()
 
-    async def answer(self, question: Q) -> A:
+    async def answer(self, question: T) -> R:
         """Return the answer to a question, asked with the others of this turn of the loop."""
         loop = asyncio.get_running_loop()
         turn = self._turns.get(loop)
         if turn is None:
             loop.call_soon(self._begin, loop)
             turn = self._turns[loop] = []
-        future: asyncio.Future[A] = loop.create_future()
+        future: asyncio.Future[R] = loop.create_future()
         turn.append((question, future))
         return await future
 
@@ -297,7 +259,7 @@ class CallBatcher(Generic[Q, A]):
             for _, future in turn:
                 _fail(future, error)
 
-    async def _answer_all(self, turn: _Turn[Q, A]) -> None:
+    async def _answer_all(self, turn: _Turn[T, R]) -> None:
         try:
             answers = await self._ask([question for question, _ in turn])
         except Exception as error:
@@ -315,6 +277,6 @@ class CallBatcher(Generic[Q, A]):
                     future.set_result(answer)
 
 
-def _fail(future: asyncio.Future[A], error: Exception) -> None:
+def _fail(future: asyncio.Future[R], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)

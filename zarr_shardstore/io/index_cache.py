@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Protocol
 
 from zarr_shardstore.format.arguments import whole_number
@@ -32,38 +33,20 @@ class _Item(Protocol):
         """Memory that it takes, about."""
 
 
+@dataclass(slots=True, eq=False)
 class CachedIndex:
-    """Cached index, and the version of the object that it was read from.
+    """Cached index, and the version of the object that it was read from."""
 
-    Parameters
-    ----------
-    spec : ShardingSpec
-        How the index was decoded.
-    version
-        Version of the object; equal if and only if the object is the same.
-    size : int, optional
-        Size of the object, in bytes.
-    is_recorded
-        A consolidated index has it, which may be stale. Otherwise it was read from the shard.
-    """
-
-    __slots__ = ("index", "is_recorded", "size", "spec", "version", "was_used")
-
-    def __init__(
-        self,
-        index: ShardIndex,
-        spec: ShardingSpec,
-        version: object,
-        size: int | None,
-        *,
-        is_recorded: bool = False,
-    ) -> None:
-        self.index = index
-        self.spec = spec
-        self.version = version
-        self.size = size
-        self.is_recorded = is_recorded
-        self.was_used = False
+    index: ShardIndex
+    spec: ShardingSpec
+    """How the index was decoded."""
+    version: object
+    """Version of the object; equal if and only if the object is the same."""
+    size: int | None
+    """Size of the object, in bytes."""
+    is_recorded: bool = False
+    """A consolidated index has it, which may be stale. Otherwise it was read from the shard."""
+    was_used: bool = False
 
     @property
     def nbytes(self) -> int:

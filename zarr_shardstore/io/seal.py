@@ -15,7 +15,6 @@ from contextlib import suppress
 from multiprocessing.util import Finalize, register_after_fork
 
 from zarr_shardstore.errors import CorruptShardError
-from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.base import Backend
 from zarr_shardstore.io.backends.local import LocalBackend
@@ -29,29 +28,16 @@ from zarr_shardstore.synchronized import in_forked_child
 
 
 def seal_all(backend: Backend | None = None, order: EntryOrder = "morton") -> None:
-    """Seal every shard file that this process has appended to.
+    """Seal every shard file that this process has appended to, below the root of `backend`.
 
-    Parameters
-    ----------
-    backend
-        If given, only the shards below its root are sealed.
-    order
-        Of the entries of shards that are compacted.
-
-    Raises
-    ------
-    CorruptShardError, OSError
-        The first error; the other shards are sealed.
+    The first error is raised after the other shards are sealed.
     """
     if backend is not None and not isinstance(backend, LocalBackend):
         return
     errors: list[Exception] = []
     for file in open_shards.below("" if backend is None else backend.real_root):
-        if file.shard is None or not os.path.isfile(file.path):
-            open_shards.forget(file)
-            continue
         try:
-            _seal(file, file.shard, order)
+            _seal(file, order)
         except Exception as error:
             errors.append(error)
     if errors:
@@ -74,19 +60,16 @@ def _sealing_thread() -> ThreadPoolExecutor:
 
 def _seal_later(file: ShardFile) -> None:
     with suppress(RuntimeError):  # the process ends, and seals all
-        _sealing_thread().submit(_seal_if_there, file)
+        # Its error is dropped: an unsealed shard is whole, too, and flush reports what is wrong.
+        _sealing_thread().submit(_seal, file, "morton")
 
 
-def _seal_if_there(file: ShardFile) -> None:
-    with suppress(Exception):  # an unsealed shard is whole, too; flush reports what is wrong
-        if file.shard is not None and os.path.isfile(file.path):
-            _seal(file, file.shard, "morton")
-        else:
-            open_shards.forget(file)
-
-
-def _seal(file: ShardFile, shard: ShardRef, order: EntryOrder) -> None:
+def _seal(file: ShardFile, order: EntryOrder) -> None:
     """Seal as an update of the shard, so that the other threads of this process wait for it."""
+    shard = file.shard
+    if shard is None or not os.path.isfile(file.path):
+        open_shards.forget(file)
+        return
     is_another = False
 
     def sealing(

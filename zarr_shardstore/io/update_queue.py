@@ -78,19 +78,8 @@ class QueuedUpdate:
     request: UpdateShard
     loop: _Loop | None = None
     """The event loop in which its caller waits; ``None`` for a caller that blocks."""
-    done: Future[None] | None = None
-    """Resolves when the update is committed; ``None`` if its caller commits it."""
-    error: BaseException | None = None
-
-    def settle(self, error: BaseException | None) -> None:
-        """Tell the caller the outcome, once."""
-        self.error = error
-        if self.done is None or self.done.done():
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
+    done: Future[None] = field(default_factory=Future)
+    """Resolves when the update is committed."""
 
 
 @dataclass(slots=True)
@@ -125,20 +114,18 @@ def commit(driver: Driver, request: UpdateShard) -> None:
     scope = driver.backend.scope(request.shard.key)
     update = QueuedUpdate(driver, request)
     try:
-        if _join(scope, update, commits_itself=True):
+        if _join(scope, update):
             _commit_in_thread(_take(scope, update))
-            if _has_waiting(scope, update):
-                _lead_in_thread(scope, update)
+            if others := _take(scope, update):
+                _lead_in_thread(scope, update, others)
     except BaseException:
         _abandon(scope, update)
         raise
-    if update.done is not None:
+    if not update.done.done():
         queue = _queues.get(scope)
-        if not update.done.done() and queue is not None and queue.loop is not None:
-            _refuse_if_blocked(queue.loop, running_loop())
-        update.done.result()
-    elif update.error is not None:
-        raise update.error
+        if queue is not None:
+            _refuse_if_blocked(queue, running_loop())
+    update.done.result()
 
 
 async def commit_async(driver: Driver, request: UpdateShard) -> None:
@@ -161,7 +148,6 @@ async def commit_async(driver: Driver, request: UpdateShard) -> None:
     except BaseException:
         _abandon(scope, update)
         raise
-    assert update.done is not None, "a caller that waits in an event loop has a future"
     if update.done.done():
         update.done.result()
     else:
@@ -182,7 +168,7 @@ def _lead_apart(
         case "thread":
             _leave_loop(scope)
             if is_interrupted:
-                _lead_in_thread(scope, update)
+                _lead_in_thread(scope, update, ())
             else:
                 _lead_inline(scope, update)
         case "async" if loop is not running_loop():
@@ -208,7 +194,7 @@ def _lead_blocking(scope: Hashable, leader: object) -> None:
         _commit_in_thread(taken)
 
 
-def _lead_in_thread(scope: Hashable, leader: object, taken: Sequence[QueuedUpdate] = ()) -> None:
+def _lead_in_thread(scope: Hashable, leader: object, taken: Sequence[QueuedUpdate]) -> None:
     """Pass the lead on to a worker thread, which first commits what was taken."""
     heir = object()
 
@@ -239,14 +225,13 @@ def _lead_inline(scope: Hashable, leader: object) -> None:
     if begun < driver.inline_from or not _is_small(taken):
         _lead_in_thread(scope, leader, taken)
         return
-    is_committed = _commit_inline(taken)
+    if _commit_inline(taken):
+        taken = _take(scope, leader)
     took = time.monotonic() - begun
     if took > _MAX_INLINE_S:
         driver.inline_from = begun + took * _WORKER_TIME_RATIO
-    if not is_committed:
+    if taken:
         _lead_in_thread(scope, leader, taken)
-    elif _has_waiting(scope, leader):
-        _lead_in_thread(scope, leader)
 
 
 async def _lead_async(scope: Hashable, former: object, begun: asyncio.Event | None = None) -> None:
@@ -327,50 +312,40 @@ def _groups(taken: Sequence[QueuedUpdate]) -> list[list[QueuedUpdate]]:
     return [list(group) for _, group in kinds]
 
 
-def _settle(group: Sequence[QueuedUpdate], outcome: _Outcome) -> None:
-    errors = [outcome] * len(group) if isinstance(outcome, Exception) else outcome
-    for update, error in zip(group, errors, strict=True):
-        update.settle(error)
+def _settle(updates: Sequence[QueuedUpdate], outcome: _Outcome) -> None:
+    """Tell the callers of updates their outcomes, once."""
+    errors = [outcome] * len(updates) if isinstance(outcome, Exception) else outcome
+    for update, error in zip(updates, errors, strict=True):
+        if update.done.done():
+            continue
+        if error is None:
+            update.done.set_result(None)
+        else:
+            update.done.set_exception(error)
 
 
 # ------------------------------------------------------------------------------- queues
 
 
 @_synchronized
-def _join(
-    scope: Hashable,
-    update: QueuedUpdate,
-    blocked: _Loop | None = None,
-    *,
-    commits_itself: bool = False,
-) -> bool:
+def _join(scope: Hashable, update: QueuedUpdate, blocked: _Loop | None = None) -> bool:
     """Put an update into the queue of its shard; return whether its caller leads.
 
-    A leader must now take and commit until nothing waits; its update is its token. If it
-    `commits_itself`, it commits its own update before it does anything else.
-
-    Raises
-    ------
-    ShardConflictError
-        If a task of the event loop that the caller has `blocked` leads; the update was not queued.
+    A leader must now take and commit until nothing waits; its update is its token. The update is
+    refused, and not queued, if a task of the event loop that the caller has `blocked` leads.
     """
+    # Running: a waiter that is cancelled does not cancel the commit under way.
+    update.done.set_running_or_notify_cancel()
     queue = _queues.get(scope)
     if queue is not None and queue.loop is not None and queue.loop.is_closed():
-        for waiting in queue.waiting:
-            waiting.settle(_interrupted())
+        _settle(queue.waiting, _interrupted())
         queue = None
-    if queue is not None and queue.loop is not None:
-        _refuse_if_blocked(queue.loop, blocked)
-    leads = queue is None
-    if not (leads and commits_itself):
-        # Running: a waiter that is cancelled does not cancel the commit under way.
-        update.done = Future()
-        update.done.set_running_or_notify_cancel()
     if queue is None:
         _queues[scope] = _Queue(update, update.loop, [update])
-    else:
-        queue.waiting.append(update)
-    return leads
+        return True
+    _refuse_if_blocked(queue, blocked)
+    queue.waiting.append(update)
+    return False
 
 
 def _queue_of(scope: Hashable, leader: object) -> _Queue | None:
@@ -389,17 +364,6 @@ def _take(scope: Hashable, leader: object) -> list[QueuedUpdate]:
     if not queue.taken:
         del _queues[scope]
     return queue.taken
-
-
-@_synchronized
-def _has_waiting(scope: Hashable, leader: object) -> bool:
-    """Return whether updates wait for a shard; if there are none, close its queue."""
-    queue = _queue_of(scope, leader)
-    if queue is None:
-        return False
-    if not queue.waiting:
-        del _queues[scope]
-    return bool(queue.waiting)
 
 
 @_synchronized
@@ -439,13 +403,12 @@ def _abandon(scope: Hashable, leader: object) -> None:
     """Fail the waiting callers of an interrupted leader, and free the shard."""
     queue = _queue_of(scope, leader)
     if queue is not None:
-        for update in queue.taken + queue.waiting:
-            update.settle(_interrupted())
+        _settle(queue.taken + queue.waiting, _interrupted())
         del _queues[scope]
 
 
-def _refuse_if_blocked(leading: _Loop, blocked: _Loop | None) -> None:
-    if leading is blocked:
+def _refuse_if_blocked(queue: _Queue, blocked: _Loop | None) -> None:
+    if queue.loop is not None and queue.loop is blocked:
         raise ShardConflictError(
             "a blocking write of a shard that a task of the same event loop is writing would never "
             "end; await the async operation instead"
@@ -467,6 +430,4 @@ def running_loop() -> _Loop | None:
         return None
 
 
-@in_forked_child
-def _reset() -> None:
-    _queues.clear()
+in_forked_child(_queues.clear)

@@ -40,13 +40,8 @@ class LocalUpload:
     The temporary name ends as that of zarr's ``LocalStore`` and is short, because the name of the
     target may be as long as possible. The file that a killed process leaves is not listed.
 
-    Parameters
-    ----------
-    path
-        Of the target.
-    durable_below : str, optional
-        A directory above the target. When `finish` returns, the file and the directories between
-        the two survive a loss of power.
+    If a directory above is given as `durable_below`, the file and the directories between the two
+    survive a loss of power when `finish` returns.
     """
 
     def __init__(self, path: str, durable_below: str | None = None) -> None:
@@ -140,12 +135,7 @@ def sync_directories(path: str, top: str) -> None:
 class StreamUpload:
     """File-like object of a client, which publishes the object when it is closed.
 
-    Parameters
-    ----------
-    stream
-        With ``write`` and ``close``.
-    discard
-        Gives the stream up.
+    `discard` gives the stream up.
     """
 
     def __init__(self, stream: Any, discard: Any) -> None:
@@ -176,13 +166,7 @@ class StreamUpload:
 
 
 class BufferedUpload:
-    """Upload for base stores that take whole objects only: the object is in memory.
-
-    Parameters
-    ----------
-    backend
-        Stores the object.
-    """
+    """Upload for base stores that take whole objects only: the object is in memory."""
 
     def __init__(self, backend: Any, key: str) -> None:
         self._backend = backend

@@ -71,12 +71,7 @@ def _end(bucket: int, write: object) -> None:
 def announced(
     scopes: list[Hashable], loop: asyncio.AbstractEventLoop | None = None
 ) -> Iterator[None]:
-    """Announce a write of objects for as long as the block runs.
-
-    Parameters
-    ----------
-    loop
-        The event loop that the block waits in, if it does.
+    """Announce a write of objects for as long as the block runs, which may wait in `loop`.
 
     Thread safety: any number of writers, of any objects, may be under way.
     """
@@ -91,7 +86,4 @@ def announced(
             _end(bucket, write)
 
 
-@in_forked_child
-def _reset() -> None:
-    """Forget the parent's writers: the child has none of them."""
-    _under_way.clear()
+in_forked_child(_under_way.clear)  # the child has none of its parent's writers

@@ -173,23 +173,12 @@ Durability: TypeAlias = Literal["process", "power"]
 
 @dataclass(frozen=True, slots=True)
 class FileOptions:
-    """Options of stores of local files.
-
-    Parameters
-    ----------
-    locking
-        Mode of the locks between processes, see `zarr_shardstore.io.local.locks`.
-    durability
-        Event that a finished write survives: the end of its process, or a loss of power.
-
-    Raises
-    ------
-    SpecError
-        If an option has another value.
-    """
+    """Options of stores of local files."""
 
     locking: Locking = "os"
+    """Mode of the locks between processes, see `zarr_shardstore.io.local.locks`."""
     durability: Durability = "process"
+    """Event that a finished write survives: the end of its process, or a loss of power."""
 
     def __post_init__(self) -> None:
         if self.locking not in get_args(Locking):
