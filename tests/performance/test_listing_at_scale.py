@@ -20,8 +20,7 @@ from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore
 from zarr_shardstore.format.index import ZEP2_INDEX
 from zarr_shardstore.format.shard import build_shard
 from zarr_shardstore.io.local import files
-from zarr_shardstore.operations import listing
-from zarr_shardstore.shards import shard_listing
+from zarr_shardstore.shards import index_reads, shard_listing
 
 CPS = 40
 
@@ -84,7 +83,7 @@ class PagedStore(MemoryStore):
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of six base keys, rounds of two shards."""
     monkeypatch.setattr(shard_listing, "KEYS_PER_PAGE", 6)
-    monkeypatch.setattr(listing, "_SHARDS_PER_ROUND", 2)
+    monkeypatch.setattr(index_reads, "_SHARDS_PER_ROUND", 2)
     monkeypatch.setattr(files, "_NAMES_AT_ONCE", 4)
 
 

@@ -1,18 +1,42 @@
-"""`Batch`: a block in which writes of chunks are buffered, so that each shard is stored once."""
+"""`Batch`: a block in which writes of chunks are buffered, so that each shard is stored once.
+
+::
+
+    write ──▶ updates ── a commit of the shard, under its lock ──▶ snapshot ──▶ base store
+                 ▲                                                    │
+                 └───────────── the commit failed: merged back ───────┘
+
+A read looks for an entry in `updates`, then in the snapshot, then in the base store. The queue of
+a shard (`zarr_shardstore.io.update_queue`) runs one commit at a time, first in, first out. Each
+commit takes all buffered updates of its shard, and stores them before its own. So an older value
+never lands after a newer one.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from zarr_shardstore.errors import SpecError, UnpublishedError
+from zarr_shardstore.errors import ShardConflictError, SpecError, UnpublishedError
 from zarr_shardstore.format.arguments import whole_number
-from zarr_shardstore.operations.flush import Flusher
-from zarr_shardstore.operations.write_buffer import WriteBuffer
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.shards.requests import Flow
+from zarr_shardstore.shards.stack import Stack
+from zarr_shardstore.shards.updates import (
+    DeleteEntry,
+    EntryUpdate,
+    MapEntry,
+    PatchEntry,
+    SetEntry,
+    apply_pieces,
+    replaces_value,
+)
+from zarr_shardstore.synchronized import in_forked_child, synchronized
 
 DEFAULT_MAX_NBYTES = 256 * 1024 * 1024
 """A few shards of the recommended 10 to 100 MB."""
@@ -64,7 +88,7 @@ class Batch:
     def __init__(
         self,
         buffer: WriteBuffer,
-        flusher: Flusher,
+        flush: Callable[[Sequence[str]], Flow[_Failures]],
         run: Callable[[Flow[_Failures]], _Failures],
         run_async: Callable[[Flow[_Failures]], Coroutine[Any, Any, _Failures]],
         max_nbytes: int | None,
@@ -76,7 +100,7 @@ class Batch:
         """The batch of the same store that this one is a part of."""
         self.is_leaving = False
         self._buffer = buffer
-        self._flusher = flusher
+        self._flush = flush
         self._run = run
         self._run_async = run_async
 
@@ -104,7 +128,7 @@ class Batch:
     ) -> None:
         try:
             keys = self._leave(is_good=kind is None)
-            self._end(self._run(self._flusher.flush(keys)) if keys else {})
+            self._end(self._run(self._flush(keys)) if keys else {})
         except BaseException:
             self._buffer.end(self)
             raise
@@ -120,7 +144,7 @@ class Batch:
     ) -> None:
         try:
             keys = self._leave(is_good=kind is None)
-            self._end(await self._run_async(self._flusher.flush(keys)) if keys else {})
+            self._end(await self._run_async(self._flush(keys)) if keys else {})
         except BaseException:
             self._buffer.end(self)
             raise
@@ -139,3 +163,364 @@ class Batch:
                 [failures[key] for key in unstored],
                 unstored,
             )
+
+
+# ---------------------------------------------------------------- the write buffer
+
+BufferedUpdate: TypeAlias = SetEntry | DeleteEntry
+"""The new state of an entry, independent of its stored value."""
+
+_ENTRY_NBYTES = 100
+"""Memory of an erased or an empty entry, in bytes: the objects that represent it."""
+
+_N_BUCKETS = 1024
+"""Shards that share a bucket may read a stored value again unnecessarily."""
+
+_synchronized = synchronized()
+_buffers: weakref.WeakSet[WriteBuffer] = weakref.WeakSet()
+
+
+@dataclass(slots=True, eq=False)
+class BufferedShard:
+    """Buffered updates of one shard, by entry id."""
+
+    shard: ShardRef
+    below: Stack
+    updates: dict[int, BufferedUpdate] = field(default_factory=dict)
+    """Updates that no commit has taken yet."""
+    snapshot: dict[int, BufferedUpdate] = field(default_factory=dict)
+    """Updates that a commit is storing; they are read until it has ended."""
+    nbytes: int = 0
+    """Memory of `updates`, in bytes."""
+    error: Exception | None = None
+    """Why the last commit of a snapshot failed."""
+
+    def find(self, entry_id: int) -> BufferedUpdate | None:
+        update = self.updates.get(entry_id)
+        return self.snapshot.get(entry_id) if update is None else update
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every entry of the array in this shard has an update."""
+        return len(self.updates) >= self.shard.n_grid_entries and self.updates.keys() >= set(
+            self.shard.grid_entries().tolist()
+        )
+
+
+class WriteBuffer:
+    """Buffered updates of one store, by shard, and the blocks that are open on it.
+
+    Blocks are referenced weakly. A block that is dropped without having ended, because an
+    exception came just before its end, has failed.
+
+    Thread safety: any thread may call any method; none of them waits for I/O.
+    """
+
+    def __init__(self) -> None:
+        self.is_active = False
+        """A block is open, or updates are buffered. Each read and write looks at this alone if
+        there is no batch."""
+        self.nbytes = 0
+        """Memory of the buffered updates, in bytes, without snapshots."""
+        self._max_nbytes: int | None = None
+        self._shards: dict[str, BufferedShard] = {}
+        self._full: dict[str, None] = {}
+        self._due: set[str] = set()
+        self._n_entered = 0
+        self._n_commits = [0] * _N_BUCKETS
+        self._blocks: list[weakref.ref[Batch]] = []
+        _buffers.add(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether new updates are buffered."""
+        return self._max_nbytes is not None
+
+    @_synchronized
+    def find(self, shard: ShardRef, entry_id: int) -> BufferedUpdate | None:
+        """Return the newest update of an entry; ``None``: its value is the stored one."""
+        buffered = self._shard_like(shard)
+        return None if buffered is None else buffered.find(entry_id)
+
+    @_synchronized
+    def get(self, shard_key: str) -> BufferedShard | None:
+        """Return the buffered updates of a shard, if there are any."""
+        return self._shards.get(shard_key)
+
+    @_synchronized
+    def layouts(self) -> dict[str, ArrayLayout]:
+        """Return the layouts of the shards that have buffered updates, by shard keys."""
+        return {key: buffered.shard.layout for key, buffered in self._shards.items()}
+
+    @_synchronized
+    def chunk_keys(self, shard_keys: Iterable[str]) -> dict[str, list[str]]:
+        """Return the keys of the chunks that are buffered in these shards."""
+        chunk_keys = {}
+        for key in shard_keys:
+            if (buffered := self._shards.get(key)) is not None:
+                entry_ids = sorted(buffered.snapshot.keys() | buffered.updates.keys())
+                chunk_keys[key] = list(map(buffered.shard.chunk_key, entry_ids))
+        return chunk_keys
+
+    def n_commits(self, shard: ShardRef) -> int:
+        """Return a number that changes when stored values of a shard may have changed."""
+        # Commits are counted only in a batch, so each block counts for those before it.
+        return self._n_entered + self._n_commits[hash(shard.key) % _N_BUCKETS]
+
+    # ------------------------------------------------------------ buffering
+
+    @_synchronized
+    def put(
+        self,
+        shard: ShardRef,
+        below: Stack,
+        updates: Sequence[EntryUpdate],
+        stored: Mapping[int, bytes | memoryview | None],
+        n_commits: int,
+    ) -> bool:
+        """Buffer updates of one shard, all or none.
+
+        `stored` has stored values of entries. They are ignored if `n_commits` has changed since
+        before they were read. Return false, and buffer nothing, if no block is open or a stored
+        value is missing.
+        """
+        if not self.is_open:
+            return False
+        buffered = self._shards.get(shard.key) or BufferedShard(shard, below)
+        if not has_same_entries(buffered.shard.layout, shard.layout):
+            raise ShardConflictError(
+                f"shard {shard.key!r}: another store declared the array again while a batch "
+                "buffered values of it; end the batch, then write again"
+            )
+        if self.n_commits(shard) != n_commits:
+            stored = {}
+        new = _without_reads(shard, updates, buffered, stored)
+        if new is None:
+            return False
+        if new:
+            self._shards[shard.key] = buffered
+            buffered.shard, buffered.below = shard, below
+            self._add(buffered, new)
+        return True
+
+    @_synchronized
+    def entries_to_read(self, shard: ShardRef, updates: Sequence[EntryUpdate]) -> list[int]:
+        """Return the ids of the entries whose stored value the updates depend on."""
+        first: dict[int, EntryUpdate] = {}
+        for update in updates:
+            first.setdefault(update.entry_id, update)
+        return [
+            i
+            for i, update in first.items()
+            if not replaces_value(update) and self.find(shard, i) is None
+        ]
+
+    @_synchronized
+    def due(self) -> list[str]:
+        """Return the keys of the shards to flush now: full ones, the largest beyond the limit.
+
+        Each is named to one caller, until a commit takes its updates. The caller must flush them,
+        and then call `release`.
+        """
+        due = [key for key in self._full if key not in self._due]
+        self._full = {}
+        self._due.update(due)
+        nbytes_left = self.nbytes - sum(self._shards[key].nbytes for key in self._due)
+        for buffered in sorted(self._shards.values(), key=attrgetter("nbytes"), reverse=True):
+            if self._max_nbytes is None or nbytes_left <= self._max_nbytes:
+                break
+            key = buffered.shard.key
+            if buffered.updates and key not in self._due:
+                due.append(key)
+                self._due.add(key)
+                nbytes_left -= buffered.nbytes
+        return due
+
+    @_synchronized
+    def release(self, shard_keys: Iterable[str]) -> None:
+        """Let other callers flush these shards, as far as they are still buffered."""
+        self._due.difference_update(shard_keys)
+
+    # -------------------------------------------------------------- commits
+
+    @_synchronized
+    def take(self, shard: ShardRef) -> BufferedShard | None:
+        """Make a snapshot of the updates of a shard, for a commit that has locked the shard.
+
+        The commit must call `stored` or `restore`. If an earlier commit was cut off and did
+        neither, its snapshot is a part of this one.
+        """
+        buffered = self._shard_like(shard)
+        if buffered is None:
+            return None
+        buffered.snapshot = buffered.snapshot | buffered.updates
+        self._clear_updates(buffered)
+        return buffered
+
+    @_synchronized
+    def stored(self, buffered: BufferedShard) -> None:
+        """Forget a snapshot: its updates are in the base store."""
+        self.count_commit(buffered.shard)
+        buffered.error = None
+        self._forget_snapshot(buffered)
+
+    @_synchronized
+    def restore(self, buffered: BufferedShard, error: BaseException) -> None:
+        """Merge a snapshot back below newer updates: its commit failed."""
+        self.count_commit(buffered.shard)  # it may have stored values all the same
+        buffered.error = error if isinstance(error, Exception) else None
+        if self._shards.get(buffered.shard.key) is buffered:  # otherwise they were dropped
+            older = {i: u for i, u in buffered.snapshot.items() if i not in buffered.updates}
+            self._add(buffered, older)
+        self._forget_snapshot(buffered)
+
+    @_synchronized
+    def count_commit(self, shard: ShardRef) -> None:
+        """Note that stored values of a shard may have changed."""
+        self._n_commits[hash(shard.key) % _N_BUCKETS] += 1
+
+    @_synchronized
+    def drop(self, directory: str) -> None:
+        """Drop the updates of all shards whose keys start with `directory`."""
+        for key in [key for key in self._shards if key.startswith(directory)]:
+            self._clear_updates(self._shards.pop(key))
+        self._set_state()
+
+    # --------------------------------------------------------------- blocks
+
+    @_synchronized
+    def enter(self, block: Batch) -> None:
+        """Buffer updates from now on."""
+        self.is_active = True
+        self._n_entered += 1
+        buffer = weakref.ref(self)
+
+        def forget(_: weakref.ref[Batch]) -> None:
+            alive = buffer()
+            if alive is not None:
+                alive.end(None)
+
+        self._blocks.append(weakref.ref(block, forget))
+        self._set_state()
+
+    @_synchronized
+    def leave(self, block: Batch) -> list[str]:
+        """Stop buffering for a block; return the keys of the shards that it must flush."""
+        if not self.has_open(block):
+            return []  # a child process: the parent has the block
+        block.is_leaving = True
+        self._set_state()
+        return list(self._shards)
+
+    @_synchronized
+    def end(self, block: Batch | None) -> None:
+        """Remove a block, and those that exist no more.
+
+        With the last one, drop what could not be stored, or belongs to a block that failed. A
+        commit that has begun is not stopped.
+        """
+        self._blocks = [ref for ref in self._blocks if ref() not in (None, block)]
+        if not self._blocks:
+            self.drop("")
+        self._set_state()
+
+    def has_open(self, block: Batch) -> bool:
+        """Whether a block is open and not about to end."""
+        return not block.is_leaving and any(ref() is block for ref in self._blocks)
+
+    def reset(self) -> None:
+        """Drop everything in a child process: the parent stores what it has buffered."""
+        self._blocks = []
+        self.end(None)
+
+    # -------------------------------------------------------------- details
+
+    def _set_state(self) -> None:
+        blocks = [block for ref in self._blocks if (block := ref()) is not None]
+        limits = [block.max_nbytes for block in blocks if not block.is_leaving]
+        self._max_nbytes = min(limits, default=None)
+        self.is_active = bool(self._blocks or self._shards)
+
+    def _shard_like(self, shard: ShardRef) -> BufferedShard | None:
+        buffered = self._shards.get(shard.key)
+        if buffered is None or not has_same_entries(buffered.shard.layout, shard.layout):
+            return None
+        return buffered
+
+    def _add(self, buffered: BufferedShard, new: Mapping[int, BufferedUpdate]) -> None:
+        old = [buffered.updates[i] for i in new if i in buffered.updates]
+        added = sum(map(_nbytes_of, new.values())) - sum(map(_nbytes_of, old))
+        buffered.updates |= new
+        buffered.nbytes += added
+        self.nbytes += added
+        if buffered.is_full:
+            self._full[buffered.shard.key] = None
+
+    def _clear_updates(self, buffered: BufferedShard) -> None:
+        self.nbytes -= buffered.nbytes
+        buffered.updates, buffered.nbytes = {}, 0
+        self._full.pop(buffered.shard.key, None)
+        self._due.discard(buffered.shard.key)
+
+    def _forget_snapshot(self, buffered: BufferedShard) -> None:
+        buffered.snapshot = {}
+        key = buffered.shard.key
+        if not buffered.updates and self._shards.get(key) is buffered:
+            del self._shards[key]
+            self._set_state()
+
+
+def has_same_entries(a: ArrayLayout, b: ArrayLayout) -> bool:
+    """Whether two layouts put each chunk into the same entry: the grid may have grown."""
+    return a is b or (a.prefix, a.encoding, a.spec) == (b.prefix, b.encoding, b.spec)
+
+
+def _nbytes_of(update: BufferedUpdate) -> int:
+    return max(len(update.value), _ENTRY_NBYTES) if isinstance(update, SetEntry) else _ENTRY_NBYTES
+
+
+def _without_reads(
+    shard: ShardRef,
+    updates: Sequence[EntryUpdate],
+    buffered: BufferedShard,
+    stored: Mapping[int, bytes | memoryview | None],
+) -> dict[int, BufferedUpdate] | None:
+    """Return the new states of entries after updates, one after another.
+
+    Entries that stay as they are stored are left out. ``None``: a stored value is missing.
+    """
+    new: dict[int, BufferedUpdate] = {}
+    for update in updates:
+        i = update.entry_id
+        before = new.get(i) or buffered.find(i)
+        old = before.value if isinstance(before, SetEntry) else None
+        if before is None and not replaces_value(update):
+            if i not in stored:
+                return None
+            old = stored[i]
+        match update:
+            case DeleteEntry():
+                new[i] = update
+            case SetEntry(only_if_missing=True) if old is not None:
+                if before is not None:
+                    new[i] = before
+            case SetEntry(_, value, only_if_missing):
+                # Another store may set the entry before the flush, and is then the first. But if
+                # this batch has deleted the entry, the value replaces whatever is stored.
+                new[i] = SetEntry(i, _own(value), only_if_missing and before is None)
+            case PatchEntry():
+                new[i] = SetEntry(i, apply_pieces(shard.chunk_key(i), old, update.pieces))
+            case MapEntry():
+                new[i] = SetEntry(i, _own(update.change(old)))
+    return new
+
+
+def _own(value: bytes | memoryview) -> bytes:
+    """Return bytes that the caller cannot change afterwards."""
+    return value if isinstance(value, bytes) else bytes(value)
+
+
+@in_forked_child
+def _reset() -> None:
+    for buffer in list(_buffers):
+        buffer.reset()

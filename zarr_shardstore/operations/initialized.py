@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from reprlib import repr as short
 from typing import TypeAlias
 
@@ -23,8 +22,8 @@ from zarr_shardstore.format.index import MISSING, ShardIndex
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, Box, ShardRef, grid_box
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.operations.flush import Flusher
-from zarr_shardstore.shards.index_reads import try_read_indexes
+from zarr_shardstore.operations.buffered import Flusher
+from zarr_shardstore.shards.index_reads import index_nbytes_of, rounds_of, try_read_indexes
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import KeyPages
 from zarr_shardstore.shards.sharding import split_at_sharding
@@ -38,13 +37,7 @@ _MAX_CHUNKS = 2**32
 
 
 def box_of_region(region: Region, grid_shape: Coords) -> Box:
-    """Return the chunks of a region, clipped to the grid as Python clips slices.
-
-    Raises
-    ------
-    SpecError
-        If it has more dimensions than the grid, or steps, or too many chunks.
-    """
+    """Return the chunks of a region, clipped to the grid as Python clips slices."""
     slices = () if region is None else tuple(items_of("region", region))
     if len(slices) > len(grid_shape) or not all(isinstance(s, slice) for s in slices):
         raise SpecError(
@@ -101,9 +94,6 @@ def _shard_ranges(layout: ArrayLayout, box: Box) -> list[range]:
     return [range(a // n, -(-b // n)) for (a, b), n in zip(box, cps, strict=True)]
 
 
-_SHARDS_PER_ROUND = 64
-
-
 def chunks_initialized(
     arrays: ArrayCache, flusher: Flusher, path: str, region: Region
 ) -> Flow[npt.NDArray[np.bool_]]:
@@ -111,13 +101,6 @@ def chunks_initialized(
 
     Cost: a listing of the smallest directory with all shards of the region, and the indexes of
     those that are stored.
-
-    Raises
-    ------
-    SpecError
-        If there is no sharded array, or the region is not valid.
-    CorruptShardError
-        If an index is damaged.
     """
     array = yield from _sharded_array(arrays, path)
     yield from flusher.flush_array(array.node)
@@ -131,9 +114,9 @@ def chunks_initialized(
         return out
     layout = sharding.layout
 
-    def mark(shards: Iterator[tuple[ShardRef, object]]) -> Flow[None]:
+    def mark(shards: Iterable[tuple[ShardRef, object]]) -> Flow[None]:
         """Mark the chunks of shards, whose versions a listing has just shown."""
-        while part := list(islice(shards, _SHARDS_PER_ROUND)):
+        for part in rounds_of(shards, lambda item: index_nbytes_of(item[0])):
             refs, versions = [shard for shard, _ in part], [version for _, version in part]
             flow = try_read_indexes(refs, versions, cache=False)
             indexes = yield from run_above(below, flow)
@@ -157,7 +140,7 @@ def chunks_initialized(
             and (shard := layout.shard_of_key(key)) is not None
             and is_in_box(shard, box)
         ]
-        yield from mark(iter(found))
+        yield from mark(found)
     return out
 
 

@@ -27,18 +27,17 @@ from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.operations.flush import Flusher
-from zarr_shardstore.shards.index_reads import read_indexes, try_read_indexes
+from zarr_shardstore.operations.buffered import Flusher
+from zarr_shardstore.shards.index_reads import (
+    index_nbytes_of,
+    read_indexes,
+    rounds_of,
+    try_read_indexes,
+)
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir
 from zarr_shardstore.shards.shard_listing import GridDirectory, KeyPages, ListedKeys
 from zarr_shardstore.shards.sharding import split_at_sharding
 from zarr_shardstore.shards.stack import ValueTransformer, keys_above
-
-_SHARDS_PER_ROUND = 64
-"""Shards whose indexes are read together."""
-
-_NBYTES_PER_ROUND = 16 * 1024 * 1024
-"""Memory of a round, in bytes: of indexes, and of the keys of transformed arrays."""
 
 _TRANSFORMED_KEY_NBYTES = 160
 """Memory of a key above a stack of transformers with its size, in bytes."""
@@ -67,43 +66,31 @@ class KeyStream:
         self.errors: list[ShardStoreError] = []
         self._catalog = catalog
         self._pages = pages
-        self._located: deque[Located] = deque()
+        self._rounds: deque[list[Located]] = deque()
 
     @property
     def has_more(self) -> bool:
         """Whether another round is to be asked for."""
-        return bool(self._located) or self._pages.has_more
+        return bool(self._rounds) or self._pages.has_more
 
     def next_round(self) -> Flow[ListedKeys]:
         """Return the next keys.
 
         Cost: sometimes a page of base keys; the indexes of up to 64 shards, in one round.
         """
-        if not self._located:
-            self._located.extend((yield from self._next_page()))
-        located = self._take_round()
-        shards = [(found, seen) for _, seen, found in located if isinstance(found, ShardRef)]
-        refs, versions = [ref for ref, _ in shards], [version for _, version in shards]
-        indexes = iter((yield from try_read_indexes(refs, versions, cache=False)))
+        if not self._rounds:
+            self._rounds.extend(rounds_of((yield from self._next_page()), _nbytes_of))
         listed = ListedKeys(self.prefix)
-        transformed: dict[Node, tuple[StoredArray, list[str]]] = {}
-        for base_key, _, found in located:
-            match found:
-                case None:
-                    listed.values.append((base_key, None))
-                case TransformedKey(key, array):
-                    transformed.setdefault(array.node, (array, []))[1].append(key)
-                case ShardStoreError():
-                    self.errors.append(found)
-                case ShardRef():
-                    index = next(indexes)
-                    if isinstance(index, CorruptShardError):
-                        self.errors.append(index)
-                    elif index is not None:
-                        listed.shards.append((found, index))
-        for array, keys in transformed.values():
-            above = yield from self.keys_above(array, keys)
-            listed.values += [item for item in above if item[0].startswith(self.prefix)]
+        if not self._rounds:
+            return listed  # the base keys of a page may all be others
+        shards, listed.values = yield from self._resolve(self._rounds.popleft())
+        refs, versions = [ref for ref, _ in shards], [version for _, version in shards]
+        indexes = yield from try_read_indexes(refs, versions, cache=False)
+        for shard, index in zip(refs, indexes, strict=True):
+            if isinstance(index, CorruptShardError):
+                self.errors.append(index)
+            elif index is not None:
+                listed.shards.append((shard, index))
         return listed
 
     def all_located(self) -> Flow[list[Located]]:
@@ -116,15 +103,42 @@ class KeyStream:
             located += yield from self._next_page()
         return located
 
+    def all_shards_and_keys(self) -> Flow[tuple[list[ShardRef], list[str]]]:
+        """Return, instead of rounds, the shards that may hold keys with the prefix, and all keys
+        that are in no such shard."""
+        shards, values = yield from self._resolve((yield from self.all_located()))
+        return [shard for shard, _ in shards], [key for key, _ in values]
+
     def close(self) -> Flow[None]:
         """Release what the base store has open for this stream."""
         yield from self._pages.close()
 
-    def keys_above(self, array: StoredArray, keys: list[str]) -> Flow[list[tuple[str, int | None]]]:
-        """Return the keys of an array that objects hold, with their sizes where these are known.
+    def _resolve(
+        self, located: Sequence[Located]
+    ) -> Flow[tuple[list[tuple[ShardRef, object]], list[tuple[str, int | None]]]]:
+        """Return shards with their versions, and other keys with sizes where these are known."""
+        shards: list[tuple[ShardRef, object]] = []
+        values: list[tuple[str, int | None]] = []
+        transformed: dict[Node, tuple[StoredArray, list[str]]] = {}
+        for base_key, version, found in located:
+            match found:
+                case None:
+                    values.append((base_key, None))
+                case TransformedKey(key, array):
+                    transformed.setdefault(array.node, (array, []))[1].append(key)
+                case ShardStoreError():
+                    self.errors.append(found)
+                case ShardRef():
+                    shards.append((found, version))
+        for array, keys in transformed.values():
+            above = yield from self._keys_above(array, keys)
+            values += [item for item in above if item[0].startswith(self.prefix)]
+        return shards, values
 
-        A damaged object blocks no other.
-        """
+    def _keys_above(
+        self, array: StoredArray, keys: list[str]
+    ) -> Flow[list[tuple[str, int | None]]]:
+        """Return the keys of an array that objects hold. A damaged object blocks no other."""
         above: list[tuple[str, int | None]] = []
         try:
             above = yield from keys_above(array.stack, keys)
@@ -133,7 +147,7 @@ class KeyStream:
                 self.errors.append(error)
                 return []
             for key in keys:
-                above += yield from self.keys_above(array, [key])
+                above += yield from self._keys_above(array, [key])
         return [item for item in above if not array.is_outside(item[0])]
 
     def _next_page(self) -> Flow[list[Located]]:
@@ -141,18 +155,6 @@ class KeyStream:
         names = yield from self._catalog.shards_of(page)
         located = zip(page, page.versions, names, strict=True)
         return [item for item in located if _may_hold(item[0], item[2], self.prefix)]
-
-    def _take_round(self) -> list[Located]:
-        taken: list[Located] = []
-        n_shards = nbytes = 0
-        while self._located and n_shards < _SHARDS_PER_ROUND:
-            added = _nbytes_of(self._located[0])
-            if n_shards and nbytes + added > _NBYTES_PER_ROUND:
-                break
-            taken.append(self._located.popleft())
-            n_shards += added > 0
-            nbytes += added
-        return taken
 
 
 def raise_first(errors: Sequence[ShardStoreError]) -> None:
@@ -341,8 +343,7 @@ def _directories_with_chunks(directory: GridDirectory) -> Flow[list[str]]:
     while pages.has_more:
         page = yield from pages.next_page()
         shards = [s for s in map(directory.layout.shard_of_key, page) if s is not None]
-        for first in range(0, len(shards), _SHARDS_PER_ROUND):
-            part = shards[first : first + _SHARDS_PER_ROUND]
+        for part in rounds_of(shards, index_nbytes_of):
             indexes = yield from read_indexes(part, cache=False)
             for shard, index in zip(part, indexes, strict=True):
                 if index is not None:

@@ -19,10 +19,9 @@ from zarr_shardstore.format.keys import Coords, check_key
 from zarr_shardstore.format.layout import ChunkRef, shard_coords_of
 from zarr_shardstore.metadata.consolidated import directory_of_v2_consolidated
 from zarr_shardstore.metadata.documents import Node, node_of_document
-from zarr_shardstore.operations.buffered import perform_buffered, with_buffer
-from zarr_shardstore.operations.flush import Flusher
+from zarr_shardstore.operations.buffered import Flusher, perform_buffered, with_buffer
 from zarr_shardstore.shards.read import ReadOptions
-from zarr_shardstore.shards.requests import Exists, Flow, Get, GetSize, Request, relay
+from zarr_shardstore.shards.requests import Exists, Flow, Get, GetSize, Request, ValueRequest, relay
 from zarr_shardstore.shards.sharding import ShardingTransformer, perform_on_chunks
 from zarr_shardstore.shards.stack import Parts, Stack, gather_replies, handle
 
@@ -49,15 +48,9 @@ class Router:
                     owners[i] = self.catalog.chunk_without_document(key)
         return owners
 
-    def writable(self, keys: Sequence[str]) -> Flow[list[Owner]]:
-        """Return the owners of keys whose values are about to be stored.
-
-        Raises
-        ------
-        SpecError
-            If a key in an array is no chunk key of it.
-        """
-        owners = yield from self.catalog.chunks_of(keys)
+    def writable(self, writes: Sequence[ValueRequest]) -> Flow[list[Owner]]:
+        """Return the owners of keys to be stored; refuse a key in an array that is no chunk key."""
+        owners = yield from self.catalog.chunks_of([write.key for write in writes])
         for owner in owners:
             if isinstance(owner, InvalidChunkKey):
                 raise SpecError(owner.message)

@@ -25,9 +25,10 @@ from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.driver import UpdateFlow
 from zarr_shardstore.metadata.documents import Node, document_key, dump_document, parse_json
-from zarr_shardstore.operations.flush import Flusher
+from zarr_shardstore.operations.buffered import Flusher
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.shards.append import seal_shard
+from zarr_shardstore.shards.index_reads import index_nbytes_of, rounds_of
 from zarr_shardstore.shards.requests import Flow, Recorded, RecordIndex, Set, UpdateShard
 from zarr_shardstore.shards.rewrite import compact_shard
 from zarr_shardstore.shards.shard_listing import KeyPages
@@ -39,11 +40,7 @@ from zarr_shardstore.shards.updates import EntryUpdate
 def compaction_of(*, order: EntryOrder, can_append: bool) -> UpdateFlow:
     """Return a commit flow for a driver that compacts the shard of each `UpdateShard`.
 
-    Parameters
-    ----------
-    can_append
-        Whether the base store changes shards in their place, so that these may have gaps and
-        journals.
+    Where the base store can append, shards may have gaps and journals.
     """
 
     def flow(
@@ -81,10 +78,7 @@ def shards_below(
 def compact_below(listing: Listing, prefix: str) -> Flow[None]:
     """Compact each shard that may hold keys starting with `prefix`, by a driver for that.
 
-    Raises
-    ------
-    ShardStoreError
-        The first error; the other shards are compacted.
+    The first error is raised when the other shards are compacted.
     """
     shards, errors = yield from shards_below(listing, prefix)
     for shard, below in shards:  # one by one: a damaged shard stops no other
@@ -108,11 +102,6 @@ def _shard_of(found: ShardRef | TransformedKey | None) -> tuple[ShardRef, Stack]
 
 # -------------------------------------------------------------- consolidation
 
-_SHARDS_PER_ROUND = 64
-
-_NBYTES_PER_ROUND = 16 * 1024 * 1024
-"""Memory of the indexes of a round, in bytes."""
-
 
 @dataclass(slots=True)
 class _IndexedArray:
@@ -135,14 +124,8 @@ def consolidate_below(
     """Consolidate the indexes of the sharded arrays at or below a path; return their paths.
 
     Cost: a listing, the index of each shard; for each array a write of the consolidated index; a
-    read and a write of its document, if that does not declare it yet.
-
-    Raises
-    ------
-    SpecError
-        If there is a path, and no sharded array with a stored shard.
-    ShardStoreError
-        If the document of an array is bad; the other arrays are consolidated.
+    read and a write of its document, if that does not declare it yet. A bad document is raised
+    when the other arrays are consolidated.
     """
     path = check_prefix(path).strip("/")
     errors: list[ShardStoreError] = []
@@ -174,11 +157,7 @@ def consolidate_below(
 
 
 def _record(shards: Sequence[ShardRef], arrays: dict[ArrayLayout, _IndexedArray]) -> Flow[None]:
-    left = list(shards)
-    while left:
-        nbytes = left[0].layout.spec.index_nbytes
-        n = max(1, min(_SHARDS_PER_ROUND, _NBYTES_PER_ROUND // nbytes))
-        part, left = left[:n], left[n:]
+    for part in rounds_of(shards, index_nbytes_of):
         replies: list[Recorded] = yield [RecordIndex(shard) for shard in part]
         for shard, found in zip(part, replies, strict=True):
             layout = shard.layout

@@ -1,9 +1,10 @@
-"""The operations of the draft's abstract store interface, as flows.
+"""The operations of the draft's abstract store interface, as flows: reads, writes, erasures.
 
 Each takes keys as zarr spells them, and makes requests to the base store. The public stores only
 convert arguments and choose the driver.
 
-Source: sharding storage transformer draft, "API implementation".
+Source: sharding storage transformer draft, "API implementation"; of erase_prefix: a prefix that
+contains a part of the chunk-grid key is translated to the shards that it touches.
 """
 
 from __future__ import annotations
@@ -18,66 +19,64 @@ from zarr_shardstore.arrays.array_cache import (
     complete_documents,
     read_documents,
 )
-from zarr_shardstore.arrays.catalog import Catalog
+from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey
 from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.policy import NewArrays
-from zarr_shardstore.arrays.stored_array import ArrayReader
+from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.keys import check_key
-from zarr_shardstore.format.layout import ChunkRef
-from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_range
+from zarr_shardstore.format.arguments import items_of
+from zarr_shardstore.format.keys import check_key, check_prefix
+from zarr_shardstore.format.layout import ChunkRef, ShardRef
+from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges, resolve_range
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.metadata.consolidated import directory_of_v2_consolidated
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.metadata.documents import node_of_document
-from zarr_shardstore.operations.buffered import commit_with_buffered
-from zarr_shardstore.operations.erase import Eraser
-from zarr_shardstore.operations.flush import Flusher
+from zarr_shardstore.operations.batch import WriteBuffer
+from zarr_shardstore.operations.buffered import Flusher, commit_with_buffered
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.operations.routing import Owner, Router, is_document
-from zarr_shardstore.operations.write_buffer import WriteBuffer
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.read import EntryRead, ReadOptions, read_entries, read_shards
 from zarr_shardstore.shards.requests import (
     Delete,
+    DeletePrefix,
     Exists,
     Flow,
     Found,
     Get,
     GetSize,
+    Request,
     Set,
     SetIfNotExists,
     SetPartial,
     UpdateShard,
+    ValueRequest,
 )
 from zarr_shardstore.shards.rewrite import update_shard as rewrite_shard
+from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.sharding import WriteStrategy, perform_on_chunks
 from zarr_shardstore.shards.stack import run_above
-from zarr_shardstore.shards.updates import EntryUpdate, Piece, apply_pieces, check_pieces
+from zarr_shardstore.shards.updates import (
+    DeleteEntry,
+    EntryUpdate,
+    Piece,
+    apply_pieces,
+    check_pieces,
+)
 
 Value: TypeAlias = bytes | memoryview
+
+
+_ERASURES_AT_ONCE = 1 << 18
+"""Erasures of entries in memory: about 25 MB."""
 
 
 class Operations:
     """Operations on one base store, without the base store.
 
-    Parameters
-    ----------
-    new_arrays : NewArrays
-        Sharding and declaration of new arrays.
-    native : Native
-        View of native sharded arrays.
-    reading : ReadOptions
-        Coalescing.
-    order : EntryOrder
-        Order in which the entries of a shard are written.
-    strategy : WriteStrategy
-        Write strategy.
-    max_dead_nbytes : int, optional
-        Dead bytes that a shard file may have.
-    refuse_links
-        Raises `SpecError` if a prefix leads through a link of the base store.
+    `refuse_links` raises `SpecError` if a prefix leads through a link of the base store.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class Operations:
         self.flusher = Flusher(self.catalog, self.arrays, self.buffer)
         self.listing = Listing(self.catalog, self.flusher)
         self._router = Router(self.flusher, reading)
-        self._eraser = Eraser(self._router, self.listing, refuse_links)
+        self._refuse_links = refuse_links
         self._view = MetadataView(new_arrays, reader)
 
     def update_shard(
@@ -215,27 +214,21 @@ class Operations:
     ) -> Flow[None]:
         """Store whole values; those of one shard are committed together.
 
-        Raises
-        ------
-        SpecError
-            If a key is not valid, or not for its array; no value of the call was written.
+        If a key is not valid, or not for its array, no value of the call is written.
         """
         request = SetIfNotExists if only_if_missing else Set
-        items = list(items)
-        chunks = self._cached_chunks([key for key, _ in items])
-        if chunks is not None:
-            sets = [request(key, value) for key, value in items]
-            yield from perform_on_chunks(sets, chunks, self._reading)
+        sets = [request(key, value) for key, value in items]
+        if (yield from self._write_cached(sets)):
             return
-        values: list[tuple[str, Value]] = []
-        documents: list[tuple[str, Value]] = []
-        for key, value in items:
-            check_key(key)
-            (documents if is_document(key) else values).append((key, value))
-        for key, value in documents:  # first: they say which of the other keys are chunks
-            yield from self._set_document(key, memoryview(value), only_if_missing)
-        owners = yield from self._router.writable([key for key, _ in values])
-        yield from self._router.perform([request(key, value) for key, value in values], owners)
+        values: list[ValueRequest] = []
+        documents: list[Set | SetIfNotExists] = []
+        for each in sets:
+            check_key(each.key)
+            (documents if is_document(each.key) else values).append(each)
+        for each in documents:  # first: they say which of the other keys are chunks
+            yield from self._set_document(each.key, memoryview(each.value), only_if_missing)
+        owners = yield from self._router.writable(values)
+        yield from self._router.perform(values, owners)
 
     def set(self, key: str, value: Value, *, only_if_missing: bool = False) -> Flow[None]:
         """Store one whole value."""
@@ -244,69 +237,145 @@ class Operations:
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> Flow[None]:
         """Write pieces into values; each shard is committed once.
 
-        Raises
-        ------
-        SpecError
-            If pieces of one value overlap, or a key is not valid: nothing was written. If a
-            piece starts behind the end of its value: nothing of its shard was written.
+        If pieces of one value overlap, or a key is not valid, nothing is written. If a piece starts
+        behind the end of its value, nothing of its shard is written.
         """
         pieces: dict[str, list[Piece]] = {}
         for key, start, value in key_start_values:
             check_key(key)
             pieces.setdefault(key, []).append((start, value))
-        patches = {key: check_pieces(key, parts) for key, parts in pieces.items()}
-        owners = yield from self._router.writable(list(patches))
+        patches = [SetPartial(key, check_pieces(key, parts)) for key, parts in pieces.items()]
+        owners = yield from self._router.writable(patches)
         requests: list[SetPartial] = []
         chunk_owners: list[Owner] = []
-        for owner, (key, parts) in zip(owners, patches.items(), strict=True):
+        for owner, patch in zip(owners, patches, strict=True):
             if owner is None:  # perhaps a document: what is changed is what readers see
-                old = yield from self.get(key)
-                yield from self.set(key, apply_pieces(key, old, parts))
+                old = yield from self.get(patch.key)
+                yield from self.set(patch.key, apply_pieces(patch.key, old, patch.pieces))
             else:
-                requests.append(SetPartial(key, parts))
+                requests.append(patch)
                 chunk_owners.append(owner)
         yield from self._router.perform(requests, chunk_owners)
 
     def set_or_erase(self, items: Iterable[tuple[str, Value | None]]) -> Flow[None]:
         """Store values, then erase those that are ``None``; each shard is committed once.
 
-        Raises
-        ------
-        SpecError
-            If a key is not valid, or not for its array; no value of the call was written.
+        If a key is not valid, or not for its array, no value of the call is written.
         """
         items = sorted(items, key=lambda item: item[1] is None)  # erasures last
-        chunks = self._cached_chunks([key for key, _ in items])
-        if chunks is not None:
-            changes = [Delete(key) if value is None else Set(key, value) for key, value in items]
-            yield from perform_on_chunks(changes, chunks, self._reading)
+        changes = [Delete(key) if value is None else Set(key, value) for key, value in items]
+        if (yield from self._write_cached(changes)):
             return
-        values: list[tuple[str, Value]] = []
-        erased: list[str] = []
-        for key, value in items:
-            check_key(key)
-            if is_document(key):
-                raise SpecError(f"key {key!r} is a document: store or erase it by itself")
-            if value is None:
-                erased.append(key)
-            else:
-                values.append((key, value))
-        owners = yield from self._router.writable([key for key, _ in values])
-        erasures, erased_owners = yield from self._eraser.erasures(erased)
-        sets = [Set(key, value) for key, value in values]
+        for change in changes:
+            check_key(change.key)
+            if is_document(change.key):
+                raise SpecError(f"key {change.key!r} is a document: store or erase it by itself")
+        sets = [change for change in changes if isinstance(change, Set)]
+        owners = yield from self._router.writable(sets)
+        erased = [change.key for change in changes if isinstance(change, Delete)]
+        erasures, erased_owners = yield from self._erasures(erased)
         yield from self._router.perform([*sets, *erasures], [*owners, *erased_owners])
+
+    def _write_cached(self, requests: Sequence[ValueRequest]) -> Flow[bool]:
+        """Write chunks of cached arrays, outside of batches; false if there are other keys."""
+        if self.buffer.is_active:
+            return False
+        chunks = self.catalog.cached_chunks([request.key for request in requests])
+        if chunks is None:
+            return False
+        yield from perform_on_chunks(requests, chunks, self._reading)
+        return True
+
+    # ------------------------------------------------------------- erasures
 
     def erase_values(self, keys: Iterable[str]) -> Flow[None]:
         """Erase values; those of one shard together. A missing key is no error."""
-        return self._eraser.erase_values(keys)
+        requests, owners = yield from self._erasures(keys)
+        nodes = [node for request in requests if (node := node_of_document(request.key))]
+        arrays = yield from self.arrays.lookup(nodes)
+        try:
+            if nodes and self.buffer.is_active:
+                # An array is flushed while its document still says where its chunks are.
+                others = [i for i, request in enumerate(requests) if not is_document(request.key)]
+                yield from self._router.perform(
+                    [requests[i] for i in others], [owners[i] for i in others]
+                )
+                for node in nodes:
+                    yield from self.flusher.flush_array(node)
+                requests = [request for request in requests if is_document(request.key)]
+                owners = [None] * len(requests)
+            yield from self._router.perform(requests, owners)
+        finally:
+            for node in nodes:
+                array = arrays[node]
+                self.arrays.document_erased(node, array if isinstance(array, StoredArray) else None)
 
     def erase_prefix(self, prefix: str) -> Flow[None]:
         """Erase all values whose key starts with `prefix`; whole directories are relayed."""
-        return self._eraser.erase_prefix(prefix)
+        prefix = check_prefix(prefix)
+        if prefix and not prefix.endswith("/"):
+            yield from self._erase_listed(prefix)
+            return
+        self._refuse_links(prefix.removesuffix("/"))
+        directory = yield from self.catalog.directory_of(prefix)
+        match directory:
+            case GridDirectory():
+                is_inside_grid = bool(directory.leading)
+            case StoredArray():
+                is_inside_grid = directory.is_inside_grid(prefix)
+            case None:
+                is_inside_grid = self.listing.is_translated_without_metadata(prefix)
+        if is_inside_grid:
+            yield from self._erase_listed(prefix)
+            return
+        yield from self.flusher.flush_orphans(prefix)
+        try:
+            yield [DeletePrefix(prefix)]
+            self.buffer.drop(prefix)
+        finally:
+            if directory is None:  # otherwise there are no documents below
+                self.arrays.documents_changed(below=prefix)
 
-    def _cached_chunks(self, keys: Sequence[str]) -> list[ChunkRef] | None:
-        """Return the chunks of keys, if their arrays are cached and no batch is open."""
-        return None if self.buffer.is_active else self.catalog.cached_chunks(keys)
+    def _erasures(self, keys: Iterable[str]) -> Flow[tuple[list[Delete], list[Owner]]]:
+        """Return the requests that erase values, and the owners of their keys."""
+        keys = items_of("keys", keys)
+        for key in keys:
+            check_key(key)
+        keys = list(dict.fromkeys(keys))
+        owners = yield from self._router.owners(keys)
+        invalid = [
+            key
+            for key, owner in zip(keys, owners, strict=True)
+            if isinstance(owner, InvalidChunkKey) and not owner.is_outside
+        ]
+        objects: set[str] = set()
+        if invalid:
+            # LocalStore erases a whole directory if a key names one. Here that would be a
+            # directory of shards, which are not the chunks below the key. Only objects can be read.
+            founds: list[Found] = yield [Get(key, Range(0, 1)) for key in invalid]
+            objects = {k for k, f in zip(invalid, founds, strict=True) if f.value is not None}
+        requests: list[Delete] = []
+        owners_of_requests: list[Owner] = []
+        for key, owner in zip(keys, owners, strict=True):
+            if not isinstance(owner, InvalidChunkKey):
+                requests.append(Delete(key))
+                owners_of_requests.append(owner)
+            elif key in objects:
+                requests.append(Delete(key))
+                owners_of_requests.append(None)
+        return requests, owners_of_requests
+
+    def _erase_listed(self, prefix: str) -> Flow[None]:
+        """Erase below a prefix that cuts directories or shards.
+
+        Cost: a listing. The indexes of arrays with other transformers are read, of others none.
+        """
+        self._refuse_links(prefix)
+        stream = yield from self.listing.stream(prefix)
+        shards, keys = yield from stream.all_shards_and_keys()
+        raise_first(stream.errors)  # so far nothing was erased
+        yield from _erase_in_shards(shards, prefix)
+        yield from self.erase_values(keys)
 
     # ----------------------------------------------------------- documents
 
@@ -355,3 +424,19 @@ class Operations:
                 self.arrays.documents_changed(node, array if is_certain else None)
             else:
                 self.arrays.current().put(node, array)
+
+
+def _erase_in_shards(shards: Sequence[ShardRef], prefix: str) -> Flow[None]:
+    """Erase the chunks whose keys start with `prefix`; each shard is written once."""
+    updates: list[Request] = []
+    n_erasures = 0
+    for shard in shards:
+        erasures = tuple(map(DeleteEntry, shard.entries_with(prefix).tolist()))
+        if erasures:
+            updates.append(UpdateShard(shard, erasures))
+            n_erasures += len(erasures)
+        if n_erasures > _ERASURES_AT_ONCE:
+            yield updates
+            updates, n_erasures = [], 0
+    if updates:
+        yield updates

@@ -8,8 +8,8 @@ Source: sharding storage transformer draft, "Binary shard format"; ZEP 2, "index
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from zarr_shardstore.errors import CorruptShardError
 from zarr_shardstore.format.index import IndexDamageError, ShardIndex
@@ -18,8 +18,16 @@ from zarr_shardstore.format.ranges import ByteRange, Range, Suffix
 from zarr_shardstore.format.shard import index_of_shard
 from zarr_shardstore.shards.requests import Flow, Found, FoundIndex, Get, GetIndex, GetSize, Request
 
+T = TypeVar("T")
+
 _N_ATTEMPTS_IN_ONE_PIECE = 2
 """To read a whole shard, if a reply is shorter than the shard."""
+
+_SHARDS_PER_ROUND = 64
+"""Shards whose indexes are read together by a walk over many shards."""
+
+_NBYTES_PER_ROUND = 16 * 1024 * 1024
+"""Memory of a round of such a walk, in bytes."""
 
 
 def index_get(request: GetIndex) -> Get:
@@ -52,6 +60,26 @@ def found_index(request: GetIndex, found: Found) -> FoundIndex:
     return FoundIndex(index, found.version, found.size, value=value)
 
 
+def rounds_of(items: Iterable[T], nbytes_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Cut items into rounds whose replies fit in memory; an item of 0 bytes takes no request."""
+    part: list[T] = []
+    n_shards = nbytes = 0
+    for item in items:
+        added = nbytes_of(item)
+        if n_shards and (n_shards == _SHARDS_PER_ROUND or nbytes + added > _NBYTES_PER_ROUND):
+            yield part
+            part, n_shards, nbytes = [], 0, 0
+        part.append(item)
+        n_shards += added > 0
+        nbytes += added
+    if part:
+        yield part
+
+
+def index_nbytes_of(shard: ShardRef) -> int:
+    return shard.layout.spec.index_nbytes
+
+
 def index_gets(batch: Sequence[Request]) -> list[Request]:
     """Replace each `GetIndex` of a batch by its `index_get`."""
     return [index_get(r) if isinstance(r, GetIndex) else r for r in batch]
@@ -80,15 +108,7 @@ def read_indexes(
 ) -> Flow[list[ShardIndex | None]]:
     """Read the indexes of shards in one round; ``None`` where there is no shard.
 
-    Parameters
-    ----------
-    cache
-        The ``cache`` of `GetIndex`.
-
-    Raises
-    ------
-    CorruptShardError
-        If an index cannot be decoded.
+    Raise `CorruptShardError` if an index cannot be decoded.
     """
     indexes: list[ShardIndex | None] = []
     for index in (yield from try_read_indexes(shards, cache=cache)):
@@ -103,12 +123,7 @@ def try_read_indexes(
 ) -> Flow[list[ShardIndex | CorruptShardError | None]]:
     """Read indexes as `read_indexes`, with the error in the place of one that is damaged.
 
-    Parameters
-    ----------
-    versions
-        Versions of the shards that a listing has just shown.
-    cache
-        That of `GetIndex`.
+    A listing has just shown the `versions` of the shards.
     """
     if not shards:
         return []
@@ -138,12 +153,7 @@ def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
     all entries are empty, ``0xff`` that they are missing. A checksum finds that. So do the
     entries if the index is at the start, or if the last entry ends where the index begins. A shard
     that is being appended to has a gap there. For such a shard the size is read in a second round,
-    unless it came with the reply.
-
-    Raises
-    ------
-    CorruptShardError
-        If a reply is shorter or longer than its shard, also when it is asked for again.
+    unless it came with the reply. A reply that is truncated twice is a `CorruptShardError`.
     """
     founds: list[Found] = [Found(None, None)] * len(shards)
     left: list[int] = list(range(len(shards)))

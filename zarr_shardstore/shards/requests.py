@@ -322,22 +322,20 @@ class UpdateShard:
     below: tuple[Any, ...] = ()
 
 
+ValueRequest: TypeAlias = (
+    Get | Exists | GetSize | Set | SetIfNotExists | SetPartial | Modify | Delete
+)
+"""A request for one value, to which storage transformers reply."""
+
 Request: TypeAlias = (
-    Get
+    ValueRequest
     | GetIndex
     | RecordIndex
     | GetMany
-    | Exists
-    | GetSize
-    | Set
-    | SetIfNotExists
     | SetWithGaps
     | OpenShard
     | ChangeShard
     | CloseShard
-    | SetPartial
-    | Modify
-    | Delete
     | DeleteMany
     | DeletePrefix
     | Move

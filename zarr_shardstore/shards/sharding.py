@@ -5,7 +5,7 @@ Source: sharding storage transformer draft, "API implementation".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -37,99 +37,16 @@ from zarr_shardstore.shards.stack import (
 )
 from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, MapEntry, PatchEntry, SetEntry
 
+WriteStrategy: TypeAlias = Literal["rewrite", "append"]
 
-@dataclass(frozen=True, slots=True)
-class ShardingTransformer:
-    """The transformer that packs the chunks of one array into shards.
-
-    Parameters
-    ----------
-    layout : ArrayLayout
-        Keys of the chunks and shards of the array.
-    reading : ReadOptions
-        Coalescing.
-    """
-
-    layout: ArrayLayout
-    reading: ReadOptions
-
-    def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
-        """Reply to requests as `perform_on_chunks`; relay those for keys that are no chunk keys."""
-        chunks = {i: c for i, r in enumerate(requests) if (c := self.chunk_of(r)) is not None}
-        if len(chunks) == len(requests):
-            return (yield from self.on_chunks(requests, list(chunks.values())))
-        others = [i for i in range(len(requests)) if i not in chunks]
-        parts: Parts = [(others, _pass_on([requests[i] for i in others]))]
-        if chunks:
-            flow = self.on_chunks([requests[i] for i in chunks], list(chunks.values()))
-            parts.append((list(chunks), flow))
-        return (yield from gather_replies(len(requests), parts))
-
-    def on_chunks(self, requests: Sequence[Request], chunks: Sequence[ChunkRef]) -> Flow[list[Any]]:
-        """Reply to requests for chunks as `perform_on_chunks`."""
-        return perform_on_chunks(requests, chunks, self.reading)
-
-    def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
-        """Return the keys of the chunks in shards, with their sizes; other keys as they are."""
-        layout = self.layout
-        shards = [
-            layout.shard_of_key(key) if key.startswith(layout.prefix) else None for key in keys
-        ]
-        indexes = iter((yield from read_indexes([s for s in shards if s is not None])))
-        above: list[tuple[str, int | None]] = []
-        for key, shard in zip(keys, shards, strict=True):
-            if shard is None:
-                above.append((key, None))
-                continue
-            index = next(indexes)
-            if index is not None:
-                above += chunks_present(shard, index)
-        return above
-
-    def chunk_of(self, request: Request) -> ChunkRef | None:
-        """Return the chunk of a request; ``None``: its key is that of another transformer."""
-        assert not isinstance(request, UpdateShard), "the driver performs these"
-        key: str = request.key  # type: ignore[union-attr]
-        if not key.startswith(self.layout.prefix):
-            return None
-        coords = self.layout.coords_of(key)
-        return None if coords is None else self.layout.chunk(coords, key)
-
-
-def split_at_sharding(stack: Stack) -> tuple[ShardingTransformer, Stack] | None:
-    """Return the sharding of a stack, and what lies below it; ``None`` if nothing is sharded."""
-    if any(isinstance(transformer, ReadOnlyTransformer) for transformer in stack):
-        return None
-    for i, transformer in enumerate(stack):
-        if isinstance(transformer, ShardingTransformer):
-            return transformer, stack[i + 1 :]
-    return None
-
-
-def sharding(configuration: Mapping[str, Any], array: ArrayContext) -> ShardingTransformer:
-    """Make the transformer ``sharding`` of metadata."""
-    spec = parse_sharding(configuration, len(array.grid_shape))
-    layout = ArrayLayout(
-        array.path,
-        array.prefix,
-        array.encoding,
-        array.grid_shape,
-        spec,
-        array.index_key,
-        array.chunk_nbytes,
-    )
-    return ShardingTransformer(layout, array.reading)
+Strategy: TypeAlias = Literal["auto", "rewrite", "append"]
+"""The option of a store: ``"auto"`` is ``"append"`` if the base store can append."""
 
 
 def perform_on_chunks(
     requests: Sequence[Request], chunks: Sequence[ChunkRef], reading: ReadOptions
 ) -> Flow[list[Any]]:
     """Reply to requests for chunks, also of several arrays.
-
-    Parameters
-    ----------
-    chunks
-        The chunk of each request.
 
     Cost: two rounds for all reads, as `read_entries`; one round for the sizes; one
     `UpdateShard` for each shard that changes. All three share their rounds.
@@ -204,7 +121,78 @@ def _pass_on(requests: list[Request]) -> Flow[list[Any]]:
     return (yield requests)
 
 
-WriteStrategy: TypeAlias = Literal["rewrite", "append"]
+@dataclass(frozen=True, slots=True)
+class ShardingTransformer:
+    """The transformer that packs the chunks of one array into shards."""
 
-Strategy: TypeAlias = Literal["auto", "rewrite", "append"]
-"""The option of a store: ``"auto"`` is ``"append"`` if the base store can append."""
+    layout: ArrayLayout
+    reading: ReadOptions
+    on_chunks: Callable[[Sequence[Request], Sequence[ChunkRef], ReadOptions], Flow[list[Any]]] = (
+        perform_on_chunks
+    )
+    """Replies to requests for chunks, as `perform_on_chunks`."""
+
+    def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
+        """Reply to requests for chunks; relay those for keys that are no chunk keys."""
+        chunks = {i: c for i, r in enumerate(requests) if (c := self.chunk_of(r)) is not None}
+        if len(chunks) == len(requests):
+            return (yield from self.on_chunks(requests, list(chunks.values()), self.reading))
+        others = [i for i in range(len(requests)) if i not in chunks]
+        parts: Parts = [(others, _pass_on([requests[i] for i in others]))]
+        if chunks:
+            of_chunks = [requests[i] for i in chunks]
+            parts.append(
+                (list(chunks), self.on_chunks(of_chunks, list(chunks.values()), self.reading))
+            )
+        return (yield from gather_replies(len(requests), parts))
+
+    def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
+        """Return the keys of the chunks in shards, with their sizes; other keys as they are."""
+        layout = self.layout
+        shards = [
+            layout.shard_of_key(key) if key.startswith(layout.prefix) else None for key in keys
+        ]
+        indexes = iter((yield from read_indexes([s for s in shards if s is not None])))
+        above: list[tuple[str, int | None]] = []
+        for key, shard in zip(keys, shards, strict=True):
+            if shard is None:
+                above.append((key, None))
+                continue
+            index = next(indexes)
+            if index is not None:
+                above += chunks_present(shard, index)
+        return above
+
+    def chunk_of(self, request: Request) -> ChunkRef | None:
+        """Return the chunk of a request; ``None``: its key is that of another transformer."""
+        assert not isinstance(request, UpdateShard), "the driver performs these"
+        key: str = request.key  # type: ignore[union-attr]
+        if not key.startswith(self.layout.prefix):
+            return None
+        coords = self.layout.coords_of(key)
+        return None if coords is None else self.layout.chunk(coords, key)
+
+
+def split_at_sharding(stack: Stack) -> tuple[ShardingTransformer, Stack] | None:
+    """Return the sharding of a stack, and what lies below it; ``None`` if nothing is sharded."""
+    if any(isinstance(transformer, ReadOnlyTransformer) for transformer in stack):
+        return None
+    for i, transformer in enumerate(stack):
+        if isinstance(transformer, ShardingTransformer):
+            return transformer, stack[i + 1 :]
+    return None
+
+
+def sharding(configuration: Mapping[str, Any], array: ArrayContext) -> ShardingTransformer:
+    """Make the transformer ``sharding`` of metadata."""
+    spec = parse_sharding(configuration, len(array.grid_shape))
+    layout = ArrayLayout(
+        array.path,
+        array.prefix,
+        array.encoding,
+        array.grid_shape,
+        spec,
+        array.index_key,
+        array.chunk_nbytes,
+    )
+    return ShardingTransformer(layout, array.reading)

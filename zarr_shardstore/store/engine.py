@@ -145,7 +145,8 @@ class ShardingEngine:
     ) -> Batch:
         """Return a batch of writes, to be entered."""
         operations = self.operations
-        return Batch(operations.buffer, operations.flusher, self.driver.run, run_async, max_nbytes)
+        flush = operations.flusher.flush
+        return Batch(operations.buffer, flush, self.driver.run, run_async, max_nbytes)
 
     def flush(self) -> None:
         """Seal every shard file that this process has appended to, blocking."""

@@ -16,7 +16,7 @@ from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_r
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.cached_files import MISS, CachedValue, find_file
-from zarr_shardstore.operations.write_buffer import WriteBuffer
+from zarr_shardstore.operations.batch import WriteBuffer
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.read import ShardReads
 
