@@ -34,6 +34,7 @@ from zarr_shardstore.shards.updates import (
     PatchEntry,
     SetEntry,
     apply_pieces,
+    replaced_first,
     replaces_value,
 )
 from zarr_shardstore.synchronized import in_forked_child, synchronized
@@ -306,14 +307,8 @@ class WriteBuffer:
     @_synchronized
     def entries_to_read(self, shard: ShardRef, updates: Sequence[EntryUpdate]) -> list[int]:
         """Return the ids of the entries whose stored value the updates depend on."""
-        first: dict[int, EntryUpdate] = {}
-        for update in updates:
-            first.setdefault(update.entry_id, update)
-        return [
-            i
-            for i, update in first.items()
-            if not replaces_value(update) and self.find(shard, i) is None
-        ]
+        replaced = replaced_first(updates)
+        return [i for i, yes in replaced.items() if not yes and self.find(shard, i) is None]
 
     @_synchronized
     def due(self) -> list[str]:

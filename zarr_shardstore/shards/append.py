@@ -34,7 +34,7 @@ from zarr_shardstore.shards.requests import (
 from zarr_shardstore.shards.rewrite import (
     KEEP_HINT,
     apply_updates,
-    replaces_all_entries,
+    replaced_entries,
     update_shard,
 )
 from zarr_shardstore.shards.shard_writer import ShardWriter, gap_nbytes, page_aligned
@@ -43,7 +43,7 @@ from zarr_shardstore.shards.updates import (
     EntryUpdate,
     SetEntry,
     nbytes_of,
-    replaces_value,
+    replaced_first,
 )
 
 _MAX_DEAD_SHARE = 0.5
@@ -64,37 +64,38 @@ def append_to_shard(
 ) -> Flow[list[Exception | None]]:
     """Commit groups of updates in the file of a shard; each group whole or not at all.
 
-    The caller must have locked the shard.
-
-    Parameters
-    ----------
-    max_dead_nbytes
-        A change that would leave more dead bytes stores the shard again without them.
-
-    Returns
-    -------
-    list
-        For each group ``None``, or the error for which it was left out.
+    The caller must have locked the shard. A change that would leave more than `max_dead_nbytes`
+    dead bytes stores the shard again without them. Return for each group ``None``, or the error for
+    which it was left out. If the index is damaged, or an entry whose value is patched, nothing is
+    written.
 
     Cost: for entries of n bytes in all, n bytes and 64 for each, at any size of the shard. Also the
     index, when a shard is opened, grows, or is sealed. Patches read the old values.
-
-    Raises
-    ------
-    CorruptShardError
-        If the index is damaged, or an entry whose value is patched; nothing was written.
     """
     updates = [update for group in groups for update in group]
-    if replaces_all_entries(shard, updates):
+    if replaced_entries(shard, updates) is not None:
         return (yield from update_shard(shard, groups, order=order))
     writer = yield from _open(shard)
-    outcomes, new = yield from _new_values(shard, writer, groups)
-    if writer is not None and new:
-        yield from _change(writer, new, order, max_dead_nbytes)
-    elif writer is None:
-        values = {i: value for i, value in new.items() if value is not None}
-        if values:
-            yield from _create(shard, values, order)
+    current = {} if writer is None else (yield from _read_old_values(writer, updates))
+    outcomes: list[Exception | None] = []
+    new: dict[int, Bytes | None] = {}
+    for group in groups:
+        changes: dict[int, Bytes | None] = {}
+        try:
+            apply_updates(shard, group, current, changes)
+        except Exception as error:  # also of a transformer: it fails its own group only
+            outcomes.append(error)
+        else:
+            outcomes.append(None)
+            current |= changes
+            new |= changes
+    values = {i: value for i, value in new.items() if value is not None}
+    if writer is not None:
+        new = {i: v for i, v in new.items() if v is not None or writer.entry(i) is not None}
+        if new:
+            yield from _change(writer, new, order, max_dead_nbytes)
+    elif values:
+        yield from _store(shard, values, order)
     return outcomes
 
 
@@ -135,19 +136,10 @@ def fits_inline(
 def seal_shard(
     shard: ShardRef, *, order: EntryOrder, max_dead_share: float = _MAX_DEAD_SHARE
 ) -> Flow[None]:
-    """Remove the gap and the journal of a shard; compact it if it has many dead bytes.
+    """Remove the gap and the journal of a shard; compact it if more of its data is dead than
+    `max_dead_share`.
 
     The caller must have locked the shard.
-
-    Parameters
-    ----------
-    max_dead_share
-        Of the data. A shard with at most so many dead bytes is only trimmed.
-
-    Raises
-    ------
-    CorruptShardError
-        If the index is damaged; nothing was written.
     """
     writer = yield from _open(shard)
     if writer is not None:
@@ -165,50 +157,12 @@ def _open(shard: ShardRef, data_end: int | None = None) -> Flow[ShardWriter | No
 # ------------------------------------------------------------------------------- values
 
 
-def _new_values(
-    shard: ShardRef, writer: ShardWriter | None, groups: Sequence[Sequence[EntryUpdate]]
-) -> Flow[tuple[list[Exception | None], dict[int, Bytes | None]]]:
-    """Apply groups of updates to the stored values they need.
-
-    Returns
-    -------
-    outcomes : list
-        As of `append_to_shard`.
-    new : dict
-        New value by entry id, ``None`` for an entry that will be missing. Entries that are missing
-        and stay missing are left out.
-    """
-    current = yield from _read_old_values(shard, writer, groups)
-    outcomes: list[Exception | None] = []
-    new: dict[int, Bytes | None] = {}
-    for group in groups:
-        changes: dict[int, Bytes | None] = {}
-        try:
-            apply_updates(shard, group, current, changes)
-        except Exception as error:  # also of a transformer: it fails its own group only
-            outcomes.append(error)
-        else:
-            outcomes.append(None)
-            current.update(changes)
-            new.update(changes)
-    return outcomes, {
-        i: value
-        for i, value in new.items()
-        if value is not None or (writer is not None and writer.entry(i) is not None)
-    }
-
-
 def _read_old_values(
-    shard: ShardRef, writer: ShardWriter | None, groups: Iterable[Iterable[EntryUpdate]]
+    writer: ShardWriter, updates: Iterable[EntryUpdate]
 ) -> Flow[dict[int, Bytes | None]]:
     """Return the stored values of entries whose first update depends on them."""
-    if writer is None:
-        return {}
-    is_needed: dict[int, bool] = {}
-    for group in groups:
-        for update in group:
-            is_needed.setdefault(update.entry_id, not replaces_value(update))
-    ids = [i for i, yes in is_needed.items() if yes and writer.entry(i) is not None]
+    shard, replaced = writer.shard, replaced_first(updates)
+    ids = [i for i, yes in replaced.items() if not yes and writer.entry(i) is not None]
     if not ids:
         return {}
     try:
@@ -236,7 +190,6 @@ def _read_ranges(shard: ShardRef, ranges: Sequence[Range]) -> Flow[list[memoryvi
 
 
 def _read_live_entries(writer: ShardWriter, without: Iterable[int] = ()) -> Flow[dict[int, Bytes]]:
-    """Return the bytes of the entries of a shard by entry id, but for those `without`."""
     shard = writer.shard
     fields = writer.index().fields.copy()
     fields[list(without)] = MISSING
@@ -275,7 +228,7 @@ def _change(
     if must_compact or (not writer.fits(nbytes) and _is_mostly_dead(writer, _MAX_DEAD_SHARE)):
         live = yield from _read_live_entries(writer, without=new)
         live.update((i, v) for i, v in new.items() if v is not None)
-        yield from _create(shard, live, order)
+        yield from _store(shard, live, order)
         return
     n_full = writer.n_full
     was_full = writer.n_present >= n_full
@@ -287,21 +240,19 @@ def _change(
         yield from _seal(writer, order, _MAX_DEAD_SHARE)
 
 
-def _create(shard: ShardRef, values: dict[int, Bytes], order: EntryOrder) -> Flow[None]:
-    """Store a new shard, with a gap for the entries that are missing."""
+def _store(
+    shard: ShardRef, values: Mapping[int, Bytes], order: EntryOrder, *, has_gap: bool = True
+) -> Flow[None]:
+    """Store a whole shard, with a gap for the entries that are missing, and a journal that tells
+    where the gap begins."""
+    spec = shard.layout.spec
     nbytes = sum(map(len, values.values()))
     n_left = shard.n_grid_entries - len(values)
     gap = 0
-    if n_left > 0:
+    if has_gap and n_left > 0:
         gap = gap_nbytes(shard, n_left, nbytes / len(values), nbytes)
     if gap:
-        gap = page_aligned(nbytes + gap, shard.layout.spec.index_nbytes) - nbytes
-    yield from _store(shard, values, order, gap)
-
-
-def _store(shard: ShardRef, values: Mapping[int, Bytes], order: EntryOrder, gap: int) -> Flow[None]:
-    """Store a whole shard, and a journal that tells where its gap begins, if it has one."""
-    spec = shard.layout.spec
+        gap = page_aligned(nbytes + gap, spec.index_nbytes) - nbytes
     parts = lay_out(values, spec.chunks_per_shard, spec.index, order, gap)
     yield [SetWithGaps(shard.key, parts)]
     if gap:
@@ -320,7 +271,7 @@ def _seal(writer: ShardWriter, order: EntryOrder, max_dead_share: float) -> Flow
         raise
     if _is_mostly_dead(writer, max_dead_share):
         live = yield from _read_live_entries(writer)
-        yield from _store(shard, live, order, 0)
+        yield from _store(shard, live, order, has_gap=False)
         return
     yield [ChangeShard(shard.key, writer.trimmed())]
     yield [CloseShard(shard.key)]

@@ -13,7 +13,7 @@ erase_values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError
@@ -29,7 +29,7 @@ from zarr_shardstore.shards.updates import (
     PatchEntry,
     SetEntry,
     apply_pieces,
-    replaces_value,
+    replaced_first,
 )
 
 KEEP_HINT = (
@@ -44,21 +44,14 @@ def update_shard(
     """Commit groups of updates of one shard in one write; each group whole or not at all.
 
     The caller must have locked the shard: no writer may come between the read and the write.
-
-    Returns
-    -------
-    list
-        For each group ``None``, or the error for which it was left out.
+    Return for each group ``None``, or the error for which it was left out.
 
     Cost: if the updates give every entry of the shard a new value, one ``Set`` or one ``Delete``.
     At the edge of an array, if they give one to every entry of the array, also one ``Exists``, and
     one read of the index if there is a shard. Otherwise one read of the whole shard before the
     write. Erasures alone read the index first, and end if there is nothing to erase.
 
-    Raises
-    ------
-    CorruptShardError
-        If an entry that must stay is damaged, or the index is; nothing was written.
+    If an entry that must stay is damaged, or the index is, nothing is written.
     """
     outcomes: list[Exception | None] = [None] * len(groups)
     left = list(range(len(groups)))
@@ -77,15 +70,14 @@ def _try_update(
 ) -> Flow[tuple[int, Exception] | None]:
     """Commit all groups. If one fails commit none; return its position and its error."""
     updates = [update for group in groups for update in group]
-    known, _ = _entries_known_without_reading(updates)
-    is_erasure = all(isinstance(update, DeleteEntry) for update in updates)
-    if replaces_all_entries(shard, updates) and (yield from _is_replaced_whole(shard, known)):
-        old: dict[int, Bytes] = {}
-    elif is_erasure and not (yield from _has_any(shard, known.keys())):
-        return None
-    else:
+    replaced = replaced_entries(shard, updates)
+    old: dict[int, Bytes] = {}
+    if replaced is None or not (yield from _is_replaced_whole(shard, replaced)):
+        if all(isinstance(update, DeleteEntry) for update in updates):
+            (index,) = yield from read_indexes([shard])
+            if index is None or all(index.entry(update.entry_id) is None for update in updates):
+                return None
         old = yield from _read_entries_to_keep(shard, updates)
-
     new: dict[int, Bytes | None] = {}
     for position, group in enumerate(groups):
         try:
@@ -101,54 +93,41 @@ def _try_update(
     return None
 
 
-def replaces_all_entries(shard: ShardRef, updates: Sequence[EntryUpdate]) -> bool:
-    """Whether every entry in the array gets a new value that does not depend on stored ones."""
-    if len(updates) < shard.n_grid_entries:  # a number: sets of all entries are large
-        return False
-    known, must_read = _entries_known_without_reading(updates)
-    return not must_read and known.keys() >= set(shard.grid_entries().tolist())
+def replaced_entries(
+    shard: ShardRef, updates: Sequence[EntryUpdate]
+) -> dict[int, int | None] | None:
+    """Return the entries that get new values, if these are all in the array and depend on no
+    stored value; else ``None``.
 
-
-def _entries_known_without_reading(
-    updates: Sequence[EntryUpdate],
-) -> tuple[dict[int, int | None], bool]:
-    """Return the entries whose new value does not depend on the stored one.
-
-    Returns
-    -------
-    known : dict
-        ``None`` by entry id; or, where pieces were written from 0 on, how many bytes: the
-        new value is known if the stored one is not longer.
-    must_read : bool
-        Whether another update depends on stored values.
+    Where pieces are written from 0 on, the entry comes with their number of bytes: the new value is
+    known if the stored one is not longer.
     """
-    known: dict[int, int | None] = {}
-    must_read = False
+    if len(updates) < shard.n_grid_entries:  # a number: sets of all entries are large
+        return None
+    replaced: dict[int, int | None] = {}
     for update in updates:
-        is_known = known.get(update.entry_id, 0) is None
+        i = update.entry_id
         match update:
             case DeleteEntry() | SetEntry(only_if_missing=False):
-                known[update.entry_id] = None
-            case PatchEntry() if not is_known:
-                nbytes = update.nbytes_from_start
-                if nbytes is None:
-                    must_read = True
-                else:
-                    known[update.entry_id] = max(nbytes, known.get(update.entry_id) or 0)
-            case SetEntry() | MapEntry() if not is_known:
-                must_read = True
-    return known, must_read
+                replaced[i] = None
+            case _ if replaced.get(i, 0) is None:
+                pass  # the value before this update is known
+            case PatchEntry() if (nbytes := update.nbytes_from_start) is not None:
+                replaced[i] = max(nbytes, replaced.get(i) or 0)
+            case _:
+                return None
+    return replaced if replaced.keys() >= set(shard.grid_entries().tolist()) else None
 
 
-def _is_replaced_whole(shard: ShardRef, known: dict[int, int | None]) -> Flow[bool]:
+def _is_replaced_whole(shard: ShardRef, replaced: dict[int, int | None]) -> Flow[bool]:
     """Whether no stored byte of the shard survives the updates.
 
     A value written from 0 on keeps the tail of a longer stored one. Behind the edge of the array
     there may be entries: another store has appended to the array, or the array was cut and its
     chunks were kept. If there is a shard its index decides.
     """
-    patched = {i: nbytes for i, nbytes in known.items() if nbytes is not None}
-    if not patched and len(known) == shard.layout.spec.n_entries:
+    patched = {i: nbytes for i, nbytes in replaced.items() if nbytes is not None}
+    if not patched and len(replaced) == shard.layout.spec.n_entries:
         return True
     (exists,) = yield [Exists(shard.key)]
     if not exists:
@@ -170,16 +149,10 @@ def _is_replaced_whole(shard: ShardRef, known: dict[int, int | None]) -> Flow[bo
             return True
     if index is None:
         return True
-    if not known.keys() >= set(index.present_ids().tolist()):
+    if not replaced.keys() >= set(index.present_ids().tolist()):
         return False
     stored = {i: index.entry(i) for i in patched}
     return all(e is None or e[1] <= patched[i] for i, e in stored.items())
-
-
-def _has_any(shard: ShardRef, entry_ids: Iterable[int]) -> Flow[bool]:
-    """Whether any of these entries is stored."""
-    (index,) = yield from read_indexes([shard])
-    return index is not None and any(index.entry(i) is not None for i in entry_ids)
 
 
 def _read_entries_to_keep(
@@ -187,10 +160,7 @@ def _read_entries_to_keep(
 ) -> Flow[dict[int, Bytes]]:
     """Return the stored entries but for those whose first update replaces them, which may be
     damaged."""
-    is_replaced: dict[int, bool] = {}
-    for update in updates:
-        is_replaced.setdefault(update.entry_id, replaces_value(update))
-    replaced = [i for i, yes in is_replaced.items() if yes]
+    replaced = [i for i, yes in replaced_first(updates).items() if yes]
     (found,) = yield from read_whole_shards([shard])
     if found.value is None:
         return {}
@@ -228,13 +198,8 @@ def apply_updates(
 def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:
     """Store a shard without its dead bytes, its entries in order; do nothing if it has none.
 
-    The caller must have locked the shard. Cost: the index and the size; if there are dead bytes, a
-    read and a write of the shard.
-
-    Raises
-    ------
-    CorruptShardError
-        If the shard is damaged; nothing was written.
+    The caller must have locked the shard. A damaged one stays as it is. Cost: the index and the
+    size; if there are dead bytes, a read and a write of the shard.
     """
     (index,) = yield from read_indexes([shard])
     if index is None:

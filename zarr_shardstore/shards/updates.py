@@ -71,6 +71,14 @@ def replaces_value(update: EntryUpdate) -> bool:
     )
 
 
+def replaced_first(updates: Iterable[EntryUpdate]) -> dict[int, bool]:
+    """Return for each entry whether its first update is independent of its stored value."""
+    replaced: dict[int, bool] = {}
+    for update in updates:
+        replaced.setdefault(update.entry_id, replaces_value(update))
+    return replaced
+
+
 def nbytes_of(update: EntryUpdate) -> float:
     """Return the bytes of new values in an update; infinity if only the update knows."""
     match update:
@@ -86,10 +94,7 @@ def nbytes_of(update: EntryUpdate) -> float:
 def check_pieces(key: str, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """Return the pieces of one value in ascending order.
 
-    Raises
-    ------
-    SpecError
-        If two pieces overlap, or a negative start comes with another piece.
+    Refuse pieces that overlap, and a negative start beside another piece.
     """
     try:
         # Of two at one place the empty one comes first: it covers nothing of the other.
