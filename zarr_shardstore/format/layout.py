@@ -168,6 +168,12 @@ class ArrayLayout:
         coords = self.coords_of(key)
         return None if coords is None else ShardRef(self, coords, key)
 
+    def has_same_entries(self, other: ArrayLayout) -> bool:
+        """Whether both put each chunk into the same entry: the grid may have grown."""
+        return self is other or (
+            (self.prefix, self.encoding, self.spec) == (other.prefix, other.encoding, other.spec)
+        )
+
     def has_chunk(self, coords: Coords) -> bool:
         """Whether the chunk at `coords` lies in the array."""
         return self.grid_shape is None or is_inside(coords, self.grid_shape)

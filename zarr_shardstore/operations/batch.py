@@ -288,7 +288,7 @@ class WriteBuffer:
         if not self.is_open:
             return False
         buffered = self._shards.get(shard.key) or BufferedShard(shard, below)
-        if not has_same_entries(buffered.shard.layout, shard.layout):
+        if not buffered.shard.layout.has_same_entries(shard.layout):
             raise ShardConflictError(
                 f"shard {shard.key!r}: another store declared the array again while a batch "
                 "buffered values of it; end the batch, then write again"
@@ -438,7 +438,7 @@ class WriteBuffer:
 
     def _shard_like(self, shard: ShardRef) -> BufferedShard | None:
         buffered = self._shards.get(shard.key)
-        if buffered is None or not has_same_entries(buffered.shard.layout, shard.layout):
+        if buffered is None or not buffered.shard.layout.has_same_entries(shard.layout):
             return None
         return buffered
 
@@ -463,11 +463,6 @@ class WriteBuffer:
         if not buffered.updates and self._shards.get(key) is buffered:
             del self._shards[key]
             self._set_state()
-
-
-def has_same_entries(a: ArrayLayout, b: ArrayLayout) -> bool:
-    """Whether two layouts put each chunk into the same entry: the grid may have grown."""
-    return a is b or (a.prefix, a.encoding, a.spec) == (b.prefix, b.encoding, b.spec)
 
 
 def _nbytes_of(update: BufferedUpdate) -> int:

@@ -19,12 +19,7 @@ from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.metadata.documents import Node, document_key
-from zarr_shardstore.operations.batch import (
-    BufferedShard,
-    BufferedUpdate,
-    WriteBuffer,
-    has_same_entries,
-)
+from zarr_shardstore.operations.batch import BufferedShard, BufferedUpdate, WriteBuffer
 from zarr_shardstore.shards.read import EntryRead, ReadOptions, read_entries
 from zarr_shardstore.shards.requests import Exists, Flow, Found, Get, GetSize, Request, UpdateShard
 from zarr_shardstore.shards.sharding import entry_update, perform_on_chunks, split_at_sharding
@@ -283,11 +278,11 @@ def _commit_of(
     """Return the commit of a shard if its array is still declared as it was."""
     layout = buffered.shard.layout
     if isinstance(now, ShardRef):
-        if has_same_entries(now.layout, layout):
+        if layout.has_same_entries(now.layout):
             return UpdateShard(now, ())
     elif isinstance(now, TransformedKey):
         split = split_at_sharding(now.array.stack)
-        if split is not None and has_same_entries(split[0].layout, layout):
+        if split is not None and layout.has_same_entries(split[0].layout):
             return UpdateShard(buffered.shard, (), split[1])
     else:
         updates = (buffered.snapshot | buffered.updates).values()

@@ -50,20 +50,13 @@ Kind: TypeAlias = Literal["key", "prefix", "both"] | None
 
 
 class KeyStream:
-    """All keys that start with a prefix, in rounds.
-
-    Attributes
-    ----------
-    prefix : str
-        The prefix.
-    errors : list of ShardStoreError
-        Shards and documents that could not be read so far; they block nothing else. For
-        `raise_first`, after the last round.
-    """
+    """All keys that start with a prefix, in rounds."""
 
     def __init__(self, catalog: Catalog, pages: KeyPages, prefix: str) -> None:
         self.prefix = prefix
         self.errors: list[ShardStoreError] = []
+        """Shards and documents that could not be read so far; they block nothing else. For
+        `raise_first`, after the last round."""
         self._catalog = catalog
         self._pages = pages
         self._rounds: deque[list[Located]] = deque()

@@ -10,12 +10,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.keys import Coords, check_key
+from zarr_shardstore.format.keys import check_key
 from zarr_shardstore.format.layout import ChunkRef, shard_coords_of
 from zarr_shardstore.metadata.consolidated import directory_of_v2_consolidated
 from zarr_shardstore.metadata.documents import Node, node_of_document
@@ -106,33 +106,14 @@ def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[Sequence[Hashable]]
     for reads in catalog.arrays.current().reads_by_shard(keys):  # its array has a table now
         for i in reads.positions:
             ids[i] = reads.shard.key
-    left = [i for i, shard_id in enumerate(ids) if shard_id is None]
-    for i in left:
-        check_key(keys[i])
-    for i, shard_id in zip(left, _shard_ids(owner, [keys[i] for i in left]), strict=True):
-        ids[i] = shard_id
-    return ids
-
-
-def _shard_ids(
-    owner: ChunkRef | TransformedKey | InvalidChunkKey | None, keys: Sequence[str]
-) -> Sequence[Hashable]:
-    """Return shard coordinates for the keys of the owner's array, other keys as they are."""
-    coords_of: Callable[[str], Coords | None]
-    if isinstance(owner, ChunkRef):
-        layout = owner.shard.layout
-        coords_of, prefix = layout.coords_of, layout.prefix
-        chunks_per_shard = layout.spec.chunks_per_shard
-    elif isinstance(owner, TransformedKey):
-        coords_of, prefix = owner.array.coords_of, owner.array.node.chunk_prefix
-        shardings = [t for t in owner.array.stack if isinstance(t, ShardingTransformer)]
-        if not shardings:
-            return keys
-        chunks_per_shard = shardings[0].layout.spec.chunks_per_shard
-    else:
-        return keys
-    ids: list[Hashable] = []
-    for key in keys:
-        coords = coords_of(key) if key.startswith(prefix) else None
-        ids.append(key if coords is None else shard_coords_of(coords, chunks_per_shard))
+    stack = owner.array.stack if isinstance(owner, TransformedKey) else ()
+    layouts = [each.layout for each in stack if isinstance(each, ShardingTransformer)]
+    for i, key in enumerate(keys):
+        if ids[i] is None:
+            check_key(key)
+            ids[i] = key
+            if layouts and key.startswith(layouts[0].prefix):
+                coords = layouts[0].coords_of(key)
+                if coords is not None:
+                    ids[i] = shard_coords_of(coords, layouts[0].spec.chunks_per_shard)
     return ids

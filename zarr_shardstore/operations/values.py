@@ -37,7 +37,7 @@ from zarr_shardstore.operations.buffered import Flusher, commit_with_buffered
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.operations.routing import Owner, Router, is_document
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
-from zarr_shardstore.shards.read import EntryRead, ReadOptions, read_entries, read_shards
+from zarr_shardstore.shards.read import ReadOptions, read_shards
 from zarr_shardstore.shards.requests import (
     Delete,
     DeletePrefix,
@@ -144,11 +144,6 @@ class Operations:
                 return (yield from read_shards(groups, len(keys), self._reading))
         generation = self.arrays.current()
         owners = yield from self._router.owners(keys)
-        chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
-        if len(chunks) == len(keys) and not self.buffer.is_active:
-            pairs = zip(chunks, key_ranges, strict=True)
-            reads = [EntryRead(chunk, byte_range) for chunk, (_, byte_range) in pairs]
-            return (yield from read_entries(reads, self._reading))
         # The key of a chunk is no document: only other keys are parsed.
         are_documents = [
             not isinstance(owner, ChunkRef) and is_document(key)

@@ -51,28 +51,19 @@ _MIN_WANTED = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Limits of the requests of one read.
-
-    Parameters
-    ----------
-    max_gap_bytes
-        Unwanted bytes between two ranges that are read along. 4 KiB, a page of a file
-        system, costs less than a request anywhere; 1 MiB was slower than no gap.
-    max_coalesced_bytes
-        Largest span of more than one range, and largest shard that is read whole, before
-        compression.
-    max_shards_at_once
-        Number of shards that are now read in the same two rounds; ``None``: all.
-    max_requests_at_once
-        Number of concurrent requests, where a round of them takes long; ``None`` where it does
-        not. To save a round, some shards are read whole. Gaps of up to 16 `max_gap_bytes` are
-        read along too, at most 4 MiB in a read.
-    """
+    """Limits of the requests of one read."""
 
     max_gap_bytes: int = 4 * 1024
+    """Unwanted bytes between two ranges that are read along. 4 KiB, a page of a file system, costs
+    less than a request anywhere; 1 MiB was slower than no gap."""
     max_coalesced_bytes: int = 16 * 1024 * 1024
+    """Largest span of more than one range, and largest shard that is read whole, before
+    compression."""
     max_shards_at_once: Callable[[], int] | None = None
+    """Number of shards that are now read in the same two rounds; ``None``: all."""
     max_requests_at_once: int | None = None
+    """Number of concurrent requests, where a round of them takes long; ``None`` where it does not.
+    To save a round, some shards are read whole, and longer gaps along."""
 
 
 class EntryRead(NamedTuple):
@@ -83,33 +74,20 @@ class EntryRead(NamedTuple):
 
 
 class ShardReads:
-    """Reads of entries of one shard, in columns.
-
-    Parameters
-    ----------
-    byte_ranges
-        Ranges of the whole read, as `column_of_ranges` gives them; ``None``: all of each value.
-
-    Attributes
-    ----------
-    positions
-        Position of each value in the whole read.
-    entry_ids
-        Entry of each value; an entry may be there more than once.
-    byte_ranges
-        Range of each value; ``None``: all of each.
-    """
+    """Reads of entries of one shard, in columns."""
 
     __slots__ = ("byte_ranges", "entry_ids", "positions", "shard")
 
     def __init__(self, shard: ShardRef, byte_ranges: Sequence[ByteRange | None] | None) -> None:
         self.shard = shard
         self.positions: list[int] = []
+        """Position of each value in the whole read."""
         self.entry_ids: list[int] = []
+        """Entry of each value; an entry may be there more than once."""
         self.byte_ranges: list[ByteRange | None] | None = None if byte_ranges is None else []
+        """Range of each value; ``None``, as for the whole read: all of each."""
 
     def add(self, position: int, entry_id: int, byte_range: ByteRange | None) -> None:
-        """Add a read."""
         self.positions.append(position)
         self.entry_ids.append(entry_id)
         if self.byte_ranges is not None:
@@ -125,10 +103,7 @@ class ShardReads:
     def ranges(self, index: ShardIndex, shard_nbytes: int | None) -> Iterator[tuple[int, int, int]]:
         """Yield row, start and stop in the shard of each read whose entry is present.
 
-        Raises
-        ------
-        IndexDamageError
-            If an entry leaves a shard of `shard_nbytes`.
+        Raise `IndexDamageError` if an entry leaves a shard of `shard_nbytes`.
         """
         entries = index.entries(self.entry_ids, shard_nbytes, self.shard.layout.spec.index)
         if self.byte_ranges is None:
@@ -160,14 +135,8 @@ def read_entries(reads: Sequence[EntryRead], options: ReadOptions) -> Flow[list[
     """Read values of chunks; ``None`` where a chunk is missing.
 
     Cost: one index request for each shard, then one request for each span, or one request for a
-    whole shard. A chunk that was asked for twice is read once if the ranges touch.
-
-    Raises
-    ------
-    SpecError
-        If a byte range has a negative number.
-    CorruptShardError
-        If an index, or an entry that was asked for, is damaged. Other entries are not checked.
+    whole shard. A chunk that was asked for twice is read once if the ranges touch. Only entries
+    that were asked for are checked.
     """
     byte_ranges = column_of_ranges([read.byte_range for read in reads])
     by_shard: dict[str, ShardReads] = {}
@@ -281,7 +250,16 @@ def _read_spans(
         return again
     n = options.max_requests_at_once
     if n is not None and sum(len(plan.spans) for plan in plans) > n:
-        _merge_to_one_round(plans, n, options)
+        # Read longer gaps along, so that the spans are few enough for one round.
+        merged = merge_spans(
+            [plan.spans for plan in plans],
+            n,
+            max_gap_bytes=_MAX_GAP_FACTOR * options.max_gap_bytes,
+            max_unwanted_bytes=_MAX_UNWANTED_NBYTES_OF_READ,
+            max_coalesced_bytes=options.max_coalesced_bytes,
+        )
+        for plan, spans in zip(plans, merged, strict=True):
+            plan.spans = spans
     span_reads = [(plan, span) for plan in plans for span in plan.spans]
     batch: list[Request] = [
         Get(plan.reads.shard.key, Range(span.start, span.stop)) for plan, span in span_reads
@@ -332,19 +310,6 @@ def _plan_shard(
         max_coalesced_bytes=options.max_coalesced_bytes,
     )
     return _ShardPlan(reads, index, found.version, spans, wanted, rows)
-
-
-def _merge_to_one_round(plans: list[_ShardPlan], n: int, options: ReadOptions) -> None:
-    """Read longer gaps along, so that the spans are few enough for `n` concurrent requests."""
-    merged = merge_spans(
-        [plan.spans for plan in plans],
-        n,
-        max_gap_bytes=_MAX_GAP_FACTOR * options.max_gap_bytes,
-        max_unwanted_bytes=_MAX_UNWANTED_NBYTES_OF_READ,
-        max_coalesced_bytes=options.max_coalesced_bytes,
-    )
-    for plan, spans in zip(plans, merged, strict=True):
-        plan.spans = spans
 
 
 def _blame_entries(span_reads: list[tuple[_ShardPlan, Span]]) -> Flow[None]:

@@ -87,32 +87,22 @@ class FoundIndex(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GetIndex:
-    """Read the index of a shard. Reply: `FoundIndex`.
-
-    Parameters
-    ----------
-    consistent
-        As in `Get`.
-    revalidate
-        Read the index now, or check that a cached one is still valid.
-    version
-        The version of the shard, if the caller has just seen it in a listing.
-    cache
-        If false, the index is cached only where reading it again would take a round trip.
-    with_data
-        Read all bytes of the shard along with an index that is not cached.
-    """
+    """Read the index of a shard. Reply: `FoundIndex`."""
 
     shard: ShardRef
     consistent: bool = False
+    """As in `Get`."""
     revalidate: bool = True
+    """Read the index now, or check that a cached one is still valid."""
     version: object = None
+    """The version of the shard, if the caller has just seen it in a listing."""
     cache: bool = True
+    """If false, the index is cached only where reading it again would take a round trip."""
     with_data: bool = False
+    """Read all bytes of the shard along with an index that is not cached."""
 
     @property
     def key(self) -> str:
-        """Key of the shard."""
         return self.shard.key
 
 
@@ -135,10 +125,8 @@ Recorded: TypeAlias = "IndexCopy | Literal['young'] | None"
 
 @dataclass(frozen=True, slots=True)
 class GetMany:
-    """Read many whole objects. Reply: a list with bytes, or ``None`` where there is no object.
-
-    One request for all, so that each costs little more than its system calls.
-    """
+    """Read many whole objects, each for little more than its system calls. Reply: a list of
+    bytes, ``None`` where there is no object."""
 
     keys: Sequence[str]
 
@@ -175,17 +163,11 @@ class SetIfNotExists:
 
 @dataclass(frozen=True, slots=True)
 class SetWithGaps:
-    """Store an object, replacing any. Only for base stores that can append. Reply: ``None``.
-
-    Parameters
-    ----------
-    parts
-        Ascending offsets, and the pieces that are written from each on. The holes between them
-        take no room.
-    """
+    """Store an object, replacing any. Only for base stores that can append. Reply: ``None``."""
 
     key: str
     parts: Sequence[tuple[int, Sequence[Bytes]]]
+    """Ascending offsets, and the pieces that are written from each on. Holes take no room."""
 
 
 @dataclass(frozen=True, slots=True)

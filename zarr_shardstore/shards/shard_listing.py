@@ -30,21 +30,13 @@ _KEYS_AT_ONCE = 16_384
 
 @dataclass(frozen=True, slots=True)
 class GridDirectory:
-    """A directory of chunk keys: an array's own, or one inside its grid.
-
-    Parameters
-    ----------
-    layout : ArrayLayout
-        Layout of the array.
-    n_components : int
-        Number of components of a chunk key's suffix that the path has.
-    leading : tuple of int
-        Chunk coordinates of the outermost dimensions that these components spell.
-    """
+    """A directory of chunk keys: an array's own, or one inside its grid."""
 
     layout: ArrayLayout
     n_components: int
+    """Number of components of a chunk key's suffix that the path has."""
     leading: Coords
+    """Chunk coordinates of the outermost dimensions that these components spell."""
 
     @property
     def shard_leading(self) -> Coords:
@@ -55,11 +47,10 @@ class GridDirectory:
     @property
     def base_directory(self) -> str:
         """The directory of the base store with the shards of this directory."""
-        encoding = self.layout.encoding
-        dims = encoding.dims_of_components(self.layout.ndim)[: self.n_components]
+        encode = self.layout.encoding.encode_component
         components = [
-            encoding.encode_component(i, tuple(self.shard_leading[d] for d in ds))
-            for i, ds in enumerate(dims)
+            encode(i, tuple(self.shard_leading[d] for d in dims))
+            for i, dims in enumerate(self._dims[: self.n_components])
         ]
         return self.layout.prefix + "".join(f"{c}/" for c in components)
 
@@ -159,21 +150,13 @@ def chunks_present(shard: ShardRef, index: ShardIndex) -> list[tuple[str, int]]:
 
 @dataclass(slots=True)
 class ListedKeys:
-    """A part of a listing: keys that start with a prefix, spelled when they are asked for.
-
-    Parameters
-    ----------
-    prefix : str
-        The prefix.
-    values : list
-        Keys that start with it, with their sizes in bytes where these are known.
-    shards : list
-        Shards of which some chunk keys start with it, with their indexes.
-    """
+    """A part of a listing: keys that start with a prefix, spelled when they are asked for."""
 
     prefix: str
     values: list[tuple[str, int | None]] = field(default_factory=list)
+    """Keys, with their sizes in bytes where these are known."""
     shards: list[tuple[ShardRef, ShardIndex]] = field(default_factory=list)
+    """Shards of which some chunk keys start with the prefix, with their indexes."""
 
     def key_lists(self) -> Iterator[list[str]]:
         """Yield the keys, a bounded number at a time."""
@@ -216,13 +199,7 @@ class VersionedKeys(list[str]):
 
 
 class KeyPages:
-    """Keys of the base store in directories, page by page.
-
-    Parameters
-    ----------
-    directories
-        None of them inside another one.
-    """
+    """Keys of the base store in directories, none inside another one, page by page."""
 
     def __init__(self, directories: Iterable[str]) -> None:
         self._cursors = [KeyCursor(directory) for directory in directories]

@@ -121,25 +121,10 @@ FileStep: TypeAlias = WriteAt | Truncate | Barrier
 class ShardWriter:
     """Index and size of a shard file that is being changed, and the plans of its changes.
 
-    Pure: it plans steps, and `ShardFile` takes them.
-
-    Parameters
-    ----------
-    shard : ShardRef
-        The shard.
-    index : bytes-like
-        The index as it is stored, with its checksum.
-    size : int
-        Of the file, in bytes.
-    data_end : int, optional
-        No entry ever used a byte from here up to the index; ``None``: not known.
-    owner : int
-        Number in the journal that names this process.
-
-    Raises
-    ------
-    IndexDamageError
-        If the index cannot be decoded.
+    Pure: it plans steps, and `ShardFile` takes them. `index` is the index as it is stored, with its
+    checksum. No entry ever used a byte from `data_end` up to the index; ``None``: not known.
+    `owner` names this process in the journal. Raise `IndexDamageError` if the index cannot be
+    decoded.
     """
 
     __slots__ = (
@@ -230,13 +215,7 @@ class ShardWriter:
         return ShardIndex(fields.astype(np.uint64, copy=False))
 
     def check_kept(self, replaced: Container[int]) -> None:
-        """Refuse a change that keeps an entry which leaves the data.
-
-        Raises
-        ------
-        IndexDamageError
-            With the first such entry that is not `replaced`.
-        """
+        """Raise `IndexDamageError` if an entry that leaves the data is not `replaced`."""
         for entry_id in sorted(self._damaged):
             if entry_id not in replaced:
                 self.index().check_entry(entry_id, self.size, self.shard.layout.spec.index)
@@ -244,12 +223,7 @@ class ShardWriter:
     def belongs_to(self, shard: ShardRef) -> bool:
         """Whether this is that shard; if so take its shape, which may have changed."""
         mine, other = self.shard.layout, shard.layout
-        if (self.shard.key, mine.prefix, mine.encoding, mine.spec) != (
-            shard.key,
-            other.prefix,
-            other.encoding,
-            other.spec,
-        ):
+        if self.shard.key != shard.key or not mine.has_same_entries(other):
             return False
         if mine.grid_shape != other.grid_shape and mine.grid_shape and other.grid_shape:
             shapes = enumerate(zip(mine.grid_shape, other.grid_shape, strict=True))
@@ -459,17 +433,8 @@ def page_aligned(index_start: int, index_nbytes: int) -> int:
 
 
 def gap_nbytes(shard: ShardRef, n_left: int, mean_nbytes: float, live_nbytes: int) -> int:
-    """Return the size of the gap for entries to come. It takes no room on the disk until filled.
-
-    Parameters
-    ----------
-    n_left
-        Entries that are missing.
-    mean_nbytes
-        Mean size of the entries so far, in bytes.
-    live_nbytes
-        Of the data, in bytes.
-    """
+    """Return the size of the gap for the `n_left` entries to come. It takes no room on the disk
+    until filled."""
     if shard.layout.spec.index.location == "start":
         return 0
     expected = int(n_left * mean_nbytes * _GAP_PER_EXPECTED)

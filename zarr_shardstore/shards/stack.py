@@ -170,28 +170,15 @@ class ValueTransformer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ReadOnlyTransformer:
-    """A transformer that changes nothing and refuses writes.
-
-    Parameters
-    ----------
-    path : str
-        Path of the array.
-    passed_over : tuple of str
-        Names of unknown transformers of the array. A write without them may contradict their
-        data.
-    """
+    """A transformer that changes nothing and refuses writes to the array at `path`."""
 
     path: str
     passed_over: tuple[str, ...]
+    """Names of unknown transformers of the array. A write without them may contradict their
+    data."""
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
-        """Relay reads.
-
-        Raises
-        ------
-        UnsupportedError
-            If a request is no read.
-        """
+        """Relay reads; raise `UnsupportedError` for any other request."""
         for request in requests:
             if not isinstance(request, Get | Exists | GetSize):
                 names = ", ".join(map(repr, self.passed_over))
@@ -300,12 +287,9 @@ def gather(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
 
 
 def gather_replies(n_requests: int, parts: Parts) -> Flow[list[Any]]:
-    """Run flows as `gather`, each of which replies to the requests at some positions.
+    """Run flows as `gather`; return their replies in the order of the requests.
 
-    Returns
-    -------
-    list
-        Replies in the order of the requests; ``None`` at positions that no flow has.
+    The reply is ``None`` at positions that no flow has.
     """
     replies: list[Any] = [None] * n_requests
     results = yield from gather([flow for _, flow in parts])
@@ -338,13 +322,7 @@ class Crc32cTransformer(ValueTransformer):
         return b"".join([value, _crc32c.crc32c(value).to_bytes(_CHECKSUM_NBYTES, "little")])
 
     def decode(self, key: str, stored: bytes | memoryview) -> memoryview:
-        """Return the value without its checksum, without a copy.
-
-        Raises
-        ------
-        CorruptValueError
-            If the checksum is not that of the value.
-        """
+        """Return the value without its checksum, without a copy."""
         view = memoryview(stored)
         if len(view) < _CHECKSUM_NBYTES:
             raise CorruptValueError(f"{len(view)} bytes are too few for a checksum", key=key)
