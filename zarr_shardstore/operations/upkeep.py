@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from zarr_shardstore.arrays.array_cache import ArrayCache, read_documents
-from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
+from zarr_shardstore.arrays.catalog import TransformedKey
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.consolidated_index import (
@@ -25,13 +24,11 @@ from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.driver import UpdateFlow
 from zarr_shardstore.metadata.documents import Node, document_key, dump_document, parse_json
-from zarr_shardstore.operations.buffered import Flusher
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.shards.append import seal_shard
 from zarr_shardstore.shards.index_reads import index_nbytes_of, rounds_of
 from zarr_shardstore.shards.requests import Flow, Recorded, RecordIndex, Set, UpdateShard
 from zarr_shardstore.shards.rewrite import compact_shard
-from zarr_shardstore.shards.shard_listing import KeyPages
 from zarr_shardstore.shards.sharding import split_at_sharding
 from zarr_shardstore.shards.stack import Stack, run_above
 from zarr_shardstore.shards.updates import EntryUpdate
@@ -68,10 +65,16 @@ def shards_below(
     errors: list[ShardStoreError] = []
     stream = yield from listing.stream(prefix)
     for *_, found in (yield from stream.all_located()):
-        if isinstance(found, ShardStoreError):
-            errors.append(found)
-        elif (shard := _shard_of(found)) is not None:
-            shards.append(shard)
+        match found:
+            case ShardStoreError():
+                errors.append(found)
+            case ShardRef():
+                shards.append((found, ()))
+            case TransformedKey(key, array):
+                split = split_at_sharding(array.stack)
+                shard = None if split is None else split[0].layout.shard_of_key(key)
+                if split is not None and shard is not None:
+                    shards.append((shard, split[1]))
     return shards, errors
 
 
@@ -89,38 +92,10 @@ def compact_below(listing: Listing, prefix: str) -> Flow[None]:
     raise_first(errors)
 
 
-def _shard_of(found: ShardRef | TransformedKey | None) -> tuple[ShardRef, Stack] | None:
-    """Return the shard that a base key names, and the transformers below it."""
-    if isinstance(found, ShardRef):
-        return found, ()
-    split = None if found is None else split_at_sharding(found.array.stack)
-    if found is None or split is None:
-        return None
-    shard = split[0].layout.shard_of_key(found.key)
-    return None if shard is None else (shard, split[1])
-
-
 # -------------------------------------------------------------- consolidation
 
 
-@dataclass(slots=True)
-class _IndexedArray:
-    """The recorded indexes of one array."""
-
-    layout: ArrayLayout
-    writer: ConsolidatedIndexWriter
-    young: list[ShardRef] = field(default_factory=list)
-
-    def take(self, shard: ShardRef, found: Recorded) -> None:
-        if found == "young":
-            self.young.append(shard)
-        elif found is not None:
-            self.writer.add(shard.key[len(self.layout.prefix) :], found)
-
-
-def consolidate_below(
-    catalog: Catalog, array_cache: ArrayCache, flusher: Flusher, path: str
-) -> Flow[list[str]]:
+def consolidate_below(listing: Listing, array_cache: ArrayCache, path: str) -> Flow[list[str]]:
     """Consolidate the indexes of the sharded arrays at or below a path; return their paths.
 
     Cost: a listing, the index of each shard; for each array a write of the consolidated index; a
@@ -128,51 +103,46 @@ def consolidate_below(
     when the other arrays are consolidated.
     """
     path = check_prefix(path).strip("/")
+    shards: list[ShardRef] = []
     errors: list[ShardStoreError] = []
-    arrays: dict[ArrayLayout, _IndexedArray] = {}
-    directories = [f"{path}/", f"{DRAFT_DATA_ROOT}{path}/"] if path else [""]
-    for directory in directories:
-        yield from flusher.flush_below(directory)
-    pages = KeyPages(directories)
-    while pages.has_more:
-        page = yield from pages.next_page()
-        shards: list[ShardRef] = []
-        for found in (yield from catalog.shards_of(page)):
-            if isinstance(found, ShardStoreError):
-                errors.append(found)
-            elif (shard := _shard_of(found)) is not None and not shard[1]:
-                shards.append(shard[0])
-        yield from _record(shards, arrays)
+    for directory in [f"{path}/", f"{DRAFT_DATA_ROOT}{path}/"] if path else [""]:
+        found, errors_there = yield from shards_below(listing, directory)
+        shards += [shard for shard, below in found if not below]
+        errors += errors_there
+    writers: dict[ArrayLayout, ConsolidatedIndexWriter] = {}
+    young = yield from _record([RecordIndex(shard) for shard in shards], writers)
+    # Shards that had just changed are recorded again; those that still change are left out.
+    yield from _record([RecordIndex(shard, waits=True) for shard in young[:1]], writers)
+    yield from _record([RecordIndex(shard) for shard in young[1:]], writers)
     paths: list[str] = []
-    for array in arrays.values():
-        yield from _record_young(array)
-        nodes = yield from _nodes_of(array.layout, array_cache)
-        if nodes and len(array.writer):
-            yield from _store(array, nodes, array_cache)
-            paths.append(array.layout.path)
+    for layout, writer in writers.items():
+        nodes = yield from _nodes_of(layout, array_cache)
+        if nodes and len(writer):
+            yield [Set(layout.prefix + CONSOLIDATED_INDEX_NAME, writer.encode(int(time.time())))]
+            yield from _declare(nodes, array_cache)
+            paths.append(layout.path)
     raise_first(errors)
     if path and not paths:
         raise SpecError(f"there is no sharded array with a stored shard at or below {path!r}")
     return sorted(set(paths))
 
 
-def _record(shards: Sequence[ShardRef], arrays: dict[ArrayLayout, _IndexedArray]) -> Flow[None]:
-    for part in rounds_of(shards, index_nbytes_of):
-        replies: list[Recorded] = yield [RecordIndex(shard) for shard in part]
-        for shard, found in zip(part, replies, strict=True):
-            layout = shard.layout
-            if layout not in arrays:
-                arrays[layout] = _IndexedArray(layout, ConsolidatedIndexWriter(layout.spec))
-            arrays[layout].take(shard, found)
-
-
-def _record_young(array: _IndexedArray) -> Flow[None]:
-    """Record again the shards that had just changed; leave out those that still change."""
-    young, array.young = array.young, []
-    if young:
-        (first,) = yield [RecordIndex(young[0], waits=True)]
-        array.take(young[0], first)
-        yield from _record(young[1:], {array.layout: array})
+def _record(
+    requests: Sequence[RecordIndex], writers: dict[ArrayLayout, ConsolidatedIndexWriter]
+) -> Flow[list[ShardRef]]:
+    """Add the indexes of shards to the consolidated ones; return the shards that are too young."""
+    young: list[ShardRef] = []
+    for part in rounds_of(requests, lambda request: index_nbytes_of(request.shard)):
+        replies: list[Recorded] = yield [*part]
+        for request, found in zip(part, replies, strict=True):
+            layout, key = request.shard.layout, request.shard.key
+            if layout not in writers:
+                writers[layout] = ConsolidatedIndexWriter(layout.spec)
+            if found == "young":
+                young.append(request.shard)
+            elif found is not None:
+                writers[layout].add(key[len(layout.prefix) :], found)
+    return young
 
 
 def _nodes_of(layout: ArrayLayout, array_cache: ArrayCache) -> Flow[list[Node]]:
@@ -191,10 +161,8 @@ def _nodes_of(layout: ArrayLayout, array_cache: ArrayCache) -> Flow[list[Node]]:
     return found
 
 
-def _store(array: _IndexedArray, nodes: Sequence[Node], array_cache: ArrayCache) -> Flow[None]:
-    """Store the consolidated index, then declare it in the documents for readers."""
-    data = array.writer.encode(int(time.time()))
-    yield [Set(array.layout.prefix + CONSOLIDATED_INDEX_NAME, data)]
+def _declare(nodes: Sequence[Node], array_cache: ArrayCache) -> Flow[None]:
+    """Declare a stored consolidated index in the documents for readers."""
     keys = [document_key(node) for node in nodes]
     replies = yield from read_documents(keys)
     for node, key, reply in zip(nodes, keys, replies, strict=True):

@@ -190,7 +190,7 @@ class ShardingEngine:
         """
         self.check_consolidation()
         operations = self.operations
-        return consolidate_below(operations.catalog, operations.arrays, operations.flusher, path)
+        return consolidate_below(operations.listing, operations.arrays, path)
 
     def consolidate(self, path: str) -> list[str]:
         """Seal shards, then run `consolidation`, blocking."""
