@@ -54,9 +54,6 @@ UpdateFlow: TypeAlias = Callable[
 """The write strategy: a flow that commits groups of updates of one shard, the first of which
 the request has."""
 
-FitsInline: TypeAlias = Callable[[UpdateShard, Sequence[EntryUpdate], ShardWriter], bool]
-"""Whether the write strategy only writes small pieces into the open shard for these updates."""
-
 _Step: TypeAlias = "list[Request] | float | tuple[UpdateShard, ...]"
 
 _WRITES = (Set, SetIfNotExists, SetWithGaps, ChangeShard, Delete, DeletePrefix)
@@ -79,16 +76,8 @@ _LONGEST_BACKOFF_S = 0.5
 class Driver:
     """Runs flows against a backend.
 
-    Parameters
-    ----------
-    backend : Backend
-        Performs the requests.
-    update_flow
-        Performs `UpdateShard`, one at a time for each shard of the process.
-    counters : Counters, optional
-        Count what is asked of the backend.
-    fits_inline : callable, optional
-        Which updates an event loop may commit by itself; none if it is left out.
+    `fits_inline` tells for updates of a shard whether `update_flow` only writes small pieces into
+    the open shard; without it event loops commit nothing inline.
 
     Thread safety: all methods may be called from any thread and any task.
     """
@@ -98,7 +87,8 @@ class Driver:
         backend: Backend,
         update_flow: UpdateFlow,
         counters: Counters | None = None,
-        fits_inline: FitsInline | None = None,
+        fits_inline: Callable[[UpdateShard, Sequence[EntryUpdate], ShardWriter], bool]
+        | None = None,
     ) -> None:
         self.backend = backend
         self.counters = counters or Counters()
@@ -110,7 +100,13 @@ class Driver:
     def run(self, flow: Flow[T]) -> T:
         """Run a flow in this thread; through zarr's event loop if the backend cannot block."""
         if not self.backend.can_block:
-            return sync(self._run_for(running_loop(), flow))
+            blocked = running_loop()
+
+            async def run_in_zarrs_loop() -> T:
+                blocked_loop.set(blocked)
+                return await self.run_async(flow)
+
+            return sync(run_in_zarrs_loop())
         steps = self._steps(flow, None)
         session = self.backend.session()
         try:
@@ -171,11 +167,6 @@ class Driver:
             return result
         finally:
             steps.close()
-
-    async def _run_for(self, blocked: asyncio.AbstractEventLoop | None, flow: Flow[T]) -> T:
-        """Run a flow for a caller that waits in another thread, and blocks its own event loop."""
-        blocked_loop.set(blocked)
-        return await self.run_async(flow)
 
     async def _perform_async(
         self, requests: list[Request], loop: asyncio.AbstractEventLoop
@@ -286,24 +277,20 @@ class Driver:
 
     def fits_inline(self, updates: Sequence[QueuedUpdate], writer: ShardWriter) -> bool:
         """Return whether that flow only writes small pieces into the open shard."""
-        if self._fits_inline is None:
-            return False
         parts = [part for update in updates for part in update.request.updates]
         return self._fits_inline(updates[0].request, parts, writer)
 
     async def update_async(self, updates: Sequence[QueuedUpdate]) -> Sequence[Exception | None]:
         """Commit updates of one shard under the lock, or again after a foreign writer.
 
-        Raises
-        ------
-        ShardConflictError
-            If others were quicker for two minutes; nothing was stored.
+        Raises `ShardConflictError` if others were quicker for two minutes; nothing was stored.
         """
         end = time.monotonic() + MAX_CONFLICT_S
         backoff = _FIRST_BACKOFF_S
-        while True:
+        while (view := self.backend.optimistic()) is not None:
             try:
-                return await self._try_update(updates)
+                driver = Driver(view, self._update_flow, self.counters)
+                return await driver.run_async(self.update_flow(updates))
             except ReplacedMeanwhileError as error:
                 if time.monotonic() > end:
                     raise ShardConflictError(
@@ -312,12 +299,6 @@ class Driver:
                     ) from None
             await asyncio.sleep(random.uniform(0, backoff))
             backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
-
-    async def _try_update(self, updates: Sequence[QueuedUpdate]) -> Sequence[Exception | None]:
-        view = self.backend.optimistic()
-        if view is not None:
-            driver = Driver(view, self._update_flow, self.counters)
-            return await driver.run_async(self.update_flow(updates))
         lock = self.backend.lock(updates[0].request.shard.key)
         async with nullcontext() if lock is None else _locked_by_worker(lock):
             return await self.run_async(self.update_flow(updates))

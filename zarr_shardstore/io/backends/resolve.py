@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -27,52 +27,28 @@ from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 class FsspecFileSystem(Protocol):
     """File system of fsspec, which has no types."""
 
-    @property
-    def root_marker(self) -> str:
-        """Root directory."""
-
-    @property
-    def cat_file(self) -> Callable[..., object]:
+    def cat_file(self, *args: Any, **kwargs: Any) -> object:
         """Read a file."""
 
-    @property
-    def pipe_file(self) -> Callable[..., object]:
+    def pipe_file(self, *args: Any, **kwargs: Any) -> object:
         """Write a file."""
 
 
-class FsspecMapper(Protocol):
-    """Mapper of fsspec: a directory of a file system."""
+class FsspecPath(Protocol):
+    """Mapper of fsspec, or a path of universal_pathlib: a directory of a file system."""
 
     @property
     def fs(self) -> FsspecFileSystem:
         """File system."""
-
-    @property
-    def root(self) -> str:
-        """Directory."""
-
-
-class UniversalPath(Protocol):
-    """Path of universal_pathlib, which need not be installed."""
-
-    @property
-    def fs(self) -> FsspecFileSystem:
-        """File system."""
-
-    @property
-    def path(self) -> str:
-        """Path in the file system."""
 
 
 class ObstoreStore(Protocol):
     """Store of obstore, which need not be installed."""
 
-    @property
-    def get_ranges_async(self) -> Callable[..., object]:
+    def get_ranges_async(self, *args: Any, **kwargs: Any) -> Any:
         """Read ranges of an object."""
 
-    @property
-    def put_async(self) -> Callable[..., object]:
+    def put_async(self, *args: Any, **kwargs: Any) -> Any:
         """Store an object."""
 
 
@@ -82,9 +58,8 @@ BaseStoreLike: TypeAlias = (
     | Path
     | str
     | MutableMapping[str, bytes]
-    | FsspecMapper
     | FsspecFileSystem
-    | UniversalPath
+    | FsspecPath
     | ObstoreStore
 )
 """Everything that `base_store_of` takes. Protocols, because ``Any`` would allow everything."""
@@ -135,8 +110,7 @@ def base_store_of(
     if isinstance(store, fsspec.AbstractFileSystem):
         store = FSMap(store.root_marker or "/", store)
     elif hasattr(store, "fs") and hasattr(store, "path"):  # before Path: a UPath may be one
-        upath = cast(UniversalPath, store)
-        store = FSMap(upath.path, upath.fs)
+        store = FSMap(store.path, store.fs)
     if isinstance(store, FSMap):
         if isinstance(store.fs, LocalFileSystem):
             return _store_at(Path(store.root))
