@@ -87,8 +87,9 @@ class Driver:
         backend: Backend,
         update_flow: UpdateFlow,
         counters: Counters | None = None,
-        fits_inline: Callable[[UpdateShard, Sequence[EntryUpdate], ShardWriter], bool]
-        | None = None,
+        fits_inline: Callable[
+            [UpdateShard, Sequence[EntryUpdate], ShardWriter], bool
+        ] = lambda *_: False,
     ) -> None:
         self.backend = backend
         self.counters = counters or Counters()
