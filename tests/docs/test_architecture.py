@@ -35,10 +35,3 @@ def test_the_tree_names_each_file_once() -> None:
             named.append("".join(folders) + name)
     assert sorted(named) == sorted(files)
 
-
-def test_no_folder_is_crowded() -> None:
-    """At most 12 files a folder, and 115 in all."""
-    files = list((ROOT / "zarr_shardstore").rglob("*.py"))
-    assert len(files) <= 115
-    for folder in {file.parent for file in files}:
-        assert sum(file.parent == folder for file in files) <= 12, folder
