@@ -2,36 +2,75 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Iterator
 
 from tests.support import layers
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_the_drawing_is_made_from_the_imports() -> None:
-    """``python -m tests.support.layers`` draws it again."""
-    assert layers.drawn() == layers.draw()
+from tests.support.layers import PACKAGE
 
 
-def test_the_tree_names_each_file_once() -> None:
-    """The tree in the page has the modules of the package, and no others."""
-    package = ROOT / "zarr_shardstore"
-    files = {str(path.relative_to(package)) for path in package.rglob("*.py")}
-    files = {file for file in files if not file.endswith("__init__.py")}
-    tree = re.search(r"```text\nzarr_shardstore/\n(.*?)```", layers.PAGE.read_text(), re.DOTALL)
-    assert tree
-    named: list[str] = []
-    folders: list[str] = []
-    for line in tree[1].splitlines():
-        depth, entry = (len(line) - len(line.lstrip())) // 4, line.split("  ")
-        name = line.strip().split()[0]
-        del folders[depth - 1 :]
-        if name.endswith("/"):
-            folders.append(name)
-            named += ["".join(folders) + f"{module}.py" for module in re.findall(r"\w+", entry[-1])]
-        elif name.endswith(".py"):
-            named.append("".join(folders) + name)
-    assert sorted(named) == sorted(files)
+def test_the_tree_and_the_drawing_are_made_from_the_source() -> None:
+    """``python -m tests.support.layers`` makes them again."""
+    assert layers.blocks_in_page() == layers.blocks()
 
+
+def test_each_file_that_the_page_names_exists() -> None:
+    """A name without a folder is that of one file only."""
+    files = [str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")]
+    folders = [f"{path.relative_to(PACKAGE)}/" for path in PACKAGE.rglob("*") if path.is_dir()]
+    for name in re.findall(r"`((?:\w+/)*\w+\.py|(?:\w+/)+)`", layers.prose()):
+        found = [path for path in files + folders if f"/{path}".endswith(f"/{name}")]
+        assert name in found or len(found) == 1, (name, found)
+
+
+def test_each_name_in_the_page_exists() -> None:
+    """`Name` anywhere in the package, and `Owner.name` in that class or module."""
+    defined = names_in_package()
+    for text in re.findall(r"`([A-Za-z]\w*(?:\.\w+)?)`", layers.prose()):
+        owner, _, name = text.rpartition(".")
+        assert text.endswith(".py") or name in defined[owner], text
+
+
+def test_missing_names_are_found() -> None:
+    """Names of the package are no others."""
+    defined = names_in_package()
+    assert "ShardIndex" in defined[""]
+    assert "decode" in defined["ShardIndex"]
+    assert "ShardIndex" in defined["index"]
+    assert "ShardIndexes" not in defined[""]
+    assert "decode" not in defined["ShardingStore"]
+
+
+def names_in_package() -> dict[str, set[str]]:
+    """Return the names in each class and module; those in any of them by the empty text.
+
+    Values of options and strategies, such as ``"append"``, count as names.
+    """
+    names: defaultdict[str, set[str]] = defaultdict(set)
+    for path in PACKAGE.rglob("*.py"):
+        module = ast.parse(path.read_text())
+        names[path.parent.name if path.name == "__init__.py" else path.stem] |= names_in(module)
+        for node in ast.walk(module):
+            if isinstance(node, ast.ClassDef):
+                names[node.name] |= names_in(node)
+    names[""] = set().union(*names.values(), {path.stem for path in PACKAGE.rglob("*")})
+    return names
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """Return what is defined below a node: classes, functions, variables, parameters."""
+    return {name for node in ast.walk(tree) for name in _defined_by(node)}
+
+
+def _defined_by(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+            yield name
+        case ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+            yield name
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            yield name
+        case ast.Constant(value=str(text)):
+            yield text

@@ -1,27 +1,54 @@
-"""Drawing of the package's rooms and of the imports between them, for ``architecture.md``.
+"""Tree and drawing of the package in ``spec_notes/architecture.md``, made from the source.
 
-``python -m tests.support.layers`` writes the drawing into the page.
+``python -m tests.support.layers`` writes both into the page.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from importlib import import_module
+from collections.abc import Iterator
 from pathlib import Path
 
 import grimp
 
-PACKAGE = "zarr_shardstore"
-PAGE = Path(__file__).parents[2] / "spec_notes" / "architecture.md"
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "zarr_shardstore"
+PAGE = ROOT / "spec_notes" / "architecture.md"
 
-_BLOCK = re.compile(r"(?<=<!-- made by tests/support/layers.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_BEGIN, _END = "<!-- made by tests/support/layers.py -->\n", "<!-- end -->"
+_BLOCK = re.compile(f"{_BEGIN}(.*?){_END}", re.DOTALL)
+
+_WIDTH = 25
+"""Characters of the longest name with its indent. Fixed, so that one line changes for one file."""
+
+
+def blocks() -> list[str]:
+    """Return the tree and the drawing."""
+    uses = imports()
+    return [tree(uses), drawing(uses)]
+
+
+def blocks_in_page() -> list[str]:
+    """Return the tree and the drawing that the page has."""
+    return _BLOCK.findall(PAGE.read_text())
+
+
+def write() -> None:
+    """Write the tree and the drawing into the page."""
+    made = iter(blocks())
+    PAGE.write_text(_BLOCK.sub(lambda _: _BEGIN + next(made) + _END, PAGE.read_text()))
+
+
+def prose() -> str:
+    """Return the page without the tree and the drawing."""
+    return _BLOCK.sub("", PAGE.read_text())
 
 
 def imports() -> dict[str, set[str]]:
     """Return the rooms that each room imports; a room is a folder or a file of the package."""
-    graph = grimp.build_graph(PACKAGE)
-    rooms = sorted(graph.find_children(PACKAGE))
+    graph = grimp.build_graph(PACKAGE.name)
+    rooms = sorted(graph.find_children(PACKAGE.name))
     for room in rooms:
         if graph.find_children(room):
             graph.squash_module(room)
@@ -29,43 +56,65 @@ def imports() -> dict[str, set[str]]:
         room.rpartition(".")[2]: {
             used.rpartition(".")[2]
             for used in graph.find_modules_directly_imported_by(room)
-            if used not in (PACKAGE, room)
+            if used not in (PACKAGE.name, room)
         }
         for room in rooms
     }
 
 
-def draw() -> str:
+def tree(uses: dict[str, set[str]]) -> str:
+    """Return each folder and file with the first line of its docstring.
+
+    A room comes before all rooms that it imports.
+    """
+    rooms = sorted(uses, key=lambda room: (-_height(uses, room), room))
+    lines = [(f"{PACKAGE.name}/", _summary(PACKAGE))]
+    for room in rooms:
+        folder = PACKAGE / room
+        lines += _entries(folder if folder.is_dir() else folder.with_suffix(".py"), 1)
+    return "\n".join(["```text", *(f"{name:{_WIDTH}}  {text}" for name, text in lines), "```", ""])
+
+
+def drawing(uses: dict[str, set[str]]) -> str:
     """Return a Mermaid flowchart. An edge that other edges imply is left out."""
-    uses = imports()
     lines = ["```mermaid", "flowchart TD"]
     for room in sorted(uses):
-        lines.append(f'    {room}["<b>{room}</b><br>{_summary(room)}"]')
+        path = PACKAGE / room
+        text = _summary(path if path.is_dir() else path.with_suffix(".py"))
+        head = re.split(r"[:,;.(]", text.replace('"', "'"))[0].strip()
+        lines.append(f'    {room}["<b>{room}</b><br>{head}"]')
     for room, used in sorted(uses.items()):
-        implied = set().union(*(_below(uses, other) for other in used)) if used else set()
+        implied = {below for other in used for below in _below(uses, other)}
         lines += [f"    {room} --> {other}" for other in sorted(used - implied)]
     return "\n".join([*lines, "```", ""])
 
 
-def drawn() -> str:
-    """Return the drawing in the page."""
-    match = _BLOCK.search(PAGE.read_text())
-    assert match, f"{PAGE} has no place for the drawing"
-    return match[0]
+def _entries(path: Path, depth: int) -> Iterator[tuple[str, str]]:
+    indent = "  " * depth
+    if path.is_file():
+        yield indent + path.name, _summary(path)
+        return
+    yield f"{indent}{path.name}/", _summary(path)
+    files = [file for file in path.glob("*.py") if file.name != "__init__.py"]
+    folders = [folder for folder in path.iterdir() if (folder / "__init__.py").is_file()]
+    for entry in [*sorted(files), *sorted(folders)]:
+        yield from _entries(entry, depth + 1)
+
+
+def _summary(path: Path) -> str:
+    """Return the first line of the docstring of a file or a folder."""
+    file = path / "__init__.py" if path.is_dir() else path
+    text = ast.get_docstring(ast.parse(file.read_text())) or ""
+    return text.split("\n")[0].replace("`", "").removesuffix(".")
 
 
 def _below(uses: dict[str, set[str]], room: str) -> set[str]:
     return uses[room].union(*(_below(uses, other) for other in uses[room]))
 
 
-def _summary(room: str) -> str:
-    """Return the first line of the docstring of a room, up to a colon."""
-    path = import_module(PACKAGE).__path__[0]
-    file = Path(path, room, "__init__.py")
-    source = (file if file.is_file() else Path(path, f"{room}.py")).read_text()
-    first = (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
-    return re.split(r"[:.]", first.replace("`", "").replace('"', "'"))[0]
+def _height(uses: dict[str, set[str]], room: str) -> int:
+    return 1 + max((_height(uses, other) for other in uses[room]), default=0)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(_BLOCK.sub(lambda _: draw(), PAGE.read_text()))
+    write()
