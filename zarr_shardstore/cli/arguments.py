@@ -1,4 +1,4 @@
-"""Arguments and options of the commands: names, help, and how their texts are parsed."""
+"""Arguments and options of the commands: names, help, and the parsing of their texts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import typer
 
@@ -20,59 +21,71 @@ from zarr_shardstore.cli.messages import NotPossibleError
 
 Rule: TypeAlias = "str | int | tuple[int, ...] | None"
 
-
 _STORE = "A local path, or a URL that fsspec knows."
-Store: TypeAlias = Annotated[str, typer.Argument(help=_STORE)]
-Source: TypeAlias = Annotated[str, typer.Argument(help=f"The store to convert. {_STORE}")]
-Destination: TypeAlias = Annotated[
-    str | None,
-    typer.Argument(help="Where the result goes. Without it the store is converted in place."),
-]
-ChunksPerShard: TypeAlias = Annotated[
-    list[str],
-    typer.Option(
-        "--chunks-per-shard",
-        help="Chunks in a shard: 'auto', '8' for every dimension, '8,8,4', or 'none'. For some "
-        "arrays, repeatedly: 'raw/*=8,8,4', 'labels=none'.",
+_CHUNKS_PER_SHARD = (
+    "Chunks in a shard: 'auto', '8' for every dimension, '8,8,4', or 'none'. For some arrays, "
+    "repeatedly: 'raw/*=8,8,4', 'labels=none'."
+)
+
+
+def _argument(name: str, help: str, default: Any = "") -> Parameter:
+    kind = str if default is not None else str | None
+    info = typer.Argument(default, help=help)
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=info)
+
+
+def _option(
+    flag: str, kind: Any, help: str, default: Any = None, *, name: str = "", **more: Any
+) -> Parameter:
+    info = typer.Option(default, flag, help=help, **more)
+    name = name or flag.removeprefix("--").replace("-", "_")
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=info)
+
+
+PARAMETERS = {
+    "store": _argument("store", _STORE, ...),
+    "source": _argument("source", f"The store to convert. {_STORE}", ...),
+    "destination": _argument(
+        "destination", "Where the result goes. Without it the store is converted in place.", None
     ),
-]
-Paths: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--path", help="Only this array, group or pattern; repeatable.")
-]
-Declaration: TypeAlias = Annotated[
-    Literal["codec", "storage_transformers"] | None,
-    typer.Option("--declaration", help="How v3 metadata says that an array is sharded."),
-]
-IndexLocation: TypeAlias = Annotated[
-    Literal["start", "end"] | None,
-    typer.Option("--index-location", help="Where in a shard its index is."),
-]
-Order: TypeAlias = Annotated[
-    Literal["morton", "C", "F"],
-    typer.Option("--order", help="In which order the chunks of a shard are written."),
-]
-Workers: TypeAlias = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Threads, or processes, that work.")
-]
-Processes: TypeAlias = Annotated[
-    bool, typer.Option("--processes", help="Work in processes instead of threads.")
-]
-SourceOptions: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option("--source-option", help="fsspec option 'key=value' of the store; repeatable."),
-]
-DestinationOptions: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option("--destination-option", help="The same of the destination; repeatable."),
-]
-DryRun: TypeAlias = Annotated[
-    bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")
-]
-Yes: TypeAlias = Annotated[
-    bool, typer.Option("--yes", help="Replace what is stored without asking.")
-]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
-Debug: TypeAlias = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
+    "array": _argument("path", "Of the array; the root, if left out."),
+    "below": _argument("path", "Only arrays at or below it."),
+    "prefix": _argument("prefix", "Only chunks whose keys start with it."),
+    "chunks_per_shard": _option("--chunks-per-shard", list[str], _CHUNKS_PER_SHARD, ["auto"]),
+    "new_chunks_per_shard": _option("--chunks-per-shard", list[str], _CHUNKS_PER_SHARD, ...),
+    "path": _option("--path", list[str] | None, "Only this array, group or pattern; repeatable."),
+    "declaration": _option(
+        "--declaration",
+        Literal["codec", "storage_transformers"] | None,
+        "How v3 metadata says that an array is sharded.",
+    ),
+    "index_location": _option(
+        "--index-location", Literal["start", "end"] | None, "Where in a shard its index is."
+    ),
+    "order": _option(
+        "--order",
+        Literal["morton", "C", "F"],
+        "In which order the chunks of a shard are written.",
+        "morton",
+    ),
+    "workers": _option("--workers", int | None, "Threads, or processes, that work.", min=1),
+    "processes": _option("--processes", bool, "Work in processes instead of threads.", False),
+    "source_option": _option(
+        "--source-option", list[str] | None, "fsspec option 'key=value' of the store; repeatable."
+    ),
+    "destination_option": _option(
+        "--destination-option", list[str] | None, "The same of the destination; repeatable."
+    ),
+    "ome": _option("--ome", bool, "Also bring OME-Zarr metadata to version 0.5.", False),
+    "zarr_format": _option("--zarr-format", int, "Format of the new metadata.", 3, min=2, max=3),
+    "png": _option("--png", Path | None, "Draw into this file, with matplotlib."),
+    "html": _option("--html", Path | None, "Draw into a page, which loads nothing."),
+    "dry_run": _option("--dry-run", bool, "Say what would be done, and change nothing.", False),
+    "yes": _option("--yes", bool, "Replace what is stored without asking.", False),
+    "as_json": _option("--json", bool, "Print the report as JSON.", False, name="as_json"),
+    "debug": _option("--debug", bool, "Show tracebacks of errors.", False),
+}
+"""All parameters of the commands, as typer reads them from a signature."""
 
 
 def chunks_per_shard_of(values: Sequence[str]) -> Rule | dict[str, Rule]:
@@ -82,11 +95,6 @@ def chunks_per_shard_of(values: Sequence[str]) -> Rule | dict[str, Rule]:
     (8, 8, 4)
     >>> chunks_per_shard_of(["raw/*=8", "labels=none", "*=auto"])
     {'raw/*': 8, 'labels': None, '*': 'auto'}
-
-    Raises
-    ------
-    typer.BadParameter
-        If a value has another form.
     """
     rules: dict[str, Rule] = {}
     for value in values:
@@ -125,11 +133,6 @@ def storage_options_of(values: Sequence[str] | None) -> dict[str, Any] | None:
 
     >>> storage_options_of(["anon=true", "profile=mine"])
     {'anon': True, 'profile': 'mine'}
-
-    Raises
-    ------
-    typer.BadParameter
-        If a value has no ``=``.
     """
     options: dict[str, Any] = {}
     for value in values or ():
@@ -144,13 +147,7 @@ def storage_options_of(values: Sequence[str] | None) -> dict[str, Any] | None:
 
 
 def check_source(store: str) -> str:
-    """Refuse a local store that does not exist: opening it would find an empty one.
-
-    Raises
-    ------
-    NotPossibleError
-        If it is no directory, and no zip.
-    """
+    """Refuse a local store that does not exist: opening it would find an empty one."""
     path = _local_path(store)
     if path is not None and not path.is_dir() and not zipfile.is_zipfile(path):
         what = "is a file, not a directory" if path.exists() else "does not exist"
@@ -166,13 +163,7 @@ def _local_path(store: str) -> Path | None:
 
 
 def confirm_in_place(source: str, destination: str | None, *, is_confirmed: bool) -> None:
-    """Ask before the objects of `source` are replaced, unless that is confirmed.
-
-    Raises
-    ------
-    typer.BadParameter, typer.Abort
-        As `confirm`.
-    """
+    """Ask before the objects of `source` are replaced, unless that is confirmed."""
     if destination is not None and not _is_same(source, destination):
         return
     warning = f"the stored objects of {source!r} are replaced, after they were verified"
@@ -180,15 +171,7 @@ def confirm_in_place(source: str, destination: str | None, *, is_confirmed: bool
 
 
 def confirm(warning: str, other_way: str, *, is_confirmed: bool) -> None:
-    """Ask whether to continue, unless that is confirmed.
-
-    Raises
-    ------
-    typer.BadParameter
-        If there is no terminal to ask on.
-    typer.Abort
-        If the answer is no.
-    """
+    """Ask whether to continue, unless that is confirmed; without a terminal it is an error."""
     if is_confirmed:
         return
     if not _can_ask():

@@ -46,15 +46,7 @@ class NotPossibleError(Exception):
 
 @contextmanager
 def failures_as_sentences(*, debug: bool, resume: bool = False) -> Iterator[None]:
-    """Turn exceptions into a sentence and an exit code.
-
-    Parameters
-    ----------
-    debug
-        Let exceptions through, so that their tracebacks are shown.
-    resume
-        Say after an interrupt that the same command resumes.
-    """
+    """Turn exceptions into a sentence and an exit code; `resume` adds a hint to interrupts."""
     try:
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
@@ -106,7 +98,6 @@ class ProgressBars(Bars):
         self._bars: dict[str, TaskID] = {}
 
     def __call__(self, step: Progress) -> None:
-        """Show a step."""
         if step.path not in self._bars:
             self._make_room()
             name = f"{path_text(step.path)} {step.action}"
@@ -124,15 +115,7 @@ class ProgressBars(Bars):
 
 
 class ProgressLines:
-    """Plain lines: at most one a second, and the last one. Call it with each step.
-
-    Parameters
-    ----------
-    write
-        Takes each line.
-    clock
-        Returns seconds.
-    """
+    """Plain lines: at most one a second, and the last one. Call it with each step."""
 
     def __init__(
         self, write: Callable[[str], object], clock: Callable[[], float] = time.monotonic
@@ -150,7 +133,6 @@ class ProgressLines:
             self._write(self._unwritten)
 
     def __call__(self, step: Progress) -> None:
-        """Write a line about a step, or keep it as the last one."""
         now = self._clock()
         rates = _rates(step, now - self._started.setdefault(step.path, now))
         self._unwritten = (
