@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
-from zarr_shardstore.convert.job import ConversionOptions, convert_store
+from zarr_shardstore.convert.job import convert_store
 from zarr_shardstore.convert.plan import to_plain, to_shards
 from zarr_shardstore.convert.report import ConversionReport, OnProgress
 from zarr_shardstore.errors import SpecError
@@ -135,16 +135,6 @@ def shard_store(
         index_location=index_location,
         order=order,
     )
-    options = ConversionOptions(
-        sharding=sharding,
-        keeps_declaration=declaration is None,
-        paths=paths,
-        executor=executor,
-        source_options=source_options,
-        destination_options=destination_options,
-        dry_run=dry_run,
-        progress=progress,
-    )
     mapping = None
     if consolidate_index:
         in_place = destination is None
@@ -154,7 +144,19 @@ def shard_store(
         )
         mapping = ShardingMapping(target.store)
         mapping._engine.check_consolidation()
-    report = convert_store(source, destination, to_shards(sharding.new_arrays), options)
+    report = convert_store(
+        source,
+        destination,
+        to_shards(sharding.new_arrays),
+        sharding,
+        keeps_declaration=declaration is None,
+        paths=paths,
+        executor=executor,
+        source_options=source_options,
+        destination_options=destination_options,
+        dry_run=dry_run,
+        progress=progress,
+    )
     if mapping is not None and not dry_run:
         mapping.consolidate_index()
     return report
@@ -175,8 +177,11 @@ def unshard_store(
 
     Parameters, errors and guarantees are those of `shard_store`.
     """
-    options = ConversionOptions(
-        sharding=ShardingOptions(order="C"),
+    return convert_store(
+        source,
+        destination,
+        to_plain,
+        ShardingOptions(order="C"),
         paths=paths,
         executor=executor,
         source_options=source_options,
@@ -184,7 +189,6 @@ def unshard_store(
         dry_run=dry_run,
         progress=progress,
     )
-    return convert_store(source, destination, to_plain, options)
 
 
 def reshard(
@@ -223,8 +227,11 @@ def reshard(
         index_location=index_location,
         order=order,
     )
-    options = ConversionOptions(
-        sharding=sharding,
+    return convert_store(
+        source,
+        destination,
+        to_plain if given is None else to_shards(sharding.new_arrays),
+        sharding,
         keeps_declaration=declaration is None,
         paths=paths,
         executor=executor,
@@ -233,8 +240,6 @@ def reshard(
         dry_run=dry_run,
         progress=progress,
     )
-    choose = to_plain if given is None else to_shards(sharding.new_arrays)
-    return convert_store(source, destination, choose, options)
 
 
 def _one_of(

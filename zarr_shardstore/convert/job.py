@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from typing import Any
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
-from zarr_shardstore.convert.array_state import ArrayState, array_states
+from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.convert.in_place import (
     Manifest,
     begin,
@@ -37,6 +36,7 @@ from zarr_shardstore.convert.plan import (
     check_rules,
     chosen_arrays,
     plan_array,
+    plans_of,
 )
 from zarr_shardstore.convert.regions import regions_to_visit
 from zarr_shardstore.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
@@ -49,7 +49,7 @@ from zarr_shardstore.format.consolidated_index import (
 )
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
-from zarr_shardstore.inspect.find import find_contents
+from zarr_shardstore.inspect.find import StoreContents, find_contents
 from zarr_shardstore.inspect.occupancy import keys_of_values
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.metadata.documents import document_key, has_conversion_marker
@@ -63,58 +63,44 @@ _N_THREADS = 4
 thread has up to 64 requests under way."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversionOptions:
-    """Validated options of a conversion; `shard_store` documents the arguments.
-
-    Parameters
-    ----------
-    sharding
-        Of arrays that get shards.
-    keeps_declaration
-        An array that is declared in some way already stays declared in that way.
-    """
-
-    sharding: ShardingOptions
-    keeps_declaration: bool = True
-    paths: Iterable[str] | str | None = None
-    executor: Executor | None = None
-    source_options: Mapping[str, Any] | None = None
-    destination_options: Mapping[str, Any] | None = None
-    dry_run: bool = False
-    progress: OnProgress | None = None
-
-    def __post_init__(self) -> None:
-        if self.progress is not None and not callable(self.progress):
-            raise SpecError(f"progress is a function of a Progress, got {self.progress!r}")
-        if self.executor is not None and not callable(getattr(self.executor, "submit", None)):
-            raise SpecError(
-                f"executor is a concurrent.futures.Executor, got {type(self.executor).__name__}; "
-                "of dask take client.get_executor()"
-            )
-
-
 def convert_store(
     source: StoreLike,
     destination: StoreLike | None,
     choose: ChooseShards,
-    options: ConversionOptions,
+    sharding: ShardingOptions,
+    *,
+    keeps_declaration: bool = True,
+    paths: Iterable[str] | str | None,
+    executor: Executor | None,
+    source_options: Mapping[str, Any] | None,
+    destination_options: Mapping[str, Any] | None,
+    dry_run: bool,
+    progress: OnProgress | None,
 ) -> ConversionReport:
-    """Convert a store, in place if there is no destination; `shard_store` has the errors."""
+    """Convert a store, in place if there is no destination; `shard_store` has the errors.
+
+    With `keeps_declaration`, an array that is declared in some way stays declared in that way.
+    """
     begun = time.monotonic()
+    _check_callables(executor, progress)
     in_place = destination is None
-    if in_place and options.destination_options:
+    if in_place and destination_options:
         raise SpecError("destination_options without a destination: pass source_options")
-    base = open_base(source, options.source_options)
-    target = base
+    base = target = open_base(source, source_options)
     if destination is not None:
-        target = open_base(destination, options.destination_options)
-    with _executor_or_threads(options.executor) as executor:
-        _check_executor(executor, base, target)
-        _check_stores(base, target, options)
-        plan = partial(_plan, base, target, choose, options, executor)
+        target = open_base(destination, destination_options)
+    with _executor_or_threads(executor) as workers:
+        _check_executor(workers, base, target)
+        _check_stores(base, target, dry_run)
+
+        def plan() -> Conversion:
+            plans, contents = _plan(base, target, choose, paths, sharding.new_arrays.policy)
+            return Conversion(
+                base, target, plans, contents, sharding, keeps_declaration, workers, progress
+            )
+
         notes: tuple[str, ...] = ()
-        if options.dry_run:
+        if dry_run:
             conversion = plan()
             arrays, n_copied = conversion.planned()
         else:
@@ -130,14 +116,21 @@ def convert_store(
                     arrays, n_copied = conversion.run()
                 finally:
                     invalidate_documents()
-    return ConversionReport(
-        arrays, n_copied, notes + conversion.notes, time.monotonic() - begun, options.dry_run
-    )
+    notes += conversion.notes()
+    return ConversionReport(arrays, n_copied, notes, time.monotonic() - begun, dry_run)
 
 
-def _check_stores(
-    base: BaseStoreHandle, target: BaseStoreHandle, options: ConversionOptions
-) -> None:
+def _check_callables(executor: Executor | None, progress: OnProgress | None) -> None:
+    if progress is not None and not callable(progress):
+        raise SpecError(f"progress is a function of a Progress, got {progress!r}")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise SpecError(
+            f"executor is a concurrent.futures.Executor, got {type(executor).__name__}; "
+            "of dask take client.get_executor()"
+        )
+
+
+def _check_stores(base: BaseStoreHandle, target: BaseStoreHandle, dry_run: bool) -> None:
     """Refuse stores that cannot be converted, before anything is written."""
     if target is base:
         target.check_replaceable()
@@ -151,7 +144,7 @@ def _check_stores(
     if not base.names(""):
         raise SpecError(f"there is nothing in {base.describe()}")
     target.check_takes_any_key()
-    if not options.dry_run:
+    if not dry_run:
         target.check_writable()
 
 
@@ -159,39 +152,32 @@ def _plan(
     base: BaseStoreHandle,
     target: BaseStoreHandle,
     choose: ChooseShards,
-    options: ConversionOptions,
-    executor: Executor,
-) -> Conversion:
+    paths: Iterable[str] | str | None,
+    policy: ShardingPolicy,
+) -> tuple[list[ArrayPlan], StoreContents]:
     contents = base.run(find_contents())
-    states = array_states(contents.arrays.values())
-    if not states:
+    plans = plans_of(contents.arrays.values())
+    if not plans:
         raise SpecError(f"there is no Zarr array in {base.describe()}")
     if target is not base:
-        _refuse_markers(states)
-    chosen = chosen_arrays(states, options.paths)
-    check_rules(options.sharding.new_arrays.policy, states)
-    plans = [plan_array(base, state, choose if state.node in chosen else None) for state in states]
-    notes: tuple[str, ...] = ()
+        _refuse_markers(plans)
+    chosen = chosen_arrays(plans, paths)
+    check_rules(policy, plans)
+    plans = [plan_array(base, plan, choose) if plan.node in chosen else plan for plan in plans]
     if target is base:
         _refuse_links(base, plans)
-    else:
-        notes = tuple(
-            f"the directory of the array {node.path!r} was not listed, it has too many chunks: if "
-            "it holds keys that are neither chunks nor documents, they were not copied"
-            for node in contents.unlisted
-        )
-    return Conversion(base, target, plans, contents.other_keys, options, executor, notes)
+    return plans, contents
 
 
-def _refuse_markers(states: Sequence[ArrayState]) -> None:
+def _refuse_markers(plans: Sequence[ArrayPlan]) -> None:
     """Raise `UnfinishedConversionError` for a source that is half converted in place.
 
     A copy would have half of an array, which no run can finish.
     """
-    for state in states:
-        if any(map(has_conversion_marker, state.documents.values())):
+    for plan in plans:
+        if any(map(has_conversion_marker, plan.documents.values())):
             raise UnfinishedConversionError(
-                f"a conversion in place of the array {state.path!r} of the source was "
+                f"a conversion in place of the array {plan.path!r} of the source was "
                 "interrupted: run that again, without a destination, which finishes it; "
                 "nothing is lost"
             )
@@ -203,11 +189,11 @@ def _refuse_links(base: BaseStoreHandle, plans: Sequence[ArrayPlan]) -> None:
     Listings do not follow links, and files cannot be renamed to another disk.
     """
     for plan in plans:
-        prefix = plan.state.node.chunk_prefix
+        prefix = plan.node.chunk_prefix
         link = None if plan.action == "skipped" else base.backend.linked_directory(prefix)
         if link is not None:
             raise SpecError(
-                f"objects of the array {plan.state.path!r} lie behind the link {link!r}: in "
+                f"objects of the array {plan.path!r} lie behind the link {link!r}: in "
                 "place that cannot be converted; convert the directory that it leads to, or "
                 "convert to another store"
             )
@@ -220,59 +206,72 @@ class Conversion:
     source: BaseStoreHandle
     target: BaseStoreHandle
     plans: Sequence[ArrayPlan]
-    other_keys: Sequence[str]
-    options: ConversionOptions
+    contents: StoreContents
+    sharding: ShardingOptions
+    keeps_declaration: bool
     executor: Executor
-    notes: tuple[str, ...]
+    progress: OnProgress | None
 
     @property
     def in_place(self) -> bool:
         """True if the store is its own destination."""
         return self.target is self.source
 
+    def notes(self) -> tuple[str, ...]:
+        """Return warnings for the user."""
+        if self.in_place:
+            return ()
+        return tuple(
+            f"the directory of the array {node.path!r} was not listed, it has too many chunks: if "
+            "it holds keys that are neither chunks nor documents, they were not copied"
+            for node in self.contents.unlisted
+        )
+
     def planned(self) -> tuple[tuple[ArrayReport, ...], int]:
         """Return what would be done, and how many other keys would be copied."""
         if self.in_place:
             return tuple(map(_report_of, self.plans)), 0
-        return tuple(_report_of(_copied(plan)) for plan in self.plans), len(self.other_keys)
+        n_copied = len(self.contents.other_keys)
+        return tuple(_report_of(_copied(plan)) for plan in self.plans), n_copied
 
     def run(self) -> tuple[tuple[ArrayReport, ...], int]:
         """Convert; return what was done, and how many other keys were copied."""
         if self.in_place:
             return tuple(map(self._convert_in_place, self.plans)), 0
+        other_keys = self.contents.other_keys
         documents: dict[str, Mapping[str, Any]] = {}
         for plan in self.plans:
             documents |= self._documents(plan)
-        check_other_keys(self.source, self.target, self.other_keys, documents)
+        check_other_keys(self.source, self.target, other_keys, documents)
         plans = [_copied(plan) for plan in self.plans]
         for plan in plans:
             self._check_empty(plan)
         for plan in plans:
             self._check_same(plan)
         reports = tuple(map(self._convert_to_destination, plans))
-        copy_other_keys(self.source, self.target, self.other_keys, documents)
-        return reports, len(self.other_keys)
+        copy_other_keys(self.source, self.target, other_keys, documents)
+        return reports, len(other_keys)
 
     def _convert_in_place(self, plan: ArrayPlan) -> ArrayReport:
         if plan.action == "skipped":
             if plan.is_chosen:
-                forget(self.target, plan.state.node)
+                forget(self.target, plan.node)
             return _report_of(plan)
         manifest = self._manifest(plan)
         report = self._convert_values(plan, manifest, manifest.values_prefix)
         replace_values(self.target, manifest)
-        if any(map(declares_consolidated_index, plan.state.documents.values())):
+        if any(map(declares_consolidated_index, plan.documents.values())):
             self.target.perform([Delete(manifest.prefix + CONSOLIDATED_INDEX_NAME)])
         return report
 
     def _convert_to_destination(self, plan: ArrayPlan) -> ArrayReport:
         documents = self._documents(plan)
-        if plan.state.geometry is None:
+        if plan.geometry is None:
             # Its chunks are among the other keys: which keys are chunks is not known.
             self.target.write_documents(documents)
             return _report_of(plan)
         if self._has(documents):
-            forget(self.target, plan.state.node)
+            forget(self.target, plan.node)
             reason = "the destination has it already"
             return _report_of(replace(plan, action="skipped", reason=reason))
         manifest = self._manifest(plan)
@@ -286,14 +285,14 @@ class Conversion:
     def _convert_values(self, plan: ArrayPlan, manifest: Manifest, prefix: str) -> ArrayReport:
         """Write and verify all values of an array below a prefix of the target."""
         may_be_there = begin(self.target, manifest)
-        order = self.options.sharding.order
+        order = self.sharding.order
         task = plan.task(self.source, self.target, prefix, order, may_be_there=may_be_there)
         report = self._run_tasks(plan, task)
-        documents = plan.state.documents
+        documents = plan.documents
         if self.source.documents(map(document_key, documents)) != list(documents.values()):
             # What was written is kept for the next run.
             raise ShardConflictError(
-                f"the metadata of the array {plan.state.path!r} was changed while it was "
+                f"the metadata of the array {plan.path!r} was changed while it was "
                 "converted; the array is as it was: run the same again"
             )
         if may_be_there and not self.in_place:
@@ -301,17 +300,11 @@ class Conversion:
         return report
 
     def _check_empty(self, plan: ArrayPlan) -> None:
-        """Refuse to write where there are objects that no conversion of ours has left.
-
-        Raises
-        ------
-        SpecError
-            Nothing was written.
-        """
-        if plan.state.geometry is None or self._has(self._documents(plan)):
+        """Refuse to write where there are objects that no conversion of ours has left."""
+        if plan.geometry is None or self._has(self._documents(plan)):
             return
         manifest = self._manifest(plan)
-        if find_manifest(self.target, plan.state.node) is None and any(
+        if find_manifest(self.target, plan.node) is None and any(
             manifest.keys_below(self.target, manifest.prefix)
         ):
             raise SpecError(
@@ -322,14 +315,11 @@ class Conversion:
     def _check_same(self, plan: ArrayPlan) -> None:
         """Compare an array that is there already with the source, chunk by chunk.
 
-        Raises
-        ------
-        SpecError
-            If they differ: either may be the one that was changed. Nothing was written.
+        If they differ it is refused: either may be the one that was changed.
         """
-        if plan.state.geometry is None or not self._has(self._documents(plan)):
+        if plan.geometry is None or not self._has(self._documents(plan)):
             return
-        prefix, order = plan.state.node.chunk_prefix, self.options.sharding.order
+        prefix, order = plan.node.chunk_prefix, self.sharding.order
         task = plan.task(self.source, self.target, prefix, order, may_be_there=False)
         self._run_tasks(replace(plan, action="skipped"), replace(task, only_compares=True))
 
@@ -345,23 +335,22 @@ class Conversion:
             # A consolidated index is of the shards of the source: it is not copied.
             return {
                 document_key(node): doc if self.in_place else without_consolidated_index(doc)
-                for node, doc in plan.state.documents.items()
+                for node, doc in plan.documents.items()
             }
-        new_arrays, keeps = self.options.sharding.new_arrays, self.options.keeps_declaration
-        return plan.state.documents_for(plan.spec, new_arrays, keeps_declaration=keeps)
+        new_arrays, keeps = self.sharding.new_arrays, self.keeps_declaration
+        return plan.new_documents(new_arrays, keeps_declaration=keeps)
 
     def _manifest(self, plan: ArrayPlan) -> Manifest:
-        state = plan.state
-        assert state.geometry is not None
-        encoding = state.geometry.encoding
+        assert plan.geometry is not None
+        encoding = plan.geometry.encoding
         return Manifest(
-            state.node.hierarchy,
-            state.path,
+            plan.node.hierarchy,
+            plan.path,
             "staging",
-            state.node.chunk_prefix,
+            plan.node.chunk_prefix,
             encoding.style,
             encoding.separator,
-            len(state.geometry.shape),
+            len(plan.geometry.shape),
             self._documents(plan),
             self.in_place,
         )
@@ -370,7 +359,7 @@ class Conversion:
         begun = time.monotonic()
         is_elsewhere = not isinstance(self.executor, ThreadPoolExecutor)
         if is_elsewhere:
-            task = replace(task, document_key=document_key(plan.state.node))
+            task = replace(task, document_key=document_key(plan.node))
         locations = [task.source]
         if task.may_be_there or task.only_compares:
             locations.append(task.target)  # regions of what an earlier run wrote are visited, too
@@ -391,9 +380,9 @@ class Conversion:
                 n_bytes=report.n_bytes + result.n_bytes,
                 n_resumed=report.n_resumed + result.was_there,
             )
-            if self.options.progress is not None:
+            if self.progress is not None:
                 counts = (report.n_tasks, n_done, report.n_chunks, report.n_bytes)
-                self.options.progress(Progress(report.path, report.action, *counts))
+                self.progress(Progress(report.path, report.action, *counts))
 
         _submit_tasks(self.executor, task, regions, add)
         if is_elsewhere and not task.only_compares:
@@ -407,7 +396,7 @@ def _copied(plan: ArrayPlan) -> ArrayPlan:
 
 
 def _report_of(plan: ArrayPlan) -> ArrayReport:
-    node, cps = plan.state.node, None if plan.spec is None else plan.spec.chunks_per_shard
+    node, cps = plan.node, None if plan.new_spec is None else plan.new_spec.chunks_per_shard
     return ArrayReport(
         node.path, node.hierarchy, plan.action, cps, plan.reason, n_tasks=plan.n_regions
     )
@@ -450,10 +439,7 @@ def _submit_tasks(
 ) -> None:
     """Run the tasks of all regions; results come in any order.
 
-    Raises
-    ------
-    Exception
-        The first error of a task, when all running tasks have ended; no other task is started.
+    After the first error of a task no other is started. It is raised when all have ended.
     """
     submitted: set[Future[TaskResult]] = set()
 

@@ -1,28 +1,54 @@
-"""Decides for each array of a store which shards it gets, and why. Nothing is listed or written."""
+"""Decides for each array of a store which shards it gets, and why. Nothing is listed or written.
+
+A migration leaves documents of Zarr v2 and v3 at one path, with the same chunk keys. They are one
+array with two documents: either both change, or none.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from zarr_shardstore.arrays.policy import NewArrays, ShardingPolicy
-from zarr_shardstore.convert.array_state import ArrayState
+from zarr_shardstore.arrays.registry import check_known
 from zarr_shardstore.convert.regions import ArrayLocation, block_shape, random_coords
 from zarr_shardstore.convert.report import Action
 from zarr_shardstore.convert.task import ArrayTask
-from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.format.index import ShardingSpec
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.inspect.find import quoted, select_paths
+from zarr_shardstore.inspect.find import FoundArray, quoted, select_paths
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata.auto_shards import choose_chunks_per_shard
-from zarr_shardstore.metadata.documents import Node
+from zarr_shardstore.metadata.declaration import (
+    MARKER,
+    Declared,
+    apply,
+    find_declaration,
+    has_sharding_codec,
+    is_native_by_choice,
+    strip,
+)
+from zarr_shardstore.metadata.documents import (
+    Geometry,
+    Node,
+    chunk_nbytes,
+    document_key,
+    parse_array,
+)
+from zarr_shardstore.metadata.transformer_list import (
+    SHARDING,
+    TransformerSpec,
+    sharding_spec,
+    sharding_transformer,
+)
 
 _ROUND = 128
 _N_ROUNDS = 8
@@ -35,34 +61,52 @@ _UNKNOWN_NBYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlan:
-    """Decision about one array.
+    """An array as its stored documents describe it, and the decision about it."""
 
-    Parameters
-    ----------
-    spec : ShardingSpec, optional
-        The shards that it gets; ``None``: each value has a key of its own.
-    is_chosen : bool
-        It is among the arrays that the caller named.
-    """
+    node: Node
+    """Its place; that of the v3 document, if there are two."""
+    documents: dict[Node, Mapping[str, Any]]
+    geometry: Geometry | None
+    """Of its values: chunks, as they are below all transformers but sharding."""
+    spec: ShardingSpec | None = None
+    """Of its shards; ``None``: each value has a key of its own."""
+    new_spec: ShardingSpec | None = None
+    """The same after the conversion."""
+    obstacle: str = ""
+    """Reason why it cannot be converted, if so."""
+    action: Action = "skipped"
+    reason: str = "not among the paths"
+    is_chosen: bool = False
+    """It is among the arrays that the caller named."""
 
-    state: ArrayState
-    spec: ShardingSpec | None
-    action: Action
-    reason: str
-    is_chosen: bool = True
+    @property
+    def path(self) -> str:
+        return self.node.path
+
+    @property
+    def grid_shape(self) -> Coords:
+        """Number of values along each dimension."""
+        assert self.geometry is not None
+        return chunk_grid_shape(self.geometry.shape, self.geometry.chunk_shape)
+
+    @property
+    def nominal_nbytes(self) -> int | None:
+        """Bytes of a value before compression; ``None`` if the data type does not tell."""
+        if self.geometry is None:
+            return None
+        return chunk_nbytes(self.documents[self.node], self.geometry.chunk_shape)
 
     @property
     def source_grid_shape(self) -> Coords:
         """Number of values along each dimension. An object that is copied is one value."""
-        grid, spec = self.state.grid_shape, self.state.spec
-        if self.action != "copied" or spec is None:
-            return grid
-        return chunk_grid_shape(grid, spec.chunks_per_shard)
+        if self.action != "copied" or self.spec is None:
+            return self.grid_shape
+        return chunk_grid_shape(self.grid_shape, self.spec.chunks_per_shard)
 
     @property
     def region_shape(self) -> Coords:
         """Number of values along each dimension that one task converts."""
-        spec = self.spec or self.state.spec
+        spec = self.new_spec or self.spec
         if self.action == "copied" or spec is None:
             return block_shape(self.source_grid_shape)
         return spec.chunks_per_shard
@@ -70,7 +114,7 @@ class ArrayPlan:
     @property
     def n_regions(self) -> int:
         """Number of tasks, if no region is left out."""
-        if self.action == "skipped" or self.state.geometry is None:
+        if self.action == "skipped" or self.geometry is None:
             return 0
         return math.prod(chunk_grid_shape(self.source_grid_shape, self.region_shape))
 
@@ -84,16 +128,19 @@ class ArrayPlan:
         may_be_there: bool,
     ) -> ArrayTask:
         """Return the part that all tasks of the array share."""
-        state, nominal = self.state, self.state.nominal_nbytes
-        assert state.geometry is not None
-        encoding, grid = state.geometry.encoding, self.source_grid_shape
-        spec, new_spec = state.spec, self.spec
+        assert self.geometry is not None
+        encoding, grid, nominal = (
+            self.geometry.encoding,
+            self.source_grid_shape,
+            self.nominal_nbytes,
+        )
+        spec, new_spec = self.spec, self.new_spec
         if self.action == "copied":
             if nominal is not None and spec is not None:
                 nominal *= spec.n_entries
             spec = new_spec = None
         return ArrayTask(
-            ArrayLocation(source, state.node.chunk_prefix, encoding, grid, spec),
+            ArrayLocation(source, self.node.chunk_prefix, encoding, grid, spec),
             ArrayLocation(target, target_prefix, encoding, grid, new_spec),
             self.region_shape,
             order,
@@ -101,105 +148,105 @@ class ArrayPlan:
             may_be_there,
         )
 
+    def new_documents(
+        self, new_arrays: NewArrays, *, keeps_declaration: bool
+    ) -> dict[str, dict[str, Any]]:
+        """Return the documents of the array with its new shards, by key.
 
-ChooseShards: TypeAlias = Callable[[BaseStoreHandle, ArrayState], tuple[ShardingSpec | None, str]]
+        With `keeps_declaration`, a document that declares transformers declares them in the same
+        way as before.
+        """
+        return {
+            document_key(node): _declared_as(
+                node, doc, self.new_spec, new_arrays, keeps_declaration
+            )
+            for node, doc in self.documents.items()
+        }
+
+
+ChooseShards: TypeAlias = Callable[[BaseStoreHandle, ArrayPlan], tuple[ShardingSpec | None, str]]
 """Returns the shards that an array gets, and why."""
 
 
-def plan_array(base: BaseStoreHandle, state: ArrayState, choose: ChooseShards | None) -> ArrayPlan:
-    """Decide what is done with an array; without `choose` it stays as it is."""
-    now = state.spec
-    if choose is None:
-        return ArrayPlan(state, now, "skipped", "not among the paths", is_chosen=False)
-    if state.obstacle:
-        return ArrayPlan(state, now, "skipped", f"it cannot be converted: {state.obstacle}")
-    spec, reason = choose(base, state)
-    if spec == now:
-        return ArrayPlan(state, now, "skipped", reason)
-    if spec is None:
-        return ArrayPlan(state, None, "unsharded", reason)
-    return ArrayPlan(state, spec, "sharded" if now is None else "resharded", reason)
+def plan_array(base: BaseStoreHandle, plan: ArrayPlan, choose: ChooseShards) -> ArrayPlan:
+    """Decide about an array that the caller named."""
+    plan = replace(plan, is_chosen=True)
+    if plan.obstacle:
+        return replace(plan, reason=f"it cannot be converted: {plan.obstacle}")
+    spec, reason = choose(base, plan)
+    action: Action = "sharded" if plan.spec is None else "resharded"
+    if spec == plan.spec:
+        action = "skipped"
+    elif spec is None:
+        action = "unsharded"
+    return replace(plan, new_spec=spec, action=action, reason=reason)
 
 
-def chosen_arrays(states: Sequence[ArrayState], paths: Iterable[str] | str | None) -> set[Node]:
-    """Return the arrays that the argument `paths` names.
-
-    Raises
-    ------
-    SpecError
-        If a path names no array.
-    UnsupportedError
-        If an array that it names cannot be converted.
-    """
-    selected = select_paths({state.path for state in states}, paths)
-    for state in states:
-        if paths is not None and state.path in selected and state.obstacle:
+def chosen_arrays(plans: Sequence[ArrayPlan], paths: Iterable[str] | str | None) -> set[Node]:
+    """Return the arrays that the argument `paths` names, all of which can be converted."""
+    selected = select_paths({plan.path for plan in plans}, paths)
+    for plan in plans:
+        if paths is not None and plan.path in selected and plan.obstacle:
             raise UnsupportedError(
-                f"the array {state.path!r} cannot be converted: {state.obstacle}; leave it out of "
+                f"the array {plan.path!r} cannot be converted: {plan.obstacle}; leave it out of "
                 "paths"
             )
-    return {state.node for state in states if state.path in selected}
+    return {plan.node for plan in plans if plan.path in selected}
 
 
-def check_rules(policy: ShardingPolicy, states: Sequence[ArrayState]) -> None:
-    """Refuse a rule for arrays that are not there: its path was meant to be another one.
-
-    Raises
-    ------
-    SpecError
-        With the arrays that there are.
-    """
-    for name in policy.names_without_array([state.path for state in states]):
+def check_rules(policy: ShardingPolicy, plans: Sequence[ArrayPlan]) -> None:
+    """Refuse a rule for arrays that are not there: its path was meant to be another one."""
+    for name in policy.names_without_array([plan.path for plan in plans]):
         raise SpecError(
             f"chunks_per_shard has a rule for {name!r}, and no array has such a path; there are "
-            f"{quoted(state.path for state in states)}"
+            f"{quoted(plan.path for plan in plans)}"
         )
 
 
 # ------------------------------------------------------------ which shards
 
 
-def to_plain(_base: BaseStoreHandle, state: ArrayState) -> tuple[None, str]:
+def to_plain(_base: BaseStoreHandle, plan: ArrayPlan) -> tuple[None, str]:
     """Give each chunk an object of its own."""
-    return None, "it has no shards" if state.spec is None else "as asked"
+    return None, "it has no shards" if plan.spec is None else "as asked"
 
 
 def to_shards(new_arrays: NewArrays) -> ChooseShards:
     """Give each array the shards that a new array would get, none larger than the grid."""
     policy = new_arrays.policy
 
-    def choose(base: BaseStoreHandle, state: ArrayState) -> tuple[ShardingSpec | None, str]:
-        now, grid = state.spec, state.grid_shape
+    def choose(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[ShardingSpec | None, str]:
+        now, grid = plan.spec, plan.grid_shape
         if not grid:
             return now, "it has no dimensions, so one chunk"
-        if policy.is_auto(state.path):
+        if policy.is_auto(plan.path):
             if now is not None:
                 return now, "it has shards, and 'auto' leaves them as they are"
             if math.prod(grid) == 1:
                 return now, "it has one chunk"
-            cps, reason = chunks_per_shard_by_size(base, state)
+            cps, reason = chunks_per_shard_by_size(base, plan)
             if math.prod(cps) == 1:
                 return now, reason
         else:
-            asked = policy.for_array(state.path, len(grid))
+            asked = policy.for_array(plan.path, len(grid))
             if asked is None:
                 return now, "chunks_per_shard does not name it"
-            cps = asked if _has(new_arrays, state, asked) else clip_to_grid(asked, grid)
+            cps = asked if _has(new_arrays, plan, asked) else clip_to_grid(asked, grid)
             clipped = "" if cps == asked else ", no more than its grid has"
             reason = f"as chunks_per_shard says{clipped}"
-        if _has(new_arrays, state, cps):
+        if _has(new_arrays, plan, cps):
             return now, "it has these shards already"
         index = new_arrays.index or (
-            new_arrays.default_index(state.node) if now is None else now.index
+            new_arrays.default_index(plan.node) if now is None else now.index
         )
         return ShardingSpec(cps, index), reason
 
     return choose
 
 
-def _has(new_arrays: NewArrays, state: ArrayState, cps: Coords) -> bool:
+def _has(new_arrays: NewArrays, plan: ArrayPlan, cps: Coords) -> bool:
     """Return whether an array has shards of `cps` chunks, with the index that is asked for."""
-    now = state.spec
+    now = plan.spec
     return now is not None and now.chunks_per_shard == cps and new_arrays.index in (None, now.index)
 
 
@@ -214,32 +261,132 @@ def clip_to_grid(cps: Coords, grid_shape: Coords) -> Coords:
     return tuple(min(c, n) if n else c for c, n in zip(cps, grid_shape, strict=True))
 
 
-def chunks_per_shard_by_size(base: BaseStoreHandle, state: ArrayState) -> tuple[Coords, str]:
+def chunks_per_shard_by_size(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[Coords, str]:
     """Choose chunks per shard from the sizes of sampled chunks, and say why.
 
     Cost: up to 1,024 requests for sizes, spread over the grid; nothing is listed.
     """
     stored: list[int] = []
-    for keys in _sampled_keys(state):
+    for keys in _sampled_keys(plan):
         stored += [size for size in base.sizes(keys) if size is not None]
         if len(stored) >= _ENOUGH:
             break
     if stored:
-        return choose_chunks_per_shard(state.grid_shape, sum(stored) / len(stored))
-    nominal = state.nominal_nbytes or _UNKNOWN_NBYTES
-    cps, reason = choose_chunks_per_shard(state.grid_shape, nominal)
+        return choose_chunks_per_shard(plan.grid_shape, sum(stored) / len(stored))
+    nominal = plan.nominal_nbytes or _UNKNOWN_NBYTES
+    cps, reason = choose_chunks_per_shard(plan.grid_shape, nominal)
     return cps, f"no stored chunk was found, so as before compression: {reason}"
 
 
-def _sampled_keys(state: ArrayState) -> Iterator[list[str]]:
+def _sampled_keys(plan: ArrayPlan) -> Iterator[list[str]]:
     """Return keys of chunks from all over the grid, the same each time; all, if there are few."""
-    assert state.geometry is not None
-    prefix, encode = state.node.chunk_prefix, state.geometry.encoding.encode
+    assert plan.geometry is not None
+    prefix, encode = plan.node.chunk_prefix, plan.geometry.encoding.encode
     rng = np.random.default_rng(0)
-    if math.prod(state.grid_shape) <= _ROUND * _N_ROUNDS:
-        coords = list(np.ndindex(*state.grid_shape))
+    if math.prod(plan.grid_shape) <= _ROUND * _N_ROUNDS:
+        coords = list(np.ndindex(*plan.grid_shape))
         rng.shuffle(coords)
     else:
-        coords = random_coords(state.grid_shape, _ROUND * _N_ROUNDS, rng)
+        coords = random_coords(plan.grid_shape, _ROUND * _N_ROUNDS, rng)
     for i in range(0, len(coords), _ROUND):
         yield [prefix + encode(tuple(map(int, c))) for c in coords[i : i + _ROUND]]
+
+
+# ------------------------------------------------ arrays by their documents
+
+
+def plans_of(arrays: Iterable[FoundArray]) -> list[ArrayPlan]:
+    """Return plans that leave all arrays as they are, in the order of their paths."""
+    plans: dict[Node, ArrayPlan] = {}
+    for found in arrays:
+        plan = _plan_of(found)
+        twin = found.node.twin
+        other = None if twin is None else plans.get(twin)
+        if other is not None and _share_keys(plan, other):
+            del plans[other.node]
+            plan = _with_both_documents(plan, other)
+        plans[plan.node] = plan
+    return sorted(plans.values(), key=lambda plan: plan.path)
+
+
+def _plan_of(found: FoundArray) -> ArrayPlan:
+    node = found.node
+    doc = _without_marks(found.doc)
+    documents = {node: found.doc}
+    if found.geometry is None:
+        return ArrayPlan(node, documents, None, obstacle="its chunk grid is not known here")
+    try:
+        document = parse_array(node, doc)
+        assert document is not None
+        above, spec = _split(document.transformers, len(found.geometry.shape))
+        for transformer in above:
+            check_known(transformer.name)
+    except ShardStoreError as error:
+        return ArrayPlan(node, documents, found.geometry, obstacle=str(error))
+    obstacle = ""
+    if any(transformer.name == SHARDING for transformer in above):
+        obstacle = "other storage transformers lie below its shards"
+    elif spec is None and has_sharding_codec(doc) and document.declaration is None:
+        obstacle = "its own sharding has a form that cannot be re-packed"
+    return ArrayPlan(node, documents, document.geometry, spec, spec, obstacle)
+
+
+def _split(
+    transformers: tuple[TransformerSpec, ...], ndim: int
+) -> tuple[tuple[TransformerSpec, ...], ShardingSpec | None]:
+    """Split a stack into the transformers above the values, and the sharding, if any."""
+    if transformers and transformers[-1].name == SHARDING:
+        return transformers[:-1], sharding_spec(transformers[-1], ndim)
+    return transformers, None
+
+
+def _declared_as(
+    node: Node,
+    doc: Mapping[str, Any],
+    spec: ShardingSpec | None,
+    new_arrays: NewArrays,
+    keeps_declaration: bool,
+) -> dict[str, Any]:
+    doc = _without_marks(doc)
+    declared = find_declaration(doc)
+    above: tuple[TransformerSpec, ...] = ()
+    if declared is not None:
+        above, _ = _split(declared.transformers, len(doc["shape"]))
+        doc = strip(doc, declared.how)
+    sharding = () if spec is None else (sharding_transformer(spec),)
+    transformers = (*above, *sharding)
+    new = new_arrays.declare(node, transformers)
+    if new is not None and declared is not None and keeps_declaration:
+        new = Declared(declared.how, transformers)
+    return dict(doc) if new is None else apply(doc, new)
+
+
+def _without_marks(doc: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Remove two members that do not hold for the array in another form.
+
+    One leaves the sharding to zarr: here it is meant, too. The other announces a consolidated
+    index: it is of the old shards.
+    """
+    doc = without_consolidated_index(doc)
+    if is_native_by_choice(doc):
+        return {name: member for name, member in doc.items() if name != MARKER}
+    return doc
+
+
+def _share_keys(plan: ArrayPlan, other: ArrayPlan) -> bool:
+    """Return whether chunks of both have the same keys: in one dimension no separator counts."""
+    if plan.geometry is None or other.geometry is None:
+        return False
+    spelled, spelled_there = plan.geometry.encoding, other.geometry.encoding
+    corners = [(0,) * len(geometry.shape) for geometry in (plan.geometry, other.geometry)]
+    return any(spelled.encode(corner) == spelled_there.encode(corner) for corner in corners)
+
+
+def _with_both_documents(plan: ArrayPlan, other: ArrayPlan) -> ArrayPlan:
+    v3, v2 = (plan, other) if plan.node.hierarchy == "v3" else (other, plan)
+    obstacle = v3.obstacle or v2.obstacle
+    assert v3.geometry is not None
+    is_same = v3.geometry.has_same_chunks(v2.geometry) and v3.spec == v2.spec
+    if not is_same or v3.grid_shape != v2.grid_shape:
+        obstacle = obstacle or "its documents of Zarr v2 and v3 contradict each other"
+    return replace(v3, documents=v3.documents | v2.documents, obstacle=obstacle)
