@@ -20,8 +20,7 @@ from zarr_shardstore.inspect import occupancy
 from zarr_shardstore.inspect.find import arrays_at, read_array
 from zarr_shardstore.inspect.info import ArrayInfo, get_shard_info, is_sharded
 from zarr_shardstore.inspect.open_base import open_base
-from zarr_shardstore.inspect.pictures import cut_into_panels
-from zarr_shardstore.inspect.shard_map import shard_map
+from zarr_shardstore.inspect.shard_map import cut_into_panels, shard_map
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.metadata.declaration import declare_native
 from zarr_shardstore.metadata.documents import dump_document

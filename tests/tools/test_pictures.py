@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from zarr_shardstore import ShardingStore, SpecError, UnsupportedError
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.inspect.pictures import (
+from zarr_shardstore.inspect.shard_map import (
+    ShardMap,
     cut_into_panels,
     render_figure,
     render_html,
     render_text,
+    shard_map,
 )
-from zarr_shardstore.inspect.shard_map import ShardMap, shard_map
 
 LEGEND = re.compile(" full |One sign")
 

@@ -33,8 +33,7 @@ from zarr_shardstore.cli.reports import compaction_text, conversion_text, info_t
 from zarr_shardstore.convert.compact import compact_store
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.inspect.info import get_shard_info, sharded_paths
-from zarr_shardstore.inspect.pictures import render_figure, render_html, render_text
-from zarr_shardstore.inspect.shard_map import shard_map
+from zarr_shardstore.inspect.shard_map import render_figure, render_html, render_text, shard_map
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 
 app = typer.Typer(

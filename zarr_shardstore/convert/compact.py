@@ -18,28 +18,16 @@ from zarr_shardstore.store.sharding_mapping import ShardingMapping
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """Result of a compaction; of a dry run, the expected result.
-
-    Parameters
-    ----------
-    n_shards : int
-        All shards.
-    n_compacted : int
-        Shards that had dead bytes.
-    removed_nbytes : int
-        Bytes by which these became smaller.
-    errors : tuple of str
-        Damages: the shards were left as they are.
-    """
+    """Result of a compaction; of a dry run, the expected result."""
 
     n_shards: int
     n_compacted: int
     removed_nbytes: int
     errors: tuple[str, ...] = ()
+    """Damages: the shards were left as they are."""
     dry_run: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as a JSON object."""
         return asdict(self)
 
 
@@ -55,11 +43,6 @@ def compact_store(
     With `dry_run` the dead bytes are counted from the indexes, and nothing is changed.
 
     Cost: that of the compaction, and two requests for each shard.
-
-    Raises
-    ------
-    UnsupportedError, ReadOnlyError
-        If the base store cannot replace objects, or refuses writes.
     """
     mapping = ShardingMapping(store, storage_options=storage_options)
     base = open_base(mapping)

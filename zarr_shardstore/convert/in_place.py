@@ -93,13 +93,6 @@ def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
     """Lock the conversions of a store on a local disk; other stores are not locked.
 
     The lock is the operating system's: it ends with the process that holds it.
-
-    Raises
-    ------
-    ShardConflictError
-        If another process, or another caller of this one, holds it.
-    SpecError
-        If the directory is a link.
     """
     backend = base.backend
     if not isinstance(backend, LocalBackend):
@@ -125,40 +118,27 @@ def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """State and aim of the conversion of one array. Its fields are those of the stored object.
-
-    Parameters
-    ----------
-    hierarchy, path
-        The array.
-    prefix : str
-        Of the keys of its values.
-    style, separator, ndim
-        Spelling of the rest of these keys.
-    documents : dict
-        Its new documents by key.
-    is_staged : bool
-        The conversion is in place: values are staged.
-    """
+    """State and aim of the conversion of one array. Its fields are those of the stored object."""
 
     hierarchy: Hierarchy
     path: str
     state: ExchangeState
     prefix: str
+    """Of the keys of its values; style, separator and ndim spell the rest of these keys."""
     style: Literal["draft", "default", "v2"]
     separator: str
     ndim: int
     documents: DocumentsByKey
+    """Its new documents by key."""
     is_staged: bool
+    """The conversion is in place: values are staged."""
 
     @property
     def directory(self) -> str:
-        """Directory of all that is kept for this conversion."""
         return directory_of(Node(self.hierarchy, self.path))
 
     @property
     def values_prefix(self) -> str:
-        """Prefix of the keys of staged values."""
         return f"{self.directory}values/"
 
     @property
@@ -170,7 +150,6 @@ class Manifest:
         return replace(self, state="staging") == replace(other, state="staging")
 
     def write(self, base: BaseStoreHandle) -> None:
-        """Store the manifest."""
         base.write_documents({self._key: {"version": _VERSION, **asdict(self)}})
 
     def at_state(self, base: BaseStoreHandle, state: ExchangeState) -> Manifest:
@@ -201,13 +180,7 @@ def directory_of(node: Node) -> str:
 
 
 def read_manifests(base: BaseStoreHandle) -> list[Manifest]:
-    """Read the manifests of all conversions that were begun and not finished.
-
-    Raises
-    ------
-    SpecError
-        If one was written by another version of this package, or is damaged.
-    """
+    """Read the manifests of all conversions that were begun and not finished."""
     found = _stored_manifests(base)
     return [_parse(key, value) for key, value in found.items() if value is not None]
 

@@ -48,13 +48,7 @@ def with_copies(doc: Mapping[str, Any], path: str, new: DocumentsByKey) -> Mappi
 def check_other_keys(
     source: BaseStoreHandle, target: BaseStoreHandle, keys: Sequence[str], documents: DocumentsByKey
 ) -> None:
-    """Refuse a target that has something else under one of the keys, or of the documents.
-
-    Raises
-    ------
-    SpecError
-        Nothing was written.
-    """
+    """Refuse a target that has something else under one of the keys, or of the documents."""
     _check_nodes(target, [*documents, *keys])
     for some in in_rounds(list(documents)):
         for key, there in zip(some, target.values(some), strict=True):
@@ -106,13 +100,7 @@ def _check_nodes(target: BaseStoreHandle, keys: Sequence[str]) -> None:
 def copy_other_keys(
     source: BaseStoreHandle, target: BaseStoreHandle, keys: Sequence[str], documents: DocumentsByKey
 ) -> None:
-    """Copy keys and read them back, deepest first: a group is visible after its members.
-
-    Raises
-    ------
-    CorruptValueError
-        If a value reads back as another.
-    """
+    """Copy keys and read them back, deepest first: a group is visible after its members."""
     for key in sorted(keys, key=lambda key: (-key.count("/"), key)):
         if not target.supports_deletes and target.sizes([key])[0] is not None:
             continue  # `check_other_keys` compared it; a zip would have it twice

@@ -52,46 +52,29 @@ _MAX_QUOTED = 10
 
 @dataclass(frozen=True, slots=True)
 class FoundArray:
-    """An array document as it is stored.
-
-    Parameters
-    ----------
-    node : Node
-        The hierarchy and the path of the array.
-    doc : dict
-        The parsed document; empty if it is no JSON object.
-    geometry : Geometry, optional
-        Of the stored objects, so of shards if there are any; ``None`` if it is not known here.
-    """
+    """An array document as it is stored."""
 
     node: Node
     doc: Mapping[str, Any]
+    """Empty if the document is no JSON object."""
     geometry: Geometry | None
+    """Of the stored objects, so of shards if there are any; ``None`` if it is not known here."""
 
 
 @dataclass(slots=True)
 class StoreContents:
-    """Everything in a store but the chunks and shards of its arrays.
-
-    Parameters
-    ----------
-    arrays
-        By node, sorted by path.
-    other_keys : list of str
-        Keys that belong to no array: documents of groups, attributes, consolidated metadata,
-        and everything else. In no order.
-    unlisted
-        Arrays whose directory holds too many chunks to be listed. Of the other keys in such
-        a directory only documents are found.
-    broken
-        Keys with the name of an array document that hold no JSON object, as arrays without
-        one. They are among the other keys, too.
-    """
+    """Everything in a store but the chunks and shards of its arrays."""
 
     arrays: dict[Node, FoundArray] = field(default_factory=dict)
+    """By node, sorted by path."""
     other_keys: list[str] = field(default_factory=list)
+    """Keys that belong to no array: documents of groups, attributes, consolidated metadata, and
+    everything else. In no order."""
     unlisted: list[Node] = field(default_factory=list)
+    """Arrays whose directory holds too many chunks to be listed. Of the other keys in such a
+    directory only documents are found."""
     broken: list[FoundArray] = field(default_factory=list)
+    """Documents of arrays that hold no JSON object. Their keys are among the other keys, too."""
 
 
 def find_arrays(
@@ -103,11 +86,6 @@ def find_arrays(
     empty `doc`.
 
     Cost: one round for the path of an array; a walk through the store for anything else.
-
-    Raises
-    ------
-    SpecError
-        If a path names no array; see `select_paths`.
     """
     walked: list[FoundArray] | None = None
     found: dict[Node, FoundArray] = {}
@@ -136,15 +114,10 @@ def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> s
     """Return those of the paths of `nodes` that the argument `paths` of a tool names.
 
     It names arrays and groups, or gives patterns of these (``"raw/*"``). A group stands for
-    everything below it.
+    everything below it. A path or pattern that names nothing is an error.
 
     >>> sorted(select_paths(["mask", "raw/a", "raw/b/x"], ["raw/b", "m*"]))
     ['mask', 'raw/b/x']
-
-    Raises
-    ------
-    SpecError
-        If a path or pattern names nothing.
     """
     if paths is None:
         return set(nodes)
@@ -176,13 +149,7 @@ def quoted(paths: Iterable[str]) -> str:
 
 
 def read_array(found: FoundArray) -> StoredArray:
-    """Return the array that a document declares.
-
-    Raises
-    ------
-    SpecError, UnsupportedError
-        If the document cannot be read, or declares something impossible or unknown.
-    """
+    """Return the array that a document declares, or raise why there is none."""
     if not found.doc:
         raise SpecError(f"{document_key(found.node)!r} holds no JSON object")
     array = _READER.read(found.node, found.doc)

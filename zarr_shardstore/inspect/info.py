@@ -193,13 +193,7 @@ def is_sharded(
 
 
 def sharded_paths(store: BaseStoreLike, path: str = "") -> list[str]:
-    """Return the paths of the arrays at or below a path whose shards are ours.
-
-    Raises
-    ------
-    SpecError
-        As `find_arrays`.
-    """
+    """Return the paths of the arrays at or below a path whose shards are ours."""
     found = find_arrays(open_base(store), path or None)
     return sorted({array.node.path for array in found if _has_shards(array)})
 

@@ -37,28 +37,13 @@ _KEYS_AT_ONCE = 1 << 17
 
 
 class ObjectGrid:
-    """The grid of the objects that an array may have: of its shards, or of its chunks.
-
-    Parameters
-    ----------
-    array : StoredArray
-        With a known geometry.
-
-    Attributes
-    ----------
-    layout : ArrayLayout, optional
-        Layout of chunks and shards; ``None`` for plain chunks.
-    below : Stack
-        Transformers between shards and the base store.
-    shape : tuple of int
-        Number of objects along each dimension.
-    """
+    """The grid of the objects that an array may have: of its shards, or of its chunks."""
 
     def __init__(self, array: StoredArray) -> None:
         assert array.grid_shape is not None
         self.array = array
-        self.layout: ArrayLayout | None = None
-        self.below: Stack = array.stack
+        self.layout: ArrayLayout | None = None  # of shards; None for plain chunks
+        self.below: Stack = array.stack  # between shards and the base store
         self.shape = array.grid_shape
         for i, transformer in enumerate(array.stack):
             if isinstance(transformer, ShardingTransformer):
@@ -67,52 +52,33 @@ class ObjectGrid:
                 self.shape = chunk_grid_shape(array.grid_shape, cps)
 
     def coords_of(self, key: str) -> Coords | None:
-        """Return the coordinates of the object with this key; ``None`` if it is outside."""
         coords = self.array.coords_of(key)
         return coords if coords is not None and is_inside(coords, self.shape) else None
 
 
 @dataclass(slots=True)
 class Cell:
-    """Content of one shard; of one chunk, if the array has no shards.
-
-    Parameters
-    ----------
-    n_chunks : int, optional
-        Stored chunks that lie in the array; ``None`` if the shard could not be read.
-    chunk_nbytes, index_nbytes : int
-        Size of these chunks together, and of the index.
-    dead_nbytes : int
-        Bytes of the shard in no entry and not in the index, each counted once.
-    error : str
-        Damage of the shard: it could not be read, or has an entry that leaves it.
-    """
+    """Content of one shard; of one chunk, if the array has no shards."""
 
     coords: Coords
     n_chunks: int | None = 1
+    """Stored chunks that lie in the array; ``None`` if the shard could not be read."""
     chunk_nbytes: int = 0
     index_nbytes: int = 0
     dead_nbytes: int = 0
+    """Bytes of the shard in no entry and not in the index, each counted once."""
     error: str = ""
+    """Damage of the shard: it could not be read, or has an entry that leaves it."""
 
 
 @dataclass(slots=True)
 class Round:
-    """Some objects of an array.
-
-    Parameters
-    ----------
-    object_nbytes : list of int
-        Size of each object in the base store.
-    cells : list of Cell
-        Content of the objects.
-    """
+    """Some objects of an array: their sizes in the base store, and their content."""
 
     object_nbytes: list[int]
     cells: list[Cell]
 
     def errors(self) -> list[str]:
-        """Return the errors of the cells."""
         return [cell.error for cell in self.cells if cell.error]
 
 
@@ -120,12 +86,8 @@ def rounds_of_objects(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[Round
     """Read the indexes of all objects of an array, some at a time. No chunk is read.
 
     The values of a transformer below sharding are read, whole if necessary. Objects outside
-    the grid are left out, as are those that are erased concurrently.
-
-    Raises
-    ------
-    OSError
-        If none of the objects of a round can be read. Other errors of the base store, too.
+    the grid are left out, as are those that are erased concurrently. An `OSError` is raised if no
+    object of a round can be read; else it is reported in the cell of its object.
     """
     n_at_once = _OBJECTS_AT_ONCE
     if grid.layout is not None:

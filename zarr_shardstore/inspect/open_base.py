@@ -46,10 +46,7 @@ STAGING = ".zarr_shardstore/"
 class BaseStoreHandle:
     """A base store with a blocking driver. It pickles if the store does.
 
-    Parameters
-    ----------
-    is_read_only : bool
-        True if the caller passed a store around it that refuses writes.
+    `is_read_only` says that the caller passed a store around it that refuses writes.
 
     Thread safety: may be used from any thread.
     """
@@ -63,11 +60,9 @@ class BaseStoreHandle:
 
     @property
     def backend(self) -> Backend:
-        """The backend of the store."""
         return self.driver.backend
 
     def run(self, flow: Flow[T]) -> T:
-        """Run a flow in this thread."""
         return self.driver.run(flow)
 
     def perform(self, requests: Sequence[Request]) -> list[Any]:
@@ -157,13 +152,7 @@ class BaseStoreHandle:
             )
 
     def check_takes_any_key(self) -> None:
-        """Refuse a store that cannot keep the notes of a conversion.
-
-        Raises
-        ------
-        UnsupportedError
-            Nothing was written.
-        """
+        """Refuse a store that cannot keep the notes of a conversion."""
         if not isinstance(self.store, Store) or not self.supports_deletes:
             return
         try:
@@ -195,12 +184,7 @@ def open_base(
 ) -> BaseStoreHandle:
     """Open everything that `ShardingStore` takes; for a sharding store, its base store.
 
-    Raises
-    ------
-    SpecError, TypeError
-        As `base_store_of`; also if the path of the store is a file.
-    UnsupportedError
-        If the store cannot list keys.
+    A path that is a file, and a store that lists no keys, are refused.
     """
     is_read_only = False
     if isinstance(store, ShardingStore | ShardingMapping | DraftHierarchyStore):
