@@ -52,8 +52,8 @@ class Renamed(DraftHierarchyStore):
     async def getsize(self, key: str) -> int:
         return await super().getsize(below(key))
 
-    async def _set_many(self, values: Iterable[tuple[str, Buffer]]) -> None:
-        await super()._set_many([(below(key), value) for key, value in values])
+    async def set(self, key: str, value: Buffer) -> None:
+        await super().set(below(key), value)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         await super().set_if_not_exists(below(key), value)

@@ -20,25 +20,26 @@ Source: Zarr v3 draft of 2022, "Storage keys"; zarr-python 2.13 to 2.18, ``zarr/
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, draft_candidate
-from zarr_shardstore.metadata.documents import plain_geometry
+from zarr_shardstore.format.keys import (
+    DRAFT_DATA_ROOT,
+    ChunkKeyEncoding,
+    draft_candidate,
+    v3_candidates,
+)
+from zarr_shardstore.metadata.documents import Geometry, Node, document_key
 
 DRAFT_META_ROOT = "meta/root/"
 """Prefix of the key of each document below the root."""
 
 ENTRY_POINT_KEY = "zarr.json"
 
-_DOCUMENT = "zarr.json"
 _V2_DOCUMENTS = (".zarray", ".zgroup", ".zattrs", ".zmetadata")
 _ARRAY = ".array.json"
 _GROUP = ".group.json"
 
-_IS_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
-_IS_DOTTED = re.compile(r"c(?:\.(?:0|[1-9][0-9]{0,18}))+")
 _IS_ODD = re.compile(r"c[0-9].*[0-9]")
 
 
@@ -57,11 +58,8 @@ class ChunkSpelling:
     separator: str
 
     @classmethod
-    def of(cls, doc: Mapping[str, Any]) -> ChunkSpelling | None:
-        """Return that of a draft array document; ``None`` if its chunks are not known here."""
-        geometry = plain_geometry("draft", doc)
-        if geometry is None:
-            return None
+    def of(cls, geometry: Geometry) -> ChunkSpelling:
+        """Return that of a draft array."""
         return cls(len(geometry.shape), geometry.encoding.separator)
 
     @property
@@ -94,24 +92,22 @@ class ChunkSpelling:
         coords = self._draft.decode_leading(suffix.split("/"), self.ndim)
         return None if coords is None else self._v3.encode(coords)
 
-    def directory_to_draft(self, components: list[str]) -> str | None:
-        """Return the directory, below the array's, of the chunks in a v3 directory.
-
-        ``None`` if the v3 directory, such as ``["c", "3"]``, can hold no chunks.
-        """
-        if self.separator != "/" or not 0 < len(components) <= self.ndim:
+    def directory_to_draft(self, suffix: str) -> str | None:
+        """Return the directory of the chunks in a v3 directory ``c/3``; ``None`` if it has none."""
+        marker, *numbers = suffix.split("/")
+        if self.separator != "/" or marker != "c" or len(numbers) >= self.ndim:
             return None
-        return f"c{'/'.join(components[1:])}/" if len(components) > 1 else ""
+        return f"c{'/'.join(numbers)}/" if numbers else ""
 
 
 def array_key(path: str) -> str:
     """Return the key of the document of an array; the root's path is ``""``."""
-    return f"{DRAFT_META_ROOT}{path}".rstrip("/") + _ARRAY
+    return document_key(Node("draft", path))
 
 
 def group_key(path: str) -> str:
     """Return the key of the document of a group."""
-    return f"{DRAFT_META_ROOT}{path}".rstrip("/") + _GROUP
+    return array_key(path).removesuffix(_ARRAY) + _GROUP
 
 
 def node_of_meta_key(key: str) -> tuple[str, Literal["array", "group"]] | None:
@@ -132,14 +128,13 @@ def node_of_meta_key(key: str) -> tuple[str, Literal["array", "group"]] | None:
 
 def v3_key(path: str) -> str:
     """Return the key of the v3 document of a node."""
-    return f"{path}/{_DOCUMENT}" if path else _DOCUMENT
+    return document_key(Node("v3", path))
 
 
 def node_of_v3_key(key: str) -> str | None:
     """Return the path of the node whose v3 document has this key; ``None`` for other keys."""
-    if key == _DOCUMENT:
-        return ""
-    return key[: -len(_DOCUMENT) - 1] if key.endswith(f"/{_DOCUMENT}") else None
+    path, _, name = key.rpartition("/")
+    return path if name == "zarr.json" else None
 
 
 def is_v2_document(key: str) -> bool:
@@ -173,30 +168,7 @@ def v3_candidate(key: str) -> tuple[str, str] | None:
     >>> v3_candidate("a/c/c/0/1"), v3_candidate("a/c.0"), v3_candidate("a/0")
     (('a/c', 'c/0/1'), ('a', 'c.0'), None)
     """
-    segments = key.split("/")
-    first = len(segments) - 1 if _IS_DOTTED.fullmatch(segments[-1]) else _marker_of(segments)
-    if first is None:
-        return None
-    return "/".join(segments[:first]), "/".join(segments[first:])
-
-
-def v3_grid_candidate(path: str) -> tuple[str, list[str]] | None:
-    """Split a v3 directory that may hold chunks as array path and components.
-
-    >>> v3_grid_candidate("a/c/0"), v3_grid_candidate("a/b")
-    (('a', ['c', '0']), None)
-    """
-    segments = path.split("/")
-    first = _marker_of(segments)
-    return None if first is None else ("/".join(segments[:first]), segments[first:])
-
-
-def _marker_of(segments: list[str]) -> int | None:
-    """Return the index of the segment ``c`` that only numbers follow."""
-    i = len(segments) - 1
-    while i > 0 and _IS_NUMBER.fullmatch(segments[i]):
-        i -= 1
-    return i if segments[i] == "c" else None
+    return next((c for c in v3_candidates(key) if c[1].startswith("c")), None)
 
 
 def draft_candidate_of(key: str) -> tuple[str, str] | None:

@@ -1,22 +1,24 @@
-"""Nodes of a draft hierarchy: their documents, as those of Zarr v3, and the keys of their values.
+"""Nodes of a draft hierarchy: documents, chunk keys and listings, as those of Zarr v3.
 
-Only the document of an array says which keys are its chunks. The spelling of its chunk keys is
-cached. It is replaced when the document is read or written again, and dropped when a store of
-this process changes any document.
+Only the document of an array says which keys are its chunks. The `ShardingStore` below caches
+parsed documents, so chunks of known arrays cost no request here.
 
-Source: Zarr v3 draft of 2022, "Storage keys" and "Metadata", implicit groups.
+Listings take keys of documents from ``meta/root/``, with the groups that they imply, and keys of
+chunks and of other values from ``data/root/``.
+
+Source: Zarr v3 draft of 2022, "Storage keys" and "Metadata", implicit groups; sharding storage
+transformer draft, "API implementation", list, list_prefix, list_dir.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.buffer.cpu import Buffer as CpuBuffer
 
-from zarr_shardstore.arrays.array_cache import n_document_changes
 from zarr_shardstore.draft.draft_documents import (
     ENTRY_POINT,
     array_of_draft,
@@ -36,51 +38,26 @@ from zarr_shardstore.draft.draft_keys import (
     is_v2_document,
     node_of_meta_key,
     node_of_v3_key,
+    parents_of,
     v3_candidate,
     v3_key,
 )
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.keys import DRAFT_DATA_ROOT
-from zarr_shardstore.metadata.documents import dump_document, parse_json
+from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, check_prefix
+from zarr_shardstore.metadata.documents import Node, dump_document, parse_json, plain_geometry
 from zarr_shardstore.store.sharding_store import ShardingStore
+
+_KEYS_PER_ROUND = 1000
 
 
 class DraftNodes:
-    """Documents and chunk keys of the draft hierarchy in a `ShardingStore`.
+    """Documents and keys of the draft hierarchy in a `ShardingStore`.
 
-    Thread safety: that of the store below; the spellings of chunk keys are cached in a dict.
+    Thread safety: that of the store below.
     """
 
     def __init__(self, store: ShardingStore) -> None:
         self.store = store
-        self._spellings: dict[str, ChunkSpelling] = {}
-        self._n_changes = 0  # replies to requests from before a change are not cached
-        self._n_changes_of_process = n_document_changes()
-
-    def forget(self) -> None:
-        """Drop the cached spellings."""
-        self._n_changes += 1
-        self._spellings.clear()
-
-    def forget_below(self, directory: str) -> None:
-        """Drop the cached spellings of arrays in a directory, whose documents were removed."""
-        self._n_changes += 1
-        for path in [p for p in self._spellings if directory_of(p).startswith(directory)]:
-            self._spellings.pop(path, None)
-
-    def _put(self, path: str, spelling: ChunkSpelling | None) -> None:
-        if spelling is None:
-            self._spellings.pop(path, None)
-        else:
-            self._spellings[path] = spelling
-
-    def _revalidate(self) -> int:
-        """Drop the cache if a store of this process changed a document; return its generation."""
-        n_changes = n_document_changes()
-        if self._n_changes_of_process != n_changes:
-            self._n_changes_of_process = n_changes
-            self.forget()
-        return self._n_changes
 
     # --------------------------------------------------------------- documents
 
@@ -90,20 +67,15 @@ class DraftNodes:
         Cost: one round for all, and a listing for each that has no document.
         """
         keys = [key for path in paths for key in (array_key(path), group_key(path))]
-        n_changes = self._revalidate()
         *stored, entry_point = await self._get([*keys, ENTRY_POINT_KEY])
         shown: list[bytes | None] = []
         for path, array, group in zip(paths, stored[::2], stored[1::2], strict=True):
             if path == "" and entry_point is not None:
                 check_entry_point(parse_json(entry_point))
             if array is not None:
-                doc = _parse(array_key(path), array)
-                if n_changes == self._n_changes:
-                    self._put(path, ChunkSpelling.of(doc))
-                shown.append(_translate(array_key(path), array_of_draft, doc))
-                continue
-            self._put(path, None)
-            if group is not None:
+                key = array_key(path)
+                shown.append(_translate(key, array_of_draft, _parse(key, array)))
+            elif group is not None:
                 key = group_key(path)
                 shown.append(_translate(key, group_of_draft, _parse(key, group)))
             elif (path == "" and entry_point is not None) or await self.has_nodes_below(path):
@@ -129,7 +101,8 @@ class DraftNodes:
     async def write(self, path: str, value: bytes, *, only_if_missing: bool = False) -> None:
         """Store the v3 document of a node as one of the draft.
 
-        The document of the other kind is removed; a missing entry point is written.
+        The document of the other kind is removed; a missing entry point is written. Nothing is
+        written if the draft cannot express the document.
         """
         key = v3_key(path)
         doc = _parse(key, value)
@@ -154,9 +127,6 @@ class DraftNodes:
         before = None if stored is None else parse_json(stored)
         translated = _translate(key, translate, doc, before)
         await self.store.set(own_key, CpuBuffer.from_bytes(translated))
-        self._n_changes += 1
-        is_array = kind == "array"
-        self._put(path, ChunkSpelling.of(parse_json(translated) or {}) if is_array else None)
         if other is not None:
             await self.store.delete(other_key)
         if entry_point is None:
@@ -167,8 +137,6 @@ class DraftNodes:
         """Remove the documents of a node; also the entry point, if there is nothing else."""
         if path == "":
             await self.check_entry_point()
-        self._n_changes += 1
-        self._put(path, None)
         await self.store._erase_values([array_key(path), group_key(path)])
         if path == "" and not await self.has_nodes_below(""):
             await self.store.delete(ENTRY_POINT_KEY)
@@ -178,11 +146,6 @@ class DraftNodes:
         (entry_point,) = await self._get([ENTRY_POINT_KEY])
         if entry_point is not None:
             check_entry_point(parse_json(entry_point))
-
-    async def has_value(self, base_key: str) -> bool:
-        """Return whether a key of the store below has a value; a directory has none."""
-        first = RangeByteRequest(0, 1)  # fsspec says of directories too that they exist
-        return await self.store.get(base_key, default_buffer_prototype(), first) is not None
 
     async def _get(self, keys: Sequence[str]) -> list[bytes | None]:
         """Return the values of keys, in one round."""
@@ -195,22 +158,24 @@ class DraftNodes:
     async def spellings(self, paths: Iterable[str]) -> dict[str, ChunkSpelling]:
         """Return the spellings of the chunk keys of arrays; paths of no array are left out.
 
-        Cost: one round for all that are not cached.
+        Cost: one round for all that the store below has not cached.
         """
-        n_changes = self._revalidate()
-        wanted = dict.fromkeys(paths)
-        misses = [path for path in wanted if path not in self._spellings]
-        found: dict[str, ChunkSpelling] = {}
-        if misses:
-            documents = await self._get([array_key(path) for path in misses])
-            for path, document in zip(misses, documents, strict=True):
-                spelling = ChunkSpelling.of(parse_json(document) or {}) if document else None
-                if spelling is not None:
-                    found[path] = spelling
-            if n_changes == self._n_changes:
-                self._spellings.update(found)
-        both = {path: found.get(path) or self._spellings.get(path) for path in wanted}
-        return {path: spelling for path, spelling in both.items() if spelling is not None}
+        cached = self.store._engine.operations.arrays.current().arrays
+        found = {}
+        misses = []
+        for path in dict.fromkeys(paths):
+            array = cached.get(Node("draft", path))
+            if array is None:
+                misses.append(path)
+            elif array.document.geometry is not None:
+                found[path] = ChunkSpelling.of(array.document.geometry)
+        documents = await self._get([array_key(path) for path in misses]) if misses else []
+        for path, document in zip(misses, documents, strict=True):
+            doc = None if document is None else parse_json(document)
+            geometry = None if doc is None else plain_geometry("draft", doc)
+            if geometry is not None:
+                found[path] = ChunkSpelling.of(geometry)
+        return found
 
     async def base_keys(self, keys: Sequence[str]) -> list[tuple[str, ...]]:
         """Return the places of v3 keys that are no documents: keys below, the first for writing.
@@ -273,6 +238,138 @@ class DraftNodes:
             else:
                 keys.append(rest)
         return keys
+
+    # ----------------------------------------------------------------- listing
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """List the v3 keys that start with `prefix`; the path of an array means its directory."""
+        prefix = check_prefix(prefix)
+        if prefix and not prefix.endswith("/") and await self.spellings([prefix]):
+            prefix += "/"
+        directory = prefix[: prefix.rfind("/") + 1]
+        async for key in self._list_documents(directory):
+            if key.startswith(prefix):
+                yield key
+        listed: set[str] = set()  # the chunk of a 0-d array may have two places
+        part: list[str] = []
+        for base_prefix in await self._data_prefixes(directory):
+            async for base_key in self.store.list_prefix(base_prefix):
+                part.append(base_key)
+                if len(part) == _KEYS_PER_ROUND:
+                    for key in await self._translated(part, prefix, listed):
+                        yield key
+                    part.clear()
+        for key in await self._translated(part, prefix, listed):
+            yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """List the names of the v3 keys and directories directly in a directory."""
+        path = check_prefix(prefix).removesuffix("/")
+        directory = directory_of(path)
+        (document,) = await self.read([path])
+        names: dict[str, None] = {}
+        if document is not None:
+            names[v3_key("")] = None
+        below = [name async for name in self.store.list_dir(DRAFT_META_ROOT + directory)]
+        directories = await self._directories_among(directory, below)
+        for name in below:
+            node = node_of_meta_key(f"{DRAFT_META_ROOT}{directory}{name}")
+            if node is not None and name not in directories:
+                names[node[0].removeprefix(directory)] = None
+        for name in directories:
+            # Local files keep empty directories after deletions.
+            if name not in names and await self.has_nodes_below(directory + name):
+                names[name] = None
+        for base_directory in await self._data_prefixes(directory):
+            found = [n async for n in self.store.list_dir(base_directory)]
+            for name in await self._shown_names(base_directory, directory, found):
+                names[name] = None
+        for name in names:
+            yield name
+
+    async def _directories_among(self, directory: str, below: list[str]) -> list[str]:
+        """Return the names in a directory below ``meta/root/`` that are directories.
+
+        A node may be named as a document is, ``foo.array.json``. If it has a document of its own,
+        the store is asked for a value under that name; if not, the name is the document of
+        ``foo``.
+        """
+        all_below = set(below)
+        # fsspec says of directories, too, that they exist; only a value has a first byte.
+        prototype, first = default_buffer_prototype(), RangeByteRequest(0, 1)
+        directories = []
+        for name in below:
+            key = f"{DRAFT_META_ROOT}{directory}{name}"
+            if node_of_meta_key(key) is not None:
+                own = {f"{name}.array.json", f"{name}.group.json"}
+                if not own & all_below or await self.store.get(key, prototype, first) is not None:
+                    continue
+            directories.append(name)
+        return directories
+
+    async def _list_documents(self, directory: str) -> AsyncIterator[str]:
+        """List the v3 keys of the documents in a directory, that of its own node first."""
+        own = directory.removesuffix("/")
+        (document,) = await self.read([own])
+        seen = {own}
+        if document is not None:
+            yield v3_key(own)
+        async for key in self.store.list_prefix(DRAFT_META_ROOT + directory):
+            node = node_of_meta_key(key)
+            if node is None:
+                continue
+            for path in (node[0], *parents_of(node[0])):
+                if path in seen:
+                    break  # and so are its parents
+                seen.add(path)
+                yield v3_key(path)
+
+    async def _data_prefixes(self, directory: str) -> list[str]:
+        """Return the prefixes below which values are stored whose v3 keys are in a directory."""
+        prefixes = [DRAFT_DATA_ROOT + directory]
+        candidate = v3_candidate(directory.removesuffix("/"))
+        if candidate is not None:
+            path, suffix = candidate
+            for spelling in (await self.spellings([path])).values():
+                in_array = spelling.directory_to_draft(suffix)
+                if in_array is not None:
+                    prefixes.append(DRAFT_DATA_ROOT + directory_of(path) + in_array)
+        return prefixes
+
+    async def _translated(self, base_keys: list[str], prefix: str, listed: set[str]) -> list[str]:
+        """Return the v3 keys that start with `prefix` and were not listed yet."""
+        shown = []
+        for key in await self.v3_keys(base_keys):
+            if key is not None and key.startswith(prefix) and key not in listed:
+                listed.add(key)
+                shown.append(key)
+        return shown
+
+    async def _shown_names(
+        self, base_directory: str, directory: str, names: list[str]
+    ) -> list[str]:
+        """Return the names in a v3 directory for those in a directory below ``data/root/``."""
+        rests = [base_directory.removeprefix(DRAFT_DATA_ROOT) + name for name in names]
+        as_draft = [draft_candidate_of(rest) for rest in rests]
+        known = await self.spellings(c[0] for c in as_draft if c is not None)
+        shown = []
+        others = []
+        for rest, draft in zip(rests, as_draft, strict=True):
+            suffix = (
+                known[draft[0]].leading_to_v3(draft[1]) if draft and draft[0] in known else None
+            )
+            if draft and suffix is not None:
+                shown.append(directory_of(draft[0]) + suffix)
+            else:
+                others.append(DRAFT_DATA_ROOT + rest)
+        for other, key in zip(others, await self.v3_keys(others), strict=True):
+            if key is not None:
+                shown.append(key)
+            elif [name async for name in self.store.list_dir(other)]:
+                # A key of this name has no v3 key, but this is a directory.
+                shown.append(other.removeprefix(DRAFT_DATA_ROOT))
+        inside = [key.removeprefix(directory) for key in shown if key.startswith(directory)]
+        return [name.partition("/")[0] for name in inside]
 
 
 def _parse(key: str, value: bytes) -> dict[str, Any]:

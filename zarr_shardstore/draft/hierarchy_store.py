@@ -7,20 +7,19 @@ Source: sharding storage transformer draft, "API implementation".
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
-from zarr_shardstore.draft import draft_listing
 from zarr_shardstore.draft.draft_keys import (
     DRAFT_META_ROOT,
     directory_of,
     draft_candidate_of,
     node_of_v3_key,
-    v3_grid_candidate,
+    v3_candidate,
 )
 from zarr_shardstore.draft.draft_nodes import DraftNodes
 from zarr_shardstore.errors import ReadOnlyError, SpecError
@@ -123,17 +122,14 @@ class DraftHierarchyStore(Store):
         """Return the same store, not open, that takes writes or refuses them."""
         if self._store.read_only and not read_only:
             return type(self)(self._store.with_read_only(False))
-        other = type(self)(self._store, read_only=read_only)
-        other._nodes = self._nodes  # one cache of arrays for both
-        return other
+        return type(self)(self._store, read_only=read_only)
 
     def refresh(self) -> None:
-        """Drop the cached metadata of arrays, here and in the store below.
+        """Drop the cached metadata of arrays in the store below.
 
         Needed after another process has created, removed or replaced arrays. Changes by stores
         of this process are seen immediately.
         """
-        self._nodes.forget()
         self._store.refresh()
 
     # ----------------------------------------------------- open and capabilities
@@ -218,33 +214,6 @@ class DraftHierarchyStore(Store):
                     values[i] = value
         return values
 
-    async def _get_many(
-        self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
-    ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
-        by_prototype: dict[int, list[tuple[str, BufferPrototype, ByteRequest | None]]] = {}
-        for request in requests:
-            by_prototype.setdefault(id(request[1]), []).append(request)
-        for group in by_prototype.values():
-            ranges = [(key, byte_range) for key, _, byte_range in group]
-            values = await self.get_partial_values(group[0][1], ranges)
-            for (key, _), value in zip(ranges, values, strict=True):
-                yield key, value
-
-    async def get_ranges(
-        self,
-        key: str,
-        byte_ranges: Sequence[ByteRequest | None],
-        *,
-        prototype: BufferPrototype,
-        **_: int,
-    ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
-        """Return many ranges of one value in one call, coalesced by the store below."""
-        ranges = [(key, byte_range) for byte_range in byte_ranges]
-        values = await self.get_partial_values(prototype, ranges)
-        if any(value is None for value in values):
-            raise BaseExceptionGroup("chunk read failed", [FileNotFoundError(key)])
-        yield list(enumerate(values))
-
     async def exists(self, key: str) -> bool:
         check_key(key)
         await self._ensure_open()
@@ -290,28 +259,17 @@ class DraftHierarchyStore(Store):
         return self._store.batch(max_nbytes=max_nbytes)
 
     async def set(self, key: str, value: Buffer) -> None:
-        await self._set_many([(key, value)])
-
-    async def _set_many(self, values: Iterable[tuple[str, Buffer]]) -> None:
         self._check_writable()
-        items = list(values)
-        for key, value in items:
-            check_key(key)
-            if not isinstance(value, Buffer):
-                raise TypeError(f"the value of {key!r} is a Buffer, got {type(value).__name__}")
+        check_key(key)
+        if not isinstance(value, Buffer):
+            raise TypeError(f"the value of {key!r} is a Buffer, got {type(value).__name__}")
         await self._ensure_open()
-        # Documents first: they say which of the other keys are chunks.
-        for key, value in items:
-            path = node_of_v3_key(key)
-            if path is not None:
-                await self._nodes.write(path, value.to_bytes())
-        others = [(key, value) for key, value in items if node_of_v3_key(key) is None]
-        places = await self._nodes.places_to_write([key for key, _ in others])
-        placed = [(place, value) for place, (_, value) in zip(places, others, strict=True)]
-        if len(placed) == 1:
-            await self._store.set(*placed[0])
-        elif placed:
-            await self._store._set_many(placed)
+        path = node_of_v3_key(key)
+        if path is not None:
+            await self._nodes.write(path, value.to_bytes())
+            return
+        (place,) = await self._nodes.places_to_write([key])
+        await self._store.set(place, value)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """Store a value if there is none; an implicit group becomes one with a document."""
@@ -347,19 +305,18 @@ class DraftHierarchyStore(Store):
         directory = directory_of(path)
         # Documents last: if this is cut short, what is left is still an array.
         if await self._may_have_chunks_in(path):
-            keys = [key async for key in draft_listing.list_prefix(self._nodes, directory)]
+            keys = [key async for key in self._nodes.list_prefix(directory)]
             others = [key for key in keys if node_of_v3_key(key) is None]
             places = await self._nodes.base_keys(others)
             await self._store._erase_values(place for at in places for place in at)
         else:
             await self._store.delete_dir(DRAFT_DATA_ROOT + directory)
         await self._store.delete_dir(DRAFT_META_ROOT + directory)
-        self._nodes.forget_below(directory)
         await self._nodes.erase(path)
 
     async def _may_have_chunks_in(self, path: str) -> bool:
         """Return whether a directory here or below may hold chunks of an array around it."""
-        candidates = (v3_grid_candidate(path), draft_candidate_of(path))
+        candidates = (v3_candidate(path), draft_candidate_of(path))
         arrays = [candidate[0] for candidate in candidates if path and candidate is not None]
         return bool(await self._nodes.spellings(arrays))
 
@@ -408,10 +365,10 @@ class DraftHierarchyStore(Store):
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """List the keys that start with `prefix`; the path of an array means its directory."""
         await self._ensure_open()
-        async for key in draft_listing.list_prefix(self._nodes, prefix):
+        async for key in self._nodes.list_prefix(prefix):
             yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         await self._ensure_open()
-        async for name in draft_listing.list_dir(self._nodes, prefix):
+        async for name in self._nodes.list_dir(prefix):
             yield name
