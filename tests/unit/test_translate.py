@@ -11,16 +11,17 @@ from hypothesis import strategies as st
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.metadata.codecs import Chain, chain_of_codecs, codecs_of_chain
 from zarr_shardstore.metadata.data_types import parse_numpy, v3_data_type
-from zarr_shardstore.native.ome import dimension_names_of_levels, to_ome_05
 from zarr_shardstore.native.translate import (
     array_of_v2,
     array_to_v2,
     declared_by_codec,
     declared_by_transformers,
+    dimension_names_of_levels,
     group_of_v2,
     group_to_v2,
     to_attributes,
     to_dimension_names,
+    to_ome_05,
 )
 
 Document = dict[str, Any]

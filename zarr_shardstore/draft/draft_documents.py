@@ -26,30 +26,29 @@ from typing import Any
 
 from zarr_shardstore.draft.draft_keys import v3_separator
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.keys import is_separator
+from zarr_shardstore.format.keys import ChunkKeyEncoding, is_separator
 from zarr_shardstore.metadata.codecs import (
     Chain,
     Order,
     bytes_endian,
-    codecs_of_chain,
     compressor_of_codec,
     config_of_draft,
     draft_compressor,
     name_and_options,
     split_layout,
+    v3_array,
 )
 from zarr_shardstore.metadata.data_types import (
     Endian,
     draft_data_type,
-    fill_value_of_v2,
     fill_value_of_v3,
     parse_draft,
     parse_v3,
-    v3_data_type,
 )
 from zarr_shardstore.metadata.documents import (
     V3_ARRAY_MEMBERS,
     V3_GROUP_MEMBERS,
+    Geometry,
     attributes_of,
     is_same_json,
 )
@@ -126,21 +125,9 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
     if not is_regular or not is_separator("draft", separator):
         raise UnsupportedError(f"the chunk grid {grid!r} is not known")
     chain = Chain(data_type, doc.get("chunk_memory_layout", "C"), compressor=config)
-    translated = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": v3_data_type(data_type),
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
-        "chunk_key_encoding": {
-            "name": "default",
-            "configuration": {"separator": v3_separator(separator)},
-        },
-        "fill_value": fill_value_of_v2(doc.get("fill_value"), data_type),
-        "codecs": codecs_of_chain(chain, len(shape)),
-        "attributes": attributes,
-        "storage_transformers": [],
-    }
+    encoding = ChunkKeyEncoding("default", v3_separator(separator))
+    geometry = Geometry(tuple(shape), tuple(chunk_shape), encoding)
+    translated = v3_array(geometry, chain, doc.get("fill_value"), attributes)
     if (names := _dimension_names(doc, len(shape))) is not None:
         translated["dimension_names"] = names
     return translated

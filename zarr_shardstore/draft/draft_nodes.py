@@ -12,7 +12,7 @@ transformer draft, "API implementation", list, list_prefix, list_dir.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 from zarr.abc.store import RangeByteRequest
@@ -188,16 +188,9 @@ class DraftNodes:
         known = await self.spellings(c[0] for c in (*as_v3, *as_draft) if c is not None)
         places = []
         for key, v3, draft in zip(keys, as_v3, as_draft, strict=True):
-            suffixes = known[v3[0]].to_draft(v3[1]) if v3 and v3[0] in known else ()
-            if v3 and suffixes:
-                prefix = DRAFT_DATA_ROOT + directory_of(v3[0])
-                places.append(tuple(prefix + suffix for suffix in suffixes))
-            elif is_v2_document(key) or (
-                draft and draft[0] in known and known[draft[0]].to_v3(draft[1]) is not None
-            ):
-                places.append(())
-            else:
-                places.append((DRAFT_DATA_ROOT + key,))
+            chunk = _chunk_places(known, v3)
+            is_hidden = is_v2_document(key) or _v3_chunk_key(known, draft) is not None
+            places.append(chunk if chunk or is_hidden else (DRAFT_DATA_ROOT + key,))
         return places
 
     async def places_to_write(self, keys: Sequence[str]) -> list[str]:
@@ -226,17 +219,11 @@ class DraftNodes:
         known = await self.spellings(c[0] for c in (*as_draft, *as_v3) if c is not None)
         keys: list[str | None] = []
         for rest, draft, v3 in zip(rests, as_draft, as_v3, strict=True):
-            suffix = known[draft[0]].to_v3(draft[1]) if draft and draft[0] in known else None
-            if draft and suffix is not None:
-                keys.append(directory_of(draft[0]) + suffix)
-            elif (
-                (v3 and v3[0] in known and known[v3[0]].to_draft(v3[1]))
-                or node_of_v3_key(rest) is not None
-                or is_v2_document(rest)
-            ):
-                keys.append(None)
-            else:
-                keys.append(rest)
+            chunk = _v3_chunk_key(known, draft)
+            is_hidden = (
+                _chunk_places(known, v3) or node_of_v3_key(rest) is not None or is_v2_document(rest)
+            )
+            keys.append(chunk if chunk or is_hidden else rest)
         return keys
 
     # ----------------------------------------------------------------- listing
@@ -370,6 +357,25 @@ class DraftNodes:
                 shown.append(other.removeprefix(DRAFT_DATA_ROOT))
         inside = [key.removeprefix(directory) for key in shown if key.startswith(directory)]
         return [name.partition("/")[0] for name in inside]
+
+
+def _chunk_places(
+    known: Mapping[str, ChunkSpelling], v3: tuple[str, str] | None
+) -> tuple[str, ...]:
+    """Return the places of the chunk that array path and suffix name, if the array is known."""
+    if v3 is None or v3[0] not in known:
+        return ()
+    path, suffix = v3
+    prefix = DRAFT_DATA_ROOT + directory_of(path)
+    return tuple(prefix + place for place in known[path].to_draft(suffix))
+
+
+def _v3_chunk_key(known: Mapping[str, ChunkSpelling], draft: tuple[str, str] | None) -> str | None:
+    """Return the v3 key of the chunk that array path and suffix in the draft name."""
+    if draft is None or draft[0] not in known:
+        return None
+    suffix = known[draft[0]].to_v3(draft[1])
+    return None if suffix is None else directory_of(draft[0]) + suffix
 
 
 def _parse(key: str, value: bytes) -> dict[str, Any]:

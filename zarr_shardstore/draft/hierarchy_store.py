@@ -215,13 +215,9 @@ class DraftHierarchyStore(Store):
         return values
 
     async def exists(self, key: str) -> bool:
-        check_key(key)
-        await self._ensure_open()
-        path = node_of_v3_key(key)
-        if path is not None:
-            (document,) = await self._nodes.read([path])
-            return document is not None
-        (places,) = await self._nodes.base_keys([key])
+        document, places = await self._find(key)
+        if document is not None:
+            return True
         for place in places:
             if await self._store.exists(place):
                 return True
@@ -235,21 +231,24 @@ class DraftHierarchyStore(Store):
         FileNotFoundError
             If the key is missing.
         """
-        check_key(key)
-        await self._ensure_open()
-        path = node_of_v3_key(key)
-        if path is not None:
-            (document,) = await self._nodes.read([path])
-            if document is not None:
-                return len(document)
-            raise FileNotFoundError(key)
-        (places,) = await self._nodes.base_keys([key])
+        document, places = await self._find(key)
+        if document is not None:
+            return len(document)
         for place in places:
             try:
                 return await self._store.getsize(place)
             except FileNotFoundError:
                 continue
         raise FileNotFoundError(key)
+
+    async def _find(self, key: str) -> tuple[bytes | None, tuple[str, ...]]:
+        """Return the document of a key, or the places in the store below of another value."""
+        check_key(key)
+        await self._ensure_open()
+        path = node_of_v3_key(key)
+        if path is not None:
+            return (await self._nodes.read([path]))[0], ()
+        return None, (await self._nodes.base_keys([key]))[0]
 
     # ------------------------------------------------------------------- writes
 
@@ -304,7 +303,9 @@ class DraftHierarchyStore(Store):
             await self._nodes.check_entry_point()
         directory = directory_of(path)
         # Documents last: if this is cut short, what is left is still an array.
-        if await self._may_have_chunks_in(path):
+        candidates = (v3_candidate(path), draft_candidate_of(path))
+        arrays = [candidate[0] for candidate in candidates if path and candidate is not None]
+        if await self._nodes.spellings(arrays):  # chunks of an array around the directory
             keys = [key async for key in self._nodes.list_prefix(directory)]
             others = [key for key in keys if node_of_v3_key(key) is None]
             places = await self._nodes.base_keys(others)
@@ -313,12 +314,6 @@ class DraftHierarchyStore(Store):
             await self._store.delete_dir(DRAFT_DATA_ROOT + directory)
         await self._store.delete_dir(DRAFT_META_ROOT + directory)
         await self._nodes.erase(path)
-
-    async def _may_have_chunks_in(self, path: str) -> bool:
-        """Return whether a directory here or below may hold chunks of an array around it."""
-        candidates = (v3_candidate(path), draft_candidate_of(path))
-        arrays = [candidate[0] for candidate in candidates if path and candidate is not None]
-        return bool(await self._nodes.spellings(arrays))
 
     async def clear(self) -> None:
         """Erase the whole hierarchy, its entry point too."""

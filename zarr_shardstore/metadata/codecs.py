@@ -50,9 +50,12 @@ from zarr_shardstore.metadata.data_types import (
     DataType,
     Endian,
     endian_of,
+    fill_value_of_v2,
     parse_numpy,
     parse_v3,
+    v3_data_type,
 )
+from zarr_shardstore.metadata.documents import Geometry
 from zarr_shardstore.metadata.transformer_list import name_of
 
 Config = dict[str, Any]
@@ -121,6 +124,36 @@ class Chain:
     order: Order
     filters: Sequence[Config] = ()
     compressor: Config | None = None
+
+
+def v3_array(
+    geometry: Geometry, chain: Chain, fill_value: Any, attributes: Mapping[str, Any]
+) -> Config:
+    """Return the v3 document of an array, from what v2 or the draft says of its chunks."""
+    if chain.data_type is not None:
+        data_type = v3_data_type(chain.data_type)
+        fill_value = fill_value_of_v2(fill_value, chain.data_type)
+    else:
+        data_type = SERIALIZERS[chain.filters[0]["id"]]
+        fill_value = "" if fill_value in (None, 0) else fill_value
+        if not isinstance(fill_value, str):
+            raise SpecError(f"{fill_value!r} is no fill value of a text")
+    encoding, chunk_shape = geometry.encoding, list(geometry.chunk_shape)
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(geometry.shape),
+        "data_type": data_type,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
+        "chunk_key_encoding": {
+            "name": encoding.style,
+            "configuration": {"separator": encoding.separator},
+        },
+        "fill_value": fill_value,
+        "codecs": codecs_of_chain(chain, len(geometry.shape)),
+        "attributes": dict(attributes),
+        "storage_transformers": [],
+    }
 
 
 def codecs_of_chain(chain: Chain, ndim: int) -> list[Config]:
@@ -200,10 +233,13 @@ def codec_of_compressor(config: Mapping[str, Any], itemsize: int) -> Config:
     {'name': 'numcodecs.zlib', 'configuration': {'level': 3}}
     """
     name = config.get("id")
-    options = {k: v for k, v in config.items() if k != "id"}
-    if name == "blosc":
-        options.pop("typesize", None)
-    options = _complete_compressor(name, options)
+    if name not in _COMPRESSORS:
+        raise UnsupportedError(
+            f"the compressor {name!r} cannot be translated: only {', '.join(_COMPRESSORS)} can"
+        )
+    ignored = ("id", "typesize") if name == "blosc" else ("id",)
+    options = {k: v for k, v in config.items() if k not in ignored}
+    options = _complete(f"the compressor {name!r}", options, _COMPRESSORS[name])
     if name == "blosc":
         shuffle = options["shuffle"]
         if shuffle == -1:
@@ -226,7 +262,7 @@ def compressor_of_codec(codec: Any) -> Config:
     name = v3_name.removeprefix(_NUMCODECS)
     if name not in _COMPRESSORS or (v3_name == name and name not in _NATIVE):
         raise UnsupportedError(
-            f"the codec {v3_name!r} cannot be translated: take one of {_names(_COMPRESSORS)}"
+            f"the codec {v3_name!r} cannot be translated: take one of {', '.join(_COMPRESSORS)}"
         )
     if name == "blosc":
         options.pop("typesize", None)
@@ -234,7 +270,7 @@ def compressor_of_codec(codec: Any) -> Config:
             options["shuffle"] = _SHUFFLES.index(options["shuffle"])
         elif v3_name == name:
             raise SpecError(f"the codec 'blosc' has no shuffle {options.get('shuffle')!r}")
-    return {"id": name, **_complete_compressor(name, options)}
+    return {"id": name, **_complete(f"the compressor {name!r}", options, _COMPRESSORS[name])}
 
 
 def config_of_draft(compressor: Mapping[str, Any]) -> Config:
@@ -364,14 +400,6 @@ def _dtype(filter_name: str, text: Any) -> DataType:
         raise SpecError(f"the filter {filter_name!r} has no data type {text!r}") from None
 
 
-def _complete_compressor(name: Any, given: Config) -> Config:
-    if name not in _COMPRESSORS:
-        raise UnsupportedError(
-            f"the compressor {name!r} cannot be translated: only {_names(_COMPRESSORS)} can"
-        )
-    return _complete(f"the compressor {name!r}", given, _COMPRESSORS[name])
-
-
 def _complete_filter(name: str, given: Config, defaults: Config) -> Config:
     # numcodecs writes null for options that are not used: "prefix" of jenkins_lookup3.
     used = {k: v for k, v in given.items() if v is not None or k in defaults}
@@ -388,7 +416,3 @@ def _complete(what: str, given: Config, defaults: Config) -> Config:
     if unknown:
         raise UnsupportedError(f"{what} has unknown options {unknown}")
     return {**defaults, **given}
-
-
-def _names(table: Mapping[Any, Any]) -> str:
-    return ", ".join(sorted(table))

@@ -175,7 +175,7 @@ def reapply(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration)
             configuration = {**codec["configuration"], "codecs": doc["codecs"]}
             return {
                 **doc,
-                "chunk_grid": _with_chunk_shape(doc, list(_chunk_shape(stored))),
+                "chunk_grid": stored["chunk_grid"],
                 "codecs": [{**codec, "configuration": configuration}],
             }
 
@@ -274,11 +274,6 @@ def _with_sharding(specs: tuple[TransformerSpec, ...], ndim: int) -> tuple[Trans
     )
 
 
-def _chunk_shape(doc: Mapping[str, Any]) -> Coords:
-    grid = doc["chunk_grid"]
-    return tuple(grid.get("configuration", grid)["chunk_shape"])
-
-
 def _with_chunk_shape(doc: Mapping[str, Any], chunk_shape: list[int]) -> Document:
     grid = doc["chunk_grid"]
     return {**grid, "configuration": {**grid["configuration"], "chunk_shape": chunk_shape}}
@@ -319,7 +314,7 @@ def _with_common_name(codec: Any) -> Any:
 def _with_codec(doc: Mapping[str, Any], spec: ShardingSpec) -> Document:
     if not isinstance(doc.get("codecs"), list):
         raise SpecError(f"codecs is a list, got {doc.get('codecs')!r}")
-    chunk_shape = _chunk_shape(doc)
+    chunk_shape = doc["chunk_grid"]["configuration"]["chunk_shape"]
     shard_shape = [c * n for c, n in zip(chunk_shape, spec.chunks_per_shard, strict=True)]
     configuration = {
         "chunk_shape": list(chunk_shape),

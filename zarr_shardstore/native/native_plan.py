@@ -25,14 +25,15 @@ from zarr_shardstore.metadata.consolidated import (
 )
 from zarr_shardstore.metadata.declaration import find_declaration
 from zarr_shardstore.metadata.documents import attributes_of, is_same_json
-from zarr_shardstore.native.ome import dimension_names_of_levels, to_ome_05
 from zarr_shardstore.native.translate import (
     array_of_v2,
     array_to_v2,
     declared_by_codec,
     declared_by_transformers,
+    dimension_names_of_levels,
     group_of_v2,
     group_to_v2,
+    to_ome_05,
 )
 
 Document = dict[str, Any]

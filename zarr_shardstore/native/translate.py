@@ -21,9 +21,22 @@ shards are the same in both formats, and so are their keys.
 xarray takes the fill value of a v2 array for the value of missing data; in v3, it takes the
 attribute ``_FillValue``.
 
+OME-Zarr metadata of version 0.4 (Zarr v2) moves to where version 0.5 (Zarr v3) has it:
+
+=====================================  =====================================================
+0.4, attributes of a group             0.5
+=====================================  =====================================================
+``multiscales``, ``omero``, ``plate``  the same in ``ome``, after one ``"version": "0.5"``
+``well``, ``labels``, ``image-label``,
+``bioformats2raw.layout``, ``series``
+their ``version``                      (gone)
+axes of the multiscales                also ``dimension_names`` of its arrays
+other attributes                       unchanged
+=====================================  =====================================================
+
 Source: Zarr v2, "Metadata"; Zarr v3 core, "Array metadata"; ZEP 2, "Configuration"; sharding
 storage transformer draft, "Configuration"; xarray, "Zarr encoding specification" and its
-``FillValueCoder``.
+``FillValueCoder``; OME-NGFF 0.4 and 0.5.
 """
 
 from __future__ import annotations
@@ -39,19 +52,12 @@ from zarr_shardstore.format.consolidated_index import (
     with_consolidated_index,
     without_consolidated_index,
 )
-from zarr_shardstore.metadata.codecs import (
-    SERIALIZERS,
-    Chain,
-    chain_of_codecs,
-    codecs_of_chain,
-    name_and_options,
-)
+from zarr_shardstore.metadata.codecs import SERIALIZERS, Chain, chain_of_codecs, v3_array
 from zarr_shardstore.metadata.data_types import (
     DataType,
     fill_value_of_v2,
     fill_value_of_v3,
     parse_numpy,
-    v3_data_type,
 )
 from zarr_shardstore.metadata.declaration import (
     Declaration,
@@ -65,6 +71,7 @@ from zarr_shardstore.metadata.declaration import (
 from zarr_shardstore.metadata.documents import (
     V3_ARRAY_MEMBERS,
     V3_GROUP_MEMBERS,
+    Geometry,
     attributes_of,
     plain_geometry,
 )
@@ -87,13 +94,24 @@ _OBJECT = "|O"
 _NAMES = "_ARRAY_DIMENSIONS"
 _MASKED = "_FillValue"
 
+_OME_MEMBERS = (
+    "multiscales",
+    "omero",
+    "labels",
+    "plate",
+    "well",
+    "image-label",
+    "bioformats2raw.layout",
+    "series",
+)
+
 
 def declared_by_codec(doc: Mapping[str, Any]) -> Document:
     """Return a v3 array document that every v3 reader reads; the same if it is that already."""
     declared = find_declaration(doc, "passthrough")
     if declared is None:
         return dict(doc)
-    _check_geometry(doc)
+    _geometry(doc)
     if has_sharding_codec(doc):
         raise UnsupportedError(
             "its chunks are shards of the codec themselves, and shards of shards are not written: "
@@ -107,7 +125,7 @@ def declared_by_transformers(doc: Mapping[str, Any]) -> Document:
     declared = find_declaration(doc)
     if declared is None or declared.how != "codec":
         return dict(doc)
-    _check_geometry(doc)
+    _geometry(doc)
     return _redeclared(strip(doc, "codec"), declared, "storage_transformers")
 
 
@@ -115,42 +133,24 @@ def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Docume
     """Return the native v3 document of a v2 array, sharded or not."""
     has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
     _check_members(doc, _V2_MEMBERS)
-    _check_geometry(doc)
+    _geometry(doc)
     declared = find_declaration(doc)
     plain = dict(doc) if declared is None else strip(doc, "filters")
     try:
-        shape, chunks, fill_value = list(plain["shape"]), plain["chunks"], plain["fill_value"]
+        fill_value = plain["fill_value"]
         filters = list(plain.get("filters") or ())
         is_object = plain["dtype"] == _OBJECT and bool(filters)
         data_type = None if is_object else parse_numpy(plain["dtype"])
         if is_object and filters[0].get("id") not in SERIALIZERS:
             raise UnsupportedError(f"objects encoded by {filters[0]!r} have no v3 data type")
         chain = Chain(data_type, plain.get("order", "C"), filters, plain.get("compressor"))
-        codecs = codecs_of_chain(chain, len(shape))
+        geometry = _geometry(plain)
+        attributes, names = to_dimension_names(
+            attributes, len(geometry.shape), fill_value, data_type
+        )
+        translated = v3_array(geometry, chain, fill_value, attributes)
     except (KeyError, TypeError, AttributeError) as error:
         raise SpecError(f"the array document is not complete: {error!r}") from error
-    separator = plain.get("dimension_separator") or "."
-    attributes, names = to_dimension_names(attributes, len(shape), fill_value, data_type)
-    if data_type is not None:
-        data_type_of_v3 = v3_data_type(data_type)
-        fill_value = fill_value_of_v2(fill_value, data_type)
-    else:
-        data_type_of_v3 = SERIALIZERS[filters[0]["id"]]
-        fill_value = "" if fill_value in (None, 0) else fill_value
-        if not isinstance(fill_value, str):
-            raise SpecError(f"{fill_value!r} is no fill value of a text")
-    translated: Document = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": data_type_of_v3,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
-        "chunk_key_encoding": {"name": "v2", "configuration": {"separator": separator}},
-        "fill_value": fill_value,
-        "codecs": codecs,
-        "attributes": attributes,
-        "storage_transformers": [],
-    }
     if names is not None:
         translated["dimension_names"] = names
     if declared is not None:
@@ -161,24 +161,22 @@ def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Docume
 def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     """Return the v2 document of a v3 array, marked if it is sharded, and its attributes."""
     has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
-    _check_geometry(doc)
+    _geometry(doc)
     declared = find_declaration(doc)
     plain = dict(doc) if declared is None else strip(doc, declared.how)
     _check_members(plain, V3_ARRAY_MEMBERS)
     if has_sharding_codec(plain):
         raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
     try:
-        shape = list(plain["shape"])
-        chunks = name_and_options(plain["chunk_grid"])[1]["chunk_shape"]
-        encoding, options = name_and_options(plain["chunk_key_encoding"])
-        chain = chain_of_codecs(plain["codecs"], plain["data_type"], len(shape))
+        geometry = _geometry(plain)
+        chain = chain_of_codecs(plain["codecs"], plain["data_type"], len(geometry.shape))
         fill_value = plain["fill_value"]
     except (KeyError, TypeError, AttributeError) as error:
         raise SpecError(f"the array document is not complete: {error!r}") from error
-    if encoding != "v2":
+    if geometry.encoding.style != "v2":
         raise UnsupportedError(
-            f"its chunk keys are of the encoding {encoding!r}, so v2 readers would not find them: "
-            "that takes a conversion, not a change of metadata"
+            f"its chunk keys are of the encoding {geometry.encoding.style!r}, so v2 readers would "
+            "not find them: that takes a conversion, not a change of metadata"
         )
     data_type = chain.data_type
     if data_type is not None:
@@ -188,14 +186,14 @@ def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     )
     translated: Document = {
         "zarr_format": 2,
-        "shape": shape,
-        "chunks": list(chunks),
+        "shape": list(geometry.shape),
+        "chunks": list(geometry.chunk_shape),
         "dtype": _OBJECT if data_type is None else data_type.str,
         "compressor": chain.compressor,
         "fill_value": fill_value,
         "order": chain.order,
         "filters": list(chain.filters) or None,
-        "dimension_separator": options.get("separator", "."),
+        "dimension_separator": geometry.encoding.separator,
     }
     if declared is not None:
         translated = apply(translated, Declared("filters", declared.transformers))
@@ -285,10 +283,12 @@ def _redeclared(plain: Document, declared: Declared, how: Declaration) -> Docume
     return apply(plain, Declared(how, declared.transformers))
 
 
-def _check_geometry(doc: Mapping[str, Any]) -> None:
-    """Refuse an array whose chunk keys are not known here."""
-    if plain_geometry("v2" if format_of(doc) == "v2" else "v3", doc) is None:
+def _geometry(doc: Mapping[str, Any]) -> Geometry:
+    """Return the geometry of an array, which is refused if its chunk keys are not known here."""
+    geometry = plain_geometry("v2" if format_of(doc) == "v2" else "v3", doc)
+    if geometry is None:
         raise UnsupportedError("its chunk grid or chunk keys have a form that is not known")
+    return geometry
 
 
 def _check_members(doc: Mapping[str, Any], known: Set[str]) -> None:
@@ -298,3 +298,52 @@ def _check_members(doc: Mapping[str, Any], known: Set[str]) -> None:
             f"its document has the members {unknown}, which have no place in the other format: "
             "remove them if they are not needed"
         )
+
+
+# -------------------------------------------------------------------------- OME-Zarr
+
+
+def to_ome_05(attributes: Mapping[str, Any]) -> Document:
+    """Return attributes of a group as OME-Zarr 0.5 has them; the same if they are none of 0.4.
+
+    >>> to_ome_05({"labels": ["cells"], "mine": 1})
+    {'mine': 1, 'ome': {'version': '0.5', 'labels': ['cells']}}
+    """
+    members = {name: attributes[name] for name in _OME_MEMBERS if name in attributes}
+    if not members:
+        return dict(attributes)
+    if "ome" in attributes:
+        raise UnsupportedError(
+            f"it has OME-Zarr attributes of two versions, 'ome' and {sorted(members)}: remove one"
+        )
+    moved = {name: _without_ome_version(name, member) for name, member in members.items()}
+    rest = {name: value for name, value in attributes.items() if name not in members}
+    return {**rest, "ome": {"version": "0.5", **moved}}
+
+
+def dimension_names_of_levels(attributes: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return dimension names by path of an array below the group, from attributes of 0.5."""
+    ome = attributes.get("ome")
+    multiscales = ome.get("multiscales") if isinstance(ome, Mapping) else None
+    found: dict[str, list[str]] = {}
+    for multiscale in multiscales if isinstance(multiscales, list) else ():
+        try:
+            names = [axis["name"] for axis in multiscale["axes"]]
+            paths = [dataset["path"] for dataset in multiscale["datasets"]]
+        except (KeyError, TypeError):
+            raise UnsupportedError("its 'multiscales' lack axes or paths of datasets") from None
+        found |= dict.fromkeys(paths, names)
+    return found
+
+
+def _without_ome_version(name: str, member: Any) -> Any:
+    if isinstance(member, list):
+        return [_without_ome_version(name, item) for item in member]
+    if not isinstance(member, Mapping):
+        return member
+    version = member.get("version", "0.4")
+    if version != "0.4":
+        raise UnsupportedError(
+            f"its {name!r} is of OME-Zarr version {version!r}, and only 0.4 is made 0.5"
+        )
+    return {key: value for key, value in member.items() if key != "version"}
