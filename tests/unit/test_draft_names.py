@@ -213,8 +213,8 @@ def test_document_keys_there_and_back(names: list[str]) -> None:
     """Whatever a node is named."""
     path = "/".join(names)
     assert node_of_v3_key(v3_key(path)) == path
-    assert node_of_meta_key(array_key(path)) == (path, "array")
-    assert node_of_meta_key(group_key(path)) == (path, "group")
+    assert node_of_meta_key(array_key(path)) == path
+    assert node_of_meta_key(group_key(path)) == path
 
 
 @pytest.mark.parametrize(

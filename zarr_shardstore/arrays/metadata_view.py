@@ -23,7 +23,6 @@ from zarr_shardstore.format.consolidated_index import (
 from zarr_shardstore.format.index import IndexDamageError
 from zarr_shardstore.format.keys import draft_candidate
 from zarr_shardstore.format.shard import index_of_shard
-from zarr_shardstore.metadata.consolidated import members, with_members
 from zarr_shardstore.metadata.declaration import (
     MARKER,
     Declared,
@@ -44,10 +43,12 @@ from zarr_shardstore.metadata.documents import (
     dump_document,
     has_empty_chunks,
     is_array_document,
+    members,
     parse_array,
     parse_document,
     parse_json,
     plain_geometry,
+    with_members,
 )
 from zarr_shardstore.metadata.transformer_list import SHARDING, sharding_spec
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix

@@ -14,16 +14,14 @@ from zarr_shardstore.convert.transfer import read_object
 from zarr_shardstore.errors import CorruptValueError, SpecError
 from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
-from zarr_shardstore.metadata.consolidated import (
-    directory_of_v2_consolidated,
-    members,
-    with_members,
-)
 from zarr_shardstore.metadata.documents import (
+    directory_of_v2_consolidated,
     document_key,
     dump_document,
+    members,
     node_of_document,
     parse_json,
+    with_members,
 )
 from zarr_shardstore.shards.requests import Set
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 from zarr_shardstore.format.keys import (
     DRAFT_DATA_ROOT,
@@ -110,20 +109,19 @@ def group_key(path: str) -> str:
     return array_key(path).removesuffix(_ARRAY) + _GROUP
 
 
-def node_of_meta_key(key: str) -> tuple[str, Literal["array", "group"]] | None:
-    """Return path and kind of the node whose document has this key; ``None`` if it has none.
+def node_of_meta_key(key: str) -> str | None:
+    """Return the path of the node whose document has this key; ``None`` for other keys.
 
     >>> node_of_meta_key("meta/root/a/b.group.json"), node_of_meta_key("meta/root.array.json")
-    (('a/b', 'group'), ('', 'array'))
+    ('a/b', '')
     """
-    kind: Literal["array", "group"] = "array" if key.endswith(_ARRAY) else "group"
-    place = key.removesuffix(_ARRAY if kind == "array" else _GROUP)
+    place = key.removesuffix(_ARRAY if key.endswith(_ARRAY) else _GROUP)
     if place == key:
         return None
     if place == DRAFT_META_ROOT.rstrip("/"):
-        return "", kind
+        return ""
     path = place.removeprefix(DRAFT_META_ROOT)
-    return (path, kind) if path not in ("", place) and not path.endswith("/") else None
+    return path if path not in ("", place) and not path.endswith("/") else None
 
 
 def v3_key(path: str) -> str:

@@ -262,7 +262,7 @@ class DraftNodes:
         for name in below:
             node = node_of_meta_key(f"{DRAFT_META_ROOT}{directory}{name}")
             if node is not None and name not in directories:
-                names[node[0].removeprefix(directory)] = None
+                names[node.removeprefix(directory)] = None
         for name in directories:
             # Local files keep empty directories after deletions.
             if name not in names and await self.has_nodes_below(directory + name):
@@ -305,7 +305,7 @@ class DraftNodes:
             node = node_of_meta_key(key)
             if node is None:
                 continue
-            for path in (node[0], *parents_of(node[0])):
+            for path in (node, *parents_of(node)):
                 if path in seen:
                     break  # and so are its parents
                 seen.add(path)

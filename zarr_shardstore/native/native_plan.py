@@ -17,14 +17,15 @@ from typing import Any, Literal
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.inspect.find import select_paths
-from zarr_shardstore.metadata.consolidated import (
+from zarr_shardstore.metadata.declaration import find_declaration
+from zarr_shardstore.metadata.documents import (
     all_members,
+    attributes_of,
     consolidated_v2,
     consolidated_v3,
+    is_same_json,
     with_all_members,
 )
-from zarr_shardstore.metadata.declaration import find_declaration
-from zarr_shardstore.metadata.documents import attributes_of, is_same_json
 from zarr_shardstore.native.translate import (
     array_of_v2,
     array_to_v2,

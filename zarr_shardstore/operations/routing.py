@@ -17,8 +17,7 @@ from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, Transformed
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import check_key
 from zarr_shardstore.format.layout import ChunkRef, shard_coords_of
-from zarr_shardstore.metadata.consolidated import directory_of_v2_consolidated
-from zarr_shardstore.metadata.documents import Node, node_of_document
+from zarr_shardstore.metadata.documents import Node, directory_of_v2_consolidated, node_of_document
 from zarr_shardstore.operations.buffered import Flusher, perform_buffered, with_buffer
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import Exists, Flow, Get, GetSize, Request, ValueRequest, relay

@@ -29,9 +29,8 @@ from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges, resolve_range
 from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.metadata.consolidated import directory_of_v2_consolidated
 from zarr_shardstore.metadata.declaration import Native
-from zarr_shardstore.metadata.documents import node_of_document
+from zarr_shardstore.metadata.documents import directory_of_v2_consolidated, node_of_document
 from zarr_shardstore.operations.batch import WriteBuffer
 from zarr_shardstore.operations.buffered import Flusher, commit_with_buffered
 from zarr_shardstore.operations.listing import Listing, raise_first
