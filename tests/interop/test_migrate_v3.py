@@ -14,7 +14,7 @@ import zarr
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 
 from tests.unit.test_draft_names import COMPRESSORS, NAMES
-from zarr_shardstore.native.translate import array_of_v2
+from zarr_shardstore.native.translate import v3_of_v2
 
 Document = dict[str, Any]
 
@@ -83,5 +83,5 @@ def test_the_documents_are_those_of_zarr() -> None:
     migrate_v2_to_v3(input_store=store)
     for i, doc in enumerate(cases):
         converted = json.loads(values[f"{i}/zarr.json"].to_bytes())
-        ours = json.loads(json.dumps(array_of_v2(doc, {})))
+        ours = json.loads(json.dumps(v3_of_v2(doc, {})))
         assert essence(ours) == essence(converted), doc

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -12,16 +12,13 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.metadata.codecs import Chain, chain_of_codecs, codecs_of_chain
 from zarr_shardstore.metadata.data_types import parse_numpy, v3_data_type
 from zarr_shardstore.native.translate import (
-    array_of_v2,
-    array_to_v2,
-    declared_by_codec,
-    declared_by_transformers,
     dimension_names_of_levels,
-    group_of_v2,
-    group_to_v2,
+    redeclare,
     to_attributes,
     to_dimension_names,
     to_ome_05,
+    v2_of_v3,
+    v3_of_v2,
 )
 
 Document = dict[str, Any]
@@ -102,7 +99,7 @@ PLAIN_V3: Document = {
 
 def test_a_v2_array_by_hand() -> None:
     """Every member; the codecs of the chunks are in the codec of the shards."""
-    assert array_of_v2(V2, {"unit": "mm"}) == V3
+    assert v3_of_v2(V2, {"unit": "mm"}) == V3
 
 
 def test_blosc_takes_no_larger_values() -> None:
@@ -114,7 +111,7 @@ def test_blosc_takes_no_larger_values() -> None:
 
 def test_back_by_hand() -> None:
     """The same, but for the byte order that the filter converts from."""
-    doc, attributes = array_to_v2(V3)
+    doc, attributes = v2_of_v3(V3)
     filters = [
         {"id": "delta", "dtype": "<i4", "astype": ">i2"},
         {"id": "adler32", "location": "start"},
@@ -126,22 +123,23 @@ def test_back_by_hand() -> None:
 
 def test_storage_transformers_and_codec_are_inverse() -> None:
     """In both directions; plain documents and those of the other form are left as they are."""
-    transformed = declared_by_transformers(V3)
+    transformed = redeclare(V3, "storage_transformers")
     assert transformed["storage_transformers"] == MARKER["storage_transformers"]
     assert transformed["zarr_shardstore"] == {"must_understand": True}
-    assert declared_by_codec(transformed) == V3
-    assert declared_by_transformers(transformed) == transformed
-    assert declared_by_codec(V3) == V3
-    for translate in (declared_by_codec, declared_by_transformers):
-        assert translate(PLAIN_V3) == PLAIN_V3
+    assert redeclare(transformed, "codec") == V3
+    assert redeclare(transformed, "storage_transformers") == transformed
+    assert redeclare(V3, "codec") == V3
+    hows: tuple[Literal["codec", "storage_transformers"], ...] = ("codec", "storage_transformers")
+    for how in hows:
+        assert redeclare(PLAIN_V3, how) == PLAIN_V3
 
 
 def test_groups() -> None:
     group = {"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}}
-    assert group_of_v2({"zarr_format": 2}, {"a": 1}) == group
-    assert group_to_v2(group) == ({"zarr_format": 2}, {"a": 1})
+    assert v3_of_v2({"zarr_format": 2}, {"a": 1}) == group
+    assert v2_of_v3(group) == ({"zarr_format": 2}, {"a": 1})
     with pytest.raises(UnsupportedError, match="mine"):
-        group_to_v2({**group, "mine": 1})
+        v2_of_v3({**group, "mine": 1})
 
 
 NUMPY = st.sampled_from(["|b1", "|i1", "<i4", ">i4", "<f8", ">c16", "<M8[ns]", "|S3", ">U2"])
@@ -202,7 +200,7 @@ def test_a_chain_is_the_same_after_there_and_back(
 )  # fmt: skip
 def test_v3_arrays_that_v2_cannot_express(change: Document, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
-        array_to_v2({**PLAIN_V3, **change})
+        v2_of_v3({**PLAIN_V3, **change})
 
 
 @pytest.mark.parametrize("codecs", [[V3["codecs"][0], {"name": "gzip"}]])
@@ -210,15 +208,15 @@ def test_sharding_codecs_that_no_transformer_can_express(codecs: list[Any]) -> N
     """Unless the document says that they are left to zarr."""
     doc = {**V3, "codecs": codecs}
     with pytest.raises(UnsupportedError, match="other codecs"):
-        declared_by_transformers(doc)
+        redeclare(doc, "storage_transformers")
     doc["zarr_shardstore"] = {"must_understand": False, "native": "passthrough"}
-    assert declared_by_transformers(doc) == doc
+    assert redeclare(doc, "storage_transformers") == doc
 
 
 def test_shards_of_shards_are_refused() -> None:
     transformed = {**V3, "storage_transformers": MARKER["storage_transformers"]}
     with pytest.raises(UnsupportedError, match="shards of shards"):
-        declared_by_codec(transformed)
+        redeclare(transformed, "codec")
 
 
 @pytest.mark.parametrize("missing", ["shape", "chunks", "dtype", "fill_value"])
@@ -226,7 +224,7 @@ def test_incomplete_documents_are_refused(missing: str) -> None:
     doc = {k: v for k, v in V2.items() if k != missing}
     doc["filters"] = None
     with pytest.raises((SpecError, UnsupportedError)):
-        array_of_v2(doc, {})
+        v3_of_v2(doc, {})
 
 
 class TestXarray:

@@ -138,10 +138,6 @@ class DraftHierarchyStore(Store):
         await super()._open()
         await self._store._ensure_open()
 
-    async def _ensure_open(self) -> None:
-        await self._store._ensure_open()
-        self._is_open = True
-
     def close(self) -> None:
         """Close this store and the one below."""
         self._store.close()
@@ -302,9 +298,9 @@ class DraftHierarchyStore(Store):
         if path == "":
             await self._nodes.check_entry_point()
         directory = directory_of(path)
-        # Documents last: if this is cut short, what is left is still an array.
         candidates = (v3_candidate(path), draft_candidate_of(path))
         arrays = [candidate[0] for candidate in candidates if path and candidate is not None]
+        # Documents last: if this is cut short, what is left is still an array.
         if await self._nodes.spellings(arrays):  # chunks of an array around the directory
             keys = [key async for key in self._nodes.list_prefix(directory)]
             others = [key for key in keys if node_of_v3_key(key) is None]

@@ -107,7 +107,19 @@ def parse_v3(data_type: Any, endian: Endian | None) -> DataType:
     options: Mapping[str, Any] = {}
     if isinstance(data_type, Mapping):
         name, options = data_type.get("name"), data_type.get("configuration") or {}
-    text = _numpy_of_v3(name, options) if isinstance(name, str) else None
+    text = _V3_NUMBERS.get(name) if isinstance(name, str) else None
+    for kind, time in _V3_TIMES.items():
+        if name == time:
+            unit, scale = options.get("unit"), options.get("scale_factor", 1)
+            text = f"{kind}8" if unit == "generic" else f"{kind}8[{scale}{unit}]"
+    for kind, word in _V3_BYTES.items():
+        if name == word:
+            nbytes, rest = options.get("length_bytes"), 0
+            if kind == "U" and isinstance(nbytes, int):
+                nbytes, rest = divmod(nbytes, _UTF32)
+            text = None if rest else f"{kind}{nbytes}"
+    if text is None and isinstance(name, str):
+        text = _numpy_of_raw(name)
     parsed = _data_type(f"{'>' if endian == 'big' else '<'}{text}", data_type)
     if endian is None and endian_of(parsed) is not None:
         raise SpecError(f"the codec 'bytes' of data type {name!r} has no endian")
@@ -218,21 +230,6 @@ def _data_type(text: Any, source: Any) -> DataType:
         f"the data type {source!r} cannot be translated: only bool, numbers, times and values of "
         "fixed length can, not structured ones, objects or types of variable length"
     )
-
-
-def _numpy_of_v3(name: str, options: Mapping[str, Any]) -> str | None:
-    """Name a v3 data type as numpy does, without byte order."""
-    for kind, time in _V3_TIMES.items():
-        if name == time:
-            unit, scale = options.get("unit"), options.get("scale_factor", 1)
-            return f"{kind}8" if unit == "generic" else f"{kind}8[{scale}{unit}]"
-    for kind, word in _V3_BYTES.items():
-        if name == word:
-            nbytes, rest = options.get("length_bytes"), 0
-            if kind == "U" and isinstance(nbytes, int):
-                nbytes, rest = divmod(nbytes, _UTF32)
-            return None if rest else f"{kind}{nbytes}"
-    return _V3_NUMBERS.get(name) or _numpy_of_raw(name)
 
 
 def _numpy_of_raw(name: str) -> str | None:

@@ -24,7 +24,7 @@ Source: sharding storage transformer draft, "Configuration"; ZEP 2, "Configurati
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
@@ -105,8 +105,8 @@ def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declare
                 "may be those of shards"
             )
     if by_list:
-        specs = transformer_specs(doc["storage_transformers"])
-        return Declared("storage_transformers", _with_sharding(specs, _ndim(doc)))
+        specs = transformer_specs(doc["storage_transformers"], _ndim(doc))
+        return Declared("storage_transformers", specs)
     if kind == "v2" and members:
         return _declared_by_marker(doc)
     if not members or native == "passthrough" or MARKER in doc:  # that is left to zarr by choice
@@ -119,7 +119,7 @@ def strip(doc: Mapping[str, Any], how: Declaration) -> Document:
     match how:
         case "filters":
             rest = [f for f in doc["filters"] if not _is_marker(f)]
-            cps = chunks_per_shard(Declared(how, _transformers_of_marker(doc)), _ndim(doc))
+            cps = chunks_per_shard(_declared_by_marker(doc), _ndim(doc))
             chunks = [c // n for c, n in zip(doc["chunks"], cps, strict=True)]
             return {**doc, "chunks": chunks, "filters": rest or None}
         case "storage_transformers":
@@ -247,7 +247,8 @@ def _is_marker(codec: Any) -> bool:
 def _declared_by_marker(doc: Mapping[str, Any]) -> Declared:
     check_known_members(_marker_of(doc), _MARKER_MEMBERS, f"the filter {MARKER!r}")
     chunks = _shape_at(doc, "chunks")
-    declared = Declared("filters", _with_sharding(_transformers_of_marker(doc), len(chunks)))
+    specs = transformer_specs(_marker_of(doc).get("storage_transformers"), len(chunks))
+    declared = Declared("filters", specs)
     cps = chunks_per_shard(declared, len(chunks))
     if len(chunks) != _ndim(doc) or any(c % n for c, n in zip(chunks, cps, strict=True)):
         raise SpecError(f"shards of {list(chunks)} cannot be cut into {list(cps)} chunks")
@@ -261,17 +262,6 @@ def _marker_of(doc: Mapping[str, Any]) -> Mapping[str, Any]:
         raise SpecError(f"filters is a list that has the marker {MARKER!r} once, got {filters!r}")
     marker: Mapping[str, Any] = found[0]
     return marker
-
-
-def _transformers_of_marker(doc: Mapping[str, Any]) -> tuple[TransformerSpec, ...]:
-    return transformer_specs(_marker_of(doc).get("storage_transformers"))
-
-
-def _with_sharding(specs: tuple[TransformerSpec, ...], ndim: int) -> tuple[TransformerSpec, ...]:
-    return tuple(
-        replace(spec, sharding=sharding_spec(spec, ndim)) if spec.name == SHARDING else spec
-        for spec in specs
-    )
 
 
 def _with_chunk_shape(doc: Mapping[str, Any], chunk_shape: list[int]) -> Document:

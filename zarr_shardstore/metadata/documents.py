@@ -395,12 +395,13 @@ def members(path: str, doc: Mapping[str, Any]) -> dict[str, tuple[Node, Mapping[
     for name, member in all_members(doc).items():
         if not isinstance(member, Mapping):
             continue
+        below = f"{path}/{name}".strip("/")
         if "zarr_consolidated_format" in doc:
-            node = node_of_document(_join(path, name))
+            node = node_of_document(below)
             if node is not None and node.hierarchy == "v2":
                 found[name] = node, member
         elif member.get("node_type") == "array":
-            found[name] = Node("v3", _join(path, name)), member
+            found[name] = Node("v3", below), member
     return found
 
 
@@ -426,25 +427,14 @@ def with_all_members(doc: Mapping[str, Any], metadata: Mapping[str, Any]) -> dic
 
 def consolidated_v3(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the member ``consolidated_metadata`` of a v3 group, from documents by path below."""
-    inner = {
-        path: {**doc, "consolidated_metadata": _inline({})} if _is_group(doc) else dict(doc)
-        for path, doc in sorted(metadata.items())
-    }
-    return _inline(inner)
+    empty = {"kind": "inline", "must_understand": False, "metadata": {}}
+    copies = {}
+    for path, doc in sorted(metadata.items()):
+        is_group = doc.get("node_type") == "group"
+        copies[path] = {**doc, "consolidated_metadata": {**empty}} if is_group else {**doc}
+    return {**empty, "metadata": copies}
 
 
 def consolidated_v2(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the document ``.zmetadata`` of a v2 group, from documents by key below it."""
     return {"zarr_consolidated_format": 1, "metadata": dict(sorted(metadata.items()))}
-
-
-def _inline(metadata: dict[str, Any]) -> dict[str, Any]:
-    return {"kind": "inline", "must_understand": False, "metadata": metadata}
-
-
-def _is_group(doc: Mapping[str, Any]) -> bool:
-    return doc.get("node_type") == "group"
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}/{name}".strip("/")

@@ -63,14 +63,17 @@ def check_known_members(value: Mapping[str, Any], known: Set[str], what: str) ->
         raise UnsupportedError(f"{what} has the members {unknown}, which are not known here")
 
 
-def transformer_specs(transformers: Any) -> tuple[TransformerSpec, ...]:
-    """Read a list of storage transformers, of known and unknown names."""
+def transformer_specs(transformers: Any, ndim: int | None = None) -> tuple[TransformerSpec, ...]:
+    """Read a list of storage transformers, of known and unknown names, of an array of `ndim` dims.
+
+    Without `ndim`, which an option of a store has not, shardings are parsed by `sharding_spec`.
+    """
     if not isinstance(transformers, Sequence) or isinstance(transformers, str | bytes):
         raise SpecError(f"storage_transformers is a list, got {transformers!r}")
-    return tuple(map(_transformer_spec, transformers))
+    return tuple(_transformer_spec(transformer, ndim) for transformer in transformers)
 
 
-def _transformer_spec(transformer: Any) -> TransformerSpec:
+def _transformer_spec(transformer: Any, ndim: int | None) -> TransformerSpec:
     if isinstance(transformer, str):
         transformer = {"name": transformer}
     given = transformer if isinstance(transformer, Mapping) else {}
@@ -99,7 +102,9 @@ def _transformer_spec(transformer: Any) -> TransformerSpec:
     for layout in (given.get("type", "indexed"), configuration.get("format", "indexed")):
         if layout != "indexed":
             raise UnsupportedError(f"the sharding format {layout!r} is not known, only 'indexed'")
-    return TransformerSpec(SHARDING, {k: v for k, v in configuration.items() if k != "format"})
+    options = {k: v for k, v in configuration.items() if k != "format"}
+    sharding = None if ndim is None else parse_sharding(options, ndim)
+    return TransformerSpec(SHARDING, options, sharding=sharding)
 
 
 def spell_transformers(specs: Sequence[TransformerSpec]) -> list[dict[str, Any]]:

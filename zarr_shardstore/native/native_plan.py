@@ -27,14 +27,11 @@ from zarr_shardstore.metadata.documents import (
     with_all_members,
 )
 from zarr_shardstore.native.translate import (
-    array_of_v2,
-    array_to_v2,
-    declared_by_codec,
-    declared_by_transformers,
     dimension_names_of_levels,
-    group_of_v2,
-    group_to_v2,
+    redeclare,
     to_ome_05,
+    v2_of_v3,
+    v3_of_v2,
 )
 
 Document = dict[str, Any]
@@ -132,7 +129,7 @@ def plan_from_native(
     for path in change.selected:
         with _naming(path):
             step(change, path)
-    _update_consolidated(change, declared_by_transformers if zarr_format == 3 else dict)
+    _update_consolidated(change, _transformed if zarr_format == 3 else dict)
     return change
 
 
@@ -157,7 +154,7 @@ def _make_native(change: DocumentChange, path: str, ome: bool) -> None:
         stored = _native(stored, ome)
         change.set_v3(path, stored)
     if v2 is not None:
-        made = _native(_of_v2(*v2), ome)
+        made = _native(v3_of_v2(*v2), ome)
         if stored is not None:
             _check_same(stored, made)
         else:
@@ -175,7 +172,7 @@ def _make_transformed(change: DocumentChange, path: str) -> None:
     if stored is None:
         change.reasons[path] = "no v3 node"
     elif _is_array(stored):
-        made = declared_by_transformers(stored)
+        made = _transformed(stored)
         change.set_v3(path, made)
         is_changed = made != stored
         change.reasons[path] = "declared by a transformer" if is_changed else "no sharding codec"
@@ -189,25 +186,23 @@ def _make_v2(change: DocumentChange, path: str) -> None:
         change.reasons[path] = "v2 already"
         return
     if v2 is None:
-        is_array = _is_array(stored)
-        doc, attributes = array_to_v2(stored) if is_array else group_to_v2(stored)
-        change.after[_join(path, ".zarray" if is_array else ".zgroup")] = doc
+        doc, attributes = v2_of_v3(stored)
+        change.after[_join(path, ".zarray" if _is_array(stored) else ".zgroup")] = doc
         if attributes or _join(path, ".zattrs") in change.docs:
             change.after[_join(path, ".zattrs")] = attributes
     else:
-        _check_same(_native(stored, ome=False), _native(_of_v2(*v2), ome=False))
+        _check_same(_native(stored, ome=False), _native(v3_of_v2(*v2), ome=False))
     change.reasons[path] = "v3 made v2"
     change.remove(path, _REMOVED[:1])
 
 
-def _of_v2(doc: Document, attributes: Document) -> Document:
-    translate = array_of_v2 if "shape" in doc else group_of_v2
-    return translate(doc, attributes)
+def _transformed(doc: Mapping[str, Any]) -> Document:
+    return redeclare(doc, "storage_transformers")
 
 
 def _native(doc: Mapping[str, Any], ome: bool) -> Document:
     if _is_array(doc):
-        return declared_by_codec(doc)
+        return redeclare(doc, "codec")
     return {**doc, "attributes": to_ome_05(attributes_of(doc))} if ome else dict(doc)
 
 

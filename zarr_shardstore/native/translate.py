@@ -44,7 +44,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import Any, Literal
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import (
@@ -106,31 +106,25 @@ _OME_MEMBERS = (
 )
 
 
-def declared_by_codec(doc: Mapping[str, Any]) -> Document:
-    """Return a v3 array document that every v3 reader reads; the same if it is that already."""
-    declared = find_declaration(doc, "passthrough")
-    if declared is None:
+def redeclare(doc: Mapping[str, Any], how: Literal["codec", "storage_transformers"]) -> Document:
+    """Return a v3 array document with another declaration; the same if it has that, or none."""
+    declared = find_declaration(doc, "passthrough" if how == "codec" else "flat")
+    if declared is None or declared.how == how:
         return dict(doc)
     _geometry(doc)
-    if has_sharding_codec(doc):
+    if how == "codec" and has_sharding_codec(doc):
         raise UnsupportedError(
             "its chunks are shards of the codec themselves, and shards of shards are not written: "
             "rewrite the array"
         )
-    return _redeclared(strip(doc, declared.how), declared, "codec")
+    return _declare(strip(doc, declared.how), declared, how)
 
 
-def declared_by_transformers(doc: Mapping[str, Any]) -> Document:
-    """Return a v3 array document with a storage transformer for its sharding codec, if any."""
-    declared = find_declaration(doc)
-    if declared is None or declared.how != "codec":
-        return dict(doc)
-    _geometry(doc)
-    return _redeclared(strip(doc, "codec"), declared, "storage_transformers")
-
-
-def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
-    """Return the native v3 document of a v2 array, sharded or not."""
+def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
+    """Return the native v3 document of a v2 array, sharded or not, or of a v2 group."""
+    if "shape" not in doc:
+        _check_members(doc, {"zarr_format"})
+        return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
     has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
     _check_members(doc, _V2_MEMBERS)
     _geometry(doc)
@@ -154,12 +148,15 @@ def array_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Docume
     if names is not None:
         translated["dimension_names"] = names
     if declared is not None:
-        translated = _redeclared(translated, declared, "codec")
+        translated = _declare(translated, declared, "codec")
     return with_consolidated_index(translated) if has_consolidated_index else translated
 
 
-def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
-    """Return the v2 document of a v3 array, marked if it is sharded, and its attributes."""
+def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
+    """Return v2 document and attributes of a v3 group, or array, which is marked if sharded."""
+    if doc.get("node_type") == "group":
+        _check_members(doc, V3_GROUP_MEMBERS)
+        return {"zarr_format": 2}, attributes_of(doc)
     has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
     _geometry(doc)
     declared = find_declaration(doc)
@@ -198,18 +195,6 @@ def array_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     if declared is not None:
         translated = apply(translated, Declared("filters", declared.transformers))
     return with_consolidated_index(translated) if has_consolidated_index else translated, attributes
-
-
-def group_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
-    """Return the v3 document of a v2 group."""
-    _check_members(doc, {"zarr_format"})
-    return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
-
-
-def group_to_v2(doc: Mapping[str, Any]) -> tuple[Document, Document]:
-    """Return the v2 document of a v3 group, and its attributes."""
-    _check_members(doc, V3_GROUP_MEMBERS)
-    return {"zarr_format": 2}, attributes_of(doc)
 
 
 def to_dimension_names(
@@ -271,7 +256,7 @@ def _float64(value: float | str) -> str:
     return base64.b64encode(struct.pack("<d", float(value))).decode()
 
 
-def _redeclared(plain: Document, declared: Declared, how: Declaration) -> Document:
+def _declare(plain: Document, declared: Declared, how: Declaration) -> Document:
     if not declared.transformers:
         return plain
     names = [transformer.name for transformer in declared.transformers]
