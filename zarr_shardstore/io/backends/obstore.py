@@ -113,7 +113,8 @@ class ObstoreBackend(ZarrBackend):
             self, identity_of, is_static=is_static, read_consolidated=self._get_at_most
         )
         self.has_lasting_versions = True
-        self._has_conditions = type(store.store).__name__ != "HTTPStore"
+        self._is_web_server = type(store.store).__name__ == "HTTPStore"
+        self._has_conditions = not self._is_web_server
         self._is_probed = False
         self._takes_quotes = True
         self._has_suffixes = type(store.store).__name__ != "AzureStore"
@@ -178,7 +179,7 @@ class ObstoreBackend(ZarrBackend):
         return IndexCopy(found.decoded, version.etag, found.size)
 
     async def _metas(self, prefix: str) -> AsyncIterator[tuple[str, object]]:
-        """List keys as `ObjectStore.list_prefix`, with the versions of their objects."""
+        """List keys with the versions of their objects."""
         async for page in obstore.list(self.store.store, prefix=prefix):
             for meta in page:
                 yield meta["path"], _version_of(meta)
@@ -194,7 +195,11 @@ class ObstoreBackend(ZarrBackend):
             value = await reply.bytes_async()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return Found(None, None)
-        version = None if self._is_too_young(reply.meta) else _version_of(reply.meta)
+        version = _version_of(reply.meta)
+        if version is not None and version.modified_s is not None and self._is_web_server:
+            age_s = time.time() - reply.meta["last_modified"].timestamp()
+            if age_s < _MIN_AGE_ON_WEB_SERVERS_S:
+                version = None
         return Found(memoryview(value), version, reply.meta["size"])
 
     async def _get_at_most(self, key: str, max_nbytes: int) -> Found:
@@ -208,11 +213,6 @@ class ObstoreBackend(ZarrBackend):
             return Found(None, None)
         return Found(memoryview(value), _version_of(reply.meta), reply.meta["size"])
 
-    def _is_too_young(self, meta: Any) -> bool:
-        if type(self.store.store).__name__ != "HTTPStore" or meta["last_modified"] is None:
-            return False
-        return bool(time.time() - meta["last_modified"].timestamp() < _MIN_AGE_ON_WEB_SERVERS_S)
-
     # ---------------------------------------------------------- conditional writes
 
     async def put_if(
@@ -220,12 +220,8 @@ class ObstoreBackend(ZarrBackend):
     ) -> ObjectVersion | None:
         """Store an object if it has the expected version, or if there is none; return the new one.
 
-        Raises
-        ------
-        ReplacedMeanwhileError
-            If the object has another version.
-        obstore.exceptions.GenericError
-            If the server fails repeatedly, or is not reached.
+        Raises `ReplacedMeanwhileError` if the object has another version, and the client's error
+        if the server fails repeatedly, or is not reached.
         """
         with self._indexes.changing(key):
             for n_left in reversed(range(_N_PUTS)):

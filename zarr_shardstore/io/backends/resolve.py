@@ -19,7 +19,7 @@ from zarr_shardstore.format.arguments import storage_options_of
 from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, FileOptions
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
-from zarr_shardstore.io.backends.store_traits import directory_of, is_in_memory, path_of_file
+from zarr_shardstore.io.backends.store_traits import directory_of, is_in_memory, root_of_files
 from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 
@@ -154,7 +154,7 @@ def backend_of(
     """
     if isinstance(store, Store) and directory_of(store) is not None:
         return LocalBackend(store, options)
-    is_on_files = isinstance(store, Store) and path_of_file(store, "") is not None
+    is_on_files = isinstance(store, Store) and root_of_files(store) is not None
     is_remote = isinstance(store, Store) and not is_in_memory(store) and not is_on_files
     if options.durability == "power" and not is_remote:
         raise SpecError(

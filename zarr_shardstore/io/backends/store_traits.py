@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable
+from typing import TypeGuard
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
@@ -16,7 +17,7 @@ def scope_of_store(store: Store) -> tuple[Hashable, str]:
 
     Within this process both are equal for equal stores, where that can be told.
     """
-    root = path_of_file(store, "")
+    root = root_of_files(store)
     if root is not None:
         return "file", root
     store = innermost(store)
@@ -66,17 +67,17 @@ def _identity_of(fs: AbstractFileSystem) -> Hashable:
     )
 
 
-def path_of_file(store: Store, key: str) -> str | None:
-    """Return the path of the file of an object, with links resolved; ``None`` if it is no file."""
+def root_of_files(store: Store) -> str | None:
+    """Return the directory of a store whose objects are local files, with links resolved."""
     store = innermost(store)
     root: str | None = None
     if isinstance(store, LocalStore):
         root = str(store.root)
-    elif isinstance(store, FsspecStore) and is_local_fsspec(store):
+    elif is_local_fsspec(store):
         root = store.path
     elif isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
         root = str(getattr(store.store, "prefix", None) or "/")
-    return None if root is None else os.path.join(os.path.realpath(root), key)
+    return None if root is None else os.path.join(os.path.realpath(root), "")
 
 
 def directory_of(store: Store) -> str | None:
@@ -151,10 +152,9 @@ def deletes_only_by_key(store: Store) -> bool:
     )
 
 
-def is_local_fsspec(store: Store) -> bool:
-    if not isinstance(store, FsspecStore):
-        return False
-    return "file" in _protocols(store)
+def is_local_fsspec(store: Store) -> TypeGuard[FsspecStore]:
+    """Whether fsspec writes the objects into local files, in place."""
+    return isinstance(store, FsspecStore) and "file" in _protocols(store)
 
 
 def _protocols(store: FsspecStore) -> tuple[str, ...]:

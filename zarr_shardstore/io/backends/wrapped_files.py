@@ -25,7 +25,7 @@ from zarr_shardstore.io.backends.store_traits import (
     deletes_only_by_key,
     innermost,
     is_local_fsspec,
-    path_of_file,
+    root_of_files,
 )
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 from zarr_shardstore.io.concurrency import worker_pool
@@ -54,7 +54,7 @@ class WrappedFilesBackend(ZarrBackend):
         is_static: bool = False,
     ) -> None:
         super().__init__(store, options, is_static=is_static)
-        root = path_of_file(store, "")
+        root = root_of_files(store)
         assert root is not None, "the store is one of local files"
         self._root = root
         self.max_requests_at_once = None
