@@ -30,7 +30,7 @@ Function = tuple[str, str]
 WARM_READ: list[Function] = [
     ("store/sharding_mapping.py", "ShardingMapping.__getitem__"),
     ("store/engine.py", "ShardingEngine.get_blocking"),
-    ("store/fast_reads.py", "FastReads.get"),
+    ("store/engine.py", "ShardingEngine._get_cached"),
     ("arrays/array_cache.py", "ArrayCache.current"),
     ("format/key_table.py", "KeyTable.translate"),
     ("io/local/cached_files.py", "CachedShardFile.read"),

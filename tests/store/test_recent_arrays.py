@@ -18,7 +18,7 @@ wanted = st.lists(st.tuples(st.sampled_from(KEYS + OTHERS), st.sampled_from(RANG
 
 @given(wanted, st.booleans())
 def test_columns_say_what_rows_say(pairs: list[tuple[str, ByteRange | None]], whole: bool) -> None:
-    """`reads_by_shard` has each chunk that `chunks_of` finds, once for each time that it is asked
+    """`reads_by_shard` has each chunk that `chunk_of` finds, once for each time that it is asked
     for, with the range that was asked for, and each shard once."""
     store = ShardingStore({}, chunks_per_shard=(2, 3))
     for path in "ab":
@@ -35,7 +35,7 @@ def test_columns_say_what_rows_say(pairs: list[tuple[str, ByteRange | None]], wh
         columns = [None] * len(reads.positions) if reads.byte_ranges is None else reads.byte_ranges
         for i, entry_id, byte_range in zip(reads.positions, reads.entry_ids, columns, strict=True):
             found[i] = reads.shard, entry_id, byte_range
-    chunks = generation.chunks_of(keys)
+    chunks = [generation.chunk_of(key) for key in keys]
     assert found == {
         i: (chunk.shard, chunk.entry_id, None if whole else byte_ranges[i])
         for i, chunk in enumerate(chunks)

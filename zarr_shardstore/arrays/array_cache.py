@@ -12,7 +12,7 @@ after it.
 from __future__ import annotations
 
 import errno
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeAlias
 
 from zarr_shardstore.arrays.policy import ShardingPolicy
@@ -87,54 +87,42 @@ class Generation:
         """Whether an array is cached at one of the places."""
         return any(node in self.arrays for node in nodes)
 
-    def add_key_table(self, layout: ArrayLayout | None) -> None:
+    def add_key_table(self, layout: ArrayLayout) -> None:
         """Translate further keys of an array, of which one key was found, by a table."""
-        if layout is None or not layout.ndim:
-            return
-        if layout.grid_shape is None and layout.encoding.style != "draft":
-            return  # without a document its keys are not known by their spelling alone
+        # Without a document its keys are not known by their spelling alone.
+        is_known = layout.grid_shape is not None or layout.encoding.style == "draft"
         tables = self.key_tables
-        if not any(table.layout is layout for table in tables):
+        if layout.ndim and is_known and not any(table.layout is layout for table in tables):
             # One tuple: another thread sees the old one or the new one.
             self.key_tables = (KeyTable(layout), *tables[: _MAX_KEY_TABLES - 1])
 
-    def chunks_of(self, keys: Sequence[str]) -> list[ChunkRef | None]:
-        """Return the chunks that the key tables find; ``None``: look elsewhere."""
-        chunks: list[ChunkRef | None] = [None] * len(keys)
-        for i, table, shard_key, entry_id in self._translate(keys):
-            chunks[i] = ChunkRef(keys[i], table.shard(shard_key), entry_id)
-        return chunks
+    def chunk_of(self, key: str) -> ChunkRef | None:
+        """Return the chunk that a key table finds; ``None``: look elsewhere."""
+        for table in self.key_tables:
+            place = table.translate(key)
+            if place is not None:
+                return ChunkRef(key, table.shard(place[0]), place[1])
+        return None
 
     def reads_by_shard(
         self, keys: Sequence[str], byte_ranges: Sequence[ByteRange | None] | None = None
     ) -> list[ShardReads]:
-        """Return reads of the chunks that the key tables find, those of a shard together.
-
-        Parameters
-        ----------
-        byte_ranges
-            The wanted range of each value; ``None``: all values whole.
-        """
+        """Return reads of the chunks that key tables find, those of a shard together."""
         groups: dict[str, ShardReads] = {}
-        for i, table, shard_key, entry_id in self._translate(keys):
-            group = groups.get(shard_key)
-            if group is None:
-                group = ShardReads(table.shard(shard_key), byte_ranges)
-                groups[shard_key] = group
-            group.add(i, entry_id, None if byte_ranges is None else byte_ranges[i])
-        return list(groups.values())
-
-    def _translate(self, keys: Sequence[str]) -> Iterator[tuple[int, KeyTable, str, int]]:
-        """Yield position, table, shard key and entry id of the keys that a table finds."""
         tables = self.key_tables
-        if not tables:
-            return
         for i, key in enumerate(keys):
             for table in tables:
                 place = table.translate(key)
-                if place is not None:
-                    yield i, table, *place
-                    break
+                if place is None:
+                    continue
+                shard_key, entry_id = place
+                group = groups.get(shard_key)
+                if group is None:
+                    group = ShardReads(table.shard(shard_key), byte_ranges)
+                    groups[shard_key] = group
+                group.add(i, entry_id, None if byte_ranges is None else byte_ranges[i])
+                break
+        return list(groups.values())
 
 
 class ArrayCache:
@@ -178,7 +166,9 @@ class ArrayCache:
         misses = [node for node in nodes if node not in found]
         # Where the store's own rule would apply, a document is not expected: ask whether it
         # is there before it is read, so that writing a whole shard reads nothing.
-        doubtful = [n for n in misses if n.hierarchy == "draft" and self._policy.has_rule(n.path)]
+        doubtful = [
+            n for n in misses if n.hierarchy == "draft" and self._policy.rule_of(n.path) is not None
+        ]
         if doubtful:
             exist: list[bool] = yield [Exists(document_key(node)) for node in doubtful]
             for node, is_there in zip(doubtful, exist, strict=True):
@@ -229,12 +219,8 @@ class ArrayCache:
     ) -> None:
         """Note a change by this store: all others of the process read their documents again.
 
-        Parameters
-        ----------
-        node, array
-            The place of the document, and the array that is there now.
-        below
-            Without a `node`: all documents whose keys start so.
+        `array` is now at `node`; without a `node`, all documents whose keys start with `below` have
+        changed.
         """
         for gone in list(self._erased):
             if gone == node or (node is None and document_key(gone).startswith(below)):

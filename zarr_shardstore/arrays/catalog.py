@@ -7,10 +7,10 @@ be a chunk of its array; nothing is listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import ArrayCache, CachedArray, Generation
 from zarr_shardstore.arrays.policy import ShardingPolicy
@@ -36,21 +36,13 @@ from zarr_shardstore.shards.shard_listing import GridDirectory, locate_directory
 
 @dataclass(frozen=True, slots=True)
 class InvalidChunkKey:
-    """Key in an array that is no chunk key of it.
-
-    Parameters
-    ----------
-    node : Node
-        Place of the document that says so.
-    is_outside : bool
-        Whether it is spelled like a chunk key, but lies outside the grid.
-    message : str
-        Text of the error if the key is written.
-    """
+    """Key in an array that is no chunk key of it."""
 
     node: Node
     is_outside: bool
+    """Whether it is spelled like a chunk key, but lies outside the grid."""
     message: str
+    """Text of the error if the key is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +53,10 @@ class TransformedKey:
     array: StoredArray
 
 
-@dataclass(frozen=True, slots=True)
-class _Located:
-    """Array and coordinates of a key.
-
-    Parameters
-    ----------
-    array
-        ``None`` if no document but the ``chunks_per_shard`` of the store declares it.
-    layout
-        ``None`` if the stack of the array is not just one sharding.
-    """
-
-    array: StoredArray | None
-    layout: ArrayLayout | None
-    coords: Coords
-
-
-_Answer: TypeAlias = "_Located | InvalidChunkKey | ShardStoreError | None"
-"""``None``: the key is no chunk key."""
+_Found: TypeAlias = (
+    "ChunkRef | ShardRef | TransformedKey | InvalidChunkKey | ShardStoreError | None"
+)
+"""``None``: the key passes through."""
 
 
 class Catalog:
@@ -106,50 +83,35 @@ class Catalog:
             If a key is not valid, or the document of an array that it belongs to is bad.
         """
         generation = self.arrays.current()
-        chunks: list[ChunkRef | TransformedKey | InvalidChunkKey | None] = [
-            *self._translate(keys, generation)
-        ]
+        chunks: list[Any] = [generation.chunk_of(key) for key in keys]
         left = [i for i, chunk in enumerate(chunks) if chunk is None]
         if not left:
             return chunks
-        for i in left:  # a key that a table finds is valid
-            check_key(keys[i])
         keys_left = [keys[i] for i in left]
+        for key in keys_left:  # a key that a table finds is valid
+            check_key(key)
         answers = yield from self._locate(keys_left, generation, in_grid=True)
         invalid = {answer.node for answer in answers if isinstance(answer, InvalidChunkKey)}
         if invalid:
             for node in invalid:
                 generation.drop(node)
             answers = yield from self._locate(keys_left, generation, in_grid=True)
-        shards: dict[tuple[int, Coords], ShardRef] = {}  # one object for all chunks of a shard
         for i, answer in zip(left, answers, strict=True):
-            match answer:
-                case ShardStoreError():
-                    raise answer
-                case _Located(StoredArray() as array, None):
-                    chunks[i] = TransformedKey(keys[i], array)
-                case _Located(_, ArrayLayout() as layout, coords):
-                    chunks[i] = layout.chunk(coords, keys[i], shards)
-                case InvalidChunkKey():
-                    chunks[i] = answer
+            if isinstance(answer, ShardStoreError):
+                raise answer
+            chunks[i] = answer
         return chunks
 
     def cached_chunks(self, keys: Sequence[str]) -> list[ChunkRef] | None:
-        """Return the chunks of keys of cached arrays; ``None`` if one needs `chunks_of`.
-
-        Raises
-        ------
-        SpecError
-            If a key is not valid.
-        """
-        found = self._translate(keys, self.arrays.current())
-        chunks = [chunk for chunk in found if chunk is not None]
+        """Return the chunks of keys that key tables find; ``None`` if one needs `chunks_of`."""
+        generation = self.arrays.current()
+        chunks = [chunk for key in keys if (chunk := generation.chunk_of(key)) is not None]
         return chunks if len(chunks) == len(keys) else None
 
     def reads_by_shard(
         self, keys: Sequence[str], byte_ranges: Sequence[ByteRange | None] | None
     ) -> list[ShardReads] | None:
-        """As `cached_chunks`: reads of these chunks, by shard.
+        """Return reads of chunks of cached arrays by shard; ``None`` if a key needs `chunks_of`.
 
         Raises
         ------
@@ -158,25 +120,14 @@ class Catalog:
         """
         generation = self.arrays.current()
         groups = generation.reads_by_shard(keys, byte_ranges)
-        if not groups and len(keys) > 1 and self._add_key_table(keys[0], generation):
-            groups = generation.reads_by_shard(keys, byte_ranges)
+        if not groups and len(keys) > 1:
+            check_key(keys[0])
+            first = self._locate_one(keys[0], True, generation, {})
+            if isinstance(first, ChunkRef):  # no document must be read
+                generation.add_key_table(first.shard.layout)
+                groups = generation.reads_by_shard(keys, byte_ranges)
         n_found = sum(len(group.positions) for group in groups)
         return groups if n_found == len(keys) else None
-
-    def _translate(self, keys: Sequence[str], generation: Generation) -> list[ChunkRef | None]:
-        chunks = generation.chunks_of(keys)
-        if len(keys) > 1 and chunks[0] is None and self._add_key_table(keys[0], generation):
-            chunks = generation.chunks_of(keys)
-        return chunks
-
-    def _add_key_table(self, key: str, generation: Generation) -> bool:
-        """Make a key table of the array of a chunk key; false if a document must be read first."""
-        check_key(key)
-        answer = self._locate_one(key, True, generation, {})
-        if not isinstance(answer, _Located):
-            return False
-        generation.add_key_table(answer.layout)
-        return True
 
     def chunk_without_document(self, key: str) -> ChunkRef | None:
         """Return the chunk that a key named before this store erased the array's document.
@@ -191,26 +142,13 @@ class Catalog:
                     return None if coords is None else array.layout.chunk(coords, key)
         return None
 
-    def shards_of(
-        self, base_keys: Sequence[str]
-    ) -> Flow[list[ShardRef | TransformedKey | ShardStoreError | None]]:
+    def shards_of(self, base_keys: Sequence[str]) -> Flow[list[Any]]:
         """Return the shards that keys of the base store name; ``None`` for any other key.
 
         If the document of an array is bad, the error takes the place of the shard.
         """
         answers = yield from self._locate(base_keys, self.arrays.current(), in_grid=False)
-        shards: list[ShardRef | TransformedKey | ShardStoreError | None] = []
-        for key, answer in zip(base_keys, answers, strict=True):
-            match answer:
-                case _Located(StoredArray() as array, None):
-                    shards.append(TransformedKey(key, array))
-                case _Located(_, ArrayLayout() as layout, coords):
-                    shards.append(ShardRef(layout, coords, key))
-                case ShardStoreError():
-                    shards.append(answer)
-                case _:
-                    shards.append(None)
-        return shards
+        return [None if isinstance(answer, InvalidChunkKey) else answer for answer in answers]
 
     def directory_of(
         self, directory: str, *, or_own: bool = False, is_strict: bool = True
@@ -258,7 +196,10 @@ class Catalog:
         cached = self.arrays.current()
         segments = directory.removesuffix("/").split("/")
         parents = ["/".join(segments[:n]) for n in range(len(segments) + 1)]
-        if any(self._policy.names(p) and not cached.has_any(_flat_nodes(p)) for p in parents):
+        if any(
+            self._policy.needs_no_metadata("v3", p) and not cached.has_any(_flat_nodes(p))
+            for p in parents
+        ):
             return True
         root = DRAFT_DATA_ROOT.removesuffix("/")
         paths = [p[len(root) + 1 :] for p in parents if p == root or p.startswith(f"{root}/")]
@@ -269,104 +210,91 @@ class Catalog:
 
     def _locate(
         self, keys: Sequence[str], generation: Generation, *, in_grid: bool
-    ) -> Flow[list[_Answer]]:
+    ) -> Flow[list[_Found]]:
+        """Return the chunk, or the shard unless `in_grid`, that each key names."""
         read: dict[Node, CachedArray] = {}
-        answers: list[_Answer] = [None] * len(keys)
+        answers: list[_Found] = [None] * len(keys)
         left: Sequence[int] = range(len(keys))
-        last: _Answer = None
+        last: ArrayLayout | None = None
         while left:
             missing: dict[int, list[Node]] = {}
             for i in left:
-                sibling = _locate_sibling(last, keys[i], in_grid)
-                if sibling is not None:
-                    answers[i] = sibling
-                    continue
-                answer = self._locate_one(keys[i], in_grid, generation, read)
+                chunk = generation.chunk_of(keys[i]) if in_grid else None
+                answer = chunk or self._locate_one(keys[i], in_grid, generation, read)
                 if isinstance(answer, list):
                     missing[i] = answer
-                else:
-                    answers[i] = last = answer
+                    continue
+                answers[i] = answer
+                if chunk is None and isinstance(answer, ChunkRef):
+                    layout = answer.shard.layout
+                    if layout is last:  # there may be many keys of this array
+                        generation.add_key_table(layout)
+                    last = layout
             if missing:
                 nodes = dict.fromkeys(node for nodes in missing.values() for node in nodes)
                 read |= yield from self.arrays.lookup(list(nodes), generation)
             left = list(missing)
-        if isinstance(last, _Located) and in_grid:
-            generation.add_key_table(last.layout)
+        if last is not None:
+            generation.add_key_table(last)
         return answers
 
     def _locate_one(
         self, key: str, in_grid: bool, generation: Generation, read: dict[Node, CachedArray]
-    ) -> _Answer | list[Node]:
-        """Return the array and the coordinates of a key, or the places that must be read first.
+    ) -> _Found | list[Node]:
+        """Return what a key names, or the places that must be read first.
 
         `read` has the places that this operation has read: bad documents are not cached.
         """
+
+        def missing(nodes: Iterable[Node]) -> list[Node]:
+            known = (read, generation.arrays, generation.absent)
+            return [node for node in nodes if not any(node in places for places in known)]
+
         is_usual = False
         for nodes, suffix in self._candidates(key):
-            is_usual = True
-            missing: list[Node] = []
-            otherwise: _Answer = None
+            is_usual, otherwise = True, None
             for node in nodes:
                 array = read.get(node) or generation.arrays.get(node)
-                if array is None and node not in read and node not in generation.absent:
-                    missing.append(node)
-                if missing:
-                    continue  # those before this one come first
-                if isinstance(array, StoredArray):
+                if isinstance(array, ShardStoreError):
+                    return array
+                if array is not None:
                     answer = _locate_in(array, key, suffix, in_grid)
                     geometry = array.document.geometry
-                    if geometry is None or (geometry.encoding.style == "v2") != suffix.startswith(
-                        "c"
-                    ):
+                    is_v2 = geometry is not None and geometry.encoding.style == "v2"
+                    if geometry is None or is_v2 != suffix.startswith("c"):
                         return answer
                     otherwise = answer  # or of the array of the other format at this path
-                elif array is not None:
-                    return array
-            if missing:
-                return missing
+                elif missing([node]):
+                    return missing(nodes)
             if otherwise is not None:
                 return otherwise
-        if not is_usual:
-            return self._locate_unusual(key, in_grid, generation, read)
-        for nodes, suffix in self._candidates(key):
-            node = nodes[0]
-            if self._policy.needs_no_metadata(node.hierarchy, node.path):
-                return self._locate_by_rule(node, key, suffix)
-        return None
-
-    def _locate_unusual(
-        self, key: str, in_grid: bool, generation: Generation, read: dict[Node, CachedArray]
-    ) -> _Answer | list[Node]:
-        """As `_locate_one`, for a key that the usual grammar of chunk keys gives to no array.
-
-        It may have an unusual separator; or be a chunk key, spelled in an unknown way, of an
-        array whose declaration is not understood.
-        """
+        if is_usual:
+            for nodes, suffix in self._candidates(key):
+                node = nodes[0]
+                if self._policy.needs_no_metadata(node.hierarchy, node.path):
+                    return self._locate_by_rule(node, key, suffix, in_grid)
+            return None
+        # The key may have an unusual separator; or be a chunk key, spelled in an unknown way, of an
+        # array whose declaration is not understood.
         if node_of_document(key) is not None:
             return None
         is_draft = key.startswith(DRAFT_DATA_ROOT)
-        candidates = [
-            ([Node("draft", path)] if is_draft else _flat_nodes(path), suffix)
+        places = [
+            (node, suffix)
             for path, suffix in odd_candidates(key)
+            for node in ([Node("draft", path)] if is_draft else _flat_nodes(path))
         ]
-        nodes = dict.fromkeys(node for found, _ in candidates for node in found)
-        arrays = {node: read.get(node) or generation.arrays.get(node) for node in nodes}
-        missing = [
-            node
-            for node, array in arrays.items()
-            if array is None and node not in read and node not in generation.absent
-        ]
-        if missing:
-            return missing
-        for found, suffix in candidates:
-            for node in found:
-                array = arrays[node]
-                if isinstance(array, ShardStoreError):
-                    return array
-                if array is not None and array.has_unusual_separator:
-                    answer = _locate_in(array, key, suffix, in_grid)
-                    if not isinstance(answer, InvalidChunkKey) or answer.is_outside:
-                        return answer
+        left = missing(dict.fromkeys(node for node, _ in places))
+        if left:
+            return left
+        for node, suffix in places:
+            array = read.get(node) or generation.arrays.get(node)
+            if isinstance(array, ShardStoreError):
+                return array
+            if array is not None and array.has_unusual_separator:
+                answer = _locate_in(array, key, suffix, in_grid)
+                if not isinstance(answer, InvalidChunkKey) or answer.is_outside:
+                    return answer
         return None
 
     def _candidates(self, key: str) -> Iterator[tuple[list[Node], str]]:
@@ -379,7 +307,7 @@ class Catalog:
         for path, suffix in v3_candidates(key):
             yield [Node("v3", path)] if suffix.startswith("c") else _flat_nodes(path), suffix
 
-    def _locate_by_rule(self, node: Node, key: str, suffix: str) -> _Answer:
+    def _locate_by_rule(self, node: Node, key: str, suffix: str, in_grid: bool) -> _Found:
         """Cut a key of an array without a document, by the spelling of the key itself."""
         separator: Literal["/", "."] = "." if "." in suffix else "/"
         style: Literal["draft", "default", "v2"] = "v2"
@@ -394,12 +322,12 @@ class Catalog:
             coords = encoding.decode(suffix, n_numbers)
         assert coords is not None, "candidates are well-formed"
         try:
-            cps = self._policy.for_array(node.path, len(coords))
+            cps = self._policy.chunks_per_shard_of(node.path, len(coords))
         except SpecError as error:
             return InvalidChunkKey(node, False, f"key {key!r}: {error}")
         if cps is None:
             return None
-        return _Located(None, _layout_by_rule(node, encoding, cps), coords)
+        return _name(_layout_by_rule(node, encoding, cps), coords, key, in_grid)
 
 
 @lru_cache(maxsize=256)
@@ -413,7 +341,7 @@ def _flat_nodes(path: str) -> list[Node]:
     return [Node("v3", path), Node("v2", path)]
 
 
-def _locate_in(array: StoredArray, key: str, suffix: str, in_grid: bool) -> _Answer:
+def _locate_in(array: StoredArray, key: str, suffix: str, in_grid: bool) -> _Found:
     geometry, grid_shape = array.document.geometry, array.grid_shape
     if not array.stack or geometry is None or grid_shape is None:
         return None
@@ -433,27 +361,10 @@ def _locate_in(array: StoredArray, key: str, suffix: str, in_grid: bool) -> _Ans
             True,
             f"key {key!r} lies outside the array {path!r}, which has {grid_shape} chunks",
         )
-    return _Located(array, array.layout, coords)
+    if array.layout is None:
+        return TransformedKey(key, array)
+    return _name(array.layout, coords, key, in_grid)
 
 
-def _locate_sibling(last: _Answer, key: str, in_grid: bool) -> _Located | None:
-    """Cut a key of the array of the key before, without looking at other places.
-
-    Two keys that differ only in the numbers after the path of their array could belong to the
-    same other arrays. The lookup of the first key has excluded these.
-    """
-    if not isinstance(last, _Located):
-        return None
-    array, layout = last.array, last.layout
-    if array is None:
-        # A draft key of an array without a document. Other keys do not tell how many dimensions.
-        if layout is None or layout.encoding.style != "draft" or not key.startswith(layout.prefix):
-            return None
-        coords = layout.coords_of(key)
-        return None if coords is None else _Located(None, layout, coords)
-    coords = array.coords_of(key)
-    if coords is None or array.grid_shape is None:
-        return None
-    if in_grid and not is_inside(coords, array.grid_shape):
-        return None
-    return _Located(array, layout, coords)
+def _name(layout: ArrayLayout, coords: Coords, key: str, in_grid: bool) -> ChunkRef | ShardRef:
+    return layout.chunk(coords, key) if in_grid else ShardRef(layout, coords, key)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import read_documents
-from zarr_shardstore.arrays.policy import NewArrays
+from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import (
@@ -69,18 +69,10 @@ class _Stored(NamedTuple):
 
 
 class MetadataView:
-    """Translation of documents between users and the base store.
+    """Translation of documents between users and the base store."""
 
-    Parameters
-    ----------
-    new_arrays : NewArrays
-        Declarations of arrays that are not stored yet.
-    reader : ArrayReader
-        Parser of stored documents.
-    """
-
-    def __init__(self, new_arrays: NewArrays, reader: ArrayReader) -> None:
-        self._new_arrays = new_arrays
+    def __init__(self, policy: ShardingPolicy, reader: ArrayReader) -> None:
+        self._policy = policy
         self._reader = reader
 
     # -------------------------------------------------------------- to user
@@ -132,21 +124,11 @@ class MetadataView:
     def to_store(
         self, node: Node, data: memoryview, stored: memoryview | None
     ) -> Flow[tuple[Bytes, StoredArray | None, bool]]:
-        """Translate a document that a user writes into the one to store.
+        """Translate the document `data`, which replaces `stored`, into the one to store.
 
         An array that is stored with the same chunks keeps its declaration, or stays plain. Any
-        other array is new, and sharded by the policy.
-
-        Parameters
-        ----------
-        data, stored
-            The document as the user wrote it, and as it is stored now, if it is.
-
-        Returns
-        -------
-        data, array, is_changed
-            Bytes to store, the array that they describe, and whether keys mean something
-            else than before.
+        other array is new, and sharded by the policy. The other results are the array, and whether
+        keys mean something else than before.
 
         Raises
         ------
@@ -211,25 +193,23 @@ class MetadataView:
             return kept
         geometry = plain_geometry(node.hierarchy, doc)
         if geometry is None:
-            self._refuse_unknown_grid(node, doc)
-            return doc
+            if self._policy.rule_of(node.path) is None or has_empty_chunks(doc):
+                return doc
+            raise UnsupportedError(
+                f"the array {node.path!r} has a chunk grid or a chunk key encoding that cannot be "
+                "sharded: create it through the base store, or leave it out of chunks_per_shard "
+                "(a mapping from path, with None for this one)"
+            )
         self._refuse_draft_name(node, geometry)
         twin = yield from self._twin(node, geometry)
         if twin is not None:
-            declared = self._new_arrays.declare(node, twin.document.transformers)
+            declared = self._policy.declare(node, twin.document.transformers)
         else:
             declared = yield from self._declared_as_new(node, doc, geometry)
         return doc if declared is None else apply(doc, declared)
 
     def _as_update(self, node: Node, doc: Document, old: _Stored) -> Document | None:
         """Return `doc` declared as the stored array; ``None`` if it is another array."""
-        kept = self._declared_as_before(node, doc, old)
-        has_consolidated_index = old.doc is not None and declares_consolidated_index(old.doc)
-        return (
-            with_consolidated_index(kept) if has_consolidated_index and kept is not None else kept
-        )
-
-    def _declared_as_before(self, node: Node, doc: Document, old: _Stored) -> Document | None:
         if old.doc is None or old.array is None:
             return None
         before = old.array.document
@@ -237,15 +217,17 @@ class MetadataView:
         if geometry is None or before.geometry is None:
             # An unknown grid: compare the members that decide about chunks, as they are written.
             names = ("chunk_grid", "chunk_key_encoding", "chunks", "dimension_separator")
-            return doc if all(old.doc.get(n) == doc.get(n) for n in names) else None
-        if is_native_by_choice(old.doc):
-            is_same = sharding_shapes(old.doc) == sharding_shapes(doc)
-            return declare_native(doc) if is_same else None
-        if not geometry.has_same_chunks(before.geometry):
+            if any(old.doc.get(name) != doc.get(name) for name in names):
+                return None
+        elif is_native_by_choice(old.doc):
+            if sharding_shapes(old.doc) != sharding_shapes(doc):
+                return None
+            doc = declare_native(doc)
+        elif not geometry.has_same_chunks(before.geometry):
             return None
-        if before.declaration is None:
-            return doc
-        return reapply(doc, old.doc, before.declaration)
+        elif before.declaration is not None:
+            doc = reapply(doc, old.doc, before.declaration)
+        return with_consolidated_index(doc) if declares_consolidated_index(old.doc) else doc
 
     def _stored_native(self, node: Node, doc: Document, old: _Stored) -> Document:
         """Return what to store for a document that has a sharding codec already."""
@@ -257,7 +239,7 @@ class MetadataView:
                 return kept
         if self._reader.native == "passthrough":
             return doc
-        if not self._new_arrays.policy.has_rule(node.path):
+        if self._policy.rule_of(node.path) is None:
             return declare_native(doc)  # zarr shards it; the mark tells each later store
         raise UnsupportedError(
             f"the array {node.path!r} was created with shards= (a sharding_indexed codec), but "
@@ -265,22 +247,13 @@ class MetadataView:
             "chunks_per_shard (a mapping from path, with None for this one)"
         )
 
-    def _refuse_unknown_grid(self, node: Node, doc: Document) -> None:
-        if self._new_arrays.policy.has_rule(node.path) and not has_empty_chunks(doc):
-            raise UnsupportedError(
-                f"the array {node.path!r} has a chunk grid or a chunk key encoding that cannot be "
-                "sharded: create it through the base store, or leave it out of chunks_per_shard "
-                "(a mapping from path, with None for this one)"
-            )
-
     def _refuse_draft_name(self, node: Node, geometry: Geometry) -> None:
         """Refuse an array whose chunk keys are also those of an array of the draft hierarchy."""
         if node.hierarchy == "draft":
             return
         key = node.chunk_prefix + geometry.encoding.encode((0,) * len(geometry.shape))
         draft = draft_candidate(key)
-        policy = self._new_arrays.policy
-        if draft is not None and policy.needs_no_metadata("draft", draft[0]):
+        if draft is not None and self._policy.needs_no_metadata("draft", draft[0]):
             raise UnsupportedError(
                 f"the chunk keys of the array {node.path!r}, like {key!r}, are also those of the "
                 f"array {draft[0]!r} of the draft hierarchy, which chunks_per_shard makes shards "
@@ -300,12 +273,11 @@ class MetadataView:
     def _declared_as_new(
         self, node: Node, doc: Document, geometry: Geometry
     ) -> Flow[Declared | None]:
-        ndim = len(geometry.shape)
-        declared = self._new_arrays.declared(node, doc, geometry)
-        by_rule = None
-        needs_no_metadata = self._new_arrays.policy.needs_no_metadata(node.hierarchy, node.path)
-        if needs_no_metadata and geometry.encoding.separator in ("/", "."):
-            by_rule = self._new_arrays.declared_by_rule(node, ndim)
+        policy, ndim = self._policy, len(geometry.shape)
+        declared, by_rule = policy.declaration_of(node, doc, geometry), None
+        is_usual = geometry.encoding.separator in ("/", ".")
+        if is_usual and policy.needs_no_metadata(node.hierarchy, node.path):
+            by_rule = policy.declaration_without_metadata(node, ndim)
         if declared is None or declared == by_rule:
             return declared
         found = yield from self._first_chunk(node, geometry)

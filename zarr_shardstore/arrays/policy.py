@@ -1,10 +1,10 @@
-"""Policy for new arrays: which are sharded, and the stack of transformers that they declare."""
+"""Policy for new arrays: which are sharded, and the declaration of each."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
@@ -35,18 +35,15 @@ Rule: TypeAlias = (
 )
 ChunksPerShard: TypeAlias = Rule | Mapping[str, Rule]
 _Normal: TypeAlias = Coords | int | Literal["auto"] | None
+V3Declaration: TypeAlias = Literal["codec", "storage_transformers"]
+
+_UNKNOWN_NBYTES = 1_000_000
+"""Assumed size of a chunk whose data type does not tell it, as for texts."""
 
 
+@dataclass(frozen=True, slots=True)
 class ShardingPolicy:
-    """Rules of the option `chunks_per_shard`.
-
-    Parameters
-    ----------
-    chunks_per_shard
-        ``None``: new arrays are not sharded. An int: that many chunks along every dimension.
-        A tuple: for arrays of its length. ``"auto"``: by the size of chunks, so that shards
-        have 10 to 100 MB. A mapping from array path, or from a pattern of paths
-        (``"raw/*"``; the first that matches counts), to one of these.
+    """Sharding of new arrays; the options of this name are documented by `ShardingStore`.
 
     Raises
     ------
@@ -54,52 +51,73 @@ class ShardingPolicy:
         If a number is not a whole number of at least 1, or a shard would have too many entries.
     """
 
-    __slots__ = ("chunks_per_shard",)
+    chunks_per_shard: InitVar[ChunksPerShard] = None
+    declaration: V3Declaration = "codec"
+    """Form of the declaration of v3 arrays; v2 and the draft have one form each."""
+    transformers: tuple[TransformerSpec, ...] | None = None
+    """The stack; ``None``: sharding alone."""
+    index: IndexFormat | None = None
+    """Form of the shard index; ``None``: with a checksum, except in the draft's transformer."""
+    rules: _Normal | dict[str, _Normal] = field(init=False)
+    """Chunks per shard of every array, or by path and pattern."""
 
-    def __init__(self, chunks_per_shard: ChunksPerShard = None) -> None:
+    def __post_init__(self, chunks_per_shard: ChunksPerShard) -> None:
+        rules: _Normal | dict[str, _Normal]
         if isinstance(chunks_per_shard, Mapping):
-            rules: dict[str, _Normal] = {}
+            rules = {}
             for path, rule in chunks_per_shard.items():
                 if not isinstance(path, str):
                     raise SpecError(f"chunks_per_shard maps array paths, got {path!r}")
                 rules[path.strip("/")] = _normalize(rule)
-            self.chunks_per_shard: _Normal | dict[str, _Normal] = rules
         else:
-            self.chunks_per_shard = _normalize(chunks_per_shard)
+            rules = _normalize(chunks_per_shard)
+        object.__setattr__(self, "rules", rules)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ShardingPolicy) and self.chunks_per_shard == other.chunks_per_shard
+    def rule_of(self, path: str) -> _Normal:
+        """Return the rule for an array; of several patterns the first that matches."""
+        rules = self.rules
+        if not isinstance(rules, dict):
+            return rules
+        if path in rules:
+            return rules[path]
+        return next((rule for name, rule in rules.items() if fnmatchcase(path, name)), None)
 
-    __hash__ = None  # type: ignore[assignment]
+    def names_without_array(self, paths: Sequence[str]) -> list[str]:
+        """Return the paths and patterns of the option that match none of these arrays."""
+        return [
+            name
+            for name in (self.rules if isinstance(self.rules, dict) else ())
+            if not any(path == name or fnmatchcase(path, name) for path in paths)
+        ]
 
-    def for_array(
-        self, path: str, ndim: int, choose: Callable[[], Coords] | None = None
-    ) -> Coords | None:
+    def needs_no_metadata(self, hierarchy: str, path: str) -> bool:
+        """Whether the option alone declares an array that has no metadata.
+
+        Outside the draft this needs a mapping with a rule for this very path.
+        """
+        if hierarchy != "draft" and not (isinstance(self.rules, dict) and path in self.rules):
+            return False
+        return self.rule_of(path) not in (None, "auto")
+
+    def chunks_per_shard_of(self, path: str, ndim: int) -> Coords | None:
         """Return the chunks per shard of a new array; ``None`` if it is not sharded.
 
         A 0-d array has one chunk, and a shard saves nothing: only the rule ``()`` asks for it.
 
-        Parameters
-        ----------
-        choose
-            Returns the choice of ``"auto"`` for this array.
-
         Raises
         ------
         SpecError
-            If the rule has another number of dimensions, or asks for too many entries; if it
-            is ``"auto"`` and `choose` is missing.
+            If the rule has another number of dimensions, or asks for too many entries, or is
+            ``"auto"``, which needs metadata.
         """
-        rule = self._rule(path)
+        rule = self.rule_of(path)
         if rule is None or (ndim == 0 and rule != ()):
             return None
         if isinstance(rule, str):
-            if choose is None:
-                raise SpecError(
-                    f"chunks_per_shard='auto' needs the metadata of the array {path!r}, and there "
-                    "is none: pass an int or a tuple for it"
-                )
-            return choose()
+            raise SpecError(
+                f"chunks_per_shard='auto' needs the metadata of the array {path!r}, and there "
+                "is none: pass an int or a tuple for it"
+            )
         if isinstance(rule, int):
             return check_chunks_per_shard((rule,) * ndim)
         if len(rule) != ndim:
@@ -109,41 +127,53 @@ class ShardingPolicy:
             )
         return rule
 
-    def names(self, path: str) -> bool:
-        """Whether the option is a mapping with a fixed rule for this very path."""
-        rules = self.chunks_per_shard
-        return isinstance(rules, dict) and rules.get(path) not in (None, "auto")
+    def declaration_of(
+        self, node: Node, doc: Mapping[str, Any], geometry: Geometry
+    ) -> Declared | None:
+        """Return the declaration of a new array, given its document; ``None``: plain chunks."""
+        ndim = len(geometry.shape)
+        if self.rule_of(node.path) == "auto" and ndim:
+            # By the size before compression, whose effect is not known yet.
+            nbytes = chunk_nbytes(doc, geometry.chunk_shape) or _UNKNOWN_NBYTES
+            grid_shape = chunk_grid_shape(geometry.shape, geometry.chunk_shape)
+            cps: Coords | None = choose_chunks_per_shard(grid_shape, nbytes)[0]
+        else:
+            cps = self.chunks_per_shard_of(node.path, ndim)
+        sharding = []
+        if cps is not None:
+            index = self.index or self.default_index(node)
+            sharding.append(sharding_transformer(ShardingSpec(cps, index)))
+        if self.transformers is None:
+            return self.declare(node, tuple(sharding))
+        stack: list[TransformerSpec] = []
+        for spec in self.transformers:
+            stack += [spec] if spec.name != SHARDING or spec.configuration else sharding
+        return self.declare(node, tuple(stack))
 
-    def has_rule(self, path: str) -> bool:
-        """Whether the option shards this array."""
-        return self._rule(path) is not None
+    def declaration_without_metadata(self, node: Node, ndim: int) -> Declared | None:
+        """Return the declaration of shards that were written before their metadata."""
+        cps = self.chunks_per_shard_of(node.path, ndim)
+        if cps is None:
+            return None
+        return self.declare(node, (sharding_transformer(ShardingSpec(cps, DRAFT_INDEX)),))
 
-    def needs_no_metadata(self, hierarchy: str, path: str) -> bool:
-        """Whether the option alone declares an array that has no metadata."""
-        if hierarchy == "draft":
-            return self._rule(path) not in (None, "auto")
-        return self.names(path)
+    def declare(self, node: Node, transformers: tuple[TransformerSpec, ...]) -> Declared | None:
+        """Return the declaration of transformers in a document of this hierarchy."""
+        if not transformers:
+            return None
+        if node.hierarchy == "v2":
+            return Declared("filters", transformers)
+        is_sharding_alone = [spec.name for spec in transformers] == [SHARDING]
+        if node.hierarchy == "v3" and self.declaration == "codec" and is_sharding_alone:
+            return Declared("codec", transformers)
+        return Declared("storage_transformers", transformers)
 
-    def is_auto(self, path: str) -> bool:
-        """Whether the rule of this array is ``"auto"``."""
-        return self._rule(path) == "auto"
-
-    def names_without_array(self, paths: Sequence[str]) -> list[str]:
-        """Return the paths and patterns of the option that match none of these arrays."""
-        rules = self.chunks_per_shard if isinstance(self.chunks_per_shard, dict) else {}
-        return [
-            name
-            for name in rules
-            if not any(path == name or fnmatchcase(path, name) for path in paths)
-        ]
-
-    def _rule(self, path: str) -> _Normal:
-        rules = self.chunks_per_shard
-        if not isinstance(rules, dict):
-            return rules
-        if path in rules:
-            return rules[path]
-        return next((rule for name, rule in rules.items() if fnmatchcase(path, name)), None)
+    def default_index(self, node: Node) -> IndexFormat:
+        """Return the form of the shard index if no option gives it."""
+        has_draft_form = node.hierarchy == "draft" or (
+            node.hierarchy == "v3" and self.declaration == "storage_transformers"
+        )
+        return DRAFT_INDEX if has_draft_form else ZEP2_INDEX
 
 
 def _normalize(rule: Rule) -> _Normal:
@@ -161,92 +191,3 @@ def _normalize(rule: Rule) -> _Normal:
             "chunks_per_shard is a whole number, or one for each dimension as in (2, 2), 'auto', "
             f"None, or a mapping from array path or pattern to one of these; got {rule!r}"
         ) from error
-
-
-V3Declaration: TypeAlias = Literal["codec", "storage_transformers"]
-
-_UNKNOWN_NBYTES = 1_000_000
-"""Assumed size of a chunk whose data type does not tell it, as for texts."""
-
-
-@dataclass(frozen=True, slots=True)
-class NewArrays:
-    """Declarations of new arrays.
-
-    Parameters
-    ----------
-    policy : ShardingPolicy
-        Chunks per shard.
-    declaration
-        Form of the declaration of v3 arrays; v2 and the draft have one form each.
-    transformers : optional
-        The stack; ``None``: sharding alone.
-    index : optional
-        Form of the shard index; ``None``: with a checksum, except in the draft's transformer.
-    """
-
-    policy: ShardingPolicy
-    declaration: V3Declaration = "codec"
-    transformers: tuple[TransformerSpec, ...] | None = None
-    index: IndexFormat | None = None
-
-    def declared(self, node: Node, doc: Mapping[str, Any], geometry: Geometry) -> Declared | None:
-        """Return the declaration of a new array; ``None``: plain chunks.
-
-        Parameters
-        ----------
-        doc
-            Its document, as users see it.
-
-        Raises
-        ------
-        SpecError
-            If the policy does not fit its number of dimensions.
-        """
-
-        def choose() -> Coords:
-            # Before compression, whose effect is not known yet.
-            grid_shape = chunk_grid_shape(geometry.shape, geometry.chunk_shape)
-            nbytes = chunk_nbytes(doc, geometry.chunk_shape)
-            return choose_chunks_per_shard(grid_shape, nbytes or _UNKNOWN_NBYTES)[0]
-
-        cps = self.policy.for_array(node.path, len(geometry.shape), choose)
-        sharding = None
-        if cps is not None:
-            sharding = sharding_transformer(
-                ShardingSpec(cps, self.index or self.default_index(node))
-            )
-        if self.transformers is None:
-            return self.declare(node, () if sharding is None else (sharding,))
-        stack = []
-        for spec in self.transformers:
-            if spec.name != SHARDING or spec.configuration:
-                stack.append(spec)
-            elif sharding is not None:
-                stack.append(sharding)
-        return self.declare(node, tuple(stack))
-
-    def declare(self, node: Node, transformers: tuple[TransformerSpec, ...]) -> Declared | None:
-        """Return the declaration of transformers in a document of this hierarchy."""
-        if not transformers:
-            return None
-        if node.hierarchy == "v2":
-            return Declared("filters", transformers)
-        is_sharding_alone = [spec.name for spec in transformers] == [SHARDING]
-        if node.hierarchy == "v3" and self.declaration == "codec" and is_sharding_alone:
-            return Declared("codec", transformers)
-        return Declared("storage_transformers", transformers)
-
-    def declared_by_rule(self, node: Node, ndim: int) -> Declared | None:
-        """Return the declaration of shards that were written before their metadata."""
-        cps = self.policy.for_array(node.path, ndim)
-        if cps is None:
-            return None
-        return self.declare(node, (sharding_transformer(ShardingSpec(cps, DRAFT_INDEX)),))
-
-    def default_index(self, node: Node) -> IndexFormat:
-        """Return the form of the shard index if no option gives it."""
-        has_draft_form = node.hierarchy == "draft" or (
-            node.hierarchy == "v3" and self.declaration == "storage_transformers"
-        )
-        return DRAFT_INDEX if has_draft_form else ZEP2_INDEX

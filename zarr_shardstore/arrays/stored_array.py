@@ -23,16 +23,11 @@ from zarr_shardstore.shards.stack import ArrayContext, Stack
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array document, and the transformers between its chunks and the base store.
-
-    Parameters
-    ----------
-    stack
-        Transformers, nearest to the array first; empty for plain chunks.
-    """
+    """An array document, and the transformers between its chunks and the base store."""
 
     document: ArrayDocument
     stack: Stack = ()
+    """Transformers, nearest to the array first; empty for plain chunks."""
     layout: ArrayLayout | None = field(init=False)
     """Where chunks and shards are, if the stack is one sharding; these are treated together."""
     grid_shape: Coords | None = field(init=False)

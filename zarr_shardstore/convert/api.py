@@ -147,7 +147,7 @@ def shard_store(
     report = convert_store(
         source,
         destination,
-        to_shards(sharding.new_arrays),
+        to_shards(sharding.policy),
         sharding,
         keeps_declaration=declaration is None,
         paths=paths,
@@ -230,7 +230,7 @@ def reshard(
     return convert_store(
         source,
         destination,
-        to_plain if given is None else to_shards(sharding.new_arrays),
+        to_plain if given is None else to_shards(sharding.policy),
         sharding,
         keeps_declaration=declaration is None,
         paths=paths,

@@ -94,7 +94,7 @@ def convert_store(
         _check_stores(base, target, dry_run)
 
         def plan() -> Conversion:
-            plans, contents = _plan(base, target, choose, paths, sharding.new_arrays.policy)
+            plans, contents = _plan(base, target, choose, paths, sharding.policy)
             return Conversion(
                 base, target, plans, contents, sharding, keeps_declaration, workers, progress
             )
@@ -337,8 +337,8 @@ class Conversion:
                 document_key(node): doc if self.in_place else without_consolidated_index(doc)
                 for node, doc in plan.documents.items()
             }
-        new_arrays, keeps = self.sharding.new_arrays, self.keeps_declaration
-        return plan.new_documents(new_arrays, keeps_declaration=keeps)
+        policy, keeps = self.sharding.policy, self.keeps_declaration
+        return plan.new_documents(policy, keeps_declaration=keeps)
 
     def _manifest(self, plan: ArrayPlan) -> Manifest:
         assert plan.geometry is not None

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from zarr_shardstore.arrays.policy import NewArrays, ShardingPolicy
+from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.registry import check_known
 from zarr_shardstore.convert.regions import ArrayLocation, block_shape, random_coords
 from zarr_shardstore.convert.report import Action
@@ -149,7 +149,7 @@ class ArrayPlan:
         )
 
     def new_documents(
-        self, new_arrays: NewArrays, *, keeps_declaration: bool
+        self, policy: ShardingPolicy, *, keeps_declaration: bool
     ) -> dict[str, dict[str, Any]]:
         """Return the documents of the array with its new shards, by key.
 
@@ -158,7 +158,7 @@ class ArrayPlan:
         """
         return {
             document_key(node): _declared_as(
-                node, doc, self.new_spec, new_arrays, keeps_declaration
+                node, doc, self.new_spec, policy, keeps_declaration
             )
             for node, doc in self.documents.items()
         }
@@ -211,15 +211,14 @@ def to_plain(_base: BaseStoreHandle, plan: ArrayPlan) -> tuple[None, str]:
     return None, "it has no shards" if plan.spec is None else "as asked"
 
 
-def to_shards(new_arrays: NewArrays) -> ChooseShards:
+def to_shards(policy: ShardingPolicy) -> ChooseShards:
     """Give each array the shards that a new array would get, none larger than the grid."""
-    policy = new_arrays.policy
 
     def choose(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[ShardingSpec | None, str]:
         now, grid = plan.spec, plan.grid_shape
         if not grid:
             return now, "it has no dimensions, so one chunk"
-        if policy.is_auto(plan.path):
+        if policy.rule_of(plan.path) == "auto":
             if now is not None:
                 return now, "it has shards, and 'auto' leaves them as they are"
             if math.prod(grid) == 1:
@@ -228,26 +227,26 @@ def to_shards(new_arrays: NewArrays) -> ChooseShards:
             if math.prod(cps) == 1:
                 return now, reason
         else:
-            asked = policy.for_array(plan.path, len(grid))
+            asked = policy.chunks_per_shard_of(plan.path, len(grid))
             if asked is None:
                 return now, "chunks_per_shard does not name it"
-            cps = asked if _has(new_arrays, plan, asked) else clip_to_grid(asked, grid)
+            cps = asked if _has(policy, plan, asked) else clip_to_grid(asked, grid)
             clipped = "" if cps == asked else ", no more than its grid has"
             reason = f"as chunks_per_shard says{clipped}"
-        if _has(new_arrays, plan, cps):
+        if _has(policy, plan, cps):
             return now, "it has these shards already"
-        index = new_arrays.index or (
-            new_arrays.default_index(plan.node) if now is None else now.index
+        index = policy.index or (
+            policy.default_index(plan.node) if now is None else now.index
         )
         return ShardingSpec(cps, index), reason
 
     return choose
 
 
-def _has(new_arrays: NewArrays, plan: ArrayPlan, cps: Coords) -> bool:
+def _has(policy: ShardingPolicy, plan: ArrayPlan, cps: Coords) -> bool:
     """Return whether an array has shards of `cps` chunks, with the index that is asked for."""
     now = plan.spec
-    return now is not None and now.chunks_per_shard == cps and new_arrays.index in (None, now.index)
+    return now is not None and now.chunks_per_shard == cps and policy.index in (None, now.index)
 
 
 def clip_to_grid(cps: Coords, grid_shape: Coords) -> Coords:
@@ -344,7 +343,7 @@ def _declared_as(
     node: Node,
     doc: Mapping[str, Any],
     spec: ShardingSpec | None,
-    new_arrays: NewArrays,
+    policy: ShardingPolicy,
     keeps_declaration: bool,
 ) -> dict[str, Any]:
     doc = _without_marks(doc)
@@ -355,7 +354,7 @@ def _declared_as(
         doc = strip(doc, declared.how)
     sharding = () if spec is None else (sharding_transformer(spec),)
     transformers = (*above, *sharding)
-    new = new_arrays.declare(node, transformers)
+    new = policy.declare(node, transformers)
     if new is not None and declared is not None and keeps_declaration:
         new = Declared(declared.how, transformers)
     return dict(doc) if new is None else apply(doc, new)

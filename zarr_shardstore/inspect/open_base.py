@@ -12,7 +12,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from zarr_shardstore.draft.hierarchy_store import DraftHierarchyStore
-from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
 from zarr_shardstore.io.backends.base import Backend
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.backends.store_traits import has_no_such_key, is_in_memory, location_of
@@ -30,7 +30,6 @@ from zarr_shardstore.shards.requests import (
     UpdateShard,
 )
 from zarr_shardstore.shards.updates import EntryUpdate
-from zarr_shardstore.store.engine import check_writable
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -169,7 +168,8 @@ class BaseStoreHandle:
     def check_writable(self) -> None:
         """Raise `ReadOnlyError` if the store refuses writes."""
         is_base_read_only = isinstance(self.store, Store) and self.store.read_only
-        check_writable(self.is_read_only or is_base_read_only)
+        if self.is_read_only or is_base_read_only:
+            raise ReadOnlyError
 
     def describe(self) -> str:
         """Return the name of the store for messages."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from zarr.abc.store import Store
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
-from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
 from zarr_shardstore.inspect.find import find_contents
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
@@ -26,7 +26,6 @@ from zarr_shardstore.native.native_plan import (
     plan_to_native,
 )
 from zarr_shardstore.shards.requests import Delete, Flow, Found, Get, Set
-from zarr_shardstore.store.engine import check_writable
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -161,7 +160,8 @@ def from_native(
 def _open(store: AnyStore, options: Mapping[str, Any] | None, dry_run: bool) -> BaseStoreHandle:
     base = open_base(store, options)
     if not dry_run:
-        check_writable(isinstance(store, Store) and store.read_only)
+        if isinstance(store, Store) and store.read_only:
+            raise ReadOnlyError
         base.check_writable()
     return base
 

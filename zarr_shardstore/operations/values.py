@@ -21,7 +21,7 @@ from zarr_shardstore.arrays.array_cache import (
 )
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey
 from zarr_shardstore.arrays.metadata_view import MetadataView
-from zarr_shardstore.arrays.policy import NewArrays
+from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import items_of
@@ -80,7 +80,7 @@ class Operations:
 
     def __init__(
         self,
-        new_arrays: NewArrays,
+        policy: ShardingPolicy,
         *,
         native: Native,
         reading: ReadOptions,
@@ -97,14 +97,14 @@ class Operations:
             self._commit = partial(append_to_shard, order=order, max_dead_nbytes=max_dead_nbytes)
         self._max_dead_nbytes = max_dead_nbytes
         reader = ArrayReader(native, reading)
-        self.arrays = ArrayCache(new_arrays.policy, reader)
-        self.catalog = Catalog(new_arrays.policy, self.arrays)
+        self.arrays = ArrayCache(policy, reader)
+        self.catalog = Catalog(policy, self.arrays)
         self.buffer = WriteBuffer()
         self.flusher = Flusher(self.catalog, self.arrays, self.buffer)
         self.listing = Listing(self.catalog, self.flusher)
         self._router = Router(self.flusher, reading)
         self._refuse_links = refuse_links
-        self._view = MetadataView(new_arrays, reader)
+        self._view = MetadataView(policy, reader)
 
     def update_shard(
         self, request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]

@@ -1,35 +1,42 @@
-"""Engine of both stores: a base store, the operations on it, and their driver."""
+"""Engine of both public stores: a base store, the operations on it, and their driver.
+
+A read first asks the caches alone: array, shard index and open file of a chunk. A hit is the value
+that the flow would return. On a miss, or while a batch buffers writes, the flow is run.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 from zarr.abc.store import Store
 
-from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
-from zarr_shardstore.format.ranges import ByteRange
+from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_range
 from zarr_shardstore.io.backends.base import Backend
+from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, backend_of
 from zarr_shardstore.io.concurrency import CallBatcher, worker_pool
 from zarr_shardstore.io.driver import Driver
-from zarr_shardstore.io.local.cached_files import MISS
-from zarr_shardstore.io.seal import seal_all, seal_all_async
-from zarr_shardstore.operations.batch import Batch
-from zarr_shardstore.operations.initialized import Region, chunks_initialized
+from zarr_shardstore.io.local.cached_files import MISS, CachedValue, find_file
 from zarr_shardstore.operations.upkeep import compact_below, compaction_of, consolidate_below
 from zarr_shardstore.operations.values import Operations
+from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.sharding import Strategy, WriteStrategy
-from zarr_shardstore.store.fast_reads import FastReads
 from zarr_shardstore.store.options import ShardingOptions
 
 Value: TypeAlias = bytes | memoryview
 KeyRange: TypeAlias = tuple[str, ByteRange | None]
+
+_MIN_TO_WARM = 8
+"""Chunks of one shard in one call from which on its index is read before the chunks."""
+
+_SHARDS_AT_ONCE = 64
+"""Shards whose indexes are read together; half of the number of cached open files."""
 
 
 class ShardingEngine:
@@ -47,7 +54,7 @@ class ShardingEngine:
         strategy = _strategy_for(options.strategy, backend)
         self.appends = strategy == "append"
         self.operations = Operations(
-            options.new_arrays,
+            options.policy,
             native=options.native,
             reading=replace(
                 options.reading,
@@ -62,8 +69,12 @@ class ShardingEngine:
         self.driver = Driver(
             backend, self.operations.update_shard, fits_inline=self.operations.fits_inline
         )
-        buffer = self.operations.buffer
-        self.fast_reads = FastReads(self.driver, self.operations.catalog, buffer)
+        self._buffer, self._arrays = self.operations.buffer, self.operations.arrays
+        self._count_hit = self.driver.counters.count_fast_read
+        self._root: str | None = None
+        """Path of the base store, if the cache of open shard files may have hits."""
+        if isinstance(backend, LocalBackend) and backend.keeps_handles:
+            self._root = backend.path_of("")
         self._call_batcher = CallBatcher(self.get_many)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,21 +108,21 @@ class ShardingEngine:
 
     async def get(self, key: str, byte_range: ByteRange | None) -> Value | None:
         """Return one value, or a range of it; ``None`` if the key is missing."""
-        value = self.fast_reads.get(key, byte_range, at_once=True)
+        value = self._get_cached(key, byte_range, may_wait=False)
         if value is MISS:
             return await self._call_batcher.answer((key, byte_range))
         return value
 
     def get_blocking(self, key: str, byte_range: ByteRange | None) -> Value | None:
         """As `get`."""
-        value = self.fast_reads.get(key, byte_range)
+        value = self._get_cached(key, byte_range, may_wait=True)
         if value is MISS:
             return self.driver.run(self.operations.get(key, byte_range))
         return value
 
     async def get_many(self, key_ranges: Sequence[KeyRange]) -> Sequence[Value | None]:
         """Return values, or ranges of them; ``None`` for a missing key."""
-        if self.fast_reads.is_possible:  # one hop to a thread, hits or not
+        if self._root is not None:  # one hop to a thread, hits or not
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(worker_pool(), self.get_many_blocking, key_ranges)
         flow = self.operations.get_many(key_ranges)
@@ -119,9 +130,11 @@ class ShardingEngine:
 
     def get_many_blocking(self, key_ranges: Sequence[KeyRange]) -> Sequence[Value | None]:
         """As `get_many`."""
-        if not self.fast_reads.is_possible:
+        if self._root is None or self._buffer.is_active:
             return self.driver.run(self.operations.get_many(key_ranges))
-        values: list[Any] = self.fast_reads.get_many(key_ranges)
+        if len(key_ranges) == 1:
+            return [self.get_blocking(*key_ranges[0])]
+        values = self._get_many_cached(key_ranges, self._root)
         left = [i for i, value in enumerate(values) if value is MISS]
         if left:
             found = self.driver.run(self.operations.get_many([key_ranges[i] for i in left]))
@@ -129,32 +142,58 @@ class ShardingEngine:
                 values[i] = value
         return values
 
-    def chunks_initialized(self, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
-        """Return the flow that tells the stored chunks of an array."""
-        operations = self.operations
-        return chunks_initialized(operations.arrays, operations.flusher, path, region)
+    def _get_cached(self, key: str, byte_range: ByteRange | None, *, may_wait: bool) -> CachedValue:
+        """Return a value from the caches, or `MISS`; unless it may wait, also for a slow disk."""
+        if self._root is None or self._buffer.is_active:
+            return MISS
+        if byte_range is not None:
+            resolve_range(byte_range, 0)  # raises if it is not valid, hit or miss
+        for table in self._arrays.current().key_tables:
+            place = table.translate(key)
+            if place is None:
+                continue
+            path = self._root + place[0]
+            file = find_file(path)
+            spec = table.layout.spec
+            if file is None or (file.spec is not spec and not file.has_spec(spec)):
+                return MISS
+            value = file.read(path, place[1], byte_range, may_wait=may_wait)
+            if value is not MISS:
+                self._count_hit()
+            return value
+        return MISS
 
-    # ------------------------------------------------------------------- writes
+    def _get_many_cached(self, key_ranges: Sequence[KeyRange], root: str) -> list[Any]:
+        """As `_get_cached`. Chunks of one shard are all hits or all misses: one snapshot each."""
+        values: list[CachedValue] = [MISS] * len(key_ranges)
+        keys = [key for key, _ in key_ranges]
+        byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
+        groups = self._arrays.current().reads_by_shard(keys, byte_ranges)
+        if not groups and len(keys) >= _MIN_TO_WARM:
+            with suppress(ShardStoreError):  # the flow will raise it
+                self.driver.run(self.operations.catalog.chunks_of(keys[:1]))
+            groups = self._arrays.current().reads_by_shard(keys, byte_ranges)
+        # Of many chunks of a shard that is not cached the index is read before the chunks.
+        cold = [
+            reads.shard
+            for reads in groups
+            if len(reads.positions) >= _MIN_TO_WARM and find_file(root + reads.shard.key) is None
+        ]
+        for first in range(0, len(cold), _SHARDS_AT_ONCE):
+            self.driver.run(try_read_indexes(cold[first : first + _SHARDS_AT_ONCE]))
+        for reads in groups:
+            path = root + reads.shard.key
+            file = find_file(path)
+            if file is None or not file.has_spec(reads.shard.layout.spec):
+                continue
+            found = file.read_many(path, reads.entry_ids, reads.byte_ranges)
+            if found is not None:
+                for i, value in zip(reads.positions, found, strict=True):
+                    values[i] = value
+                    self._count_hit()
+        return values
 
-    def batch(
-        self,
-        max_nbytes: int | None,
-        run_async: Callable[
-            [Flow[dict[str, Exception]]], Coroutine[Any, Any, dict[str, Exception]]
-        ],
-    ) -> Batch:
-        """Return a batch of writes, to be entered."""
-        operations = self.operations
-        flush = operations.flusher.flush
-        return Batch(operations.buffer, flush, self.driver.run, run_async, max_nbytes)
-
-    def flush(self) -> None:
-        """Seal every shard file that this process has appended to, blocking."""
-        seal_all(self.driver.backend, self.options.order)
-
-    async def flush_async(self) -> None:
-        """As `flush`."""
-        await seal_all_async(self.driver.backend, self.options.order)
+    # ------------------------------------------------------------------- upkeep
 
     def compaction(self, prefix: str) -> tuple[Driver, Flow[None]]:
         """Return the flow that compacts the shards below a prefix, and its driver.
@@ -174,12 +213,6 @@ class ShardingEngine:
         flow = compact_below(self.operations.listing, prefix)
         return Driver(backend, compact, self.driver.counters), flow
 
-    def compact(self, prefix: str) -> None:
-        """Compact the shards below a prefix, blocking."""
-        self.driver.run(self.operations.flusher.flush_below(prefix))
-        driver, flow = self.compaction(prefix)
-        driver.run(flow)
-
     def consolidation(self, path: str) -> Flow[list[str]]:
         """Return the flow that consolidates the indexes of the arrays at or below a path.
 
@@ -191,12 +224,6 @@ class ShardingEngine:
         self.check_consolidation()
         operations = self.operations
         return consolidate_below(operations.listing, operations.arrays, path)
-
-    def consolidate(self, path: str) -> list[str]:
-        """Seal shards, then run `consolidation`, blocking."""
-        flow = self.consolidation(path)
-        self.flush()
-        return self.driver.run(flow)
 
     def check_consolidation(self) -> None:
         """Raise `UnsupportedError` if the base store tells no versions."""
@@ -224,9 +251,3 @@ def _strategy_for(strategy: Strategy, backend: Backend) -> WriteStrategy:
             f"with locking='os', got {backend!r}; leave it away, or take 'rewrite'"
         )
     return strategy
-
-
-def check_writable(is_read_only: bool) -> None:
-    """Raise `ReadOnlyError` if it is."""
-    if is_read_only:
-        raise ReadOnlyError

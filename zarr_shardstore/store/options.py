@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
-from zarr_shardstore.arrays.policy import ChunksPerShard, NewArrays, ShardingPolicy, V3Declaration
+from zarr_shardstore.arrays.policy import ChunksPerShard, ShardingPolicy, V3Declaration
 from zarr_shardstore.arrays.registry import check_known
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import items_of, whole_number
@@ -32,12 +32,29 @@ IndexCodecs: TypeAlias = Sequence[str | Mapping[str, Any]] | None
 IndexLocation: TypeAlias = Literal["start", "end"] | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardingOptions:
-    """Validated options of a sharding store; `ShardingStore` documents the arguments.
+class OptionArguments(TypedDict, total=False):
+    """Keyword arguments of `ShardingStore` that are options; it documents them."""
 
-    Options are equal if stores with them do the same, however the arguments are spelled. Most
-    arguments are kept parsed only, in `new_arrays`, `files` and `reading`.
+    declaration: V3Declaration | None
+    storage_transformers: Transformers
+    index_codecs: IndexCodecs
+    index_location: IndexLocation
+    native: Native
+    order: EntryOrder
+    strategy: Strategy
+    locking: Locking
+    durability: Durability
+    max_dead_bytes: int | None
+    max_gap_bytes: int | None
+    max_coalesced_bytes: int | None
+    static: bool
+
+
+@dataclass(init=False)
+class ShardingOptions:
+    """Validated options of a sharding store.
+
+    Options are equal if stores with them do the same, however the arguments are spelled.
 
     Raises
     ------
@@ -45,44 +62,41 @@ class ShardingOptions:
         If an option is not valid, or contradicts another one.
     """
 
-    chunks_per_shard: InitVar[ChunksPerShard] = None
-    declaration: InitVar[V3Declaration | None] = None
-    storage_transformers: InitVar[Transformers] = None
-    index_codecs: InitVar[IndexCodecs] = None
-    index_location: InitVar[IndexLocation] = None
-    locking: InitVar[Locking] = "os"
-    durability: InitVar[Durability] = "process"
-    max_gap_bytes: InitVar[int | None] = None
-    max_coalesced_bytes: InitVar[int | None] = None
-    native: Native = "flat"
-    order: EntryOrder = "morton"
-    strategy: Strategy = "auto"
-    max_dead_bytes: int | None = None
-    static: bool = False
-    new_arrays: NewArrays = field(init=False)
-    files: FileOptions = field(init=False)
-    reading: ReadOptions = field(init=False)
+    policy: ShardingPolicy
+    native: Native
+    order: EntryOrder
+    strategy: Strategy
+    files: FileOptions
+    reading: ReadOptions
+    max_dead_bytes: int | None
+    static: bool
 
-    def __post_init__(
+    def __init__(
         self,
-        chunks_per_shard: ChunksPerShard,
-        declaration: V3Declaration | None,
-        storage_transformers: Transformers,
-        index_codecs: IndexCodecs,
-        index_location: IndexLocation,
-        locking: Locking,
-        durability: Durability,
-        max_gap_bytes: int | None,
-        max_coalesced_bytes: int | None,
+        *,
+        chunks_per_shard: ChunksPerShard = None,
+        declaration: V3Declaration | None = None,
+        storage_transformers: Transformers = None,
+        index_codecs: IndexCodecs = None,
+        index_location: IndexLocation = None,
+        native: Native = "flat",
+        order: EntryOrder = "morton",
+        strategy: Strategy = "auto",
+        locking: Locking = "os",
+        durability: Durability = "process",
+        max_dead_bytes: int | None = None,
+        max_gap_bytes: int | None = None,
+        max_coalesced_bytes: int | None = None,
+        static: bool = False,
     ) -> None:
-        if self.native not in get_args(Native):
-            raise SpecError(f"native is 'flat' or 'passthrough', got {self.native!r}")
+        if native not in get_args(Native):
+            raise SpecError(f"native is 'flat' or 'passthrough', got {native!r}")
         if declaration not in (None, *get_args(V3Declaration)):
             raise SpecError(
                 f"declaration is 'codec' or 'storage_transformers', got {declaration!r}"
             )
         transformers = _parse_transformers(storage_transformers)
-        can_be_codec = self.native == "flat" and transformers is None
+        can_be_codec = native == "flat" and transformers is None
         if declaration == "codec" and not can_be_codec:
             raise SpecError(
                 "arrays declared by the codec are native sharded arrays: with "
@@ -90,32 +104,30 @@ class ShardingOptions:
             )
         if declaration is None:
             declaration = "codec" if can_be_codec else "storage_transformers"
-        check_order(self.order)
-        if self.strategy not in get_args(Strategy):
+        check_order(order)
+        if strategy not in get_args(Strategy):
             names = ", ".join(map(repr, get_args(Strategy)))
-            raise SpecError(f"strategy is one of {names}, got {self.strategy!r}")
+            raise SpecError(f"strategy is one of {names}, got {strategy!r}")
         limits = {"max_gap_bytes": max_gap_bytes, "max_coalesced_bytes": max_coalesced_bytes}
         given: dict[str, Any] = {
             name: whole_number(name, n) for name, n in limits.items() if n is not None
         }
-        parsed: dict[str, Any] = {
-            "files": FileOptions(locking, durability),
-            "reading": ReadOptions(**given),
-        }
-        if self.max_dead_bytes is not None:
-            parsed["max_dead_bytes"] = whole_number("max_dead_bytes", self.max_dead_bytes)
+        if max_dead_bytes is not None:
+            max_dead_bytes = whole_number("max_dead_bytes", max_dead_bytes)
         index = _parse_index(index_codecs, index_location)
-        policy = ShardingPolicy(chunks_per_shard)
-        parsed["new_arrays"] = NewArrays(policy, declaration, transformers, index)
-        for name, value in parsed.items():
-            object.__setattr__(self, name, value)
+        self.policy = ShardingPolicy(chunks_per_shard, declaration, transformers, index)
+        self.native, self.order, self.strategy = native, order, strategy
+        self.files = FileOptions(locking, durability)
+        self.reading = ReadOptions(**given)
+        self.max_dead_bytes = max_dead_bytes
+        self.static = static
 
     def describe(self) -> list[str]:
         """Return the arguments that differ from their defaults, as a repr writes them."""
-        new, default = self.new_arrays, ShardingOptions()
+        new, default = self.policy, ShardingOptions()
         given: dict[str, Any] = {}
-        if new.policy.chunks_per_shard is not None:
-            given["chunks_per_shard"] = new.policy.chunks_per_shard
+        if new.rules is not None:
+            given["chunks_per_shard"] = new.rules
         if new.transformers is not None:
             given["storage_transformers"] = spell_transformers(new.transformers)
         elif new.declaration != "codec":

@@ -24,7 +24,7 @@ from zarr.storage import StorePath
 
 from zarr_shardstore.io.buffers import to_buffer_of
 from zarr_shardstore.io.concurrency import map_in_threads, run_within
-from zarr_shardstore.store.chunk_codec import ChunkCodec, PlainChunks
+from zarr_shardstore.store.chunk_codec import ChunkCodec
 
 ChunkValues: TypeAlias = NDBuffer | npt.NDArray[Any]
 
@@ -181,20 +181,19 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         store = self._store_of(batch)
         if store is None:
             return await super().read(batch, out, drop_axes)
-        codec = self._chunk_codec()
+        codec = ChunkCodec.of(list(self))  # of an operation: pipelines are pickled
         is_present: dict[int, bool] = {}
         array = out.as_ndarray_like()
-        plain = PlainChunks.of(
-            self.array_array_codecs, self.array_bytes_codec, self.bytes_bytes_codecs, batch[0][1]
-        )
+        is_plain = codec is not None and codec.is_plain(batch[0][1])
 
         def put(item: tuple[ChunkPart, Value | None]) -> None:
             part, value = item
-            if value is not None and plain is not None and isinstance(array, np.ndarray):
-                part.put(plain.decode(value, part.spec), array, drop_axes)
+            assert codec is not None
+            if value is not None and is_plain and isinstance(array, np.ndarray):
+                part.put(codec.decode_plain(value, part.spec), array, drop_axes)
                 return
             buffer = to_buffer_of(value, part.spec.prototype)
-            chunk = None if codec is None or buffer is None else codec.decode(buffer, part.spec)
+            chunk = None if buffer is None else codec.decode(buffer, part.spec)
             part.put(chunk, out, drop_axes)
 
         async def read_some(positions: list[int], parts: list[ChunkPart]) -> None:
@@ -209,7 +208,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
                     part.put(chunk, out, drop_axes)
             else:
                 nbytes = _nbytes(parts)
-                are_small = plain is not None and nbytes < len(parts) * _SMALL_NBYTES
+                are_small = is_plain and nbytes < len(parts) * _SMALL_NBYTES
                 items = list(zip(parts, values, strict=True))
                 await map_in_threads(put, items, nbytes, are_small=are_small)
 
@@ -230,7 +229,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         if store is None:
             await super().write(batch, value, drop_axes)
             return
-        codec = self._chunk_codec()
+        codec = ChunkCodec.of(list(self))  # of an operation: pipelines are pickled
         encoding = asyncio.Lock()  # one unit after another; the others are stored concurrently
 
         def encode(item: tuple[ChunkPart, Buffer | None]) -> Buffer | None:
@@ -272,12 +271,6 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             return None
         is_one = all(type(path) is StorePath and path.store is store for path, *_ in batch)
         return store if is_one else None
-
-    def _chunk_codec(self) -> ChunkCodec | None:
-        # Made for each operation: pipelines are pickled with their arrays.
-        return ChunkCodec.of(
-            self.array_array_codecs, self.array_bytes_codec, self.bytes_bytes_codecs
-        )
 
 
 def _parts(batch: Sequence[tuple[Any, ...]]) -> list[ChunkPart]:

@@ -5,35 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from operator import index
 from reprlib import repr as short
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
+from zarr_shardstore.arrays.policy import ChunksPerShard
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import items_of, whole_number
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix
-from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.io.backends.base import Durability
-from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, base_store_of
+from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.io.buffers import as_view
 from zarr_shardstore.io.counters import Stats
-from zarr_shardstore.io.local.locks import Locking
-from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.operations.batch import Batch
-from zarr_shardstore.operations.initialized import Region
+from zarr_shardstore.operations.initialized import Region, chunks_initialized
 from zarr_shardstore.operations.listing import raise_first
 from zarr_shardstore.shards.requests import Flow
-from zarr_shardstore.shards.sharding import Strategy
-from zarr_shardstore.store.engine import ShardingEngine, check_writable
-from zarr_shardstore.store.options import (
-    IndexCodecs,
-    IndexLocation,
-    ShardingOptions,
-    Transformers,
-)
+from zarr_shardstore.store.options import OptionArguments, ShardingOptions
 from zarr_shardstore.store.sharding_store import ShardingStore
 
 T = TypeVar("T")
@@ -68,100 +57,76 @@ class ShardingMapping(MutableMapping[str, bytes]):
     [b'bc', None]
     """
 
-    _engine: ShardingEngine
-
     def __init__(
         self,
         store: ShardingStore | BaseStoreLike,
         chunks_per_shard: ChunksPerShard = None,
         *,
-        declaration: V3Declaration | None = None,
-        storage_transformers: Transformers = None,
-        index_codecs: IndexCodecs = None,
-        index_location: IndexLocation = None,
-        native: Native = "flat",
-        order: EntryOrder = "morton",
-        strategy: Strategy = "auto",
-        locking: Locking = "os",
-        durability: Durability = "process",
-        max_dead_bytes: int | None = None,
-        max_gap_bytes: int | None = None,
-        max_coalesced_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        static: bool = False,
         read_only: bool = False,
+        **options: Unpack[OptionArguments],
     ) -> None:
-        options = ShardingOptions(
-            chunks_per_shard=chunks_per_shard,
-            declaration=declaration,
-            storage_transformers=storage_transformers,
-            index_codecs=index_codecs,
-            index_location=index_location,
-            native=native,
-            order=order,
-            strategy=strategy,
-            locking=locking,
-            durability=durability,
-            max_dead_bytes=max_dead_bytes,
-            max_gap_bytes=max_gap_bytes,
-            max_coalesced_bytes=max_coalesced_bytes,
-            static=static,
-        )
-        if isinstance(store, ShardingStore):
-            if options != ShardingOptions() or storage_options is not None:
+        if not isinstance(store, ShardingStore):
+            store = ShardingStore(
+                store,
+                chunks_per_shard,
+                storage_options=storage_options,
+                read_only=read_only,
+                **options,
+            )
+        else:
+            given = ShardingOptions(chunks_per_shard=chunks_per_shard, **options)
+            if given != ShardingOptions() or storage_options is not None:
                 raise SpecError("the ShardingStore has its options: pass them to it")
-            self._engine = store._engine
-            self.read_only = read_only or store.read_only
-            return
-        self._engine = ShardingEngine(base_store_of(store, storage_options), options)
-        self.read_only = read_only or self._engine.is_base_read_only
+            if read_only and not store.read_only:
+                store = store.with_read_only(True)
+        self._store = store
+        self._engine = store._engine
+        self.read_only = store.read_only
 
     def __repr__(self) -> str:
-        mode = ", read_only=True" if self.read_only else ""
-        return f"ShardingMapping({self._engine.describe()}{mode})"
+        return repr(self._store).replace("ShardingStore", "ShardingMapping", 1)
 
     @property
     def base(self) -> BaseStore:
         """The zarr store or the mapping that has the shards."""
-        return self._engine.base
+        return self._store.base
 
     def refresh(self) -> None:
         """As `ShardingStore.refresh`."""
-        self._engine.operations.arrays.refresh()
+        self._store.refresh()
 
     def stats(self) -> Stats:
         """As `ShardingStore.stats`."""
-        return self._engine.driver.counters.stats()
+        return self._store.stats()
 
     def flush(self) -> None:
         """As `ShardingStore.flush`."""
-        self._engine.flush()
+        self._store.flush_sync()
 
     def compact(self, prefix: str = "") -> None:
         """As `ShardingStore.compact`."""
-        check_writable(self.read_only)
-        self._engine.compact(prefix)
+        self._store.compact_sync(prefix)
 
     def consolidate_index(self, path: str = "") -> list[str]:
         """As `ShardingStore.consolidate_index`."""
-        check_writable(self.read_only)
-        return self._engine.consolidate(path)
+        return self._store.consolidate_index_sync(path)
 
     def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
         """As `ShardingStore.chunks_initialized`."""
-        return self._run(self._engine.chunks_initialized(path, region))
+        operations = self._engine.operations
+        return self._run(chunks_initialized(operations.arrays, operations.flusher, path, region))
+
+    def batch(self, *, max_nbytes: int | None = None) -> Batch:
+        """As `ShardingStore.batch`."""
+        return self._store.batch(max_nbytes=max_nbytes)
 
     def _run(self, flow: Flow[T]) -> T:
         return self._engine.driver.run(flow)
 
     def _write(self, flow: Flow[None]) -> None:
-        check_writable(self.read_only)
+        self._store._check_writable()
         self._run(flow)
-
-    def batch(self, *, max_nbytes: int | None = None) -> Batch:
-        """As `ShardingStore.batch`."""
-        check_writable(self.read_only)
-        return self._engine.batch(max_nbytes, self._engine.driver.run_async)
 
     # ------------------------------------------------------------------ mapping
 
@@ -175,7 +140,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         self.set(key, value)
 
     def __delitem__(self, key: str) -> None:
-        check_writable(self.read_only)
+        self._store._check_writable()
         if key not in self:
             raise KeyError(key)
         self.erase(key)

@@ -17,9 +17,10 @@ from zarr_shardstore.io.backends.resolve import BaseStoreLike, base_store_of
 from zarr_shardstore.io.buffers import own_bytes
 from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.io.local.locks import Locking
+from zarr_shardstore.io.seal import seal_all, seal_all_async
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.operations.batch import Batch
-from zarr_shardstore.operations.initialized import Region
+from zarr_shardstore.operations.initialized import Region, chunks_initialized
 from zarr_shardstore.operations.routing import shard_ids
 from zarr_shardstore.shards.sharding import Strategy
 from zarr_shardstore.store.engine import ShardingEngine
@@ -245,11 +246,11 @@ class ShardingStore(ZarrInterface):
         later chunks. A shard of which more than half is dead is compacted. `close` and the end of
         the process seal shards, too.
         """
-        await self._engine.flush_async()
+        await seal_all_async(self._engine.driver.backend, self._engine.options.order)
 
     def flush_sync(self) -> None:
         """As `flush`, blocking."""
-        self._engine.flush()
+        seal_all(self._engine.driver.backend, self._engine.options.order)
 
     async def compact(self, prefix: str = "") -> None:
         """Store shards without dead bytes, those below a prefix that have any.
@@ -263,7 +264,6 @@ class ShardingStore(ZarrInterface):
             If a shard is damaged; it stays unchanged, and all others are compacted.
         """
         self._check_writable()
-        await self._ensure_open()
         await self._run(self._engine.operations.flusher.flush_below(prefix))
         driver, flow = self._engine.compaction(prefix)
         await driver.run_async(flow)
@@ -271,7 +271,9 @@ class ShardingStore(ZarrInterface):
     def compact_sync(self, prefix: str = "") -> None:
         """As `compact`, blocking."""
         self._check_writable()
-        self._engine.compact(prefix)
+        self._engine.driver.run(self._engine.operations.flusher.flush_below(prefix))
+        driver, flow = self._engine.compaction(prefix)
+        driver.run(flow)
 
     async def consolidate_index(self, path: str = "") -> list[str]:
         """Store a copy of the indexes of all shards, in one object for each array.
@@ -314,7 +316,9 @@ class ShardingStore(ZarrInterface):
     def consolidate_index_sync(self, path: str = "") -> list[str]:
         """As `consolidate_index`, blocking."""
         self._check_writable()
-        return self._engine.consolidate(path)
+        flow = self._engine.consolidation(path)
+        self.flush_sync()
+        return self._engine.driver.run(flow)
 
     async def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
         """Return a mask of the stored chunks of a sharded array.
@@ -353,7 +357,9 @@ class ShardingStore(ZarrInterface):
         array([[False,  True,  True],
                [False, False, False]])
         """
-        return await self._run(self._engine.chunks_initialized(path, region), only_reads=True)
+        operations = self._engine.operations
+        flow = chunks_initialized(operations.arrays, operations.flusher, path, region)
+        return await self._run(flow, only_reads=True)
 
     # ------------------------------------------------------------------- batch
 
@@ -390,7 +396,8 @@ class ShardingStore(ZarrInterface):
         2
         """
         self._check_writable()
-        return self._engine.batch(max_nbytes, self._run)
+        operations, run = self._engine.operations, self._engine.driver.run
+        return Batch(operations.buffer, operations.flusher, run, self._run, max_nbytes)
 
     # --------------------------- the draft's operations, async
 

@@ -15,14 +15,16 @@ from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import MemoryStore
 
+from zarr_shardstore.errors import ReadOnlyError
 from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.io.backends.resolve import BaseStore
 from zarr_shardstore.io.buffers import as_view, own_bytes, range_of, to_buffer_of
 from zarr_shardstore.io.concurrency import one_ahead
+from zarr_shardstore.io.seal import seal_all
 from zarr_shardstore.operations.listing import raise_first
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import ListedKeys
-from zarr_shardstore.store.engine import ShardingEngine, check_writable
+from zarr_shardstore.store.engine import ShardingEngine
 
 _KEYS_BETWEEN_TURNS = 4096
 """Keys of a listing between two turns of other tasks; a listing itself may never wait."""
@@ -65,13 +67,14 @@ class ZarrInterface(Store):
     def close(self) -> None:
         """Seal shards, see `flush`, and close this store and the base store."""
         if not self.read_only:
-            self._engine.flush()
+            seal_all(self._engine.driver.backend, self._engine.options.order)
         if isinstance(self.base, Store):
             self.base.close()
         super().close()
 
     def _check_writable(self) -> None:
-        check_writable(self.read_only)
+        if self.read_only:
+            raise ReadOnlyError
 
     @property
     def supports_writes(self) -> bool:
