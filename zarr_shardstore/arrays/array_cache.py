@@ -12,7 +12,7 @@ after it.
 from __future__ import annotations
 
 import errno
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TypeAlias
 
 from zarr_shardstore.arrays.policy import ShardingPolicy
@@ -69,23 +69,16 @@ class Generation:
             self.arrays[node] = array
             self.key_tables = ()
             return
-        self._drop_array(node)
+        self.drop(node)
         self.absent[node] = None
         while len(self.absent) > _MAX_ABSENT:
             self.absent.pop(next(iter(self.absent)), None)
 
     def drop(self, node: Node) -> None:
         """Read the document of `node` again when it is next needed."""
-        self._drop_array(node)
         self.absent.pop(node, None)
-
-    def _drop_array(self, node: Node) -> None:
         if self.arrays.pop(node, None) is not None:
             self.key_tables = ()
-
-    def has_any(self, nodes: Iterable[Node]) -> bool:
-        """Whether an array is cached at one of the places."""
-        return any(node in self.arrays for node in nodes)
 
     def add_key_table(self, layout: ArrayLayout) -> None:
         """Translate further keys of an array, of which one key was found, by a table."""
@@ -135,7 +128,8 @@ class ArrayCache:
         self.reader = reader
         self._policy = policy
         self._generation = Generation(n_document_changes())
-        self._erased: dict[Node, StoredArray] = {}
+        self.erased: dict[Node, StoredArray] = {}
+        """Arrays whose document this store erased alone; `erased_at` tells those that count."""
 
     def current(self) -> Generation:
         """Return the content that holds, as far as this process can tell."""
@@ -195,25 +189,19 @@ class ArrayCache:
         doc = None if data is None else parse_document(node, data)
         return None if doc is None else self.reader.read(node, doc)
 
-    @property
-    def has_erased(self) -> bool:
-        """Whether `erased_at` may find anything."""
-        return bool(self._erased)
-
     def erased_at(self, node: Node) -> StoredArray | None:
         """Return the array whose document this store erased, if nothing is in its place since."""
-        if node not in self._erased or node not in self.current().absent:
-            return None
-        return self._erased.get(node)
+        return self.erased.get(node) if node in self.current().absent else None
 
     def document_erased(self, node: Node, array: StoredArray | None) -> None:
         """Note that the document of `node` was erased alone; its chunks may still be there."""
         self.documents_changed(node)
         if array is not None and array.layout is not None:
-            self._erased[node] = array
-            while len(self._erased) > _MAX_ERASED:
-                self._erased.pop(next(iter(self._erased)), None)
+            self.erased[node] = array
+            while len(self.erased) > _MAX_ERASED:
+                self.erased.pop(next(iter(self.erased)), None)
 
+    @_synchronized
     def documents_changed(
         self, node: Node | None = None, array: StoredArray | None = None, *, below: str = ""
     ) -> None:
@@ -222,22 +210,17 @@ class ArrayCache:
         `array` is now at `node`; without a `node`, all documents whose keys start with `below` have
         changed.
         """
-        for gone in list(self._erased):
-            if gone == node or (node is None and document_key(gone).startswith(below)):
-                self._erased.pop(gone, None)
-        self._start_generation(node, array, below)
 
-    @_synchronized
-    def _start_generation(self, node: Node | None, array: StoredArray | None, below: str) -> None:
+        def is_changed(other: Node) -> bool:
+            return document_key(other).startswith(below) if node is None else other == node
+
+        for gone in [n for n in list(self.erased) if is_changed(n)]:
+            self.erased.pop(gone, None)
         before = self._generation
         n_changes, was_current = _count_change(before.n_changes)
         kept: dict[Node, StoredArray] = {}
         if was_current:  # no other store has changed what is not touched here
-            kept = {
-                n: a
-                for n, a in list(before.arrays.items())
-                if n != node and not (node is None and document_key(n).startswith(below))
-            }
+            kept = {n: a for n, a in list(before.arrays.items()) if not is_changed(n)}
             if node is not None and array is not None:
                 kept[node] = array
         self._generation = Generation(n_changes, kept)
@@ -290,24 +273,17 @@ def complete_documents(keys: Sequence[str], replies: Sequence[Found]) -> Flow[li
         if not doubtful:
             break
         sizes: list[int | None] = yield [GetSize(keys[i]) for i in doubtful]
-        left = [
-            i
-            for i, size in zip(doubtful, sizes, strict=True)
-            if size not in (None, _nbytes(whole[i]))
-        ]
+        nbytes = {i: len(whole[i].value or b"") for i in doubtful}
+        left = [i for i, size in zip(doubtful, sizes, strict=True) if size not in (None, nbytes[i])]
         if not left:
             break
         if not n_left:
-            n_read = _nbytes(whole[left[0]])
+            n_read = nbytes[left[0]]
             raise OSError(errno.EIO, f"reading all of it gave {n_read} bytes only", keys[left[0]])
         again: list[Found] = yield [Get(keys[i]) for i in left]
         for i, reply in zip(left, again, strict=True):
             whole[i] = reply
     return whole
-
-
-def _nbytes(reply: Found) -> int:
-    return 0 if reply.value is None else len(reply.value)
 
 
 def _may_be_cut_off(reply: Found) -> bool:

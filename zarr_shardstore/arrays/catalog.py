@@ -7,7 +7,7 @@ be a chunk of its array; nothing is listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
@@ -193,19 +193,20 @@ class Catalog:
 
     def may_lack_metadata(self, directory: str) -> bool:
         """Whether a directory may be, or be inside, an array that only the option declares."""
-        cached = self.arrays.current()
+        cached = self.arrays.current().arrays
         segments = directory.removesuffix("/").split("/")
         parents = ["/".join(segments[:n]) for n in range(len(segments) + 1)]
-        if any(
-            self._policy.needs_no_metadata("v3", p) and not cached.has_any(_flat_nodes(p))
-            for p in parents
-        ):
-            return True
         root = DRAFT_DATA_ROOT.removesuffix("/")
-        paths = [p[len(root) + 1 :] for p in parents if p == root or p.startswith(f"{root}/")]
+        places = [_flat_nodes(path) for path in parents]
+        places += [
+            [Node("draft", path[len(root) + 1 :])]
+            for path in parents
+            if path == root or path.startswith(DRAFT_DATA_ROOT)
+        ]
         return any(
-            self._policy.needs_no_metadata("draft", p) and not cached.has_any([Node("draft", p)])
-            for p in paths
+            self._policy.needs_no_metadata(nodes[0].hierarchy, nodes[0].path)
+            and not any(node in cached for node in nodes)
+            for nodes in places
         )
 
     def _locate(
@@ -246,10 +247,7 @@ class Catalog:
         `read` has the places that this operation has read: bad documents are not cached.
         """
 
-        def missing(nodes: Iterable[Node]) -> list[Node]:
-            known = (read, generation.arrays, generation.absent)
-            return [node for node in nodes if not any(node in places for places in known)]
-
+        known = (read, generation.arrays, generation.absent)
         is_usual = False
         for nodes, suffix in self._candidates(key):
             is_usual, otherwise = True, None
@@ -264,8 +262,8 @@ class Catalog:
                     if geometry is None or is_v2 != suffix.startswith("c"):
                         return answer
                     otherwise = answer  # or of the array of the other format at this path
-                elif missing([node]):
-                    return missing(nodes)
+                elif node not in read and node not in generation.absent:
+                    return [n for n in nodes if not any(n in cache for cache in known)]
             if otherwise is not None:
                 return otherwise
         if is_usual:
@@ -284,9 +282,10 @@ class Catalog:
             for path, suffix in odd_candidates(key)
             for node in ([Node("draft", path)] if is_draft else _flat_nodes(path))
         ]
-        left = missing(dict.fromkeys(node for node, _ in places))
-        if left:
-            return left
+        odd = dict.fromkeys(node for node, _ in places)
+        missing = [n for n in odd if not any(n in cache for cache in known)]
+        if missing:
+            return missing
         for node, suffix in places:
             array = read.get(node) or generation.arrays.get(node)
             if isinstance(array, ShardStoreError):

@@ -53,27 +53,17 @@ def register_storage_transformer(name: str, factory: TransformerFactory) -> None
         raise SpecError(f"there is a storage transformer {name!r} already")
 
 
-def check_known(name: str) -> None:
-    """Raise `UnsupportedError` if no storage transformer of that name is known."""
-    _factory(name)
-
-
 def make_stack(specs: Sequence[TransformerSpec], array: ArrayContext) -> Stack:
     """Make the transformers that metadata names.
 
     Unknown transformers that need not be understood are passed over: values can be read, and
-    none can be written.
-
-    Raises
-    ------
-    UnsupportedError
-        If a transformer that must be understood is not known.
+    none can be written. Any other unknown one raises `UnsupportedError`.
     """
     stack: list[StorageTransformer] = []
     passed_over: list[str] = []
     for spec in specs:
         try:
-            factory = _factory(spec.name)
+            factory = find_factory(spec.name)
         except UnsupportedError:
             if spec.must_understand:
                 raise
@@ -85,7 +75,8 @@ def make_stack(specs: Sequence[TransformerSpec], array: ArrayContext) -> Stack:
     return tuple(stack)
 
 
-def _factory(name: str) -> TransformerFactory:
+def find_factory(name: str) -> TransformerFactory:
+    """Return the storage transformer of that name, or raise `UnsupportedError`."""
     factory = _factories.get(name)
     if factory is not None:
         return factory

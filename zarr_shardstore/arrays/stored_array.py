@@ -28,6 +28,8 @@ class StoredArray:
     document: ArrayDocument
     stack: Stack = ()
     """Transformers, nearest to the array first; empty for plain chunks."""
+    node: Node = field(init=False)
+    """Place of the document."""
     layout: ArrayLayout | None = field(init=False)
     """Where chunks and shards are, if the stack is one sharding; these are treated together."""
     grid_shape: Coords | None = field(init=False)
@@ -36,13 +38,9 @@ class StoredArray:
     def __post_init__(self) -> None:
         top = self.stack[0] if len(self.stack) == 1 else None
         layout = top.layout if isinstance(top, ShardingTransformer) else None
+        object.__setattr__(self, "node", self.document.node)
         object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "grid_shape", self.document.grid_shape)
-
-    @property
-    def node(self) -> Node:
-        """Its place."""
-        return self.document.node
 
     @property
     def has_unusual_separator(self) -> bool:
@@ -85,12 +83,7 @@ class ArrayReader:
     def read(self, node: Node, doc: Mapping[str, Any]) -> StoredArray | None:
         """Return the array that a stored document describes; ``None`` if it describes no array.
 
-        Raises
-        ------
-        SpecError
-            If it declares what is not possible.
-        UnsupportedError
-            If it declares a transformer that is not known.
+        What it declares may be impossible (`SpecError`) or unknown (`UnsupportedError`).
         """
         try:
             document = parse_array(node, doc, self.native)
@@ -108,16 +101,8 @@ class ArrayReader:
         nbytes = chunk_nbytes(doc, geometry.chunk_shape)
         only = document.transformers[0] if len(document.transformers) == 1 else None
         if only is not None and only.sharding is not None:
-            layout = ArrayLayout(
-                node.path,
-                prefix,
-                geometry.encoding,
-                grid_shape,
-                only.sharding,
-                index_key,
-                nbytes,
-            )
-            return (ShardingTransformer(layout, self.reading),)
+            parts = (geometry.encoding, grid_shape, only.sharding, index_key, nbytes)
+            return (ShardingTransformer(ArrayLayout(node.path, prefix, *parts), self.reading),)
         context = ArrayContext(
             path=node.path,
             prefix=prefix,

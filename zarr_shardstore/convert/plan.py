@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from zarr_shardstore.arrays.policy import ShardingPolicy
-from zarr_shardstore.arrays.registry import check_known
+from zarr_shardstore.arrays.registry import find_factory
 from zarr_shardstore.convert.regions import ArrayLocation, block_shape, random_coords
 from zarr_shardstore.convert.report import Action
 from zarr_shardstore.convert.task import ArrayTask
@@ -319,7 +319,7 @@ def _plan_of(found: FoundArray) -> ArrayPlan:
         assert document is not None
         above, spec = _split(document.transformers, len(found.geometry.shape))
         for transformer in above:
-            check_known(transformer.name)
+            find_factory(transformer.name)
     except ShardStoreError as error:
         return ArrayPlan(node, documents, found.geometry, obstacle=str(error))
     obstacle = ""

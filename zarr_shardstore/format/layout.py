@@ -122,34 +122,15 @@ class ArrayLayout:
         """Number of dimensions."""
         return len(self.spec.chunks_per_shard)
 
-    def chunk(
-        self,
-        coords: Coords,
-        key: str | None = None,
-        shards: dict[tuple[int, Coords], ShardRef] | None = None,
-    ) -> ChunkRef:
-        """Return the chunk at `coords`.
-
-        Parameters
-        ----------
-        key
-            Key of the chunk, if the caller has it.
-        shards
-            Cache of shards by the identity of their layout and their coordinates, for a caller
-            that asks for many chunks of few shards.
-        """
+    def chunk(self, coords: Coords, key: str | None = None) -> ChunkRef:
+        """Return the chunk at `coords`, given its key if the caller has it."""
         cps = self.spec.chunks_per_shard
         if key is None:
             key = self.prefix + self.encoding.encode(coords)
         # The only shard of a 0-d array has the key of its only chunk, as that is spelled.
         if not coords:
             return ChunkRef(key, ShardRef(self, (), key), 0)
-        shard_coords = shard_coords_of(coords, cps)
-        shard = None if shards is None else shards.get((id(self), shard_coords))
-        if shard is None:
-            shard = self.shard(shard_coords)
-            if shards is not None:
-                shards[id(self), shard_coords] = shard
+        shard = self.shard(shard_coords_of(coords, cps))
         entry_id = 0
         for c, n in zip(coords, cps, strict=True):
             entry_id = entry_id * n + c % n

@@ -41,7 +41,7 @@ class Router:
     def owners(self, keys: Sequence[str]) -> Flow[list[Owner]]:
         """Return the owners of keys, also in an array whose document this store has just erased."""
         owners = yield from self.catalog.chunks_of(keys)
-        if self.arrays.has_erased:
+        if self.arrays.erased:
             for i, key in enumerate(keys):
                 if owners[i] is None:
                     owners[i] = self.catalog.chunk_without_document(key)

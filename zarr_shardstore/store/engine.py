@@ -89,21 +89,6 @@ class ShardingEngine:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def describe(self) -> str:
-        """Return the arguments that make this, for a repr."""
-        return ", ".join([repr(self.driver.backend), *self.options.describe()])
-
-    @property
-    def is_base_read_only(self) -> bool:
-        """Whether the base store refuses writes."""
-        return isinstance(self.base, Store) and self.base.read_only
-
-    def writable(self) -> ShardingEngine:
-        """Return the same with a base store that takes writes, as far as it offers that."""
-        if not isinstance(self.base, Store) or not self.base.read_only:
-            return self
-        return ShardingEngine(self.base.with_read_only(False), self.options)
-
     # -------------------------------------------------------------------- reads
 
     async def get(self, key: str, byte_range: ByteRange | None) -> Value | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from zarr_shardstore.arrays.policy import ChunksPerShard, ShardingPolicy, V3Declaration
-from zarr_shardstore.arrays.registry import check_known
+from zarr_shardstore.arrays.registry import find_factory
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import items_of, whole_number
 from zarr_shardstore.format.index import ZEP2_INDEX, IndexFormat
@@ -153,7 +153,7 @@ def _parse_transformers(given: Transformers) -> tuple[TransformerSpec, ...] | No
     if [spec.name for spec in specs].count(SHARDING) > 1:
         raise SpecError(f"sharding comes once in a stack, got {given!r}")
     for spec in specs:
-        check_known(spec.name)
+        find_factory(spec.name)
     return specs
 
 

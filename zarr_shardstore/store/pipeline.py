@@ -26,31 +26,35 @@ from zarr_shardstore.io.buffers import to_buffer_of
 from zarr_shardstore.io.concurrency import map_in_threads, run_within
 from zarr_shardstore.store.chunk_codec import ChunkCodec
 
+Value: TypeAlias = bytes | memoryview
 ChunkValues: TypeAlias = NDBuffer | npt.NDArray[Any]
+
+MIB = 1024 * 1024
+
+_MAX_NBYTES_AT_ONCE = 64 * MIB
+"""Decoded size of the chunks of one operation that are in memory at a time."""
+
+_WRITE_NBYTES = 16 * MIB
+"""Decoded size of the chunks in one write: the next are encoded while these are stored."""
+
+_READ_NBYTES = 32 * MIB
+"""Decoded size of the chunks in one read; more, because each read takes two round trips."""
+
+_SMALL_NBYTES = 4 * 1024
+"""Decoded size of a chunk that takes less time to be decoded than the Python around it."""
 
 
 class ChunkPart(NamedTuple):
-    """Part of one chunk that an array operation reads or writes.
-
-    Parameters
-    ----------
-    key : str
-        Key of the chunk.
-    spec : ArraySpec
-        Shape, data type and fill value of the chunk.
-    inside
-        Selection in the chunk.
-    outside
-        Selection in the value of the operation.
-    is_complete : bool
-        Whether the part has all elements of the chunk that lie in the array.
-    """
+    """Part of one chunk that an array operation reads or writes."""
 
     key: str
     spec: ArraySpec
     inside: Any
+    """Selection in the chunk."""
     outside: Any
+    """Selection in the value of the operation."""
     is_complete: bool
+    """Whether the part has all elements of the chunk that lie in the array."""
 
     def chunk_to_write(
         self, value: NDBuffer, old: NDBuffer | None, drop_axes: tuple[int, ...]
@@ -89,11 +93,6 @@ def fill_value_of(spec: ArraySpec) -> Any:
     return spec.dtype.default_scalar() if spec.fill_value is None else spec.fill_value
 
 
-def chunk_nbytes(spec: ArraySpec) -> int:
-    """Return the size of a decoded chunk in bytes; for texts the size of the pointers."""
-    return math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
-
-
 def _is_empty(chunk: NDBuffer, spec: ArraySpec) -> bool:
     """Whether a chunk is not stored, because the array stores no chunks of fill values."""
     if spec.config.write_empty_chunks:
@@ -107,23 +106,6 @@ def _is_empty(chunk: NDBuffer, spec: ArraySpec) -> bool:
         if first != fill and not is_nan:
             return False
     return chunk.all_equal(fill)
-
-
-Value: TypeAlias = bytes | memoryview
-
-MIB = 1024 * 1024
-
-_MAX_NBYTES_AT_ONCE = 64 * MIB
-"""Decoded size of the chunks of one operation that are in memory at a time."""
-
-_WRITE_NBYTES = 16 * MIB
-"""Decoded size of the chunks in one write: the next are encoded while these are stored."""
-
-_READ_NBYTES = 32 * MIB
-"""Decoded size of the chunks in one read; more, because each read takes two round trips."""
-
-_SMALL_NBYTES = 4 * 1024
-"""Decoded size of a chunk that takes less time to be decoded than the Python around it."""
 
 
 @runtime_checkable
@@ -212,7 +194,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
                 items = list(zip(parts, values, strict=True))
                 await map_in_threads(put, items, nbytes, are_small=are_small)
 
-        await _in_units(store, _parts(batch), _READ_NBYTES, read_some)
+        await _in_units(store, batch, _READ_NBYTES, read_some)
         return tuple(
             {"status": "present" if is_present[i] else "missing"} for i in range(len(batch))
         )
@@ -241,8 +223,11 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
         async def write_some(_: list[int], parts: list[ChunkPart]) -> None:
             partial = [part for part in parts if not part.is_complete]
-            found = iter(await _get(store, partial) if partial else ())
-            old = [None if part.is_complete else next(found) for part in parts]
+            found = iter(await store._get_values([p.key for p in partial]) if partial else ())
+            old = [
+                None if p.is_complete else to_buffer_of(next(found), p.spec.prototype)
+                for p in parts
+            ]
             async with encoding:
                 if codec is None:
                     specs = [part.spec for part in parts]
@@ -258,7 +243,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             keys = [part.key for part in parts]
             await store._set_or_erase(zip(keys, encoded, strict=True))
 
-        await _in_units(store, _parts(batch), _WRITE_NBYTES, write_some)
+        await _in_units(store, batch, _WRITE_NBYTES, write_some)
 
     def _store_of(self, batch: Sequence[tuple[Any, ...]]) -> _TakesWholeOperations | None:
         """Return the store of this package that has all chunks; ``None``: it is another one."""
@@ -273,38 +258,27 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         return store if is_one else None
 
 
-def _parts(batch: Sequence[tuple[Any, ...]]) -> list[ChunkPart]:
-    return [
-        ChunkPart(path.path, spec, inside, outside, is_complete)
-        for path, spec, inside, outside, is_complete in batch
-    ]
-
-
 def _nbytes(parts: Iterable[ChunkPart]) -> int:
+    """Return the size of the decoded chunks in bytes; of texts the size of the pointers."""
     size, last = 0, None
     total = 0
     for part in parts:
         if part.spec is not last:  # usually all have the same
             last = part.spec
-            size = chunk_nbytes(last)
+            size = math.prod(last.shape) * last.dtype.to_native_dtype().itemsize
         total += size
     return total
 
 
-async def _get(store: _TakesWholeOperations, parts: Sequence[ChunkPart]) -> list[Buffer | None]:
-    values = await store._get_values([part.key for part in parts])
-    return [to_buffer_of(value, parts[0].spec.prototype) for value in values]
-
-
 async def _in_units(
     store: _TakesWholeOperations,
-    parts: list[ChunkPart],
+    batch: Sequence[tuple[Any, ...]],
     unit_nbytes: int,
     run: Callable[[list[int], list[ChunkPart]], Awaitable[None]],
 ) -> None:
     """Run for all parts together, or for some whole shards at a time if they are too large."""
-    nbytes = _nbytes(parts)
-    if nbytes <= unit_nbytes:
+    parts = [ChunkPart(path.path, *rest) for path, *rest in batch]
+    if _nbytes(parts) <= unit_nbytes:
         await run(list(range(len(parts))), parts)
         return
     ids = await store._shard_ids([part.key for part in parts])

@@ -166,9 +166,9 @@ class ShardingStore(ZarrInterface):
             max_coalesced_bytes=max_coalesced_bytes,
             static=static,
         )
-        engine = ShardingEngine(base_store_of(store, storage_options), options)
-        super().__init__(read_only=read_only or engine.is_base_read_only)
-        self._engine = engine
+        base = base_store_of(store, storage_options)
+        super().__init__(read_only=read_only or (isinstance(base, Store) and base.read_only))
+        self._engine = ShardingEngine(base, options)
 
     @classmethod
     def _of(cls, engine: ShardingEngine, read_only: bool) -> Self:
@@ -195,7 +195,8 @@ class ShardingStore(ZarrInterface):
 
     def __repr__(self) -> str:
         mode = ", read_only=True" if self.read_only else ""
-        return f"ShardingStore({self._engine.describe()}{mode})"
+        options = "".join(f", {option}" for option in self._engine.options.describe())
+        return f"ShardingStore({self._engine.driver.backend!r}{options}{mode})"
 
     if not TYPE_CHECKING:  # type checkers find these mistakes themselves
 
@@ -210,7 +211,9 @@ class ShardingStore(ZarrInterface):
 
     def with_read_only(self, read_only: bool = False) -> ShardingStore:
         """Return the same store, not open, that takes writes or refuses them."""
-        engine = self._engine if read_only else self._engine.writable()
+        engine, base = self._engine, self.base
+        if not read_only and isinstance(base, Store) and base.read_only:
+            engine = ShardingEngine(base.with_read_only(False), engine.options)
         return type(self)._of(engine, read_only)
 
     def refresh(self) -> None:
