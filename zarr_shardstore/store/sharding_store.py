@@ -400,7 +400,7 @@ class ShardingStore(ZarrInterface):
         """
         self._check_writable()
         operations, run = self._engine.operations, self._engine.driver.run
-        return Batch(operations.buffer, operations.flusher, run, self._run, max_nbytes)
+        return Batch(operations.buffer, operations.flusher.flush, run, self._run, max_nbytes)
 
     # --------------------------- the draft's operations, async
 
