@@ -157,9 +157,7 @@ class ArrayPlan:
         way as before.
         """
         return {
-            document_key(node): _declared_as(
-                node, doc, self.new_spec, policy, keeps_declaration
-            )
+            document_key(node): _declared_as(node, doc, self.new_spec, policy, keeps_declaration)
             for node, doc in self.documents.items()
         }
 
@@ -235,9 +233,7 @@ def to_shards(policy: ShardingPolicy) -> ChooseShards:
             reason = f"as chunks_per_shard says{clipped}"
         if _has(policy, plan, cps):
             return now, "it has these shards already"
-        index = policy.index or (
-            policy.default_index(plan.node) if now is None else now.index
-        )
+        index = policy.index or (policy.default_index(plan.node) if now is None else now.index)
         return ShardingSpec(cps, index), reason
 
     return choose
