@@ -11,15 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_shardstore.draft.draft_keys import (
-    ChunkSpelling,
     array_key,
+    chunk_places,
     group_key,
     node_of_meta_key,
     node_of_v3_key,
     v3_candidate,
+    v3_chunk_key,
     v3_key,
 )
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.metadata.codecs import codec_of_compressor, compressor_of_codec
 from zarr_shardstore.metadata.data_types import (
     endian_of,
@@ -30,6 +32,7 @@ from zarr_shardstore.metadata.data_types import (
     parse_v3,
     v3_data_type,
 )
+from zarr_shardstore.metadata.documents import Geometry
 
 Document = dict[str, Any]
 
@@ -197,15 +200,18 @@ coords = st.lists(st.integers(0, 10**6), max_size=4)
 @given(coords, st.sampled_from("/."))
 def test_chunk_keys_there_and_back(at: list[int], separator: Any) -> None:
     """A v3 suffix names one chunk of the draft; only the 0-d chunk has two places."""
-    spelling = ChunkSpelling(len(at), separator)
+    ndim, encoding = len(at), ChunkKeyEncoding("draft", separator)
+    arrays = {"a/b": Geometry((9,) * ndim, (1,) * ndim, encoding)}
     suffix = separator.join(["c", *map(str, at)])
-    places = spelling.to_draft(suffix)
-    assert places[0] == "c" + (separator.join(map(str, at)) if at else "0")
-    assert [spelling.to_v3(place) for place in places] == [suffix] * (1 if at else 2)
+    places = chunk_places(arrays, ("a/b", suffix))
+    assert places[0] == "data/root/a/b/c" + (separator.join(map(str, at)) if at else "0")
+    keys = [v3_chunk_key(arrays, ("a/b", p.removeprefix("data/root/a/b/"))) for p in places]
+    assert keys == [f"a/b/{suffix}"] * (1 if at else 2)
     assert v3_candidate(f"a/b/{suffix}") == ("a/b", suffix)
     for other in (len(at) + 1, max(len(at) - 1, 0)):
         if other != len(at):
-            assert ChunkSpelling(other, separator).to_draft(suffix) == ()
+            others = {"a/b": Geometry((9,) * other, (1,) * other, encoding)}
+            assert chunk_places(others, ("a/b", suffix)) == ()
 
 
 @given(st.lists(st.sampled_from(["a", "c", "0", "c0", "zarr.json", "x.array.json"]), max_size=4))

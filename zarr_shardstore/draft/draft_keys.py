@@ -20,7 +20,7 @@ Source: Zarr v3 draft of 2022, "Storage keys"; zarr-python 2.13 to 2.18, ``zarr/
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from zarr_shardstore.format.keys import (
     DRAFT_DATA_ROOT,
@@ -40,63 +40,6 @@ _ARRAY = ".array.json"
 _GROUP = ".group.json"
 
 _IS_ODD = re.compile(r"c[0-9].*[0-9]")
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkSpelling:
-    """Spelling of the chunk keys of one draft array, below its directory.
-
-    >>> spelling = ChunkSpelling(2, "/")
-    >>> spelling.to_draft("c/0/1"), spelling.to_v3("c0/1"), spelling.to_v3("c0.1")
-    (('c0/1',), 'c/0/1', None)
-    >>> ChunkSpelling(0, ".").to_draft("c")
-    ('c0', 'c')
-    """
-
-    ndim: int
-    separator: str
-
-    @classmethod
-    def of(cls, geometry: Geometry) -> ChunkSpelling:
-        """Return that of a draft array."""
-        return cls(len(geometry.shape), geometry.encoding.separator)
-
-    @property
-    def _draft(self) -> ChunkKeyEncoding:
-        return ChunkKeyEncoding("draft", self.separator)
-
-    @property
-    def _v3(self) -> ChunkKeyEncoding:
-        return ChunkKeyEncoding("default", v3_separator(self.separator))
-
-    def to_draft(self, suffix: str) -> tuple[str, ...]:
-        """Return the draft's suffixes of a chunk, the one for writing first; none of other keys.
-
-        The chunk of a 0-d array is ``c`` in the draft and ``c0`` in zarr-python 2.18.
-        """
-        coords = self._v3.decode(suffix, self.ndim)
-        if coords is None:
-            return ()
-        if not coords:
-            return "c0", "c"
-        return (self._draft.encode(coords),)
-
-    def to_v3(self, suffix: str) -> str | None:
-        """Return v3's suffix of a chunk; ``None`` if the draft's suffix is that of none."""
-        coords = self._draft.decode(suffix, self.ndim)
-        return None if coords is None else self._v3.encode(coords)
-
-    def leading_to_v3(self, suffix: str) -> str | None:
-        """Return v3's form of the leading components of a suffix: ``c/3`` for ``c3``."""
-        coords = self._draft.decode_leading(suffix.split("/"), self.ndim)
-        return None if coords is None else self._v3.encode(coords)
-
-    def directory_to_draft(self, suffix: str) -> str | None:
-        """Return the directory of the chunks in a v3 directory ``c/3``; ``None`` if it has none."""
-        marker, *numbers = suffix.split("/")
-        if self.separator != "/" or marker != "c" or len(numbers) >= self.ndim:
-            return None
-        return f"c{'/'.join(numbers)}/" if numbers else ""
 
 
 def array_key(path: str) -> str:
@@ -179,3 +122,56 @@ def draft_candidate_of(key: str) -> tuple[str, str] | None:
 def v3_separator(separator: str) -> str:
     """Return the separator in v3's keys of an array that has `separator` in the draft's."""
     return separator if separator in ("/", ".") else "."
+
+
+def chunk_places(
+    arrays: Mapping[str, Geometry], candidate: tuple[str, str] | None
+) -> tuple[str, ...]:
+    """Return the draft's keys of a chunk, the one for writing first; none of other v3 keys.
+
+    `arrays` are known arrays of the draft by path. The chunk of a 0-d array is ``c`` in the draft
+    and ``c0`` in zarr-python 2.18.
+
+    >>> arrays = {"a": Geometry((9, 9), (1, 1), ChunkKeyEncoding("draft", "/"))}
+    >>> chunk_places(arrays, ("a", "c/0/1")), chunk_places(arrays, ("a", "c.0.1"))
+    (('data/root/a/c0/1',), ())
+    """
+    if candidate is None or candidate[0] not in arrays:
+        return ()
+    path, suffix = candidate
+    geometry = arrays[path]
+    encoding = ChunkKeyEncoding("default", v3_separator(geometry.encoding.separator))
+    coords = encoding.decode(suffix, len(geometry.shape))
+    if coords is None:
+        return ()
+    suffixes = [geometry.encoding.encode(coords)] if coords else ["c0", "c"]
+    return tuple(DRAFT_DATA_ROOT + directory_of(path) + suffix for suffix in suffixes)
+
+
+def v3_chunk_key(
+    arrays: Mapping[str, Geometry], candidate: tuple[str, str] | None, *, leading: bool = False
+) -> str | None:
+    """Return the v3 key of a chunk; ``None`` if the draft's key is that of none.
+
+    With `leading` only the leading components are given: ``a/c/3`` for ``("a", "c3")``.
+    """
+    if candidate is None or candidate[0] not in arrays:
+        return None
+    path, suffix = candidate
+    spelling, ndim = arrays[path].encoding, len(arrays[path].shape)
+    if leading:
+        coords = spelling.decode_leading(suffix.split("/"), ndim)
+    else:
+        coords = spelling.decode(suffix, ndim)
+    if coords is None:
+        return None
+    encoding = ChunkKeyEncoding("default", v3_separator(spelling.separator))
+    return directory_of(path) + encoding.encode(coords)
+
+
+def directory_to_draft(geometry: Geometry, suffix: str) -> str | None:
+    """Return the directory of the chunks in a v3 directory ``c/3``; ``None`` if it has none."""
+    marker, *numbers = suffix.split("/")
+    if geometry.encoding.separator != "/" or marker != "c" or len(numbers) >= len(geometry.shape):
+        return None
+    return f"c{'/'.join(numbers)}/" if numbers else ""

@@ -12,7 +12,7 @@ transformer draft, "API implementation", list, list_prefix, list_dir.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from zarr.abc.store import RangeByteRequest
@@ -30,9 +30,10 @@ from zarr_shardstore.draft.draft_documents import (
 from zarr_shardstore.draft.draft_keys import (
     DRAFT_META_ROOT,
     ENTRY_POINT_KEY,
-    ChunkSpelling,
     array_key,
+    chunk_places,
     directory_of,
+    directory_to_draft,
     draft_candidate_of,
     group_key,
     is_v2_document,
@@ -40,11 +41,18 @@ from zarr_shardstore.draft.draft_keys import (
     node_of_v3_key,
     parents_of,
     v3_candidate,
+    v3_chunk_key,
     v3_key,
 )
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, check_prefix
-from zarr_shardstore.metadata.documents import Node, dump_document, parse_json, plain_geometry
+from zarr_shardstore.metadata.documents import (
+    Geometry,
+    Node,
+    dump_document,
+    parse_json,
+    plain_geometry,
+)
 from zarr_shardstore.store.sharding_store import ShardingStore
 
 _KEYS_PER_ROUND = 1000
@@ -155,8 +163,8 @@ class DraftNodes:
 
     # -------------------------------------------------------------------- keys
 
-    async def spellings(self, paths: Iterable[str]) -> dict[str, ChunkSpelling]:
-        """Return the spellings of the chunk keys of arrays; paths of no array are left out.
+    async def arrays(self, paths: Iterable[str]) -> dict[str, Geometry]:
+        """Return the geometries of arrays by path; paths of no array are left out.
 
         Cost: one round for all that the store below has not cached.
         """
@@ -168,13 +176,13 @@ class DraftNodes:
             if array is None:
                 misses.append(path)
             elif array.document.geometry is not None:
-                found[path] = ChunkSpelling.of(array.document.geometry)
+                found[path] = array.document.geometry
         documents = await self._get([array_key(path) for path in misses]) if misses else []
         for path, document in zip(misses, documents, strict=True):
             doc = None if document is None else parse_json(document)
             geometry = None if doc is None else plain_geometry("draft", doc)
             if geometry is not None:
-                found[path] = ChunkSpelling.of(geometry)
+                found[path] = geometry
         return found
 
     async def base_keys(self, keys: Sequence[str]) -> list[tuple[str, ...]]:
@@ -185,11 +193,11 @@ class DraftNodes:
         """
         as_v3 = [v3_candidate(key) for key in keys]
         as_draft = [draft_candidate_of(key) for key in keys]
-        known = await self.spellings(c[0] for c in (*as_v3, *as_draft) if c is not None)
+        known = await self.arrays(c[0] for c in (*as_v3, *as_draft) if c is not None)
         places = []
         for key, v3, draft in zip(keys, as_v3, as_draft, strict=True):
-            chunk = _chunk_places(known, v3)
-            is_hidden = is_v2_document(key) or _v3_chunk_key(known, draft) is not None
+            chunk = chunk_places(known, v3)
+            is_hidden = is_v2_document(key) or v3_chunk_key(known, draft) is not None
             places.append(chunk if chunk or is_hidden else (DRAFT_DATA_ROOT + key,))
         return places
 
@@ -216,12 +224,12 @@ class DraftNodes:
         rests = [key.removeprefix(DRAFT_DATA_ROOT) for key in base_keys]
         as_draft = [draft_candidate_of(rest) for rest in rests]
         as_v3 = [v3_candidate(rest) for rest in rests]
-        known = await self.spellings(c[0] for c in (*as_draft, *as_v3) if c is not None)
+        known = await self.arrays(c[0] for c in (*as_draft, *as_v3) if c is not None)
         keys: list[str | None] = []
         for rest, draft, v3 in zip(rests, as_draft, as_v3, strict=True):
-            chunk = _v3_chunk_key(known, draft)
+            chunk = v3_chunk_key(known, draft)
             is_hidden = (
-                _chunk_places(known, v3) or node_of_v3_key(rest) is not None or is_v2_document(rest)
+                chunk_places(known, v3) or node_of_v3_key(rest) is not None or is_v2_document(rest)
             )
             keys.append(chunk if chunk or is_hidden else rest)
         return keys
@@ -231,7 +239,7 @@ class DraftNodes:
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """List the v3 keys that start with `prefix`; the path of an array means its directory."""
         prefix = check_prefix(prefix)
-        if prefix and not prefix.endswith("/") and await self.spellings([prefix]):
+        if prefix and not prefix.endswith("/") and await self.arrays([prefix]):
             prefix += "/"
         directory = prefix[: prefix.rfind("/") + 1]
         async for key in self._list_documents(directory):
@@ -317,8 +325,8 @@ class DraftNodes:
         candidate = v3_candidate(directory.removesuffix("/"))
         if candidate is not None:
             path, suffix = candidate
-            for spelling in (await self.spellings([path])).values():
-                in_array = spelling.directory_to_draft(suffix)
+            for geometry in (await self.arrays([path])).values():
+                in_array = directory_to_draft(geometry, suffix)
                 if in_array is not None:
                     prefixes.append(DRAFT_DATA_ROOT + directory_of(path) + in_array)
         return prefixes
@@ -338,15 +346,13 @@ class DraftNodes:
         """Return the names in a v3 directory for those in a directory below ``data/root/``."""
         rests = [base_directory.removeprefix(DRAFT_DATA_ROOT) + name for name in names]
         as_draft = [draft_candidate_of(rest) for rest in rests]
-        known = await self.spellings(c[0] for c in as_draft if c is not None)
+        known = await self.arrays(c[0] for c in as_draft if c is not None)
         shown = []
         others = []
         for rest, draft in zip(rests, as_draft, strict=True):
-            suffix = (
-                known[draft[0]].leading_to_v3(draft[1]) if draft and draft[0] in known else None
-            )
-            if draft and suffix is not None:
-                shown.append(directory_of(draft[0]) + suffix)
+            key = v3_chunk_key(known, draft, leading=True)
+            if key is not None:
+                shown.append(key)
             else:
                 others.append(DRAFT_DATA_ROOT + rest)
         for other, key in zip(others, await self.v3_keys(others), strict=True):
@@ -357,25 +363,6 @@ class DraftNodes:
                 shown.append(other.removeprefix(DRAFT_DATA_ROOT))
         inside = [key.removeprefix(directory) for key in shown if key.startswith(directory)]
         return [name.partition("/")[0] for name in inside]
-
-
-def _chunk_places(
-    known: Mapping[str, ChunkSpelling], v3: tuple[str, str] | None
-) -> tuple[str, ...]:
-    """Return the places of the chunk that array path and suffix name, if the array is known."""
-    if v3 is None or v3[0] not in known:
-        return ()
-    path, suffix = v3
-    prefix = DRAFT_DATA_ROOT + directory_of(path)
-    return tuple(prefix + place for place in known[path].to_draft(suffix))
-
-
-def _v3_chunk_key(known: Mapping[str, ChunkSpelling], draft: tuple[str, str] | None) -> str | None:
-    """Return the v3 key of the chunk that array path and suffix in the draft name."""
-    if draft is None or draft[0] not in known:
-        return None
-    suffix = known[draft[0]].to_v3(draft[1])
-    return None if suffix is None else directory_of(draft[0]) + suffix
 
 
 def _parse(key: str, value: bytes) -> dict[str, Any]:

@@ -299,9 +299,9 @@ class DraftHierarchyStore(Store):
             await self._nodes.check_entry_point()
         directory = directory_of(path)
         candidates = (v3_candidate(path), draft_candidate_of(path))
-        arrays = [candidate[0] for candidate in candidates if path and candidate is not None]
+        paths = [candidate[0] for candidate in candidates if path and candidate is not None]
         # Documents last: if this is cut short, what is left is still an array.
-        if await self._nodes.spellings(arrays):  # chunks of an array around the directory
+        if await self._nodes.arrays(paths):  # chunks of an array around the directory
             keys = [key async for key in self._nodes.list_prefix(directory)]
             others = [key for key in keys if node_of_v3_key(key) is None]
             places = await self._nodes.base_keys(others)
