@@ -24,7 +24,7 @@ from zarr_shardstore import (
     DraftHierarchyStore,
     ShardingStore,
 )
-from zarr_shardstore.draft.draft_documents import ENTRY_POINT
+from zarr_shardstore.draft.draft_translation import ENTRY_POINT
 from zarr_shardstore.testing import objects_of
 
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]

@@ -28,7 +28,7 @@ from zarr_shardstore import (
     DraftHierarchyStore,
     SpecError,
 )
-from zarr_shardstore.draft.draft_keys import draft_candidate_of, v3_chunk_key
+from zarr_shardstore.draft.draft_translation import draft_candidate_of, v3_chunk_key
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.metadata.documents import Geometry
 

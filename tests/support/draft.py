@@ -11,7 +11,7 @@ from zarr.core.sync import sync
 from zarr_shardstore import (
     DraftHierarchyStore,
 )
-from zarr_shardstore.draft.draft_documents import ENTRY_POINT
+from zarr_shardstore.draft.draft_translation import ENTRY_POINT
 
 PROTOTYPE = default_buffer_prototype()
 

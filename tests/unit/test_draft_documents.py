@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.test_draft_names import COMPRESSORS, NAMES, same
-from zarr_shardstore.draft.draft_documents import (
+from zarr_shardstore.draft.draft_translation import (
     ENTRY_POINT,
     array_of_draft,
     array_to_draft,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_shardstore.draft.draft_keys import (
+from zarr_shardstore.draft.draft_translation import (
     array_key,
     chunk_places,
     group_key,

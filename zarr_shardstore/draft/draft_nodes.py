@@ -19,23 +19,21 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.buffer.cpu import Buffer as CpuBuffer
 
-from zarr_shardstore.draft.draft_documents import (
+from zarr_shardstore.draft.draft_translation import (
+    DRAFT_META_ROOT,
     ENTRY_POINT,
+    ENTRY_POINT_KEY,
+    array_key,
     array_of_draft,
     array_to_draft,
     check_entry_point,
-    group_of_draft,
-    group_to_draft,
-)
-from zarr_shardstore.draft.draft_keys import (
-    DRAFT_META_ROOT,
-    ENTRY_POINT_KEY,
-    array_key,
     chunk_places,
     directory_of,
     directory_to_draft,
     draft_candidate_of,
     group_key,
+    group_of_draft,
+    group_to_draft,
     is_v2_document,
     node_of_meta_key,
     node_of_v3_key,

@@ -14,14 +14,14 @@ from typing import Any
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
-from zarr_shardstore.draft.draft_keys import (
+from zarr_shardstore.draft.draft_nodes import DraftNodes
+from zarr_shardstore.draft.draft_translation import (
     DRAFT_META_ROOT,
     directory_of,
     draft_candidate_of,
     node_of_v3_key,
     v3_candidate,
 )
-from zarr_shardstore.draft.draft_nodes import DraftNodes
 from zarr_shardstore.errors import ReadOnlyError, SpecError
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, check_key, check_prefix
 from zarr_shardstore.format.ranges import resolve_range
