@@ -195,8 +195,9 @@ class DraftNodes:
         places = []
         for key, v3, draft in zip(keys, as_v3, as_draft, strict=True):
             chunk = chunk_places(known, v3)
-            is_hidden = is_v2_document(key) or v3_chunk_key(known, draft) is not None
-            places.append(chunk if chunk or is_hidden else (DRAFT_DATA_ROOT + key,))
+            if not chunk and not is_v2_document(key) and v3_chunk_key(known, draft) is None:
+                chunk = (DRAFT_DATA_ROOT + key,)
+            places.append(chunk)
         return places
 
     async def places_to_write(self, keys: Sequence[str]) -> list[str]:
@@ -226,10 +227,10 @@ class DraftNodes:
         keys: list[str | None] = []
         for rest, draft, v3 in zip(rests, as_draft, as_v3, strict=True):
             chunk = v3_chunk_key(known, draft)
-            is_hidden = (
+            is_hidden = chunk is None and (
                 chunk_places(known, v3) or node_of_v3_key(rest) is not None or is_v2_document(rest)
             )
-            keys.append(chunk if chunk or is_hidden else rest)
+            keys.append(None if is_hidden else chunk or rest)
         return keys
 
     # ----------------------------------------------------------------- listing

@@ -58,9 +58,7 @@ _SIZES = {
 }
 """Bytes of a value by numpy's letter of the kind. The other kinds, S, U and V, take any size."""
 
-_WORDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
-_V3_NUMBERS = {f"{_WORDS[k]}{8 * n}": f"{k}{n}" for k in _WORDS for n in _SIZES[k]} | {"bool": "b1"}
-_V3_OF_NUMBERS = {text: name for name, text in _V3_NUMBERS.items()}
+_V3_NUMBERS = {np.dtype(f"{k}{n}").name: f"{k}{n}" for k in "biufc" for n in _SIZES[k]}
 _V3_TIMES = {"M": "numpy.datetime64", "m": "numpy.timedelta64"}
 _V3_BYTES = {"S": "null_terminated_bytes", "U": "fixed_length_utf32", "V": "raw_bytes"}
 
@@ -150,7 +148,7 @@ def v3_data_type(data_type: DataType) -> str | dict[str, Any]:
         return {"name": _V3_TIMES[kind], "configuration": {"unit": unit, "scale_factor": scale}}
     if kind in _V3_BYTES:
         return {"name": _V3_BYTES[kind], "configuration": {"length_bytes": data_type.itemsize}}
-    return _V3_OF_NUMBERS[data_type.str[1:]]
+    return data_type.name
 
 
 def draft_data_type(data_type: DataType) -> str | dict[str, Any]:
