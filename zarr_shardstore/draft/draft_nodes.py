@@ -115,26 +115,20 @@ class DraftNodes:
         kind = doc.get("node_type")
         if kind not in ("array", "group"):
             raise SpecError(f"{key!r}: a Zarr v3 document has the node_type 'array' or 'group'")
-        array, group, entry_point = await self._get(
-            [array_key(path), group_key(path), ENTRY_POINT_KEY]
-        )
+        keys = {"array": array_key(path), "group": group_key(path)}
+        *documents, entry_point = await self._get([*keys.values(), ENTRY_POINT_KEY])
+        stored = {k: d for k, d in zip(keys, documents, strict=True) if d is not None}
         if entry_point is not None:
             check_entry_point(parse_json(entry_point))
-        if only_if_missing and (array is not None or group is not None):
+        if only_if_missing and (stored or (kind == "array" and await self.has_nodes_below(path))):
             return
-        if kind == "array":
-            if only_if_missing and await self.has_nodes_below(path):
-                return
-            own_key, stored, other_key, other = array_key(path), array, group_key(path), group
-            translate = array_to_draft
-        else:
-            own_key, stored, other_key, other = group_key(path), group, array_key(path), array
-            translate = group_to_draft
-        before = None if stored is None else parse_json(stored)
+        translate = array_to_draft if kind == "array" else group_to_draft
+        before = parse_json(stored[kind]) if kind in stored else None
         translated = _translate(key, translate, doc, before)
-        await self.store.set(own_key, CpuBuffer.from_bytes(translated))
-        if other is not None:
-            await self.store.delete(other_key)
+        await self.store.set(keys[kind], CpuBuffer.from_bytes(translated))
+        other = "group" if kind == "array" else "array"
+        if other in stored:
+            await self.store.delete(keys[other])
         if entry_point is None:
             entry = CpuBuffer.from_bytes(dump_document(ENTRY_POINT))
             await self.store.set_if_not_exists(ENTRY_POINT_KEY, entry)

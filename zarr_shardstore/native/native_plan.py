@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.inspect.find import select_paths
-from zarr_shardstore.metadata.declaration import find_declaration
+from zarr_shardstore.metadata.declaration import Document, find_declaration
 from zarr_shardstore.metadata.documents import (
     all_members,
     attributes_of,
@@ -34,7 +34,6 @@ from zarr_shardstore.native.translate import (
     v3_of_v2,
 )
 
-Document = dict[str, Any]
 Documents = Mapping[str, Document]
 
 _CONSOLIDATED = "consolidated_metadata"

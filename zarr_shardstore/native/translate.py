@@ -62,6 +62,7 @@ from zarr_shardstore.metadata.data_types import (
 from zarr_shardstore.metadata.declaration import (
     Declaration,
     Declared,
+    Document,
     apply,
     find_declaration,
     format_of,
@@ -76,8 +77,6 @@ from zarr_shardstore.metadata.documents import (
     plain_geometry,
 )
 from zarr_shardstore.metadata.transformer_list import SHARDING
-
-Document = dict[str, Any]
 
 _V2_MEMBERS = {
     "zarr_format",
