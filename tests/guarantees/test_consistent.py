@@ -19,8 +19,8 @@ from tests.support.bases import forget_open_shards, fsspec_local
 from zarr_shardstore import ShardingMapping
 from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.cached_files import ShardFileReader
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX, repair
-from zarr_shardstore.io.local.shard_reader import ShardFileReader
 
 N_WRITES = 200
 KEYS = [f"data/root/a/c{i}" for i in range(4)]

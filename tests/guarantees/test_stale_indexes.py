@@ -421,10 +421,7 @@ def test_one_call_reads_one_state(tmp_path: Path, change: Change, n_reads: int) 
             change(path, shuffled(NEW))
         return pread(*args)
 
-    with (
-        mock.patch.object(cached_files, "_MAX_GAP_NBYTES", -1),  # each by a read of its own
-        mock.patch.object(os, "pread", read),
-    ):
+    with mock.patch.object(os, "pread", read):
         values = m.get_partial_values(
             [(key(0), (0, None)), (key(5), (0, None)), (key(2), (1, None)), (key(7), (0, 3))]
         )

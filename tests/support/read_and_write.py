@@ -31,7 +31,7 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore
 from tests.support.any_size import HEADER, Location, declare, encode
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.format.ranges import ByteRange, Range
-from zarr_shardstore.io.local.shard_reader import ShardFileReader
+from zarr_shardstore.io.local.cached_files import ShardFileReader
 
 Found: TypeAlias = int | Literal["present"] | None
 """What was seen of a chunk: its version; that it is there, or is missing."""

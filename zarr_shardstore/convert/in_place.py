@@ -61,7 +61,7 @@ from zarr_shardstore.inspect.occupancy import keys_of_values
 from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local.files import holds_a_file
-from zarr_shardstore.io.local.locks import lock_file
+from zarr_shardstore.io.local.locks import KeptLock
 from zarr_shardstore.metadata.documents import (
     Hierarchy,
     Node,
@@ -102,16 +102,18 @@ def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
     if os.path.islink(path.rstrip("/")):
         raise SpecError(f"{path!r} is a link, which nothing of ours is: remove it")
     message = f"a conversion of {base.describe()} goes on already: wait until it has ended"
+    lock = KeptLock(os.path.join(path, "lock"))
     try:
-        with lock_file(os.path.join(path, "lock"), "os", 0, message):
-            yield
-            # Killed conversions leave directories, and files that are no object yet.
-            with os.scandir(path) as entries:
-                directories = [entry.path for entry in entries if entry.is_dir()]
-            for directory in directories:
-                if not holds_a_file(directory):
-                    shutil.rmtree(directory, ignore_errors=True)
+        lock.acquire(0, message)
+        yield
+        # Killed conversions leave directories, and files that are no object yet.
+        with os.scandir(path) as entries:
+            directories = [entry.path for entry in entries if entry.is_dir()]
+        for directory in directories:
+            if not holds_a_file(directory):
+                shutil.rmtree(directory, ignore_errors=True)
     finally:
+        lock.remove()
         with suppress(OSError):
             os.rmdir(path)
 

@@ -41,6 +41,7 @@ _HEAD_NBYTES = 16
 _MAX_HEADER_NBYTES = 256 * 1024 * 1024
 """Three million shards. More is taken for an attack."""
 
+_COLUMNS = ("keys", "versions", "sizes", "nbytes")
 _LEVEL = 6
 _ITEM_NBYTES = 400
 """Memory that a shard takes besides its blob, about."""
@@ -73,9 +74,7 @@ class ConsolidatedIndexWriter:
 
     def __init__(self, spec: ShardingSpec) -> None:
         self._spec = spec
-        self._columns: dict[str, list[Any]] = {
-            name: [] for name in ("keys", "versions", "sizes", "nbytes")
-        }
+        self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
         self._blobs: list[bytes] = []
 
     def __len__(self) -> int:
@@ -195,7 +194,7 @@ def _header_of(spec: ShardingSpec) -> dict[str, Any]:
 
 
 def _blobs(header: _Doc, first: int, end: int) -> Iterable[tuple[str, _Blob]]:
-    columns = [header[name] for name in ("keys", "versions", "sizes", "nbytes")]
+    columns = [header[name] for name in _COLUMNS]
     offset = first
     for key, version, size, nbytes in zip(*columns, strict=True):
         if not isinstance(key, str) or not isinstance(version, str | int):

@@ -125,13 +125,9 @@ class ChunkKeyEncoding:
     @property
     def marker(self) -> str:
         """Text before the first coordinate of a suffix."""
-        match self.style:
-            case "draft":
-                return "c"
-            case "default":
-                return f"c{self.separator}"
-            case "v2":
-                return ""
+        if self.style == "default":
+            return f"c{self.separator}"
+        return "c" if self.style == "draft" else ""
 
     def decode(self, suffix: str, ndim: int) -> Coords | None:
         """Return the coordinates that `suffix` spells; ``None`` if it spells no `ndim` of them."""

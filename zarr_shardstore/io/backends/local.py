@@ -35,9 +35,11 @@ from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.cached_files import (
     CachedShardFile,
+    ShardFileReader,
     cache_file,
     find_file,
     forget_below,
+    read_when_consistent,
     reopen,
 )
 from zarr_shardstore.io.local.files import (
@@ -51,9 +53,8 @@ from zarr_shardstore.io.local.files import (
     size_of_file,
     tidy,
 )
-from zarr_shardstore.io.local.open_shards import lock_to_replace, open_shards
+from zarr_shardstore.io.local.open_shards import ShardLock, lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
-from zarr_shardstore.io.local.shard_reader import ShardFileReader, read_when_consistent
 from zarr_shardstore.io.uploads import LocalUpload, sync_directories, sync_file
 from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import (
@@ -103,8 +104,12 @@ class LocalBackend(Backend):
         directory = directory_of(store)
         assert directory is not None, "the objects of the store are local files"
         self.store = store
-        self._options = options
+        self._locking = options.locking
         self.can_append = options.locking == "os"
+        # With lock files the files are on a network file system, whose clients learn of writes of
+        # other hosts only when they open a file.
+        self.keeps_handles = options.locking != "lockfile"
+        self._is_durable = options.durability == "power"
         self.max_shards_at_once = fs.max_shards_of_a_read
         self._root = os.path.join(os.path.abspath(directory), "")
         # Absolute: the working directory may change.
@@ -131,9 +136,8 @@ class LocalBackend(Backend):
 
     def lock(self, key: str) -> AbstractContextManager[None]:
         if self.can_append:
-            return open_shards.lock(self.real_root + key)
-        path, locking = self.real_root + key, self._options.locking
-        return lock_to_replace(path, locking, in_this_thread=True)
+            return ShardLock(self.real_root + key)
+        return lock_to_replace(self.real_root + key, self._locking, in_this_thread=True)
 
     def try_lock(
         self, key: str, fits: Callable[[ShardWriter], bool]
@@ -193,15 +197,15 @@ class LocalBackend(Backend):
                 return size_of_file(self._root + key) is not None
             case GetSize(key):
                 return size_of_file(self._root + key)
-            case Set(key, value):
-                self._store(key, [(0, [value])])
-                _close(files, key)
             case SetIfNotExists(key, value):
                 buffer = to_buffer(value)
                 fs.opening(lambda: sync(self._files.set_if_not_exists(key, buffer)))
                 if self._is_durable:
                     sync_file(self._root + key)
                     sync_directories(self._root + key, self._root)
+                _close(files, key)
+            case Set(key, value):
+                self._store(key, [(0, [value])])
                 _close(files, key)
             case SetWithGaps(key, parts):
                 self._store(key, parts)
@@ -242,7 +246,7 @@ class LocalBackend(Backend):
         if len(files) > 1 and len(files) >= fs.max_files_of_a_read():  # the oldest is closed first
             _close(files, next(iter(files)))
         try:
-            reader = files[key] = ShardFileReader.open(self._root + key, cached)
+            reader = files[key] = ShardFileReader(self._root + key, cached)
         except fs.NO_FILE:
             return None
         return reader
@@ -257,8 +261,7 @@ class LocalBackend(Backend):
         found = found_index(request, self.perform_one(index_get(request), files))
         reader = files.get(shard.key)
         if reader is not None and found.decoded is not None and request.cache:
-            file = CachedShardFile(found.decoded, shard.layout.spec, reader.handle, reader.status)
-            cache_file(path, file, reader.opened_ns)
+            cache_file(path, found.decoded, shard.layout.spec, reader)
         return found
 
     def _open_cached(
@@ -266,22 +269,21 @@ class LocalBackend(Backend):
     ) -> ShardFileReader | None:
         """Return a reader of a cached file; ``None`` if the file is stale, and not cached now."""
         path = self._root + key
-        handle = cached.handle if self.keeps_handles else None
-        reader: ShardFileReader | None
-        if handle is not None:
-            is_current = cached.is_current(path)
-            reader = ShardFileReader(handle, cached.file_nbytes, cached=cached)
-            files[key] = reader
-        else:
-            reader = self._open(key, files, cached)
-            is_current = reader is not None and cached.is_current(reader.handle.fd)
-            if reader is not None and is_current and self.keeps_handles:
+        reader = self._open(key, files, cached)
+        if reader is not None and cached.is_current(reader.handle.fd):
+            if cached.handle is None and self.keeps_handles:
                 reopen(path, cached, reader.handle)
-        if not is_current:
-            index_cache.forget(path)
-            _close(files, key)
-            return None
-        return reader
+            return reader
+        index_cache.forget(path)
+        _close(files, key)
+        return None
+
+    def _get_consistent(self, key: str, byte_range: ByteRange | None, files: _Readers) -> Found:
+        def open_again() -> ShardFileReader | None:
+            _close(files, key)  # another file may have the path
+            return self._open(key, files)
+
+        return read_when_consistent(self.real_root + key, open_again, byte_range)
 
     def _record_index(self, shard: ShardRef, *, waits: bool) -> Recorded:
         if waits:
@@ -298,23 +300,6 @@ class LocalBackend(Backend):
         if is_young or fs.state_of(path) != before:
             return "young"
         return IndexCopy(found.decoded, mtime_ns // 1_000_000_000, size)
-
-    @property
-    def keeps_handles(self) -> bool:
-        """Whether descriptors are cached. With lock files the files are on a network file system,
-        whose clients learn of writes of other hosts only when they open a file."""
-        return self._options.locking != "lockfile"
-
-    def _get_consistent(self, key: str, byte_range: ByteRange | None, files: _Readers) -> Found:
-        def open_again() -> ShardFileReader | None:
-            _close(files, key)  # another file may have the path
-            return self._open(key, files)
-
-        return read_when_consistent(self.real_root + key, open_again, byte_range)
-
-    @property
-    def _is_durable(self) -> bool:
-        return self._options.durability == "power"
 
     def persist(self) -> None:
         os.sync()

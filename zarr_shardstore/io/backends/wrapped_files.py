@@ -29,6 +29,7 @@ from zarr_shardstore.io.backends.store_traits import (
 )
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 from zarr_shardstore.io.concurrency import worker_pool
+from zarr_shardstore.io.local.cached_files import read_consistent
 from zarr_shardstore.io.local.files import (
     is_directory,
     link_below,
@@ -39,7 +40,6 @@ from zarr_shardstore.io.local.files import (
 from zarr_shardstore.io.local.fs import MIN_AGE_NS, FileState, state_of
 from zarr_shardstore.io.local.open_shards import lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
-from zarr_shardstore.io.local.shard_reader import read_consistent
 from zarr_shardstore.shards.requests import DeletePrefix, Found, Get, ListDir, Request
 
 

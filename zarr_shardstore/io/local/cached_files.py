@@ -1,6 +1,6 @@
-"""Cache of shard files: a chunk of a cached file costs one positioned read and one ``stat``.
+"""Reads of shard files that writers may be changing, and the cache of such files.
 
-Theory of operation::
+Theory of operation of the cache: a chunk of a cached file costs two system calls::
 
     pread   the bytes of the entry, by a descriptor that stays open
     stat    the path still leads to that file, and the file has not changed
@@ -24,30 +24,50 @@ Theory of operation::
 
 On a network file system rule 3 fails, because a client learns of other hosts' writes when it opens
 a file. Stores with ``locking="lockfile"`` keep no descriptor.
+
+Reads that the cache has no answer for:
+
+8. A reader opens a file once and takes index and entries from it. Entries that an index points to
+   stay as they are while the file lives, whatever is renamed over its path or appended to it.
+9. A read of an index may meet one that is half written, by a writer or by a killed one. A
+   *consistent* read takes the lock that writers take, shared with other readers, and applies the
+   repair of the journal in memory. It changes no file.
+10. Only a wrapper of fsspec writes another shard into the same file. Writers of this process tell
+    the registry of open shards; readers then see another version, and read again.
 """
 
 from __future__ import annotations
 
 import os
+import stat
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from enum import Enum
 from typing import Final, Literal, TypeAlias, cast
 
 from zarr_shardstore.format.index import MISSING, ShardIndex, ShardingSpec
-from zarr_shardstore.format.ranges import ByteRange, plan_spans, resolve_range
+from zarr_shardstore.format.journal import Repair
+from zarr_shardstore.format.ranges import ByteRange, Range, resolve_range
 from zarr_shardstore.io.index_cache import CachedIndex, index_cache
-from zarr_shardstore.io.local.fs import MIN_AGE_NS, close_when_short, max_cached_files
+from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.fs import (
+    MIN_AGE_NS,
+    NO_FILE,
+    close_when_short,
+    max_cached_files,
+    read_at,
+    state_of,
+)
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX, shared
+from zarr_shardstore.io.local.open_shards import open_shards
+from zarr_shardstore.io.local.shard_files import find_repair_of
+from zarr_shardstore.shards.requests import Found
 from zarr_shardstore.synchronized import synchronized
 
 MAX_INLINE_NBYTES = 256 * 1024
 """Largest chunk that is read in the event loop: copying more takes as long as a hop to a thread."""
-
-_MAX_GAP_NBYTES = 16 * 1024
-"""Between two chunks that one call reads: copying as much takes as long as a call."""
-
-_MAX_SPAN_NBYTES = 16 * 1024 * 1024
-"""Of one call. All of it stays in memory as long as one of its chunks is in use."""
 
 _CAN_READ_WITHOUT_WAITING = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
 
@@ -63,38 +83,25 @@ CachedValue: TypeAlias = "bytes | memoryview | Literal[Miss.MISS] | None"
 
 
 class FileHandle:
-    """An open file. A shared one is closed when nothing refers to it any more (rule 6)."""
+    """An open file, which is closed when nothing refers to it any more (rule 6)."""
 
-    __slots__ = ("fd", "is_shared")
+    __slots__ = ("fd",)
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.is_shared = False
 
-    def close(self, close: Callable[[int], None] = os.close) -> None:
-        """Close the file, which must not be shared."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            close(fd)  # a default argument: `os` may be gone when the interpreter ends
-
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.fd)  # a default argument: `os` may be gone when the interpreter ends
 
 
 class CachedShardFile(CachedIndex):
-    """A shard file with a known index.
-
-    Parameters
-    ----------
-    handle : FileHandle
-        Of the file that the index was read from.
-    status
-        State of the file from before the index was read.
+    """A shard file with a known index, and the file's state from before the index was read.
 
     Thread safety: may be used from any thread.
     """
 
     __slots__ = ("_data_start", "_data_stop", "_entries", "_state", "handle")
+    size: int
 
     def __init__(
         self, index: ShardIndex, spec: ShardingSpec, handle: FileHandle, status: os.stat_result
@@ -107,16 +114,6 @@ class CachedShardFile(CachedIndex):
         self._data_stop = status.st_size - (0 if is_at_start else spec.index_nbytes)
         self._state = status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size
 
-    @property
-    def changed_ns(self) -> int:
-        """Time of the last change of the file, in ns."""
-        return max(self._state[:2])
-
-    @property
-    def file_nbytes(self) -> int:
-        """Size of the file."""
-        return self._state[3]
-
     def has_spec(self, spec: ShardingSpec) -> bool:
         """Whether the index was decoded by this specification."""
         if self.spec is not spec:
@@ -124,24 +121,6 @@ class CachedShardFile(CachedIndex):
                 return False
             self.spec = spec  # an equal one: the next comparison is one of identity
         return True
-
-    def locate(
-        self, entry_id: int, byte_range: ByteRange | None = None
-    ) -> tuple[int, int] | Literal[Miss.MISS] | None:
-        """Return the half-open byte range of an entry, or of a part of its value.
-
-        ``None``: the entry is missing. `MISS`: it leaves the data of the file (rule 7).
-        """
-        offset, nbytes = self._entries[2 * entry_id], self._entries[2 * entry_id + 1]
-        if offset == nbytes == MISSING:
-            return None
-        stop = offset + nbytes
-        if offset < self._data_start or stop > self._data_stop:
-            return MISS
-        if byte_range is not None:
-            first, last = resolve_range(byte_range, nbytes)
-            return offset + first, offset + last
-        return offset, stop
 
     def is_current(self, file: str | int) -> bool:
         """Whether a path, or a descriptor, leads to this file, and the file has not changed."""
@@ -155,31 +134,14 @@ class CachedShardFile(CachedIndex):
         return True
 
     def read(
-        self,
-        path: str,
-        entry_id: int,
-        byte_range: ByteRange | None,
-        *,
-        may_wait: bool = True,
+        self, path: str, entry_id: int, byte_range: ByteRange | None, *, may_wait: bool = True
     ) -> CachedValue:
         """Return the value of a chunk, ``None`` if it is missing, `MISS` if the file is stale.
 
-        Parameters
-        ----------
-        may_wait
-            If false, also `MISS` for bytes that are not in memory, and for large chunks.
+        Unless it may wait, also `MISS` for bytes that are not in memory, and for large chunks.
         """
-        place, handle = self.locate(entry_id, byte_range), self.handle
-        data: bytes | memoryview | None = None
-        if place is not None:
-            if place is MISS or handle is None:
-                return MISS
-            start, stop = place
-            nbytes = stop - start
-            data = (os.pread if may_wait else _read_without_waiting)(handle.fd, nbytes, start)
-            if len(data) != nbytes:
-                return MISS
-        return data if self.is_current(path) else MISS
+        value = self._read(entry_id, byte_range, os.pread if may_wait else _read_without_waiting)
+        return MISS if value is MISS or not self.is_current(path) else value
 
     def read_many(
         self,
@@ -189,40 +151,35 @@ class CachedShardFile(CachedIndex):
     ) -> list[bytes | memoryview | None] | None:
         """Return values of entries, or ranges of them, as the shard had them at one moment.
 
-        Parameters
-        ----------
-        byte_ranges
-            Of the values; ``None``: all of each.
-
-        Returns
-        -------
-        list or None
-            ``None``: as `MISS` of `read`. Cost: few reads, and one ``stat``.
+        ``None``: as `MISS` of `read`. Cost: a read for each, as planning fewer takes as long, and
+        one ``stat``.
         """
-        values: list[bytes | memoryview | None] = [None] * len(entry_ids)
-        ranges: list[tuple[int, int]] = []
-        owners: list[int] = []
-        handle = self.handle
+        values: list[bytes | memoryview | None] = []
         for i, entry_id in enumerate(entry_ids):
-            place = self.locate(entry_id, None if byte_ranges is None else byte_ranges[i])
-            if place is None:
-                continue
-            if place is MISS or handle is None:
+            value = self._read(entry_id, None if byte_ranges is None else byte_ranges[i], os.pread)
+            if value is MISS:
                 return None
-            ranges.append(place)
-            owners.append(i)
-            values[i] = b""  # a span has no member without bytes
-        for span in plan_spans(
-            ranges, max_gap_bytes=_MAX_GAP_NBYTES, max_coalesced_bytes=_MAX_SPAN_NBYTES
-        ):
-            assert handle is not None, "there are ranges"
-            data = memoryview(os.pread(handle.fd, span.stop - span.start, span.start))
-            if len(data) != span.stop - span.start:
-                return None
-            for member in span.members:
-                start, stop = ranges[member]
-                values[owners[member]] = data[start - span.start : stop - span.start]
+            values.append(value)
         return values if self.is_current(path) else None
+
+    def _read(
+        self,
+        entry_id: int,
+        byte_range: ByteRange | None,
+        pread: Callable[[int, int, int], bytes | memoryview],
+    ) -> CachedValue:
+        """Return bytes of an entry, of whatever state of the file."""
+        offset, nbytes = self._entries[2 * entry_id], self._entries[2 * entry_id + 1]
+        if offset == nbytes == MISSING:
+            return None
+        handle = self.handle
+        if handle is None or offset < self._data_start or offset + nbytes > self._data_stop:
+            return MISS  # rules 5 and 7
+        if byte_range is not None:
+            first, last = resolve_range(byte_range, nbytes)
+            offset, nbytes = offset + first, last - first
+        data = pread(handle.fd, nbytes, offset)
+        return data if len(data) == nbytes else MISS
 
 
 def _read_without_waiting(fd: int, nbytes: int, offset: int) -> memoryview:
@@ -246,23 +203,16 @@ _open: OrderedDict[str, None] = OrderedDict()
 """Paths of the cached files whose descriptor stays open, the oldest first."""
 
 
-def cache_file(path: str, file: CachedShardFile, opened_ns: int) -> None:
-    """Cache a file, unless it is too young (rule 4).
-
-    Parameters
-    ----------
-    opened_ns
-        A time before the state of the file was looked at.
-    """
-    if opened_ns - file.changed_ns >= MIN_AGE_NS and file.handle is not None:
-        file.handle.is_shared = True
-        index_cache.put(path, file)
+def cache_file(path: str, index: ShardIndex, spec: ShardingSpec, reader: ShardFileReader) -> None:
+    """Cache a file and the index that was read from it, unless it is too young (rule 4)."""
+    changed_ns = max(reader.status.st_mtime_ns, reader.status.st_ctime_ns)
+    if reader.opened_ns - changed_ns >= MIN_AGE_NS:
+        index_cache.put(path, CachedShardFile(index, spec, reader.handle, reader.status))
         _keep_open(path)
 
 
 def reopen(path: str, file: CachedShardFile, handle: FileHandle) -> None:
     """Give a cached file a descriptor again."""
-    handle.is_shared = True
     file.handle = handle
     _keep_open(path)
 
@@ -302,3 +252,104 @@ def _close_all() -> None:
 
 
 close_when_short(_close_all)
+
+
+class ShardFileReader:
+    """A file that is open for the reads of one flow.
+
+    If the index came from a cached file, any writer makes another version.
+    """
+
+    __slots__ = ("_cached", "_n_overwrites", "handle", "opened_ns", "size", "status", "version")
+
+    def __init__(self, path: str, cached: CachedShardFile | None = None) -> None:
+        """Open a file; one of `NO_FILE` is raised also for a directory, a pipe or a device."""
+        self._n_overwrites = open_shards.n_overwrites
+        self._cached = cached
+        self.opened_ns = time.time_ns()
+        self.handle = FileHandle(fs.open_to_read(path))
+        try:
+            self.status = os.fstat(self.handle.fd)
+            if not stat.S_ISREG(self.status.st_mode):
+                raise IsADirectoryError(path)
+        except BaseException:
+            self.close()  # the error refers to this object
+            raise
+        self.size = self.status.st_size
+        self.version = object()  # not the reader itself: a reply must not keep the file open
+
+    def close(self) -> None:
+        """Close the file, unless it is cached. A second call does nothing."""
+        if hasattr(self, "handle"):
+            del self.handle
+
+    def version_now(self) -> object:
+        """Return the version of bytes that are read now.
+
+        It differs from `version` if this process has written another shard into any file, or if the
+        index came from the cache and a writer has changed the file since.
+        """
+        if self._n_overwrites != open_shards.n_overwrites:
+            return object()
+        if self._cached is not None and not self._cached.is_current(self.handle.fd):
+            return object()
+        return self.version
+
+    def read(self, byte_range: ByteRange | None, repair: Repair | None = None) -> memoryview:
+        """Return bytes of the file, as they are after a repair."""
+        fd = self.handle.fd
+        if not isinstance(byte_range, Range):  # where it ends: writers may have changed that
+            self.size = os.fstat(fd).st_size
+        if repair is not None and repair.size is not None:
+            self.size = repair.size
+        start, stop = resolve_range(byte_range, self.size)
+        data = read_at(fd, start, stop)
+        if repair is not None and repair.writes:
+            data = memoryview(_overlaid(data, start, repair))
+        return data
+
+
+def _overlaid(data: memoryview, start: int, repair: Repair) -> bytes:
+    """Apply the writes of a repair to bytes of a file from `start` on."""
+    buffer = bytearray(data)
+    for offset, new in repair.writes:
+        first, stop = max(offset, start), min(offset + len(new), start + len(data))
+        if first < stop:
+            buffer[first - start : stop - start] = new[first - offset : stop - offset]
+    return bytes(buffer)
+
+
+def read_consistent(path: str, byte_range: ByteRange | None) -> Found:
+    """Read a file as it is when no writer changes it and each interrupted change is repaired."""
+    with ExitStack() as opened:
+
+        def open_again() -> ShardFileReader | None:
+            opened.close()
+            try:
+                return opened.enter_context(closing(ShardFileReader(path)))
+            except NO_FILE:
+                return None
+
+        return read_when_consistent(path, open_again, byte_range)._replace(version=None)
+
+
+def read_when_consistent(
+    path: str, open_again: Callable[[], ShardFileReader | None], byte_range: ByteRange | None
+) -> Found:
+    """Read a shard file while writers are kept from changing its index.
+
+    `open_again` opens the file that has the path now, and closes the one that it opened before.
+    """
+    is_ours = open_shards.is_locked_by_me(path)
+    while True:
+        before = state_of(path)
+        with nullcontext(True) if is_ours else shared(path) as is_locked:
+            reader = open_again()
+            found = Found(None, None)
+            if reader is not None:
+                value = reader.read(byte_range, find_repair_of(path, reader.handle.fd))
+                found = Found(value, reader.version, reader.size)
+        # Without a lock a writer may have come before the bytes were read. If it is gone, too,
+        # it has replaced the file, or made it longer: a shard without a journal has no gap.
+        if is_locked or (not os.path.exists(path + LOCK_SUFFIX) and state_of(path) == before):
+            return found

@@ -161,13 +161,7 @@ def link_below(directory: str) -> str | None:
 
 
 def refuse_links(root: str, key: str) -> None:
-    """Refuse to remove many keys if the way to them leads through a link.
-
-    Raises
-    ------
-    SpecError
-        Nothing was removed.
-    """
+    """Raise `SpecError` if the way to many keys, which would be removed, leads through a link."""
     link = link_on_way(root, key)
     if link is not None:
         raise SpecError(
@@ -179,28 +173,17 @@ def refuse_links(root: str, key: str) -> None:
 def remove_directory(root: str, prefix: str) -> None:
     """Remove all files whose keys begin with a prefix, which is empty or ends with a slash.
 
-    Of a link, the prefix itself or below it, only the link is removed.
-
-    Raises
-    ------
-    SpecError
-        As `refuse_links`.
+    Of a link, the prefix itself or below it, only the link is removed. Checked by `refuse_links`.
     """
     path = root + prefix.removesuffix("/")
-    if not prefix:
-        for name in os.listdir(root) if is_directory(root) else []:
-            child = os.path.join(root, name)
-            if os.path.isdir(child) and not _is_link(child):
-                shutil.rmtree(child)
-            else:
-                os.unlink(child)
-        return
     refuse_links(root, prefix.removesuffix("/"))
-    if is_directory(path):
-        if _is_link(path):
-            os.unlink(path)
+    if not is_directory(path):
+        return
+    for found in [path] if prefix else [os.path.join(root, name) for name in os.listdir(root)]:
+        if os.path.isdir(found) and not _is_link(found):
+            shutil.rmtree(found)
         else:
-            shutil.rmtree(path)
+            os.unlink(found)
 
 
 def holds_a_file(directory: str) -> bool:

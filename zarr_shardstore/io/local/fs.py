@@ -77,19 +77,22 @@ def close_when_short(close_some: Callable[[], None]) -> None:
     _when_short.append(close_some)
 
 
-def opening(open_one: Callable[[], T]) -> T:
+def opening(open_one: Callable[..., T], *args: Any) -> T:
     """Open files; if too many are open close the idle ones, and try again."""
     try:
-        return open_one()
+        return open_one(*args)
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
     for close_some in _when_short:
         close_some()
-    return open_one()
+    return open_one(*args)
 
 
-NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+NOT_FOUND = (FileNotFoundError, NotADirectoryError)
+"""Raised where a path leads to nothing."""
+
+NO_FILE = (*NOT_FOUND, IsADirectoryError)
 """Raised where a key has no file."""
 
 _MAX_BUFFERS = 1024
@@ -116,24 +119,23 @@ SYSTEM_CALLS = (
 
 def open_new(path: str) -> int:
     """Make a file that must not exist yet."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC
-    return opening(lambda: os.open(path, flags, 0o666))
+    return opening(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666)
 
 
 def open_to_read(path: str) -> int:
     """Open a file or a directory, also through a link; never wait for a pipe."""
-    return _following(lambda: os.open(path, os.O_RDONLY | _NONBLOCK | _CLOEXEC))
+    return _following(os.open, path, os.O_RDONLY | _NONBLOCK | _CLOEXEC)
 
 
 def scan(path: str) -> Any:
     """Open a directory, as ``os.scandir``."""
-    return _following(lambda: os.scandir(path))
+    return _following(os.scandir, path)
 
 
-def _following(open_one: Callable[[], T]) -> T:
+def _following(open_one: Callable[..., T], *args: Any) -> T:
     """Open a path. A link that leads to itself is missing, as one that leads nowhere."""
     try:
-        return opening(open_one)
+        return opening(open_one, *args)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
@@ -141,21 +143,15 @@ def _following(open_one: Callable[[], T]) -> T:
 
 
 def open_to_change(path: str, *, create: bool = False) -> int:
-    """Open a file for reading and writing, never through a link.
-
-    Raises
-    ------
-    SpecError
-        If the path is a link.
-    """
+    """Open a file for reading and writing; `SpecError` if the path is a link."""
     flags = os.O_RDWR | (os.O_CREAT if create else 0) | NOFOLLOW | _CLOEXEC
-    return opening_itself(path, lambda: os.open(path, flags, 0o666))
+    return opening_itself(path, os.open, path, flags, 0o666)
 
 
-def opening_itself(path: str, open_one: Callable[[], T]) -> T:
+def opening_itself(path: str, open_one: Callable[..., T], *args: Any) -> T:
     """Open a file with `NOFOLLOW`, see `open_to_change`."""
     try:
-        return opening(open_one)
+        return opening(open_one, *args)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise SpecError(
@@ -201,12 +197,8 @@ def renew_time(fd: int, last_ns: int) -> None:
 
     tensorstore tells versions of a file by inode and time of the last write. Before Linux 6.13, and
     on some file systems since, that time comes from a clock that ticks every 1 to 10 ms. And ext4
-    gives a new file the inode of one that was just removed.
-
-    Parameters
-    ----------
-    last_ns
-        Time of the last write before this change.
+    gives a new file the inode of one that was just removed. `last_ns` is the time of the last
+    write before this change.
     """
     new_ns = max(time.time_ns(), last_ns + 1)
     with suppress(PermissionError):  # another user's file: only its owner may set the time
@@ -235,18 +227,10 @@ MIN_AGE_NS = 20_000_000
 """Age at which the time of a file tells its version. The clock ticks every 1 to 10 ms."""
 
 
-def state_of(path: str) -> FileState:
-    """Return the state of a file now."""
+def state_of(path: str | int) -> FileState:
+    """Return the state of a file, or of an open one by its descriptor, now."""
     try:
-        return _state(os.stat(path))
-    except (FileNotFoundError, NotADirectoryError):
+        status = os.stat(path)
+    except NOT_FOUND:
         return None
-
-
-def state_of_open(fd: int) -> FileState:
-    """Return the state of an open file now."""
-    return _state(os.fstat(fd))
-
-
-def _state(status: os.stat_result) -> FileState:
     return status.st_ino, status.st_size, status.st_mtime_ns

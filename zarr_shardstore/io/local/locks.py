@@ -37,7 +37,7 @@ from typing import Literal, TypeAlias
 from weakref import WeakSet
 
 from zarr_shardstore.errors import ShardConflictError, UnsupportedError
-from zarr_shardstore.io.local.fs import NOFOLLOW, opening_itself
+from zarr_shardstore.io.local.fs import NOFOLLOW, NOT_FOUND, opening_itself
 from zarr_shardstore.synchronized import in_forked_child
 
 if sys.platform != "win32":  # there, shards on local files cannot be written, others can
@@ -56,30 +56,22 @@ _MAX_PAUSE_S = 0.002
 """Duration of a commit that appends, and of one that rewrites a shard."""
 
 _BUSY = (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN)
-_NO_FILE = (FileNotFoundError, NotADirectoryError)
 _NO_OFD = (errno.EINVAL, errno.ENOTSUP)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-
-_Lock: TypeAlias = Literal["shared", "exclusive", "none"]
 
 
 class KeptLock:
     """The operating system's lock on a file of its own, which stays open between two uses.
 
     Taking and releasing it costs four system calls, 3 µs; with making and removing the file, 50 µs.
-    A child process does not have the lock.
-
-    Parameters
-    ----------
-    name
-        Path of the file of the lock.
-    is_shared
-        Any number of shared locks may be taken at a time. The file is not made.
+    A child process does not have the lock. Any number of shared locks may be taken at a time; for
+    them no file is made.
 
     Thread safety: for one thread at a time.
     """
 
     __slots__ = ("__weakref__", "_fds", "_is_shared", "_name")
+    _hint = ""
 
     def __init__(self, name: str, *, is_shared: bool = False) -> None:
         self._name = name
@@ -88,29 +80,28 @@ class KeptLock:
         """The file, if it is open."""
         _all_locks.add(self)
 
-    def acquire(self, max_wait_s: float, message: str | None = None) -> None:
+    def acquire(self, max_wait_s: float | None = None, message: str | None = None) -> None:
         """Take the lock; the file and its directory are made.
 
         Raises
         ------
         ShardConflictError
-            With `message`, if it is not free within `max_wait_s` seconds.
+            With `message`, if it is not free within `max_wait_s` seconds, or `MAX_WAIT_S`.
         UnsupportedError
             If the file system has no locks.
         FileNotFoundError
             If the lock is shared, and there is no such file.
         """
-        deadline = time.monotonic() + max_wait_s
+        deadline = time.monotonic() + (MAX_WAIT_S if max_wait_s is None else max_wait_s)
+        pause = _FIRST_PAUSE_S
         try:
-            for pause in _pauses():
-                if self._try():
-                    return
-                # The file may have lost its name since it was opened: try with the new one.
-                if not self._fds and self._try():
-                    return
+            # The file may have lost its name since it was opened: then try with the new one.
+            while not (self._try() or (not self._fds and self._try())):
                 if time.monotonic() > deadline:
-                    raise ShardConflictError(message or busy_message(self._name, "os"))
+                    busy = f"another process holds {self._name!r} for {MAX_WAIT_S:.0f} s and hangs"
+                    raise ShardConflictError(message or busy + self._hint)
                 time.sleep(pause)
+                pause = min(2 * pause, _MAX_PAUSE_S)
         except BaseException:
             self.close()
             raise
@@ -124,14 +115,20 @@ class KeptLock:
             raise
 
     def _try(self) -> bool:
-        """Take the lock if it is free. Close the file if it has lost its name."""
+        """Take the lock if it is free. Close the file if it has lost its name (rule 2)."""
         if not self._fds:
-            self._open()
+            if self._is_shared:
+                _open_into(self._fds, self._name, os.O_RDONLY)
+            else:
+                _make_into(self._fds, self._name, os.O_RDWR)
         try:
-            if not _set_lock(self._fds[0], "shared" if self._is_shared else "exclusive"):
+            if not _set_lock(self._fds[0], fcntl.LOCK_SH if self._is_shared else fcntl.LOCK_EX):
                 return False
-            if self._is_of_its_name(os.fstat(self._fds[0])):
-                return True
+            status = os.fstat(self._fds[0])
+            if _has_name(status, self._name):
+                if self._is_shared or not status.st_size:
+                    return True
+                os.unlink(self._name)  # rule 4
         except OSError as error:
             if error.errno in _NO_LOCKS:
                 message = f"the file system has no locks for {self._name!r} ({error.strerror}); "
@@ -141,26 +138,11 @@ class KeptLock:
         self.close()
         return False
 
-    def _is_of_its_name(self, status: os.stat_result) -> bool:
-        """Whether the file still has the name of the lock, and is empty (rules 2 and 4)."""
-        if not _has_name(status, self._name):
-            return False
-        if status.st_size and not self._is_shared:
-            os.unlink(self._name)
-            return False
-        return True
-
-    def _open(self) -> None:
-        if self._is_shared:
-            _open_into(self._fds, self._name, os.O_RDONLY)
-        else:
-            _make_into(self._fds, self._name, os.O_RDWR)
-
     def release(self) -> None:
         """Release the lock; the file stays."""
         try:
             if self._fds:
-                _set_lock(self._fds[0], "none")
+                _set_lock(self._fds[0], fcntl.LOCK_UN)
         except OSError:
             self.close()  # which releases it, too
         except BaseException:
@@ -189,6 +171,7 @@ class _FileAsLock(KeptLock):
     """A lock by the existence of a file: `close` removes the file, or it would stay locked."""
 
     __slots__ = ()
+    _hint = ", or was killed: then remove that file"
 
     def _try(self) -> bool:
         with suppress(FileExistsError):
@@ -252,7 +235,7 @@ def _unlink(fds: list[int], name: str) -> None:
 def _has_name(status: os.stat_result, name: str) -> bool:
     try:
         return os.path.samestat(status, os.stat(name, follow_symlinks=False))
-    except _NO_FILE:
+    except NOT_FOUND:
         return False
 
 
@@ -264,26 +247,25 @@ if sys.platform == "linux":
         """Pack a ``struct flock`` with offsets of 64 bits: type, whence, start, length, process."""
         return struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0)
 
-    _OFD_LOCKS: dict[_Lock, bytes] = {
-        "shared": _whole_file(fcntl.F_RDLCK),
-        "exclusive": _whole_file(fcntl.F_WRLCK),
-        "none": _whole_file(fcntl.F_UNLCK),
+    _OFD_LOCKS = {
+        fcntl.LOCK_SH: _whole_file(fcntl.F_RDLCK),
+        fcntl.LOCK_EX: _whole_file(fcntl.F_WRLCK),
+        fcntl.LOCK_UN: _whole_file(fcntl.F_UNLCK),
     }
 
 
-def _set_lock(fd: int, lock: _Lock) -> bool:
-    """Take or release a lock of an open file; return whether that was possible."""
+def _set_lock(fd: int, kind: int) -> bool:
+    """Take or release a lock of an open file, of a kind of ``flock``; return whether it did."""
     try:
         if sys.platform == "linux":
             try:
-                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _OFD_LOCKS[lock])
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _OFD_LOCKS[kind])
             except OSError as error:
                 if error.errno not in _NO_OFD:  # tensorstore takes ``flock`` in this case, too
                     raise
             else:
                 return True
-        kinds = {"shared": fcntl.LOCK_SH, "exclusive": fcntl.LOCK_EX, "none": fcntl.LOCK_UN}
-        fcntl.flock(fd, kinds[lock] | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in _BUSY:
             raise
@@ -291,83 +273,40 @@ def _set_lock(fd: int, lock: _Lock) -> bool:
     return True
 
 
-def _pauses() -> Iterator[float]:
-    pause = _FIRST_PAUSE_S
-    while True:
-        yield pause
-        pause = min(2 * pause, _MAX_PAUSE_S)
-
-
 @contextmanager
 def locked(path: str, locking: Locking) -> Iterator[None]:
-    """Lock a shard file, blocking until the lock is free.
+    """Lock a shard file, which need not exist, blocking until the lock is free.
 
-    Parameters
-    ----------
-    path
-        Of the file, which need not exist; its directory is made.
-
-    Raises
-    ------
-    ShardConflictError
-        If another process keeps the lock for two minutes.
+    The file of the lock is removed at the end. Raises `ShardConflictError` if another process keeps
+    the lock for two minutes.
     """
     if locking == "none":
         yield
         return
-    name = path + LOCK_SUFFIX
-    with lock_file(name, locking, MAX_WAIT_S, busy_message(name, locking)):
+    lock = (KeptLock if locking == "os" else _FileAsLock)(path + LOCK_SUFFIX)
+    try:
+        lock.acquire()
         yield
-
-
-def busy_message(name: str, locking: Locking) -> str:
-    """Return the message about a lock that is not free for too long."""
-    hint = "" if locking == "os" else ", or was killed: then remove that file"
-    return f"another process holds {name!r} for {MAX_WAIT_S:.0f} s and hangs{hint}"
+    finally:
+        lock.remove()
 
 
 @contextmanager
 def shared(path: str) -> Iterator[bool]:
     """Lock a shard file together with other readers, blocking until no writer has the lock.
 
-    Yields
-    ------
-    bool
-        False: there was no lock file, so no writer was there. One may have come since.
-
-    Raises
-    ------
-    ShardConflictError
-        If a writer keeps the lock for two minutes.
+    False: there was no lock file, so no writer was there; one may have come since. Raises
+    `ShardConflictError` if a writer keeps the lock for two minutes.
     """
     lock = KeptLock(path + LOCK_SUFFIX, is_shared=True)
     is_locked = True
     try:
         try:
-            lock.acquire(MAX_WAIT_S)
-        except _NO_FILE:
+            lock.acquire()
+        except NOT_FOUND:
             is_locked = False
         except PermissionError:
             pass  # readers without permission to lock read as they can
         yield is_locked
     finally:
         lock.close()
-
-
-@contextmanager
-def lock_file(
-    name: str, locking: Literal["os", "lockfile"], max_wait_s: float, message: str
-) -> Iterator[None]:
-    """Take a lock by a file of its own, which is removed at the end; its directory is made.
-
-    Raises
-    ------
-    ShardConflictError
-        With `message`, if it is not free within `max_wait_s` seconds.
-    """
-    lock = KeptLock(name) if locking == "os" else _FileAsLock(name)
-    try:
-        lock.acquire(max_wait_s, message)
-        yield
-    finally:
-        lock.remove()

@@ -71,10 +71,6 @@ class _OpenShards:
 
     # ---------------------------------------------------------------- locks
 
-    def lock(self, path: str) -> AbstractContextManager[None]:
-        """Lock a shard to replace it, or to change it in its place."""
-        return _ShardLock(self, path)
-
     def try_lock(
         self, path: str, fits: Callable[[ShardWriter], bool]
     ) -> AbstractContextManager[None] | None:
@@ -85,8 +81,8 @@ class _OpenShards:
         """
         if path not in self._files:
             return None
-        lock = _ShardLock(self, path)
-        return lock if lock.try_enter(fits) else None
+        lock = ShardLock(path)
+        return lock if lock.enter(fits) else None
 
     @contextmanager
     def replacing(self, path: str, *, in_this_thread: bool, overwrites: bool) -> Iterator[None]:
@@ -128,14 +124,28 @@ class _OpenShards:
         self._recent[path] = None
         self._recent.move_to_end(path)
         if is_more:
-            self._close_idle(max_shards_of_writers())
+            self.close_idle(max_shards_of_writers())
         return file
 
     def end_use(self, path: str) -> None:
         """Register that a shard is locked no more; drop it unless it has a journal."""
         idle = self._end_use(path)
         if idle is not None and self.seal_later is not None:
-            self.seal_later(idle)
+            self.seal_later(idle)  # outside of our lock: this starts a thread
+
+    @_synchronized
+    def _end_use(self, path: str) -> ShardFile | None:
+        """Return another shard to seal, if too many are not: one of those opened first."""
+        self._locked.pop(path, None)
+        file = self._files.get(path)
+        if file is None or not file.has_journal:
+            self._drop(path)
+        if len(self._files) > _MAX_UNSEALED:
+            for idle in islice(self._files, _MAX_LOOKED_AT):
+                if idle not in self._locked and idle not in self._being_sealed:
+                    self._being_sealed.add(idle)
+                    return self._files[idle]
+        return None
 
     @_synchronized
     def give_up(self, path: str, token: object) -> None:
@@ -145,34 +155,14 @@ class _OpenShards:
                 self._files[path].close_all()
             self._end_use(path)
 
-    @_synchronized
-    def _end_use(self, path: str) -> ShardFile | None:
-        """Return another shard to seal, if too many are not."""
-        self._locked.pop(path, None)
-        file = self._files.get(path)
-        if file is None or not file.has_journal:
-            self._drop(path)
-        return self._idlest() if len(self._files) > _MAX_UNSEALED else None
-
     def _drop(self, path: str) -> None:
         self._files.pop(path, None)
         self._recent.pop(path, None)
         self._being_sealed.discard(path)
 
-    def _idlest(self) -> ShardFile | None:
-        """Return one of the shards that were opened first, and are neither locked nor sealed."""
-        for path in islice(self._files, _MAX_LOOKED_AT):
-            if path not in self._locked and path not in self._being_sealed:
-                self._being_sealed.add(path)
-                return self._files[path]
-        return None
-
     @_synchronized
-    def close_idle(self) -> None:
-        """Close the files of all shards that are not locked."""
-        self._close_idle(0)
-
-    def _close_idle(self, n_kept: int) -> None:
+    def close_idle(self, n_kept: int = 0) -> None:
+        """Close the files of shards that are not locked, the oldest first."""
         while len(self._recent) > n_kept:
             oldest = next((p for p in self._recent if p not in self._locked), None)
             if oldest is None:
@@ -192,59 +182,53 @@ class _OpenShards:
         self._being_sealed.clear()
 
 
-class _ShardLock(AbstractContextManager[None]):
-    """The lock of one shard. As a generator it would take 3 µs more, for each write.
+open_shards = _OpenShards()
+close_when_short(open_shards.close_idle)
+in_forked_child(open_shards.reset_after_fork)
+
+
+class ShardLock(AbstractContextManager[None]):
+    """The lock of one shard, to change it in its place or to replace it.
+
+    As a generator it would take 3 µs more, for each write.
 
     An exception may come at any line of `__exit__`, or just before it. Then the finalizer ends the
     lock, when nothing refers to this object any more. So the registry has a token instead of it.
     """
 
-    __slots__ = ("_file", "_path", "_shards", "_token")
+    __slots__ = ("_file", "_path", "_token")
 
-    def __init__(self, shards: _OpenShards, path: str) -> None:
-        self._shards = shards
+    def __init__(self, path: str) -> None:
         self._path = path
         self._token = object()
 
     def __enter__(self) -> None:
-        if not self._is_entered:
-            self._enter(ShardFile.acquire)
+        if not open_shards.is_locked_with(self._path, self._token):  # by `try_lock`
+            self.enter()
 
-    def try_enter(self, fits: Callable[[ShardWriter], bool]) -> bool:
-        """Enter, if the shard is open and free, and its writer fits."""
-        return self._enter(lambda file: file.try_acquire(fits))
-
-    def _enter(self, acquire: Callable[[ShardFile], bool]) -> bool:
+    def enter(self, fits: Callable[[ShardWriter], bool] | None = None) -> bool:
+        """Lock the shard, blocking; or, with `fits`, only if that is possible immediately."""
         try:
-            self._file = self._shards.begin_use(self._path, self._token)
-            is_entered = acquire(self._file)
+            self._file = open_shards.begin_use(self._path, self._token)
+            is_entered = self._file.acquire() if fits is None else self._file.try_acquire(fits)
             if not is_entered:
-                self._shards.end_use(self._path)
+                open_shards.end_use(self._path)
             return is_entered
         except BaseException:
             # Not by the finalizer: as long as the exception is kept, it keeps this object.
-            self._shards.give_up(self._path, self._token)
+            open_shards.give_up(self._path, self._token)
             raise
-
-    @property
-    def _is_entered(self) -> bool:
-        return self._shards.is_locked_with(self._path, self._token)
 
     def __exit__(self, *_: object) -> None:
         self._file.release()
-        self._shards.end_use(self._path)
+        open_shards.end_use(self._path)
 
     def __del__(self) -> None:
-        if hasattr(self, "_token") and self._is_entered:
+        if hasattr(self, "_token") and open_shards.is_locked_with(self._path, self._token):
             try:
                 self._file.release()
             finally:
-                self._shards.end_use(self._path)
-
-
-open_shards = _OpenShards()
-close_when_short(open_shards.close_idle)
-in_forked_child(open_shards.reset_after_fork)
+                open_shards.end_use(self._path)
 
 
 @contextmanager

@@ -25,11 +25,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Literal
 
-from zarr_shardstore.format.journal import Repair, decode_journal, find_repair
+from zarr_shardstore.format.journal import Journal, Repair, decode_journal, find_repair
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange, resolve_range
-from zarr_shardstore.io.local import fs, locks
-from zarr_shardstore.io.local.fs import FileState, read_at, state_of, state_of_open
+from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.fs import NOT_FOUND, FileState, read_at, state_of
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
 from zarr_shardstore.io.uploads import (
     PART_NBYTES,
@@ -50,21 +50,14 @@ JOURNAL_SUFFIX = ".__journal"
 _OWNER_OFFSET, _OWNER_NBYTES = 8, 8
 """Field of the journal with the writer that changed the shard last."""
 
-_NO_FILE = (FileNotFoundError, NotADirectoryError)
-
 
 class ShardFile:
-    """One shard file with its lock and its journal, for the thread that has locked the shard.
-
-    Parameters
-    ----------
-    path
-        Of the shard.
-    """
+    """One shard file with its lock and its journal, for the thread that has locked the shard."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.owner: Any = None
+        """The backend that opened the shard, to seal it."""
         self.shard: ShardRef | None = None
         """The shard that the file was when it was opened, see `is_what_was_opened`."""
         self.has_journal = False
@@ -80,7 +73,7 @@ class ShardFile:
 
     def acquire(self) -> Literal[True]:
         """Take the lock, and repair what a killed writer left unfinished."""
-        self._lock.acquire(locks.MAX_WAIT_S)
+        self._lock.acquire()
         try:
             if not self._is_ours():
                 self._repair()
@@ -135,7 +128,7 @@ class ShardFile:
                 if fd is not None:
                     stack.callback(os.close, fd)
             if fds[0] is not None:
-                self._left = state_of_open(fds[0])
+                self._left = state_of(fds[0])
 
     def close_all(self) -> None:
         """Close the files, forget the index, and release the lock."""
@@ -149,7 +142,7 @@ class ShardFile:
             return False
         try:  # another program may have removed it, or given its file another name
             status = os.lstat(self.path + JOURNAL_SUFFIX)
-        except _NO_FILE:
+        except NOT_FOUND:
             return False
         if _is_shared(status) or not os.path.samestat(status, os.fstat(self._journal)):
             return False
@@ -159,7 +152,7 @@ class ShardFile:
     def is_what_was_opened(self) -> bool:
         """Whether the path leads to the file that was opened as `shard`: another one may belong
         to another array."""
-        left = self._left if self._fd is None else state_of_open(self._fd)
+        left = self._left if self._fd is None else state_of(self._fd)
         return left is not None and state_of(self.path) == left
 
     # ------------------------------------------------------------- changes
@@ -167,15 +160,8 @@ class ShardFile:
     def open(self, shard: ShardRef, data_end: int | None = None) -> ShardWriter | None:
         """Return the writer of the shard as it is; ``None`` if there is no file.
 
-        Parameters
-        ----------
-        data_end
-            As of `ShardWriter`, from a caller that has just stored the shard.
-
-        Raises
-        ------
-        IndexDamageError
-            If the index cannot be decoded.
+        A caller that has just stored the shard gives the `data_end` of its `ShardWriter`. Raises
+        `IndexDamageError` if the index cannot be decoded.
         """
         try:
             status = os.lstat(self.path)
@@ -188,7 +174,7 @@ class ShardFile:
             self._writer = None
             self.close()
             self._fd = fs.open_to_change(self.path)
-        except _NO_FILE:
+        except NOT_FOUND:
             self._writer = None
             self.end_journal()
             return None
@@ -198,7 +184,8 @@ class ShardFile:
         start = 0 if spec.index.location == "start" else max(0, size - spec.index_nbytes)
         index = os.pread(self._fd, spec.index_nbytes, start)
         if data_end is None and self.has_journal:
-            data_end = _data_end_of(self.path, start)
+            journal = _read_journal(self.path)
+            data_end = None if journal is None else journal.data_end_at(start)
         self._writer = ShardWriter(shard, index, size, data_end, self._token)
         self.shard = shard
         return self._writer
@@ -224,11 +211,8 @@ class ShardFile:
     def take(self, steps: Sequence[FileStep], *, durable_below: str | None) -> None:
         """Take all steps of a change with the files; then the writer is valid.
 
-        Parameters
-        ----------
-        durable_below
-            A directory above the shard, if the change is to survive a loss of power. Then barriers
-            sync, and the directories below it are synced once.
+        If the change must survive a loss of power, `durable_below` is a directory above the shard.
+        Then barriers sync, and the directories below it are synced once.
         """
         is_durable = durable_below is not None
         if durable_below is not None and not self._is_synced:
@@ -287,14 +271,14 @@ def repair(path: str) -> bool:
         if _is_shared(os.lstat(path + JOURNAL_SUFFIX)):
             _separate(path + JOURNAL_SUFFIX)
         fd = fs.open_to_change(path + JOURNAL_SUFFIX)
-    except _NO_FILE:
+    except NOT_FOUND:
         return False
     os.close(fd)
     try:
         if _is_shared(os.lstat(path)):
             _separate(path, is_shard=True)
         fd = fs.open_to_change(path)
-    except _NO_FILE:
+    except NOT_FOUND:
         return True
     try:
         found = find_repair_of(path, fd)
@@ -343,33 +327,26 @@ def _separate(path: str, *, is_shard: bool = False) -> None:
         os.close(source)
 
 
-def _data_end_of(path: str, index_start: int) -> int | None:
-    """Return the end of the data of a shard by its journal; ``None``: not known."""
+def _read_journal(path: str) -> Journal | None:
     try:
-        journal = decode_journal(_read_file(path + JOURNAL_SUFFIX))
-    except _NO_FILE:
+        with open(fs.open_to_read(path + JOURNAL_SUFFIX), "rb") as file:
+            return decode_journal(file.read())
+    except NOT_FOUND:
         return None
-    return None if journal is None else journal.data_end_at(index_start)
 
 
 def find_repair_of(path: str, fd: int) -> Repair | None:
     """Return the repair of an open shard by the journal of its path, if it needs one."""
-    try:
-        journal = decode_journal(_read_file(path + JOURNAL_SUFFIX))
-    except _NO_FILE:
+    journal = _read_journal(path)
+    if journal is None:
         return None
-    status = os.fstat(fd)
-
-    def read(offset: int, nbytes: int) -> bytes:
-        return os.pread(fd, nbytes, offset)
-
-    return find_repair(journal, status.st_size, read)
+    return find_repair(journal, os.fstat(fd).st_size, lambda at, n: os.pread(fd, n, at))
 
 
 def end_journal(path: str, is_durable: bool) -> None:
     """Remove a journal. It is emptied first: a process that has it open is not its owner then."""
     name = path + JOURNAL_SUFFIX
-    with suppress(*_NO_FILE):
+    with suppress(*NOT_FOUND):
         if not _is_shared(os.lstat(name)):  # otherwise its missing name tells that process
             fd = fs.open_to_change(name)
             try:
@@ -379,8 +356,3 @@ def end_journal(path: str, is_durable: bool) -> None:
             finally:
                 os.close(fd)
         fs.unlink(name)
-
-
-def _read_file(path: str) -> bytes:
-    with open(fs.open_to_read(path), "rb") as file:
-        return file.read()
