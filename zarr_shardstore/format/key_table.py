@@ -23,10 +23,7 @@ class KeyTable:
 
     Thread safety: may be used from any thread.
 
-    Parameters
-    ----------
-    layout : ArrayLayout
-        Of an array with at least one dimension.
+    The array has at least one dimension.
 
     Examples
     --------
@@ -40,17 +37,6 @@ class KeyTable:
     (('a/c/3/9', 0), None, None)
     """
 
-    __slots__ = (
-        "_cut",
-        "_last",
-        "_of_rows",
-        "_prefix",
-        "_row_length",
-        "_rows",
-        "_shards",
-        "layout",
-    )
-
     def __init__(self, layout: ArrayLayout) -> None:
         self.layout = layout
         zeros = layout.encoding.encode((0,) * layout.ndim)
@@ -60,8 +46,11 @@ class KeyTable:
         self._rows: dict[str, tuple[str, int]] = {}
         self._last: dict[str, tuple[str, int]] = {}
         self._shards: dict[str, ShardRef] = {}
-        # What is left of a key without its last coordinate is a key with a dimension less.
-        self._of_rows = KeyTable(_without_last(layout)) if layout.ndim > 1 else None
+        self._of_rows: KeyTable | None = None
+        if layout.ndim > 1:  # a key without its last coordinate is a key with a dimension less
+            grid_shape = None if layout.grid_shape is None else layout.grid_shape[:-1]
+            spec = replace(layout.spec, chunks_per_shard=layout.spec.chunks_per_shard[:-1])
+            self._of_rows = KeyTable(replace(layout, grid_shape=grid_shape, spec=spec))
 
     def translate(self, key: str) -> tuple[str, int] | None:
         """Return shard key and entry id of a chunk key; ``None`` if it is none of this array."""
@@ -116,10 +105,3 @@ def _add(table: dict[str, T], text: str, meaning: T) -> None:
     if len(table) >= _MAX_ITEMS:
         table.clear()
     table[text] = meaning
-
-
-def _without_last(layout: ArrayLayout) -> ArrayLayout:
-    """Return a layout with one dimension less, for its keys only."""
-    grid_shape = None if layout.grid_shape is None else layout.grid_shape[:-1]
-    spec = replace(layout.spec, chunks_per_shard=layout.spec.chunks_per_shard[:-1])
-    return replace(layout, grid_shape=grid_shape, spec=spec)

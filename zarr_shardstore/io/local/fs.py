@@ -227,10 +227,10 @@ MIN_AGE_NS = 20_000_000
 """Age at which the time of a file tells its version. The clock ticks every 1 to 10 ms."""
 
 
-def state_of(path: str | int) -> FileState:
-    """Return the state of a file, or of an open one by its descriptor, now."""
+def state_of(file: str | int) -> FileState:
+    """Return the state of a file, by its path or its descriptor, now."""
     try:
-        status = os.stat(path)
+        status = os.fstat(file) if isinstance(file, int) else os.stat(file)
     except NOT_FOUND:
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns

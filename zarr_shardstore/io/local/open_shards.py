@@ -237,12 +237,8 @@ def lock_to_replace(
 ) -> Iterator[None]:
     """Lock a shard file that is replaced as a whole, by whatever means.
 
-    Parameters
-    ----------
-    in_this_thread
-        Only this thread reads the shard for that.
-    overwrites
-        The new shard is written into the same file: a reader that has it open sees bytes of both.
+    `in_this_thread`: only this thread reads the shard for that. `overwrites`: the new shard is
+    written into the same file, so a reader that has it open sees bytes of both.
     """
     with locked(path, locking):
         if repair(path):
