@@ -341,20 +341,25 @@ class ShardWriter:
 
         The old index stays where it is, so that cutting the file undoes the move.
         """
-        start, index = self.size, bytes(self.body) + self._checksum
+        start = self.size
         gap = gap_nbytes(self.shard, self.n_full - self.n_present, mean_nbytes, self.live_nbytes)
-        index_start = page_aligned(start + nbytes + gap, len(index))
+        index_start = page_aligned(start + nbytes + gap, self.shard.layout.spec.index_nbytes)
         steps = self.journal_begun(self.data_end)
         record = encode_record(self._head, Move(self.crc, index_start))
-        self.data_end, self.index_start, self.size = start, index_start, index_start + len(index)
         self._head = b""
-        steps += [
+        self.data_end = start
+        return [
+            *steps,
             WriteAt("journal", JOURNAL_HEADER_NBYTES, [record]),
             Barrier(),
-            WriteAt("shard", index_start, [index]),
-            Barrier(),
+            *self._index_copied(index_start),
         ]
-        return steps
+
+    def _index_copied(self, index_start: int) -> list[FileStep]:
+        """Return the steps that write a copy of the index, with which the file is to end."""
+        index = bytes(self.body) + self._checksum
+        self.index_start, self.size = index_start, index_start + len(index)
+        return [WriteAt("shard", index_start, [index]), Barrier()]
 
     def journal_begun(self, data_end: int) -> list[FileStep]:
         """Return the steps that make this process the owner of the journal, unless it is."""
@@ -412,14 +417,9 @@ class ShardWriter:
         # First: a record for another place of the index could undo the change.
         steps: list[FileStep] = [Truncate("journal", 0), Barrier()]
         self._head = b""
-        nbytes = self.shard.layout.spec.index_nbytes
-        if self.gap_nbytes >= nbytes:
-            index = bytes(self.body) + self._checksum
-            self.index_start = self.data_end
-            self.size = self.data_end + nbytes
+        if self.gap_nbytes >= self.shard.layout.spec.index_nbytes:
             steps += [
-                WriteAt("shard", self.index_start, [index]),
-                Barrier(),
+                *self._index_copied(self.data_end),
                 Truncate("shard", self.size),
                 Barrier(),
             ]
