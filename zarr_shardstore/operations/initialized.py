@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import product
-from os.path import commonprefix
+from posixpath import commonpath, dirname
 from reprlib import repr as short
 from typing import TypeAlias
 
@@ -74,9 +74,9 @@ def chunks_initialized(
         # Shards may have other keys in the base store.
         yield from mark((layout.shard(coords), None) for coords in product(*shard_ranges))
         return out
-    first, last = ([r[i] for r in shard_ranges] for i in (0, -1))
-    common = commonprefix([layout.shard(tuple(first)).key, layout.shard(tuple(last)).key])
-    pages = KeyPages([common[: common.rfind("/") + 1]])
+    corners = [layout.shard(tuple(r[i] for r in shard_ranges)).key for i in (0, -1)]
+    common = commonpath([dirname(key) for key in corners])
+    pages = KeyPages([f"{common}/" if common else ""])
     while pages.has_more:
         page = yield from pages.next_page()
         yield from mark(
