@@ -26,9 +26,6 @@ from zarr_shardstore.shards.sharding import entry_update, perform_on_chunks, spl
 from zarr_shardstore.shards.stack import Parts, Stack, ValueTransformer, gather_replies
 from zarr_shardstore.shards.updates import EntryUpdate, SetEntry
 
-_SHARDS_AT_ONCE = 64
-"""Shards that a flush hands to the driver together."""
-
 
 def perform_buffered(
     requests: Sequence[Request],
@@ -167,23 +164,22 @@ class Flusher:
         failures: dict[str, Exception] = {}
         left = yield from self._commits(shard_keys, failures)
         while left:
-            part, left = left[:_SHARDS_AT_ONCE], left[_SHARDS_AT_ONCE:]
             first: Exception | None = None
             try:
-                yield [*part]
+                yield [*left]
             except Exception as error:
                 first = error
-            # After a failure the driver may not have begun others of this part.
+            # After a failure the driver may not have begun others.
             not_begun: list[UpdateShard] = []
-            for commit in part:
+            for commit in left:
                 buffered = self.buffer.get(commit.shard.key)
                 if buffered is not None and buffered.error is not None:
                     failures[commit.shard.key] = buffered.error
                 elif buffered is not None and first is not None:
                     not_begun.append(commit)
-            if first is not None and len(not_begun) == len(part):
+            if first is not None and len(not_begun) == len(left):
                 failures[not_begun.pop(0).shard.key] = first
-            left = not_begun + left
+            left = not_begun
         return failures
 
     def flush_due(self) -> Flow[None]:
@@ -208,14 +204,25 @@ class Flusher:
     def flush_changed(
         self, node: Node, stored: bytes | memoryview | None, array: StoredArray | None
     ) -> Flow[None]:
-        """Flush an array, unless its new document only resizes it."""
-        if self.buffer.is_active:
-            try:
-                old = self.arrays.read(node, stored)
-            except ShardStoreError:
-                old = None
-            if not _is_resized(old, array):
-                yield from self.flush_array(node)
+        """Flush an array, unless its new document says the same, but for the shape."""
+        if not self.buffer.is_active:
+            return
+        try:
+            old = self.arrays.read(node, stored)
+        except ShardStoreError:
+            old = None
+        before = None if old is None else old.document
+        after = None if array is None else array.document
+        is_resized = (
+            before is not None
+            and after is not None
+            and before.geometry is not None
+            and after.geometry is not None
+            and after.geometry.has_same_chunks(before.geometry)
+            and before.transformers == after.transformers
+        )
+        if not is_resized:
+            yield from self.flush_array(node)
 
     def flush_orphans(self, prefix: str) -> Flow[None]:
         """Flush arrays whose documents start with `prefix`, but not their chunks.
@@ -293,17 +300,4 @@ def _commit_of(
         f"shard {buffered.shard.key!r}: another store removed the array {layout.path!r}, or "
         "declared it anew, while a batch buffered values of it; write them again if they are "
         "still wanted"
-    )
-
-
-def _is_resized(old: StoredArray | None, new: StoredArray | None) -> bool:
-    """Whether both say the same, but for the shape."""
-    if old is None or new is None:
-        return False
-    before, after = old.document.geometry, new.document.geometry
-    return (
-        before is not None
-        and after is not None
-        and after.has_same_chunks(before)
-        and old.document.transformers == new.document.transformers
     )

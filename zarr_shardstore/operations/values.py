@@ -143,27 +143,22 @@ class Operations:
                 return (yield from read_shards(groups, len(keys), self._reading))
         generation = self.arrays.current()
         owners = yield from self._router.owners(keys)
-        # The key of a chunk is no document: only other keys are parsed.
-        are_documents = [
-            not isinstance(owner, ChunkRef) and is_document(key)
-            for owner, (key, _) in zip(owners, key_ranges, strict=True)
+        documents = [
+            i
+            for i, key in enumerate(keys)
+            if not isinstance(owners[i], ChunkRef) and is_document(key)
         ]
-        requests = [
-            Get(key, None if yes else byte_range)
-            for yes, (key, byte_range) in zip(are_documents, key_ranges, strict=True)
-        ]
+        requests = [Get(key, byte_range) for key, byte_range in key_ranges]
+        for i in documents:
+            requests[i] = Get(keys[i])  # its view is another one
         founds: list[Found | None] = yield from self._router.perform(requests, owners)
-        documents = [(i, f) for i, f in enumerate(founds) if are_documents[i] and f is not None]
-        if documents:
-            keys = [key_ranges[i][0] for i, _ in documents]
-            whole = yield from complete_documents(keys, [found for _, found in documents])
-            for (i, _), found in zip(documents, whole, strict=True):
-                founds[i] = found
         values = [None if found is None else found.value for found in founds]
-        if any(are_documents):
-            for i, (key, byte_range) in enumerate(key_ranges):
-                if are_documents[i]:
-                    values[i] = self._document_to_user(key, values[i], byte_range, generation)
+        whole = yield from complete_documents(
+            [keys[i] for i in documents], [founds[i] or Found(None, None) for i in documents]
+        )
+        for i, found in zip(documents, whole, strict=True):
+            byte_range = key_ranges[i][1]
+            values[i] = self._document_to_user(keys[i], found.value, byte_range, generation)
         return values
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> Flow[memoryview | None]:
