@@ -22,7 +22,6 @@ from zarr_shardstore.format.consolidated_index import (
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, check_prefix
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.io.driver import UpdateFlow
 from zarr_shardstore.metadata.documents import Node, document_key, dump_document, parse_json
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.shards.append import seal_shard
@@ -34,24 +33,22 @@ from zarr_shardstore.shards.stack import Stack, run_above
 from zarr_shardstore.shards.updates import EntryUpdate
 
 
-def compaction_of(*, order: EntryOrder, can_append: bool) -> UpdateFlow:
-    """Return a commit flow for a driver that compacts the shard of each `UpdateShard`.
+def commit_compaction(
+    request: UpdateShard,
+    groups: Sequence[Sequence[EntryUpdate]],
+    *,
+    order: EntryOrder,
+    can_append: bool,
+) -> Flow[Sequence[Exception | None]]:
+    """Compact the shard of a request, as the update flow of a driver for that.
 
     Where the base store can append, shards may have gaps and journals.
     """
-
-    def flow(
-        request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
-    ) -> Flow[Sequence[Exception | None]]:
-        shard, below = request.shard, request.below
-        if can_append and not below:
-            yield from seal_shard(shard, order=order, max_dead_share=0)
-        else:
-            one = compact_shard(shard, order=order)
-            yield from run_above(below, one) if below else one
-        return [None] * len(groups)
-
-    return flow
+    if can_append and not request.below:
+        yield from seal_shard(request.shard, order=order, max_dead_share=0)
+    else:
+        yield from run_above(request.below, compact_shard(request.shard, order=order))
+    return [None] * len(groups)
 
 
 def shards_below(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import (
     ArrayCache,
@@ -169,9 +169,7 @@ class Operations:
     def exists(self, key: str) -> Flow[bool]:
         """Whether there is a value; for a chunk, by one read of its shard's index."""
         check_key(key)
-        owners = yield from self._router.owners([key])
-        (is_there,) = yield from self._router.perform([Exists(key)], owners)
-        return bool(is_there)
+        return bool((yield from self._ask(Exists(key))))
 
     def get_size(self, key: str) -> Flow[int | None]:
         """Return the size of a value in bytes; ``None`` if there is none. No chunk is read."""
@@ -179,10 +177,13 @@ class Operations:
         if is_document(key):
             value = yield from self.get(key)
             return None if value is None else len(value)
-        owners = yield from self._router.owners([key])
-        size: int | None
-        (size,) = yield from self._router.perform([GetSize(key)], owners)
+        size: int | None = yield from self._ask(GetSize(key))
         return size
+
+    def _ask(self, request: Exists | GetSize) -> Flow[Any]:
+        owners = yield from self._router.owners([request.key])
+        (reply,) = yield from self._router.perform([request], owners)
+        return reply
 
     def get_total_size(self, prefix: str) -> Flow[int]:
         """Return the sum of the sizes of all values whose key starts with `prefix`, in bytes."""

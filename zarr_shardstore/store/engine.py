@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from zarr.abc.store import Store
@@ -22,7 +23,7 @@ from zarr_shardstore.io.backends.resolve import BaseStore, backend_of
 from zarr_shardstore.io.concurrency import CallBatcher, worker_pool
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.cached_files import MISS, CachedValue, find_file
-from zarr_shardstore.operations.upkeep import compact_below, compaction_of, consolidate_below
+from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, consolidate_below
 from zarr_shardstore.operations.values import Operations
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Flow
@@ -194,7 +195,9 @@ class ShardingEngine:
                 "convert it into another store"
             )
         backend = self.driver.backend
-        compact = compaction_of(order=self.options.order, can_append=backend.can_append)
+        compact = partial(
+            commit_compaction, order=self.options.order, can_append=backend.can_append
+        )
         flow = compact_below(self.operations.listing, prefix)
         return Driver(backend, compact, self.driver.counters), flow
 
