@@ -124,7 +124,7 @@ def _copy(
             checksum = crc32c.crc32c(piece, checksum)
             yield [piece]
 
-    target.upload(key, parts())
+    target.backend.upload(key, parts())
     return checksum
 
 

@@ -191,7 +191,7 @@ def _upload_shard(base: BaseStoreHandle, shard: ShardRef, values: RegionValues) 
             yield [_index_bytes(shard, written.ids, written.sizes)]
 
     if first is not None:
-        base.upload(shard.key, parts())
+        base.backend.upload(shard.key, parts())
     return written
 
 
@@ -218,7 +218,7 @@ def _write_objects(task: ArrayTask, region: ArrayRegion, values: RegionValues) -
     for found in rounds:
         written.add(found)
         if found.has_more:
-            base.upload(keys[found.ids[0]], _pieces_of_value(found, rounds, written))
+            base.backend.upload(keys[found.ids[0]], _pieces_of_value(found, rounds, written))
             continue
         to_write = list(zip(found.ids, found.values, strict=True))
         if task.may_be_there:

@@ -94,17 +94,6 @@ class BaseStoreHandle:
         """Return the names of the objects and directories in a directory."""
         return list(self.perform([ListDir(directory)])[0])
 
-    def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
-        """Store an object piece by piece, in one step; nothing if an error is raised."""
-        upload = self.backend.upload(key)
-        try:
-            for pieces in parts:
-                upload.write(pieces)
-            upload.finish()
-        except BaseException:
-            upload.abort()
-            raise
-
     def is_same(self, other: BaseStoreHandle) -> bool:
         """Return whether both are the same store."""
         if self.backend.scope("") == other.backend.scope(""):

@@ -1,37 +1,18 @@
-"""Objects that are stored piece by piece: no more than a few pieces are in memory.
-
-Nothing is to be seen under the key before `Upload.finish`.
-"""
+"""Objects that are stored piece by piece: no more than a few pieces are in memory."""
 
 from __future__ import annotations
 
 import os
 import stat
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
-
-from zarr.core.sync import sync
+from typing import Any
 
 from zarr_shardstore.io.local import fs
-from zarr_shardstore.shards.requests import Set
 
 PART_NBYTES = 8 * 1024 * 1024
 """Size of a part of an upload; S3 takes 10,000 of them, 80 GB."""
-
-
-class Upload(Protocol):
-    """Object that is being stored. Blocking; for one thread."""
-
-    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Append pieces. They are not changed, and not kept for long after the return."""
-
-    def finish(self) -> None:
-        """Publish the object under its key."""
-
-    def abort(self) -> None:
-        """Give up. An older object under the key stays. No error if that is not possible."""
 
 
 class LocalUpload:
@@ -132,59 +113,27 @@ def sync_directories(path: str, top: str) -> None:
         directory = os.path.dirname(directory)
 
 
-class StreamUpload:
-    """File-like object of a client, which publishes the object when it is closed.
+def write_stream(
+    stream: Any, discard: Callable[[], object], parts: Iterable[Sequence[bytes | memoryview]]
+) -> None:
+    """Store an object by a file-like object of a client, which publishes it when it is closed.
 
-    `discard` gives the stream up.
+    After an error the stream is given up by `discard`, as far as the client can.
     """
-
-    def __init__(self, stream: Any, discard: Any) -> None:
-        self._stream = stream
-        self._discard = discard
-
-    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Append pieces, by calls of about a part each."""
-        part: list[bytes | memoryview] = []
-        nbytes = 0
-        for piece in pieces:
-            part.append(piece)
-            nbytes += len(piece)
-            if nbytes >= PART_NBYTES:
-                self._stream.write(b"".join(part))
-                part, nbytes = [], 0
-        if part:
-            self._stream.write(b"".join(part))
-
-    def finish(self) -> None:
-        """Close the stream."""
-        self._stream.close()
-
-    def abort(self) -> None:
-        """Give up, as far as the client can."""
+    try:
+        for pieces in parts:
+            data: list[bytes | memoryview] = []
+            nbytes = 0
+            for piece in pieces:
+                data.append(piece)
+                nbytes += len(piece)
+                if nbytes >= PART_NBYTES:
+                    stream.write(b"".join(data))
+                    data, nbytes = [], 0
+            if data:
+                stream.write(b"".join(data))
+        stream.close()
+    except BaseException:
         with suppress(Exception):
-            self._discard()
-
-
-class BufferedUpload:
-    """Upload for base stores that take whole objects only: the object is in memory."""
-
-    def __init__(self, backend: Any, key: str) -> None:
-        self._backend = backend
-        self._key = key
-        self._pieces: list[bytes] = []
-
-    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Append copies of pieces."""
-        self._pieces.append(b"".join(pieces))
-
-    def finish(self) -> None:
-        """Store the object."""
-        requests = [Set(self._key, b"".join(self._pieces))]
-        if self._backend.can_block:
-            self._backend.perform(requests)
-        else:
-            sync(self._backend.perform_async(requests))
-
-    def abort(self) -> None:
-        """Forget the pieces."""
-        self._pieces = []
+            discard()
+        raise

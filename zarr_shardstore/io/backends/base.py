@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Generator,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
@@ -15,8 +23,7 @@ from zarr.core.sync import sync
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.io.local.locks import Locking
-from zarr_shardstore.io.uploads import Upload
-from zarr_shardstore.shards.requests import Request
+from zarr_shardstore.shards.requests import Request, Set
 from zarr_shardstore.shards.shard_listing import VersionedKeys
 from zarr_shardstore.shards.shard_writer import ShardWriter
 
@@ -112,9 +119,16 @@ class Backend(ABC):
         """Perform requests concurrently."""
         return self.perform(batch)
 
-    @abstractmethod
-    def upload(self, key: str) -> Upload:
-        """Begin to store an object piece by piece, blocking; see `Upload`."""
+    def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
+        """Store an object piece by piece, in one step, blocking; nothing if an error is raised.
+
+        Here the object is in memory: the base store takes whole objects only.
+        """
+        requests: list[Request] = [Set(key, b"".join([b"".join(pieces) for pieces in parts]))]
+        if self.can_block:
+            self.perform(requests)
+        else:
+            sync(self.perform_async(requests))
 
     def persist(self) -> None:  # noqa: B027
         """Wait until all that was written would survive a loss of power, blocking."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeAlias
 
@@ -307,15 +307,17 @@ class LocalBackend(Backend):
     def tidy(self, directory: str) -> None:
         tidy(self._root + directory)
 
-    def upload(self, key: str) -> LocalUpload:
-        return LocalUpload(self._root + key, self._root if self._is_durable else None)
+    def upload(self, key: str, parts: Iterable[Sequence[Bytes]]) -> None:
+        self._store(key, ((None, pieces) for pieces in parts))
 
-    def _store(self, key: str, parts: Sequence[tuple[int, Sequence[Bytes]]]) -> None:
+    def _store(self, key: str, parts: Iterable[tuple[int | None, Sequence[Bytes]]]) -> None:
+        """Store pieces at offsets, or one behind the other."""
         upload = None
         try:
-            upload = self.upload(key)
+            upload = LocalUpload(self._root + key, self._root if self._is_durable else None)
             for offset, pieces in parts:
-                upload.skip_to(offset)
+                if offset is not None:
+                    upload.skip_to(offset)
                 upload.write(pieces)
             self._end_journal(key)
             index_cache.forget(self._root + key)

@@ -12,7 +12,6 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.io.backends.base import Backend, IteratorPages
-from zarr_shardstore.io.uploads import BufferedUpload, Upload
 from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import (
     CloseListing,
@@ -61,9 +60,6 @@ class MappingBackend(Backend):
 
     def perform(self, batch: list[Request]) -> list[Any]:
         return [self._perform_one(request) for request in batch]
-
-    def upload(self, key: str) -> Upload:
-        return BufferedUpload(self, key)
 
     def _perform_one(self, request: Request) -> Any:
         match request:

@@ -28,7 +28,7 @@ import json
 import random
 import time
 import warnings
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
@@ -54,7 +54,7 @@ from zarr_shardstore.io.backends.base import (
 from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
 from zarr_shardstore.io.backends.zarr_store import MAX_CONCURRENCY, ZarrBackend
 from zarr_shardstore.io.concurrency import gather_bounded
-from zarr_shardstore.io.uploads import PART_NBYTES, StreamUpload, Upload
+from zarr_shardstore.io.uploads import PART_NBYTES, write_stream
 from zarr_shardstore.shards.requests import (
     Delete,
     DeleteMany,
@@ -122,12 +122,12 @@ class ObstoreBackend(ZarrBackend):
     def optimistic(self) -> Backend | None:
         return _Optimistic(self) if self._has_conditions else None
 
-    def upload(self, key: str) -> Upload:
+    def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
         writer: Any = obstore.open_writer(
             self.store.store, key, buffer_size=PART_NBYTES, max_concurrency=_PARTS_AT_ONCE
         )
         # The writer aborts when it leaves its block by an exception, and only then.
-        return StreamUpload(writer, lambda: writer.__exit__(RuntimeError, RuntimeError(), None))
+        write_stream(writer, lambda: writer.__exit__(RuntimeError, RuntimeError(), None), parts)
 
     async def read(self, get: Get, unless: ObjectVersion | None = None) -> Found | None:
         byte_range = get.byte_range
@@ -299,9 +299,6 @@ class _Optimistic(Backend):
 
     def scope(self, key: str) -> Hashable:
         return self._backend.scope(key)
-
-    def upload(self, key: str) -> Upload:
-        return self._backend.upload(key)
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         return await gather_bounded(

@@ -7,7 +7,7 @@ key a call. The backend then reads in another way.
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncGenerator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from typing import Any
@@ -36,7 +36,7 @@ from zarr_shardstore.io.backends.store_traits import (
 from zarr_shardstore.io.buffers import as_view, byte_request_of, to_buffer
 from zarr_shardstore.io.concurrency import SingleFlight, gather_bounded
 from zarr_shardstore.io.local.files import is_hidden
-from zarr_shardstore.io.uploads import PART_NBYTES, BufferedUpload, StreamUpload, Upload
+from zarr_shardstore.io.uploads import PART_NBYTES, write_stream
 from zarr_shardstore.shards.index_reads import found_indexes, index_gets
 from zarr_shardstore.shards.requests import (
     CloseListing,
@@ -130,10 +130,11 @@ class ZarrBackend(Backend):
             _warn_of_other_writers()
         return None
 
-    def upload(self, key: str) -> Upload:
+    def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
         store = self.store
         if type(store) is not FsspecStore:
-            return BufferedUpload(self, key)
+            super().upload(key, parts)
+            return
         fs: Any = store.fs
         if hasattr(fs, "sync_fs"):
             fs = fs.sync_fs
@@ -143,7 +144,7 @@ class ZarrBackend(Backend):
         with suppress(Exception):  # object stores have no directories
             fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         stream: Any = fs.open(path, "wb", block_size=PART_NBYTES)
-        return StreamUpload(stream, getattr(stream, "discard", stream.close))
+        write_stream(stream, getattr(stream, "discard", stream.close), parts)
 
     # ------------------------------------------------------------ blocking
 
