@@ -260,16 +260,16 @@ def complete_documents(keys: Sequence[str], replies: Sequence[Found]) -> Flow[li
 
     A document that is cut off would count as none: its shards would be taken for chunks, and
     chunks would overwrite them. The beginning of a JSON object is no JSON object. So a document
-    that cannot be parsed is asked for its size, and read again if it is longer.
-
-    Raises
-    ------
-    OSError
-        If the second reply is too short again.
+    that cannot be parsed is asked for its size, and read again if it is longer. If the second
+    reply is too short again, it is an `OSError`.
     """
     whole = list(replies)
     for n_left in reversed(range(_MAX_READS)):
-        doubtful = [i for i, reply in enumerate(whole) if _may_be_cut_off(reply)]
+        doubtful = [
+            i
+            for i, (value, size) in enumerate((reply.value, reply.size) for reply in whole)
+            if value is not None and size != len(value) and parse_json(value) is None
+        ]
         if not doubtful:
             break
         sizes: list[int | None] = yield [GetSize(keys[i]) for i in doubtful]
@@ -284,8 +284,3 @@ def complete_documents(keys: Sequence[str], replies: Sequence[Found]) -> Flow[li
         for i, reply in zip(left, again, strict=True):
             whole[i] = reply
     return whole
-
-
-def _may_be_cut_off(reply: Found) -> bool:
-    value = reply.value
-    return value is not None and reply.size != len(value) and parse_json(value) is None

@@ -75,12 +75,7 @@ class Catalog:
         """Return the chunks that keys name; ``None`` for a key that passes through.
 
         Before a key is called invalid the document of its array is read again: another process
-        may have resized the array.
-
-        Raises
-        ------
-        SpecError, UnsupportedError
-            If a key is not valid, or the document of an array that it belongs to is bad.
+        may have resized the array. A bad document of such an array raises its error.
         """
         generation = self.arrays.current()
         chunks: list[Any] = [generation.chunk_of(key) for key in keys]
@@ -111,13 +106,7 @@ class Catalog:
     def reads_by_shard(
         self, keys: Sequence[str], byte_ranges: Sequence[ByteRange | None] | None
     ) -> list[ShardReads] | None:
-        """Return reads of chunks of cached arrays by shard; ``None`` if a key needs `chunks_of`.
-
-        Raises
-        ------
-        SpecError
-            If a key is not valid.
-        """
+        """Return reads of chunks of cached arrays by shard; ``None`` if a key needs `chunks_of`."""
         generation = self.arrays.current()
         groups = generation.reads_by_shard(keys, byte_ranges)
         if not groups and len(keys) > 1:
@@ -156,12 +145,8 @@ class Catalog:
         """Return the array in whose grid a directory lies; ``None`` if none has metadata.
 
         With `or_own` the array's own directory counts. An array whose stack is not just one
-        sharding is returned as a `StoredArray`.
-
-        Raises
-        ------
-        SpecError, UnsupportedError
-            If it is strict, and the document of such an array is bad.
+        sharding is returned as a `StoredArray`. If `is_strict`, the error of a bad document is
+        raised.
         """
         path = directory.removesuffix("/")
         # "foo/c/96/" continues to a chunk key, if foo is an array of enough dimensions.

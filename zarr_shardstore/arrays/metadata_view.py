@@ -78,13 +78,7 @@ class MetadataView:
     # -------------------------------------------------------------- to user
 
     def to_user(self, node: Node, data: memoryview) -> tuple[memoryview, StoredArray | None]:
-        """Return the bytes of a stored document as users see it, and its array.
-
-        Raises
-        ------
-        SpecError, UnsupportedError
-            If the declaration of the document is not valid or not known.
-        """
+        """Return the bytes of a stored document as users see it, and its array."""
         doc = parse_document(node, data)
         if doc is None:
             return data, None
@@ -323,10 +317,8 @@ class MetadataView:
     def _parsed(self, node: Node, data: Bytes | None) -> _Stored:
         """Parse a stored document; one that is not valid counts as none, and can be replaced.
 
-        Raises
-        ------
-        UnsupportedError
-            If the declaration is not known: another program may know it, so it is not replaced.
+        A declaration that is not known raises its error: another program may know it, so it is not
+        replaced.
         """
         doc = None if data is None else parse_json(data)
         if doc is None:

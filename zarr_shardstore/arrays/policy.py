@@ -43,13 +43,7 @@ _UNKNOWN_NBYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ShardingPolicy:
-    """Sharding of new arrays; the options of this name are documented by `ShardingStore`.
-
-    Raises
-    ------
-    SpecError
-        If a number is not a whole number of at least 1, or a shard would have too many entries.
-    """
+    """Sharding of new arrays; `ShardingStore` documents the options."""
 
     chunks_per_shard: InitVar[ChunksPerShard] = None
     declaration: V3Declaration = "codec"
@@ -102,13 +96,8 @@ class ShardingPolicy:
     def chunks_per_shard_of(self, path: str, ndim: int) -> Coords | None:
         """Return the chunks per shard of a new array; ``None`` if it is not sharded.
 
-        A 0-d array has one chunk, and a shard saves nothing: only the rule ``()`` asks for it.
-
-        Raises
-        ------
-        SpecError
-            If the rule has another number of dimensions, or asks for too many entries, or is
-            ``"auto"``, which needs metadata.
+        A 0-d array has one chunk, and a shard saves nothing: only the rule ``()`` asks for it. A
+        rule for another number of dimensions, and ``"auto"``, which needs metadata, are refused.
         """
         rule = self.rule_of(path)
         if rule is None or (ndim == 0 and rule != ()):

@@ -91,13 +91,7 @@ class ChunkCodec:
         )
 
     def decode_plain(self, value: bytes | memoryview, spec: ArraySpec) -> npt.NDArray[Any]:
-        """Return the chunk that bytes encode, in the byte order in which it is stored.
-
-        Raises
-        ------
-        ValueError
-            If there are too few bytes or too many.
-        """
+        """Return the chunk that bytes encode, in the byte order in which it is stored."""
         of, dtype = self._dtypes  # one tuple: another thread sees the old pair or the new one
         if of is not spec:
             endian = getattr(self._codecs[0], "endian", None)

@@ -182,13 +182,7 @@ class ShardingEngine:
     # ------------------------------------------------------------------- upkeep
 
     def compaction(self, prefix: str) -> tuple[Driver, Flow[None]]:
-        """Return the flow that compacts the shards below a prefix, and its driver.
-
-        Raises
-        ------
-        UnsupportedError
-            If nothing can be replaced in the base store.
-        """
+        """Return the flow that compacts the shards below a prefix, and its driver."""
         if isinstance(self.base, Store) and not self.base.supports_deletes:
             raise UnsupportedError(
                 f"in {self.base} nothing can be removed or replaced, so no byte would become free: "
@@ -202,13 +196,7 @@ class ShardingEngine:
         return Driver(backend, compact, self.driver.counters), flow
 
     def consolidation(self, path: str) -> Flow[list[str]]:
-        """Return the flow that consolidates the indexes of the arrays at or below a path.
-
-        Raises
-        ------
-        UnsupportedError
-            If the base store tells no versions.
-        """
+        """Return the flow that consolidates the indexes of the arrays at or below a path."""
         self.check_consolidation()
         operations = self.operations
         return consolidate_below(operations.listing, operations.arrays, path)
@@ -224,13 +212,7 @@ class ShardingEngine:
 
 
 def _strategy_for(strategy: Strategy, backend: Backend) -> WriteStrategy:
-    """Return the strategy that an option means on a base store.
-
-    Raises
-    ------
-    SpecError
-        If the base store cannot do it.
-    """
+    """Return the strategy that an option means on a base store, or refuse the option."""
     if strategy == "auto":
         return "append" if backend.can_append else "rewrite"
     if strategy == "append" and not backend.can_append:

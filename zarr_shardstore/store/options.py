@@ -55,11 +55,6 @@ class ShardingOptions:
     """Validated options of a sharding store.
 
     Options are equal if stores with them do the same, however the arguments are spelled.
-
-    Raises
-    ------
-    SpecError
-        If an option is not valid, or contradicts another one.
     """
 
     policy: ShardingPolicy

@@ -55,13 +55,7 @@ def compress_of(codec: ZstdCodec) -> Callable[[Any], bytes]:
 
 
 def decompress(value: Any) -> Any:
-    """Return the bytes that were compressed.
-
-    Raises
-    ------
-    RuntimeError, ValueError
-        If the value is damaged.
-    """
+    """Return the bytes that were compressed; damage is a `RuntimeError` or a `ValueError`."""
     try:
         data = _cache.decompressor.decompress(value, allow_extra_data=False)
     except zstandard.ZstdError:  # a frame without its size, several frames, or damage
