@@ -131,13 +131,16 @@ class Catalog:
                     return None if coords is None else array.layout.chunk(coords, key)
         return None
 
-    def shards_of(self, base_keys: Sequence[str]) -> Flow[list[Any]]:
+    def shards_of(
+        self, base_keys: Sequence[str]
+    ) -> Flow[list[ShardRef | TransformedKey | ShardStoreError | None]]:
         """Return the shards that keys of the base store name; ``None`` for any other key.
 
         If the document of an array is bad, the error takes the place of the shard.
         """
         answers = yield from self._locate(base_keys, self.arrays.current(), in_grid=False)
-        return [None if isinstance(answer, InvalidChunkKey) else answer for answer in answers]
+        shards = ShardRef | TransformedKey | ShardStoreError
+        return [answer if isinstance(answer, shards) else None for answer in answers]
 
     def directory_of(
         self, directory: str, *, or_own: bool = False, is_strict: bool = True
