@@ -24,6 +24,7 @@ from zarr.storage import LocalStore, LoggingStore, MemoryStore
 
 from tests.support.pipeline_arrays import KINDS, OURS, SHAPE, THEIRS, make_array, make_store
 from zarr_shardstore import ShardingStore
+from zarr_shardstore.store.chunk_codec import ChunkCodec
 from zarr_shardstore.testing import CountingStore
 
 
@@ -184,7 +185,7 @@ def test_codecs_that_zarr_has_are_all_called_without_a_hop() -> None:
         {"compressors": [ZstdCodec()]},
     ):
         z = make_array(make_store("v3", {}), **options)
-        assert z.async_array.codec_pipeline._chunk_codec() is not None
+        assert ChunkCodec.of(list(z.async_array.codec_pipeline)) is not None
         data = np.arange(77, dtype="i2").reshape(SHAPE)
         z[...] = data
         np.testing.assert_array_equal(z[...], data)
