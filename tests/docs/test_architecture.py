@@ -12,8 +12,8 @@ from tests.support.layers import PACKAGE
 
 
 def test_the_tree_and_the_drawing_are_made_from_the_source() -> None:
-    """``python -m tests.support.layers`` makes them again."""
-    assert layers.blocks_in_page() == layers.blocks()
+    """A file, its first line or an import has changed: the page is made again."""
+    assert layers.blocks_in_page() == layers.blocks(), "run: python -m tests.support.layers"
 
 
 def test_each_file_that_the_page_names_exists() -> None:
