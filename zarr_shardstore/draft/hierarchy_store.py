@@ -138,6 +138,11 @@ class DraftHierarchyStore(Store):
         await super()._open()
         await self._store._ensure_open()
 
+    async def _ensure_open(self) -> None:
+        # Not by `_open`, which refuses a store that another thread has just opened.
+        await self._store._ensure_open()
+        self._is_open = True
+
     def close(self) -> None:
         """Close this store and the one below."""
         self._store.close()
