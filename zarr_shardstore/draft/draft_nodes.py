@@ -37,7 +37,6 @@ from zarr_shardstore.draft.draft_translation import (
     is_v2_document,
     node_of_meta_key,
     node_of_v3_key,
-    parents_of,
     v3_candidate,
     v3_chunk_key,
     v3_key,
@@ -303,14 +302,11 @@ class DraftNodes:
         if document is not None:
             yield v3_key(own)
         async for key in self.store.list_prefix(DRAFT_META_ROOT + directory):
-            node = node_of_meta_key(key)
-            if node is None:
-                continue
-            for path in (node, *parents_of(node)):
-                if path in seen:
-                    break  # and so are its parents
+            path = node_of_meta_key(key)
+            while path is not None and path not in seen:  # else its parents are listed, too
                 seen.add(path)
                 yield v3_key(path)
+                path = path.rpartition("/")[0]
 
     async def _data_prefixes(self, directory: str) -> list[str]:
         """Return the prefixes below which values are stored whose v3 keys are in a directory."""

@@ -152,19 +152,6 @@ def directory_of(path: str) -> str:
     return f"{path}/" if path else ""
 
 
-def parents_of(path: str) -> list[str]:
-    """Return the paths of the groups around a node, the root last.
-
-    >>> parents_of("a/b/c")
-    ['a/b', 'a', '']
-    """
-    parents = []
-    while path:
-        path = path.rpartition("/")[0]
-        parents.append(path)
-    return parents
-
-
 def v3_candidate(key: str) -> tuple[str, str] | None:
     """Split a v3 key as ``(array path, suffix)`` by the encoding ``default``.
 
