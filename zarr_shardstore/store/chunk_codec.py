@@ -2,24 +2,24 @@
 
 zarr 3.1 has only async codecs, most of which do their work in ``asyncio.to_thread``, about 150 µs a
 chunk and codec. `ChunkCodec` calls the same functions directly. The compressors are those of
-numcodecs, as in zarr, except zstd.
+numcodecs, as in zarr, except zstd: each thread caches a compressor and a decompressor.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeAlias, cast
 
 import numcodecs
 import numpy as np
 import numpy.typing as npt
+import zstandard
 from zarr.abc.codec import Codec
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, NDBuffer
-
-from zarr_shardstore.store import zstd
 
 _Step: TypeAlias = Callable[[Any, ArraySpec], Any]
 
@@ -27,8 +27,60 @@ _AWAIT_ONLY_THREADS = ("zarr.codecs._v2", "zarr.codecs.numcodecs._codecs")
 """Modules of zarr 3.1 whose codecs have no blocking methods, and await only threads."""
 
 
+_MAX_LEVEL = 5
+"""Highest level of a cached compressor, which takes up to 5 MiB; higher levels take far more, and
+so much time that making the compressor does not count."""
+
+_MAX_COMPRESSORS = 4
+"""Cached compressors of a thread, each for one level."""
+
+
+class _Zstd(threading.local):
+    """Compressors and decompressor of one thread: each call changes their state.
+
+    numcodecs makes them for each chunk. Either takes about as long as the work on 8 kB.
+    """
+
+    def __init__(self) -> None:
+        self.decompressor = zstandard.ZstdDecompressor()
+        self.compressors: dict[tuple[int, bool], zstandard.ZstdCompressor] = {}
+
+
+_zstd = _Zstd()
+_numcodecs_zstd = numcodecs.Zstd()
+
+
+def zstd_compress_of(codec: ZstdCodec) -> Callable[[Any], bytes]:
+    """Return a function that compresses as a codec of zarr does; any thread may call it."""
+    if codec.level > _MAX_LEVEL:
+        of_zarr: Callable[[Any], bytes] = codec._zstd_codec.encode
+        return of_zarr
+    options = codec.level, codec.checksum
+
+    def compress(data: Any) -> bytes:
+        compressor = _zstd.compressors.get(options)
+        if compressor is None:
+            if len(_zstd.compressors) >= _MAX_COMPRESSORS:
+                _zstd.compressors.clear()
+            level, checksum = options
+            compressor = zstandard.ZstdCompressor(level=level, write_checksum=checksum)
+            _zstd.compressors[options] = compressor
+        return compressor.compress(data)
+
+    return compress
+
+
+def zstd_decompress(value: Any) -> Any:
+    """Return the bytes that were compressed; damage is a `RuntimeError` or a `ValueError`."""
+    try:
+        data = _zstd.decompressor.decompress(value, allow_extra_data=False)
+    except zstandard.ZstdError:  # a frame without its size, several frames, or damage
+        data = b""
+    return data or _numcodecs_zstd.decode(value)  # behind an empty frame there may be others
+
+
 _DECOMPRESS: dict[type[Codec], Callable[[Any], Any]] = {  # a subclass may do something else
-    ZstdCodec: zstd.decompress,
+    ZstdCodec: zstd_decompress,
     GzipCodec: numcodecs.GZip().decode,
     BloscCodec: numcodecs.Blosc().decode,
 }
@@ -115,7 +167,7 @@ class ChunkCodec:
 
 def _blocking_steps(codec: Codec) -> tuple[_Step, _Step] | None:
     if type(codec) is ZstdCodec:
-        return _on_buffers(zstd.compress_of(codec)), _on_buffers(zstd.decompress)
+        return _on_buffers(zstd_compress_of(codec)), _on_buffers(zstd_decompress)
     encode, decode = getattr(codec, "_encode_sync", None), getattr(codec, "_decode_sync", None)
     if encode is not None and decode is not None:
         # zarr 3.4's sharding codec can block only if the codecs inside it can.
