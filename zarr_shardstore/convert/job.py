@@ -12,13 +12,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
-from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.convert.in_place import (
     Manifest,
     begin,
@@ -30,18 +28,11 @@ from zarr_shardstore.convert.in_place import (
     resume_exchanges,
 )
 from zarr_shardstore.convert.other_keys import DocumentsByKey, check_other_keys, copy_other_keys
-from zarr_shardstore.convert.plan import (
-    ArrayPlan,
-    ChooseShards,
-    check_rules,
-    chosen_arrays,
-    plan_array,
-    plans_of,
-)
+from zarr_shardstore.convert.plan import ArrayPlan, ChooseShards, plan_store
 from zarr_shardstore.convert.regions import regions_to_visit
 from zarr_shardstore.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
 from zarr_shardstore.convert.task import ArrayTask, TaskResult, run_task
-from zarr_shardstore.errors import ShardConflictError, SpecError, UnfinishedConversionError
+from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.consolidated_index import (
     CONSOLIDATED_INDEX_NAME,
     declares_consolidated_index,
@@ -49,10 +40,10 @@ from zarr_shardstore.format.consolidated_index import (
 )
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
-from zarr_shardstore.inspect.find import StoreContents, find_contents
+from zarr_shardstore.inspect.find import StoreContents
 from zarr_shardstore.inspect.occupancy import keys_of_values
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike, open_base
-from zarr_shardstore.metadata.documents import document_key, has_conversion_marker
+from zarr_shardstore.metadata.documents import document_key
 from zarr_shardstore.shards.requests import Delete
 from zarr_shardstore.store.options import ShardingOptions
 
@@ -89,12 +80,13 @@ def convert_store(
     base = target = open_base(source, source_options)
     if destination is not None:
         target = open_base(destination, destination_options)
-    with _executor_or_threads(executor) as workers:
+    with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as threads:
+        workers = threads if executor is None else executor
         _check_executor(workers, base, target)
         _check_stores(base, target, dry_run)
 
         def plan() -> Conversion:
-            plans, contents = _plan(base, target, choose, paths, sharding.policy)
+            plans, contents = plan_store(base, choose, paths, sharding.policy, in_place=in_place)
             return Conversion(
                 base, target, plans, contents, sharding, keeps_declaration, workers, progress
             )
@@ -146,57 +138,6 @@ def _check_stores(base: BaseStoreHandle, target: BaseStoreHandle, dry_run: bool)
     target.check_takes_any_key()
     if not dry_run:
         target.check_writable()
-
-
-def _plan(
-    base: BaseStoreHandle,
-    target: BaseStoreHandle,
-    choose: ChooseShards,
-    paths: Iterable[str] | str | None,
-    policy: ShardingPolicy,
-) -> tuple[list[ArrayPlan], StoreContents]:
-    contents = base.run(find_contents())
-    plans = plans_of(contents.arrays.values())
-    if not plans:
-        raise SpecError(f"there is no Zarr array in {base.describe()}")
-    if target is not base:
-        _refuse_markers(plans)
-    chosen = chosen_arrays(plans, paths)
-    check_rules(policy, plans)
-    plans = [plan_array(base, plan, choose) if plan.node in chosen else plan for plan in plans]
-    if target is base:
-        _refuse_links(base, plans)
-    return plans, contents
-
-
-def _refuse_markers(plans: Sequence[ArrayPlan]) -> None:
-    """Raise `UnfinishedConversionError` for a source that is half converted in place.
-
-    A copy would have half of an array, which no run can finish.
-    """
-    for plan in plans:
-        if any(map(has_conversion_marker, plan.documents.values())):
-            raise UnfinishedConversionError(
-                f"a conversion in place of the array {plan.path!r} of the source was "
-                "interrupted: run that again, without a destination, which finishes it; "
-                "nothing is lost"
-            )
-
-
-def _refuse_links(base: BaseStoreHandle, plans: Sequence[ArrayPlan]) -> None:
-    """Raise `SpecError` if objects of an array lie behind a link.
-
-    Listings do not follow links, and files cannot be renamed to another disk.
-    """
-    for plan in plans:
-        prefix = plan.node.chunk_prefix
-        link = None if plan.action == "skipped" else base.backend.linked_directory(prefix)
-        if link is not None:
-            raise SpecError(
-                f"objects of the array {plan.path!r} lie behind the link {link!r}: in "
-                "place that cannot be converted; convert the directory that it leads to, or "
-                "convert to another store"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,16 +344,6 @@ def _report_of(plan: ArrayPlan) -> ArrayReport:
 
 
 # --------------------------------------------------------------- executors
-
-
-@contextmanager
-def _executor_or_threads(executor: Executor | None) -> Iterator[Executor]:
-    """Yield the executor of the caller, or threads for as long as the block runs."""
-    if executor is not None:
-        yield executor
-        return
-    with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as threads:
-        yield threads
 
 
 def _check_executor(executor: Executor, base: BaseStoreHandle, target: BaseStoreHandle) -> None:

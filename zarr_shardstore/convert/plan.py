@@ -18,13 +18,24 @@ from zarr_shardstore.arrays.registry import find_factory
 from zarr_shardstore.convert.regions import ArrayLocation, block_shape, random_coords
 from zarr_shardstore.convert.report import Action
 from zarr_shardstore.convert.task import ArrayTask
-from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.errors import (
+    ShardStoreError,
+    SpecError,
+    UnfinishedConversionError,
+    UnsupportedError,
+)
 from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.format.index import ShardingSpec
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.inspect.find import FoundArray, quoted, select_paths
+from zarr_shardstore.inspect.find import (
+    FoundArray,
+    StoreContents,
+    find_contents,
+    quoted,
+    select_paths,
+)
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata.auto_shards import choose_chunks_per_shard
 from zarr_shardstore.metadata.declaration import (
@@ -41,6 +52,7 @@ from zarr_shardstore.metadata.documents import (
     Node,
     chunk_nbytes,
     document_key,
+    has_conversion_marker,
     parse_array,
 )
 from zarr_shardstore.metadata.transformer_list import (
@@ -166,7 +178,60 @@ ChooseShards: TypeAlias = Callable[[BaseStoreHandle, ArrayPlan], tuple[ShardingS
 """Returns the shards that an array gets, and why."""
 
 
-def plan_array(base: BaseStoreHandle, plan: ArrayPlan, choose: ChooseShards) -> ArrayPlan:
+def plan_store(
+    base: BaseStoreHandle,
+    choose: ChooseShards,
+    paths: Iterable[str] | str | None,
+    policy: ShardingPolicy,
+    *,
+    in_place: bool,
+) -> tuple[list[ArrayPlan], StoreContents]:
+    """Decide about each array of a store, or refuse the conversion."""
+    contents = base.run(find_contents())
+    plans = _plans_of(contents.arrays.values())
+    if not plans:
+        raise SpecError(f"there is no Zarr array in {base.describe()}")
+    if not in_place:
+        _refuse_markers(plans)
+    chosen = _chosen_arrays(plans, paths)
+    _check_rules(policy, plans)
+    plans = [_plan_array(base, plan, choose) if plan.node in chosen else plan for plan in plans]
+    if in_place:
+        _refuse_links(base, plans)
+    return plans, contents
+
+
+def _refuse_markers(plans: Sequence[ArrayPlan]) -> None:
+    """Raise `UnfinishedConversionError` for a source that is half converted in place.
+
+    A copy would have half of an array, which no run can finish.
+    """
+    for plan in plans:
+        if any(map(has_conversion_marker, plan.documents.values())):
+            raise UnfinishedConversionError(
+                f"a conversion in place of the array {plan.path!r} of the source was "
+                "interrupted: run that again, without a destination, which finishes it; "
+                "nothing is lost"
+            )
+
+
+def _refuse_links(base: BaseStoreHandle, plans: Sequence[ArrayPlan]) -> None:
+    """Raise `SpecError` if objects of an array lie behind a link.
+
+    Listings do not follow links, and files cannot be renamed to another disk.
+    """
+    for plan in plans:
+        prefix = plan.node.chunk_prefix
+        link = None if plan.action == "skipped" else base.backend.linked_directory(prefix)
+        if link is not None:
+            raise SpecError(
+                f"objects of the array {plan.path!r} lie behind the link {link!r}: in "
+                "place that cannot be converted; convert the directory that it leads to, or "
+                "convert to another store"
+            )
+
+
+def _plan_array(base: BaseStoreHandle, plan: ArrayPlan, choose: ChooseShards) -> ArrayPlan:
     """Decide about an array that the caller named."""
     plan = replace(plan, is_chosen=True)
     if plan.obstacle:
@@ -180,7 +245,7 @@ def plan_array(base: BaseStoreHandle, plan: ArrayPlan, choose: ChooseShards) -> 
     return replace(plan, new_spec=spec, action=action, reason=reason)
 
 
-def chosen_arrays(plans: Sequence[ArrayPlan], paths: Iterable[str] | str | None) -> set[Node]:
+def _chosen_arrays(plans: Sequence[ArrayPlan], paths: Iterable[str] | str | None) -> set[Node]:
     """Return the arrays that the argument `paths` names, all of which can be converted."""
     selected = select_paths({plan.path for plan in plans}, paths)
     for plan in plans:
@@ -192,7 +257,7 @@ def chosen_arrays(plans: Sequence[ArrayPlan], paths: Iterable[str] | str | None)
     return {plan.node for plan in plans if plan.path in selected}
 
 
-def check_rules(policy: ShardingPolicy, plans: Sequence[ArrayPlan]) -> None:
+def _check_rules(policy: ShardingPolicy, plans: Sequence[ArrayPlan]) -> None:
     """Refuse a rule for arrays that are not there: its path was meant to be another one."""
     for name in policy.names_without_array([plan.path for plan in plans]):
         raise SpecError(
@@ -221,14 +286,14 @@ def to_shards(policy: ShardingPolicy) -> ChooseShards:
                 return now, "it has shards, and 'auto' leaves them as they are"
             if math.prod(grid) == 1:
                 return now, "it has one chunk"
-            cps, reason = chunks_per_shard_by_size(base, plan)
+            cps, reason = _chunks_per_shard_by_size(base, plan)
             if math.prod(cps) == 1:
                 return now, reason
         else:
             asked = policy.chunks_per_shard_of(plan.path, len(grid))
             if asked is None:
                 return now, "chunks_per_shard does not name it"
-            cps = asked if _has(policy, plan, asked) else clip_to_grid(asked, grid)
+            cps = asked if _has(policy, plan, asked) else _clip_to_grid(asked, grid)
             clipped = "" if cps == asked else ", no more than its grid has"
             reason = f"as chunks_per_shard says{clipped}"
         if _has(policy, plan, cps):
@@ -245,18 +310,18 @@ def _has(policy: ShardingPolicy, plan: ArrayPlan, cps: Coords) -> bool:
     return now is not None and now.chunks_per_shard == cps and policy.index in (None, now.index)
 
 
-def clip_to_grid(cps: Coords, grid_shape: Coords) -> Coords:
+def _clip_to_grid(cps: Coords, grid_shape: Coords) -> Coords:
     """Return a shard with no more entries than the array has chunks: all others would be missing.
 
     A dimension without chunks is not clipped: its chunks are still to come.
 
-    >>> clip_to_grid((8, 8, 8), (20, 3, 0))
+    >>> _clip_to_grid((8, 8, 8), (20, 3, 0))
     (8, 3, 8)
     """
     return tuple(min(c, n) if n else c for c, n in zip(cps, grid_shape, strict=True))
 
 
-def chunks_per_shard_by_size(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[Coords, str]:
+def _chunks_per_shard_by_size(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[Coords, str]:
     """Choose chunks per shard from the sizes of sampled chunks, and say why.
 
     Cost: up to 1,024 requests for sizes, spread over the grid; nothing is listed.
@@ -290,7 +355,7 @@ def _sampled_keys(plan: ArrayPlan) -> Iterator[list[str]]:
 # ------------------------------------------------ arrays by their documents
 
 
-def plans_of(arrays: Iterable[FoundArray]) -> list[ArrayPlan]:
+def _plans_of(arrays: Iterable[FoundArray]) -> list[ArrayPlan]:
     """Return plans that leave all arrays as they are, in the order of their paths."""
     plans: dict[Node, ArrayPlan] = {}
     for found in arrays:

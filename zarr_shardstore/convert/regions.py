@@ -15,17 +15,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.format.index import ShardingSpec
+from zarr_shardstore.format.index import ZEP2_INDEX, ShardingSpec
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import (
     ArrayLayout,
-    Box,
     chunk_grid_shape,
-    coords_of_entries,
     entries_in_box,
     grid_box,
     is_inside,
@@ -75,49 +74,27 @@ class ArrayLocation:
 
 @dataclass(frozen=True, slots=True)
 class ArrayRegion:
-    """A box inside the grid, and the entry ids of its values in the order of conversion."""
+    """A box of the grid, and the entry ids of its values in the order of conversion.
 
-    box: Box
-    ids: npt.NDArray[np.intp]
+    It is counted as a shard of `shape` chunks, also where there are no such shards.
+    """
+
     shape: Coords
     coords: Coords
+    ids: npt.NDArray[np.intp]
 
     @classmethod
-    def of(
-        cls, coords: Coords, shape: Coords, grid_shape: Coords, order: EntryOrder
-    ) -> ArrayRegion:
-        """Return region number `coords` of a grid that is cut into boxes of `shape`."""
+    def of(cls, shape: Coords, coords: Coords, grid_shape: Coords, order: EntryOrder) -> Self:
+        """Return region number `coords` of a grid that is cut into boxes."""
         box = grid_box(coords, shape, grid_shape)
-        ids = order_entries(entries_in_box(box, coords, shape), shape, order)
-        return cls(box, ids, shape, coords)
-
-    def value_coords(self) -> npt.NDArray[np.intp]:
-        """Return the coordinates of the values in order; shape ``(n, ndim)``."""
-        coords = coords_of_entries(self.ids, self.coords, self.shape)
-        return np.array(coords, dtype=np.intp).reshape(len(self.ids), len(self.shape))
+        entries = entries_in_box(box, coords, shape)
+        return cls(shape, coords, order_entries(entries, shape, order))
 
     def keys(self, location: ArrayLocation) -> list[str]:
         """Return the keys of the values in order, where each has one of its own."""
-        keys = keys_of_box(location.prefix, location.encoding, self.box)
-        in_c_order = np.sort(self.ids)
-        return [keys[i] for i in np.searchsorted(in_c_order, self.ids).tolist()]
-
-
-def keys_of_box(prefix: str, encoding: ChunkKeyEncoding, box: Box) -> list[str]:
-    """Return the keys of all chunks in a box, in C order; faster than a call for each.
-
-    >>> keys_of_box("a/", ChunkKeyEncoding("default", "/"), ((0, 2), (7, 9)))
-    ['a/c/0/7', 'a/c/0/8', 'a/c/1/7', 'a/c/1/8']
-    """
-    if not box:
-        return [prefix + encoding.encode(())]
-    zero = encoding.encode((0,) * len(box))
-    heads = [prefix + zero[: zero.index("0")]]
-    for dim, (start, stop) in enumerate(box):
-        end = encoding.separator if dim < len(box) - 1 else ""
-        tails = [f"{n}{end}" for n in range(start, stop)]
-        heads = [head + tail for head in heads for tail in tails]
-    return heads
+        spec = ShardingSpec(self.shape, ZEP2_INDEX)
+        layout = ArrayLayout("", location.prefix, location.encoding, location.grid_shape, spec)
+        return layout.shard(self.coords).chunk_keys(self.ids)
 
 
 def block_shape(grid_shape: Coords) -> Coords:

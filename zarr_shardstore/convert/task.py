@@ -22,10 +22,9 @@ from zarr_shardstore.errors import (
     ShardConflictError,
     SpecError,
 )
-from zarr_shardstore.format.index import MISSING, ShardIndex
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import ShardRef
-from zarr_shardstore.format.shard import EntryOrder
+from zarr_shardstore.format.layout import ShardRef, grid_box
+from zarr_shardstore.format.shard import EntryOrder, packed_index
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.shards.requests import Delete, DeleteMany, Exists, Set
 
@@ -112,7 +111,7 @@ def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
             f"a worker does not find {task.document_key!r} in {base.describe()}: take an executor "
             "whose workers reach the store; nothing was removed"
         )
-    region = ArrayRegion.of(coords, task.region_shape, task.source.grid_shape, task.order)
+    region = ArrayRegion.of(task.region_shape, coords, task.source.grid_shape, task.order)
     values = RegionValues(task.source, region, task.nominal_nbytes)
     if task.only_compares:
         return _compare(task, region, values)
@@ -135,7 +134,8 @@ def _compare(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> Task
             return TaskResult(0, 0, 0, was_there=True)
     except (CorruptShardError, ShardConflictError) as error:
         damage = error
-    where = ", ".join(f"{start} to {stop - 1}" for start, stop in region.box)
+    box = grid_box(region.coords, region.shape, task.source.grid_shape)
+    where = ", ".join(f"{start} to {stop - 1}" for start, stop in box)
     raise SpecError(
         f"the destination has an array at {task.target.prefix!r} already, of the same metadata, "
         f"and not the chunks that the source has (of those of coordinates {where}): one of the "
@@ -174,36 +174,25 @@ def _write_shard(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> 
 def _upload_shard(base: BaseStoreHandle, shard: ShardRef, values: RegionValues) -> _Checksums:
     """Store the values as a shard; no shard if there are no values."""
     written = _Checksums()
-    is_index_first = shard.layout.spec.index.location == "start"
-    ranges = values.ranges() if is_index_first else None
+    spec = shard.layout.spec
+    ranges = values.ranges() if spec.index.location == "start" else None
     rounds = values.rounds()
     first = next(rounds, None)
+    if first is None:
+        return written
 
     def parts() -> Iterator[Sequence[bytes | memoryview]]:
         if ranges is not None:
-            sizes = (ranges.stops - ranges.starts).tolist()
-            yield [_index_bytes(shard, ranges.ids.tolist(), sizes)]
-        assert first is not None
+            sizes = ranges.stops - ranges.starts
+            yield [packed_index(ranges.ids, sizes, spec.n_entries, spec.index)]
         for found in chain([first], rounds):
             written.add(found)
             yield found.values
         if ranges is None:
-            yield [_index_bytes(shard, written.ids, written.sizes)]
+            yield [packed_index(written.ids, written.sizes, spec.n_entries, spec.index)]
 
-    if first is not None:
-        base.backend.upload(shard.key, parts())
+    base.backend.upload(shard.key, parts())
     return written
-
-
-def _index_bytes(shard: ShardRef, ids: list[int], sizes: list[int]) -> bytes:
-    """Encode the index of entries that are written without gaps."""
-    spec = shard.layout.spec
-    nbytes = np.array(sizes, dtype=np.uint64)
-    fields = np.full((spec.n_entries, 2), MISSING, dtype=np.uint64)
-    start = spec.index_nbytes if spec.index.location == "start" else 0
-    fields[ids, 0] = np.cumsum(nbytes) - nbytes + np.uint64(start)
-    fields[ids, 1] = nbytes
-    return ShardIndex(fields).encode(spec.index)
 
 
 # ------------------------------------------------- to objects of their own

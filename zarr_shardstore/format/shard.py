@@ -89,14 +89,22 @@ def lay_out(
     )
     values = [entries[i] for i in ids.tolist()]
     nbytes = np.fromiter(map(len, values), dtype=np.uint64, count=len(values))
-    start = form.nbytes(n_entries) if form.location == "start" else 0
-    fields = np.full((n_entries, 2), MISSING, dtype=np.uint64)
-    fields[ids, 0] = np.cumsum(nbytes) - nbytes + np.uint64(start)
-    fields[ids, 1] = nbytes
-    index = ShardIndex(fields).encode(form)
+    index = packed_index(ids, nbytes, n_entries, form)
     if form.location == "start":
         return [(0, [index, *values])]
     return [(0, values), (int(nbytes.sum()) + gap_nbytes, [index])]
+
+
+def packed_index(
+    ids: npt.ArrayLike, nbytes: npt.ArrayLike, n_entries: int, form: IndexFormat
+) -> bytes:
+    """Encode the index of entries that are stored in this order, without gaps."""
+    at, sizes = np.asarray(ids, dtype=np.intp), np.asarray(nbytes, dtype=np.uint64)
+    start = form.nbytes(n_entries) if form.location == "start" else 0
+    fields = np.full((n_entries, 2), MISSING, dtype=np.uint64)
+    fields[at, 0] = np.cumsum(sizes) - sizes + np.uint64(start)
+    fields[at, 1] = sizes
+    return ShardIndex(fields).encode(form)
 
 
 def index_of_shard(
