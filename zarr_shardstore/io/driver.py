@@ -229,7 +229,14 @@ class Driver:
         """Ask; repeat reads that may have seen half of a write of this process."""
         replies = yield from self._ask(requests, loop)
         end = time.monotonic() + _MAX_TORN_S
-        while (torn := _unstable(replies)) and time.monotonic() < end:
+        while time.monotonic() < end:
+            torn = [
+                i
+                for i, reply in enumerate(replies)
+                if isinstance(reply, Found | FoundIndex) and reply.version is UNSTABLE
+            ]
+            if not torn:
+                break
             yield _PAUSE_S
             again = yield from self._ask([requests[i] for i in torn], loop)
             for i, reply in zip(torn, again, strict=True):
@@ -303,15 +310,6 @@ class Driver:
         lock = self.backend.lock(updates[0].request.shard.key)
         async with nullcontext() if lock is None else _locked_by_worker(lock):
             return await self.run_async(self.update_flow(updates))
-
-
-def _unstable(replies: Sequence[Any]) -> list[int]:
-    """Positions of replies that may be halves of a write of this process."""
-    return [
-        i
-        for i, reply in enumerate(replies)
-        if isinstance(reply, Found | FoundIndex) and reply.version is UNSTABLE
-    ]
 
 
 @asynccontextmanager

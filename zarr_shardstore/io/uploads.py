@@ -34,10 +34,10 @@ class LocalUpload:
         self._nbytes = 0
         try:
             try:
-                self._fd = fs.open_new(self._temporary)
+                self.fd = fs.open_new(self._temporary)
             except FileNotFoundError:
                 os.makedirs(directory, exist_ok=True)
-                self._fd = fs.open_new(self._temporary)
+                self.fd = fs.open_new(self._temporary)
             self._is_open = True
         except BaseException:
             self.abort()
@@ -45,27 +45,22 @@ class LocalUpload:
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Append pieces."""
-        fs.write_at(self._fd, pieces, self._nbytes)
+        fs.write_at(self.fd, pieces, self._nbytes)
         self._nbytes += sum(map(len, pieces))
 
     def skip_to(self, offset: int) -> None:
         """Continue at `offset`, behind a hole that takes no room on the disk."""
         self._nbytes = offset
 
-    @property
-    def fd(self) -> int:
-        """The descriptor of the temporary file."""
-        return self._fd
-
     def copy_mode(self, fd: int) -> None:
         """Copy the mode of an open file."""
-        os.fchmod(self._fd, stat.S_IMODE(os.fstat(fd).st_mode))
+        os.fchmod(self.fd, stat.S_IMODE(os.fstat(fd).st_mode))
 
     def finish(self) -> None:
         """Rename the file."""
-        fs.renew_time(self._fd, _time_of(self._path))
+        fs.renew_time(self.fd, _time_of(self._path))
         if self._durable_below is not None:
-            fs.sync(self._fd)  # first: otherwise the name may survive, and the bytes not
+            fs.sync(self.fd)  # first: otherwise the name may survive, and the bytes not
         self._close()
         fs.replace(self._temporary, self._path)
         if self._durable_below is not None:
@@ -82,7 +77,7 @@ class LocalUpload:
         """Close once: afterwards the number may be that of another thread's file."""
         if self._is_open:
             self._is_open = False
-            os.close(self._fd)
+            os.close(self.fd)
 
 
 def _time_of(path: str) -> int:

@@ -135,9 +135,8 @@ class ObstoreBackend(ZarrBackend):
             return await super().read(get)
         if not self._has_suffixes:
             byte_range = Range(*resolve_range(byte_range, unless.size))
-        options: Any = {"range": _range_of(byte_range), "if_none_match": unless.etag}
         try:
-            found = await self._get_with(get.key, options)
+            found = await self._get_once(get.key, byte_range, unless.etag)
         except NotModifiedError:
             return None
         except Exception:  # it is shorter now, or the server knows no conditions
@@ -184,12 +183,14 @@ class ObstoreBackend(ZarrBackend):
             for meta in page:
                 yield meta["path"], _version_of(meta)
 
-    async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
-        return await self._get_with(
-            key, {"range": _range_of(byte_range)} if byte_range is not None else {}
-        )
-
-    async def _get_with(self, key: str, options: Any) -> Found:
+    async def _get_once(
+        self, key: str, byte_range: ByteRange | None, unless_etag: str | None = None
+    ) -> Found:
+        options: Any = {}
+        if byte_range is not None:
+            options["range"] = _range_of(byte_range)
+        if unless_etag is not None:
+            options["if_none_match"] = unless_etag
         try:
             reply = await obstore.get_async(self.store.store, key, options=options)
             value = await reply.bytes_async()
