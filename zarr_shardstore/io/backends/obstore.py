@@ -136,7 +136,7 @@ class ObstoreBackend(ZarrBackend):
         if not self._has_suffixes:
             byte_range = Range(*resolve_range(byte_range, unless.size))
         try:
-            found = await self._get_once(get.key, byte_range, unless.etag)
+            found = await self._get_with(get.key, byte_range, unless.etag)
         except NotModifiedError:
             return None
         except Exception:  # it is shorter now, or the server knows no conditions
@@ -183,8 +183,11 @@ class ObstoreBackend(ZarrBackend):
             for meta in page:
                 yield meta["path"], _version_of(meta)
 
-    async def _get_once(
-        self, key: str, byte_range: ByteRange | None, unless_etag: str | None = None
+    async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
+        return await self._get_with(key, byte_range, None)
+
+    async def _get_with(
+        self, key: str, byte_range: ByteRange | None, unless_etag: str | None
     ) -> Found:
         options: Any = {}
         if byte_range is not None:
