@@ -34,7 +34,7 @@ WARM_READ: list[Function] = [
     ("arrays/array_cache.py", "ArrayCache.current"),
     ("format/key_table.py", "KeyTable.translate"),
     ("io/local/cached_files.py", "CachedShardFile.read"),
-    ("io/local/cached_files.py", "CachedShardFile.locate"),
+    ("io/local/cached_files.py", "CachedShardFile._read"),
     ("io/local/cached_files.py", "CachedShardFile.is_current"),
 ]
 """All that is called, in this order."""
