@@ -342,8 +342,8 @@ class WriteBuffer:
     def take(self, shard: ShardRef) -> BufferedShard | None:
         """Make a snapshot of the updates of a shard, for a commit that has locked the shard.
 
-        The commit must call `stored` or `restore`. If an earlier commit was cut off and did
-        neither, its snapshot is a part of this one.
+        The commit must call `end_commit`. If an earlier commit was cut off and did not, its
+        snapshot is a part of this one.
         """
         buffered = self._shard_like(shard)
         if buffered is None:
@@ -353,21 +353,18 @@ class WriteBuffer:
         return buffered
 
     @_synchronized
-    def stored(self, buffered: BufferedShard) -> None:
-        """Forget a snapshot: its updates are in the base store."""
-        self.count_commit(buffered.shard)
-        buffered.error = None
-        self._forget_snapshot(buffered)
-
-    @_synchronized
-    def restore(self, buffered: BufferedShard, error: BaseException) -> None:
-        """Merge a snapshot back below newer updates: its commit failed."""
-        self.count_commit(buffered.shard)  # it may have stored values all the same
+    def end_commit(self, buffered: BufferedShard, error: BaseException | None = None) -> None:
+        """Forget a snapshot that is stored; after an error merge it back below newer updates."""
+        self.count_commit(buffered.shard)  # a commit that failed may have stored values, too
         buffered.error = error if isinstance(error, Exception) else None
-        if self._shards.get(buffered.shard.key) is buffered:  # otherwise they were dropped
+        is_buffered = self._shards.get(buffered.shard.key) is buffered  # otherwise it was dropped
+        if error is not None and is_buffered:
             older = {i: u for i, u in buffered.snapshot.items() if i not in buffered.updates}
             self._add(buffered, older)
-        self._forget_snapshot(buffered)
+        buffered.snapshot = {}  # last: an interrupt before loses no value
+        if is_buffered and not buffered.updates:
+            del self._shards[buffered.shard.key]
+            self._set_state()
 
     @_synchronized
     def count_commit(self, shard: ShardRef) -> None:
@@ -456,13 +453,6 @@ class WriteBuffer:
         buffered.updates, buffered.nbytes = {}, 0
         self._full.pop(buffered.shard.key, None)
         self._due.discard(buffered.shard.key)
-
-    def _forget_snapshot(self, buffered: BufferedShard) -> None:
-        buffered.snapshot = {}
-        key = buffered.shard.key
-        if not buffered.updates and self._shards.get(key) is buffered:
-            del self._shards[key]
-            self._set_state()
 
 
 def _nbytes_of(update: BufferedUpdate) -> int:

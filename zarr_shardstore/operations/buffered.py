@@ -109,9 +109,9 @@ def commit_with_buffered(
         if error is not None:
             raise error
     except BaseException as error:
-        buffer.restore(buffered, error)
+        buffer.end_commit(buffered, error)
         raise
-    buffer.stored(buffered)
+    buffer.end_commit(buffered)
     return outcomes
 
 

@@ -344,16 +344,13 @@ class Operations:
             # directory of shards, which are not the chunks below the key. Only objects can be read.
             founds: list[Found] = yield [Get(key, Range(0, 1)) for key in invalid]
             objects = {k for k, f in zip(invalid, founds, strict=True) if f.value is not None}
-        requests: list[Delete] = []
-        owners_of_requests: list[Owner] = []
+        erased: list[tuple[Delete, Owner]] = []
         for key, owner in zip(keys, owners, strict=True):
             if not isinstance(owner, InvalidChunkKey):
-                requests.append(Delete(key))
-                owners_of_requests.append(owner)
+                erased.append((Delete(key), owner))
             elif key in objects:
-                requests.append(Delete(key))
-                owners_of_requests.append(None)
-        return requests, owners_of_requests
+                erased.append((Delete(key), None))
+        return [request for request, _ in erased], [owner for _, owner in erased]
 
     def _erase_listed(self, prefix: str) -> Flow[None]:
         """Erase below a prefix that cuts directories or shards.

@@ -127,25 +127,6 @@ class ShardWriter:
     decoded.
     """
 
-    __slots__ = (
-        "_damaged",
-        "_entry",
-        "_growing",
-        "_head",
-        "_number",
-        "body",
-        "crc",
-        "data_end",
-        "index_start",
-        "is_valid",
-        "live_nbytes",
-        "n_present",
-        "owner",
-        "shard",
-        "size",
-        "was_sealed",
-    )
-
     def __init__(
         self, shard: ShardRef, index: bytes, size: int, data_end: int | None, owner: int
     ) -> None:
