@@ -255,28 +255,18 @@ class LocalBackend(Backend):
         shard, path = request.shard, self._root + request.key
         cached = find_file(path)
         if cached is not None and cached.has_spec(shard.layout.spec):
-            reader = self._open_cached(shard.key, cached, files)
-            if reader is not None:
+            reader = self._open(shard.key, files, cached)
+            if reader is not None and cached.is_current(reader.handle.fd):
+                if cached.handle is None and self.keeps_handles:
+                    reopen(path, cached, reader.handle)
                 return FoundIndex(cached.index, reader.version, reader.size, was_requested=False)
+            index_cache.forget(path)  # it is stale
+            _close(files, shard.key)
         found = found_index(request, self.perform_one(index_get(request), files))
         reader = files.get(shard.key)
         if reader is not None and found.decoded is not None and request.cache:
             cache_file(path, found.decoded, shard.layout.spec, reader)
         return found
-
-    def _open_cached(
-        self, key: str, cached: CachedShardFile, files: _Readers
-    ) -> ShardFileReader | None:
-        """Return a reader of a cached file; ``None`` if the file is stale, and not cached now."""
-        path = self._root + key
-        reader = self._open(key, files, cached)
-        if reader is not None and cached.is_current(reader.handle.fd):
-            if cached.handle is None and self.keeps_handles:
-                reopen(path, cached, reader.handle)
-            return reader
-        index_cache.forget(path)
-        _close(files, key)
-        return None
 
     def _get_consistent(self, key: str, byte_range: ByteRange | None, files: _Readers) -> Found:
         def open_again() -> ShardFileReader | None:

@@ -109,9 +109,8 @@ def names_in(root: str, prefix: str) -> list[str]:
 def _has_keys(entry: os.DirEntry[str], root: str, prefix: str) -> bool:
     if not is_directory_entry(entry):
         return is_file_entry(entry)
-    if entry.is_symlink() and _leads_back(entry.path, root, prefix):
-        return False
-    return holds_a_file(entry.path)
+    leads_back = entry.is_symlink() and _leads_back(entry.path, root, prefix)
+    return not leads_back and holds_a_file(entry.path)
 
 
 def _leads_back(link: str, root: str, prefix: str) -> bool:
