@@ -214,7 +214,7 @@ def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | No
     stored = read(header.index_start, header.stored_nbytes)
     body = bytearray(stored[: header.index_nbytes])
     crc = crc32c.crc32c(body)
-    if header.has_checksum and stored[len(body) :] == _checksum(crc):
+    if header.has_checksum and stored[len(body) :] == _CRC.pack(crc):
         return None
     writes: list[tuple[int, bytes]] = []
     if crc not in (record.old_crc, record.new_crc):
@@ -227,8 +227,8 @@ def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | No
         crc = crc32c.crc32c(body)
         if crc != record.old_crc:
             return None
-    if header.has_checksum and stored[len(body) :] != _checksum(crc):
-        writes.append((header.index_start + len(body), _checksum(crc)))
+    if header.has_checksum and stored[len(body) :] != _CRC.pack(crc):
+        writes.append((header.index_start + len(body), _CRC.pack(crc)))
     return Repair(writes) if writes else None
 
 
@@ -245,7 +245,7 @@ def _repair_of_move(header: JournalHeader, move: Move, size: int, read: ReadAt) 
     if not header.index_end < size <= moved_end:
         return None
     index = read(header.index_start, header.stored_nbytes)
-    expected = _checksum(move.crc) if header.has_checksum else b""
+    expected = _CRC.pack(move.crc) if header.has_checksum else b""
     if crc32c.crc32c(index[: header.index_nbytes]) != move.crc:
         return None
     if index[header.index_nbytes :] != expected:
@@ -255,10 +255,6 @@ def _repair_of_move(header: JournalHeader, move: Move, size: int, read: ReadAt) 
     if header.has_checksum:  # a whole index at the end was written by another program
         last = read(size - header.stored_nbytes, header.stored_nbytes)
         body = last[: header.index_nbytes]
-        if last[len(body) :] == _checksum(crc32c.crc32c(body)):
+        if last[len(body) :] == _CRC.pack(crc32c.crc32c(body)):
             return None
     return Repair(size=header.index_end)
-
-
-def _checksum(crc: int) -> bytes:
-    return crc.to_bytes(CHECKSUM_NBYTES, "little")
