@@ -38,7 +38,7 @@ def dask_cluster() -> Iterator[Executor]:
     distributed: Any = pytest.importorskip("distributed")
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, processes=True
+            n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", processes=True
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
