@@ -1,4 +1,4 @@
-"""Runs the conversion of a store: its arrays one after another, the tasks of each concurrently.
+"""Run of a conversion: arrays one after another, the tasks of each array concurrently.
 
 Tasks are run by any `concurrent.futures.Executor`: threads, processes, dask, MPI. Each is submitted
 with all that it needs, so workers keep no state. A few hundred are submitted at a time, so a plan

@@ -1,4 +1,4 @@
-"""Copies keys that belong to no array: groups, attributes, consolidated metadata, all others.
+"""Copies of keys that belong to no array: groups, attributes, consolidated metadata, others.
 
 They are copied as they are, except that groups get new copies of the documents of arrays.
 """

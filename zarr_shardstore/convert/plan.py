@@ -1,4 +1,4 @@
-"""Decides for each array of a store which shards it gets, and why. Nothing is listed or written.
+"""Plan of a conversion: the shards that each array gets, and why. Nothing is written.
 
 A migration leaves documents of Zarr v2 and v3 at one path, with the same chunk keys. They are one
 array with two documents: either both change, or none.

@@ -1,4 +1,4 @@
-"""Converts one region: reads its values, writes them, reads them back and compares.
+"""Task of a conversion: one region is read, written, read back and compared.
 
 A task is independent of all others, small and picklable, and may be repeated. What an earlier run
 wrote is compared with the source, and written again only if it differs.

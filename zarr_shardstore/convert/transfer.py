@@ -1,4 +1,4 @@
-"""Reads the values of a region in rounds of bounded size, in the order in which they are written.
+"""Values of a region, read in rounds of bounded size, in the order in which they are written.
 
 The index of a shard tells the size of each entry. There a round is cut by bytes, and a value that
 is larger than a round comes in pieces. Of an object of its own only the size before compression is

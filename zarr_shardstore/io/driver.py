@@ -1,4 +1,6 @@
-"""Driver of flows: performs their requests, blocking or async. Every decision is in the flows.
+"""Driver of flows: performs their requests, blocking or async.
+
+Flows decide what is requested. The driver decides about retries and their pauses only.
 
 Both ways share one generator, `Driver._steps`. It yields a step that waits, and receives the reply:
 requests for the backend, seconds to pause, or updates of shards to commit.

@@ -1,4 +1,7 @@
-"""Objects that are stored piece by piece: no more than a few pieces are in memory."""
+"""Objects stored in pieces, and local files that are published by a rename.
+
+No more than a few pieces are in memory.
+"""
 
 from __future__ import annotations
 

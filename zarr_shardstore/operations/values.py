@@ -1,4 +1,4 @@
-"""The operations of the draft's abstract store interface, as flows: reads, writes, erasures.
+"""Reads, writes and erasures of values by key, and the choice of the write strategy.
 
 Each takes keys as zarr spells them, and makes requests to the base store. The public stores only
 convert arguments and choose the driver.

@@ -1,4 +1,4 @@
-"""Check concurrent histories for linearizability: the search of Wing and Gong, cached as Lowe does.
+"""Checker of concurrent histories: linearizability by the search of Wing and Gong.
 
 ::
 
