@@ -27,10 +27,9 @@ from typer.testing import CliRunner, Result
 import zarr_shardstore
 from tests.support.cli_stores import enter_directory_with_stores
 from zarr_shardstore import CorruptShardError, ShardingStore, SpecError
-from zarr_shardstore.cli import arguments
+from zarr_shardstore.cli import parameters
 from zarr_shardstore.cli.app import app
-from zarr_shardstore.cli.messages import ProgressBars, ProgressLines
-from zarr_shardstore.cli.reports import printable
+from zarr_shardstore.cli.output import ProgressBars, ProgressLines, printable
 from zarr_shardstore.convert.report import ArrayReport, ConversionReport, Progress
 
 ROOT = Path(__file__).parents[2]
@@ -219,16 +218,16 @@ def test_native_commands_hand_over_what_their_options_say(tools: StandIn) -> Non
 )
 def test_chunks_per_shard(values: list[str], rule: Any) -> None:
     """All forms."""
-    assert arguments.chunks_per_shard_of(values) == rule
+    assert parameters.parse_chunks_per_shard(values) == rule
 
 
 def test_typer_takes_our_usage_errors() -> None:
     """They are typer's, so that it ends with 2."""
     with pytest.raises(typer.BadParameter):
-        arguments.storage_options_of(["x"])
+        parameters.parse_storage_options(["x"])
     with pytest.raises(typer.BadParameter):
-        arguments.storage_options_of(["=x"])
-    assert arguments.storage_options_of([]) is None
+        parameters.parse_storage_options(["=x"])
+    assert parameters.parse_storage_options([]) is None
     assert run("info", "packed.zarr", "--source-option", "x").exit_code == 2
     one_sentence(
         run("info", "packed.zarr", "--source-option", "x=1"), says="storage_options go with a URL"
@@ -251,12 +250,12 @@ def test_chunks_per_shard_that_say_nothing_are_wrong_usage(
 
 def test_workers_and_processes() -> None:
     """Threads if a number is said, processes if they are asked for; these are spawned."""
-    with arguments.executor_of(None, is_processes=False) as executor:
+    with parameters.executor_of(None, is_processes=False) as executor:
         assert executor is None
-    with arguments.executor_of(3, is_processes=False) as executor:
+    with parameters.executor_of(3, is_processes=False) as executor:
         assert isinstance(executor, ThreadPoolExecutor)
         assert executor._max_workers == 3
-    with arguments.executor_of(1, is_processes=True) as executor:
+    with parameters.executor_of(1, is_processes=True) as executor:
         assert isinstance(executor, ProcessPoolExecutor)
         assert executor._mp_context is multiprocessing.get_context("spawn")
         assert executor.submit(pow, 3, 2).result() == 9
@@ -267,7 +266,7 @@ def test_an_error_ends_the_workers() -> None:
     futures: list[Future[None]] = []
 
     def interrupted() -> None:
-        with arguments.executor_of(1, is_processes=False) as executor:
+        with parameters.executor_of(1, is_processes=False) as executor:
             assert executor is not None
             futures.extend(executor.submit(time.sleep, 0.2) for _ in range(3))
             raise KeyboardInterrupt
@@ -320,7 +319,7 @@ def test_on_a_terminal_it_asks(
     command: str, asks: str, tools: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No is an answer."""
-    monkeypatch.setattr(arguments, "_can_ask", lambda: True)
+    monkeypatch.setattr(parameters, "_can_ask", lambda: True)
     result = run(command, "volume.zarr", input="n\n")
     assert result.exit_code == 1
     assert asks in result.stderr

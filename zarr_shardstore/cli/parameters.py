@@ -1,4 +1,4 @@
-"""Arguments and options of the commands: names, help, and the parsing of their texts."""
+"""Parameters of the commands: names, help, and the parsing of their texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import typer
 
-from zarr_shardstore.cli.messages import NotPossibleError
+from zarr_shardstore.errors import SpecError
 
 Rule: TypeAlias = "str | int | tuple[int, ...] | None"
 
@@ -42,6 +42,11 @@ def _option(
     return Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=info)
 
 
+def _storage_option(flag: str, name: str) -> Parameter:
+    help = "fsspec option 'key=value' of the store; repeatable."
+    return _option(flag, list[str] | None, help, name=name)
+
+
 PARAMETERS = {
     "store": _argument("store", _STORE, ...),
     "source": _argument("source", f"The store to convert. {_STORE}", ...),
@@ -53,7 +58,9 @@ PARAMETERS = {
     "prefix": _argument("prefix", "Only chunks whose keys start with it."),
     "chunks_per_shard": _option("--chunks-per-shard", list[str], _CHUNKS_PER_SHARD, ["auto"]),
     "new_chunks_per_shard": _option("--chunks-per-shard", list[str], _CHUNKS_PER_SHARD, ...),
-    "path": _option("--path", list[str] | None, "Only this array, group or pattern; repeatable."),
+    "paths": _option(
+        "--path", list[str] | None, "Only this array, group or pattern; repeatable.", name="paths"
+    ),
     "declaration": _option(
         "--declaration",
         Literal["codec", "storage_transformers"] | None,
@@ -70,12 +77,9 @@ PARAMETERS = {
     ),
     "workers": _option("--workers", int | None, "Threads, or processes, that work.", min=1),
     "processes": _option("--processes", bool, "Work in processes instead of threads.", False),
-    "source_option": _option(
-        "--source-option", list[str] | None, "fsspec option 'key=value' of the store; repeatable."
-    ),
-    "destination_option": _option(
-        "--destination-option", list[str] | None, "The same of the destination; repeatable."
-    ),
+    "storage_options": _storage_option("--source-option", "storage_options"),
+    "source_options": _storage_option("--source-option", "source_options"),
+    "destination_options": _storage_option("--destination-option", "destination_options"),
     "ome": _option("--ome", bool, "Also bring OME-Zarr metadata to version 0.5.", False),
     "zarr_format": _option("--zarr-format", int, "Format of the new metadata.", 3, min=2, max=3),
     "png": _option("--png", Path | None, "Draw into this file, with matplotlib."),
@@ -88,12 +92,26 @@ PARAMETERS = {
 """All parameters of the commands, as typer reads them from a signature."""
 
 
-def chunks_per_shard_of(values: Sequence[str]) -> Rule | dict[str, Rule]:
+def parse(name: str, value: Any) -> Any:
+    """Return the argument of the tools that the text of a parameter stands for."""
+    match name:
+        case "source" | "store":
+            return check_source(value)
+        case "chunks_per_shard":
+            return parse_chunks_per_shard(value)
+        case "storage_options" | "source_options" | "destination_options":
+            return parse_storage_options(value)
+        case "paths":
+            return value or None
+    return value
+
+
+def parse_chunks_per_shard(values: Sequence[str]) -> Rule | dict[str, Rule]:
     """Parse the option ``--chunks-per-shard``, given once or once for each pattern.
 
-    >>> chunks_per_shard_of(["8,8,4"])
+    >>> parse_chunks_per_shard(["8,8,4"])
     (8, 8, 4)
-    >>> chunks_per_shard_of(["raw/*=8", "labels=none", "*=auto"])
+    >>> parse_chunks_per_shard(["raw/*=8", "labels=none", "*=auto"])
     {'raw/*': 8, 'labels': None, '*': 'auto'}
     """
     rules: dict[str, Rule] = {}
@@ -128,10 +146,10 @@ def _rule_of(text: str) -> Rule:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-def storage_options_of(values: Sequence[str] | None) -> dict[str, Any] | None:
+def parse_storage_options(values: Sequence[str] | None) -> dict[str, Any] | None:
     """Parse storage options of fsspec; a value that is no JSON is text.
 
-    >>> storage_options_of(["anon=true", "profile=mine"])
+    >>> parse_storage_options(["anon=true", "profile=mine"])
     {'anon': True, 'profile': 'mine'}
     """
     options: dict[str, Any] = {}
@@ -151,7 +169,7 @@ def check_source(store: str) -> str:
     path = _local_path(store)
     if path is not None and not path.is_dir() and not zipfile.is_zipfile(path):
         what = "is a file, not a directory" if path.exists() else "does not exist"
-        raise NotPossibleError(f"the store {store!r} {what}")
+        raise SpecError(f"the store {store!r} {what}")
     return store
 
 
@@ -160,14 +178,6 @@ def _local_path(store: str) -> Path | None:
     if "://" in store and not store.startswith("file://"):
         return None
     return Path(store.removeprefix("file://"))
-
-
-def confirm_in_place(source: str, destination: str | None, *, is_confirmed: bool) -> None:
-    """Ask before the objects of `source` are replaced, unless that is confirmed."""
-    if destination is not None and not _is_same(source, destination):
-        return
-    warning = f"the stored objects of {source!r} are replaced, after they were verified"
-    confirm(warning, "name a destination", is_confirmed=is_confirmed)
 
 
 def confirm(warning: str, other_way: str, *, is_confirmed: bool) -> None:
@@ -185,10 +195,11 @@ def _can_ask() -> bool:
     return sys.stdin.isatty()
 
 
-def _is_same(source: str, destination: str) -> bool:
-    paths = _local_path(source), _local_path(destination)
-    if paths[0] is not None and paths[1] is not None:
-        return os.path.realpath(paths[0]) == os.path.realpath(paths[1])
+def is_same(source: str, destination: str) -> bool:
+    """Return whether two texts name one store."""
+    one, other = _local_path(source), _local_path(destination)
+    if one is not None and other is not None:
+        return os.path.realpath(one) == os.path.realpath(other)
     return source.rstrip("/") == destination.rstrip("/")
 
 

@@ -1,0 +1,294 @@
+"""Output of the commands: reports on stdout; progress and failures on stderr.
+
+Reports do not depend on the width of a terminal, and no name in them can move its cursor.
+
+Exit codes:
+
+====  ==================================================================
+0     done
+1     it failed, and one sentence says why; or the store is damaged
+2     the call is wrong: nothing was done
+130   interrupted
+====  ==================================================================
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Self
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from zarr_shardstore.convert.compact import CompactionReport
+from zarr_shardstore.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
+from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.inspect.info import ArrayInfo, StoreInfo
+from zarr_shardstore.native.bridge import NativeReport
+
+_INTERRUPTED = 130
+"""As shells have it: 128 and the number of SIGINT."""
+
+_MAX_ERRORS = 20
+"""Most damaged shards that a command names."""
+
+_MAX_BARS = 8
+"""Most arrays with a bar; finished ones make room."""
+
+_PAUSE_S = 1.0
+"""Between two lines, where there is no terminal."""
+
+
+@contextmanager
+def failures_as_sentences(*, debug: bool, resume: bool = False) -> Iterator[None]:
+    """Turn exceptions into a sentence and an exit code; `resume` adds a hint to interrupts."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+        raise
+    except KeyboardInterrupt:
+        hint = ": run the same command again to resume" if resume else ""
+        typer.echo(f"interrupted{hint}", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    except Exception as error:
+        if debug:
+            raise
+        typer.echo(f"error: {_sentence(error)}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _sentence(error: Exception) -> str:
+    """Return the message of an error in one line, with its type if that is not ours."""
+    text = printable(" ".join(str(error).split()))
+    if isinstance(error, ShardStoreError):
+        return text
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename!r}" if error.filename else error.strerror
+    name = type(error).__name__
+    return f"{name}: {text} (--debug shows where)" if text else f"{name} (--debug shows where)"
+
+
+def fail_if_damaged(errors: Sequence[str]) -> None:
+    """Name damaged shards, and end with status 1, if there are any."""
+    for error in errors[:_MAX_ERRORS]:
+        typer.echo(f"! {printable(error)}", err=True)
+    if len(errors) > _MAX_ERRORS:
+        typer.echo(f"! and {len(errors) - _MAX_ERRORS:,} more", err=True)
+    if errors:
+        raise typer.Exit(1)
+
+
+class ProgressBars(Bars):
+    """Bars of the arrays that are converted. Call it with each step, as a context."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rates]}", markup=False),
+            TimeRemainingColumn(),
+            console=console,
+        )
+
+    def __call__(self, step: Progress) -> None:
+        found = [task for task in self.tasks if task.fields["path"] == step.path]
+        if not found:
+            finished = [task.id for task in self.tasks if task.finished]
+            for bar in finished[: max(0, len(self.tasks) + 1 - _MAX_BARS)]:
+                self.remove_task(bar)
+            self.add_task(f"{path_text(step.path)} {step.action}", path=step.path, rates="")
+            found = self.tasks[-1:]
+        rates = _rates(step, found[0].elapsed or 0.0)
+        self.update(found[0].id, total=step.n_tasks, completed=step.n_tasks_done, rates=rates)
+
+
+class ProgressLines:
+    """Plain lines: at most one a second, and the last one. Call it with each step."""
+
+    def __init__(
+        self, write: Callable[[str], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._write, self._clock = write, clock
+        self._started: dict[str, float] = {}
+        self._written_at = clock()
+        self._unwritten: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._unwritten is not None:
+            self._write(self._unwritten)
+
+    def __call__(self, step: Progress) -> None:
+        now = self._clock()
+        rates = _rates(step, now - self._started.setdefault(step.path, now))
+        self._unwritten = (
+            f"{path_text(step.path)} {step.action}: {step.n_tasks_done:,} of {step.n_tasks:,} "
+            f"tasks, {step.n_chunks:,} chunks, {decimal(step.n_bytes)}{rates and f', {rates}'}"
+        )
+        if now - self._written_at >= _PAUSE_S:
+            self._write(self._unwritten)
+            self._unwritten, self._written_at = None, now
+
+
+def progress_on_stderr() -> AbstractContextManager[OnProgress]:
+    """Return bars if stderr is a terminal, else lines."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        return ProgressBars(console)
+    return ProgressLines(lambda line: typer.echo(line, err=True))
+
+
+def _rates(step: Progress, elapsed: float) -> str:
+    if elapsed <= 0:
+        return ""
+    return f"{step.n_chunks / elapsed:,.0f} chunks/s, {decimal(int(step.n_bytes / elapsed))}/s"
+
+
+# ---------------------------------------------------------------- reports
+
+
+def printable(text: str) -> str:
+    """Escape characters that a terminal would obey, or that end a line.
+
+    >>> printable("a" + chr(27) + "[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    return "".join(s if s.isprintable() else s.encode("unicode_escape").decode() for s in text)
+
+
+def path_text(path: str) -> str:
+    """Return a path to print; that of the root is ``/``."""
+    return printable(path or "/")
+
+
+def info_text(info: StoreInfo) -> str:
+    """List the arrays of a store with their figures, then the totals."""
+    rows = [_figures(array) for array in info.arrays]
+    table = iter(_table([row for some in rows for row in some], right=(2, 3, 4)))
+    lines = [printable(info.store)]
+    for array, some in zip(info.arrays, rows, strict=True):
+        lines.append(f"{path_text(array.path)}  {_head(array)}")
+        lines += [f"  {next(table)}" for _ in some]
+        if array.shares_objects:
+            lines.append("  the objects are those of the v3 array: totals count them once")
+        lines += [f"  {printable(note)}" for note in array.notes]
+        lines += [f"  ! {printable(error)}" for error in array.errors]
+        if array.n_errors > len(array.errors):
+            lines.append(f"  ! and {array.n_errors - len(array.errors):,} more")
+    total = (
+        f"{count(len(info.arrays), 'array')}, {info.n_sharded:,} sharded; "
+        f"{count(info.n_chunks, 'chunk')} in {count(info.n_objects, 'object')}; "
+        f"{decimal(info.stored_nbytes)}, of which indexes {decimal(info.index_nbytes)}, "
+        f"dead {decimal(info.dead_nbytes)}"
+    )
+    errors = f"; {count(info.n_errors, 'error')}" if info.n_errors else ""
+    return "\n".join([*lines, total + errors])
+
+
+def _head(array: ArrayInfo) -> str:
+    shape = "unknown shape" if array.shape is None else _by(array.shape) or "0-d"
+    how = f", {array.declaration}" if array.declaration else ", not sharded"
+    if array.chunk_shape is None:
+        how = ""
+    return printable(f"{array.dtype or 'unknown type'}  {shape}  {array.hierarchy}{how}")
+
+
+def _figures(array: ArrayInfo) -> list[list[str]]:
+    """Return title, shape, count, fraction and size of the chunks, and of the shards."""
+    if array.chunk_shape is None:
+        return []
+    is_almost = 0 < array.fill < 0.01 or 0.99 < array.fill < 1
+    n_chunks = f"{array.n_chunks:,} of {array.n_chunks_of_grid:,}"
+    fill = f"{100 * array.fill:.{2 if is_almost else 0}f} %"
+    rows = [["chunks", _by(array.chunk_shape), n_chunks, fill, decimal(array.chunk_nbytes)]]
+    if array.shard_shape is None:
+        return rows
+    n_objects = f"{array.n_objects:,} of {array.n_objects_of_grid:,}"
+    rows.append(["shards", _by(array.shard_shape), n_objects, "", decimal(array.stored_nbytes)])
+    if array.smallest is not None and array.mean is not None and array.largest is not None:
+        sizes = (array.smallest, array.mean, array.largest)
+        rows.append(["each", " … ".join(decimal(int(n)) for n in sizes), "", "", ""])
+    rows.append(["index", "", "", "", decimal(array.index_nbytes)])
+    rows.append(["dead", "", "", "", decimal(array.dead_nbytes)])
+    return rows
+
+
+def conversion_text(report: ConversionReport) -> str:
+    """List what was done with each array, or in a dry run would be, then the sum."""
+    if report.dry_run:
+        rows = [["array", "", "", "per shard", ""], *map(_planned, report.arrays)]
+        total = "nothing was changed: a dry run"
+        if report.n_copied_keys:
+            total += f"; {count(report.n_copied_keys, 'other key')} would be copied"
+    else:
+        header = ["array", "", "", "per shard", "chunks", "objects", "bytes", ""]
+        rows = [header, *map(_done, report.arrays)]
+        total = f"{count(report.n_chunks, 'chunk')} in {count(report.n_objects, 'object')}"
+        if n_resumed := sum(array.n_resumed for array in report.arrays):
+            total += f"; {count(n_resumed, 'task')} done by an earlier run"
+        if report.n_copied_keys:
+            total += f"; {count(report.n_copied_keys, 'other key')} copied"
+        total += f"; {report.seconds:.1f} s"
+    notes = [f"note: {printable(note)}" for note in report.notes]
+    return "\n".join([*_table(rows, right=() if report.dry_run else (4, 5, 6)), *notes, total])
+
+
+def _planned(array: ArrayReport) -> list[str]:
+    action = "would be left" if array.action == "skipped" else f"would be {array.action}"
+    cps = _by(array.chunks_per_shard or ())
+    return [path_text(array.path), array.hierarchy, action, cps, printable(array.reason)]
+
+
+def _done(array: ArrayReport) -> list[str]:
+    counts = ["", "", ""]
+    if array.action != "skipped":
+        counts = [f"{array.n_chunks:,}", f"{array.n_objects:,}", decimal(array.n_bytes)]
+    first = [path_text(array.path), array.hierarchy, array.action]
+    return [*first, _by(array.chunks_per_shard or ()), *counts, printable(array.reason)]
+
+
+def compaction_text(report: CompactionReport, store: str) -> str:
+    """Say how many bytes a compaction removed, or in a dry run would remove."""
+    if not report.n_compacted:
+        return f"no shard in {printable(store)} has dead bytes"
+    would_be = "would be " if report.dry_run else ""
+    return (
+        f"{report.n_compacted:,} of {count(report.n_shards, 'shard')} in {printable(store)} "
+        f"{would_be}compacted, {count(report.removed_nbytes, 'byte')} {would_be}removed"
+    )
+
+
+def native_text(report: NativeReport) -> str:
+    """List what was done with the documents of each array and group, then the sum."""
+    rows = [
+        [path_text(entry.path), entry.action, printable(entry.reason)] for entry in report.entries
+    ]
+    return "\n".join([*_table(rows), str(report)])
+
+
+def _by(numbers: Iterable[int]) -> str:
+    return " × ".join(f"{n:,}" for n in numbers)
+
+
+def count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def _table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Align the cells of rows; columns in `right` to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
