@@ -24,7 +24,7 @@ from measuring import fresh_directory, row, title
 from zarr.storage import LocalStore
 
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.format.index import ZEP2_INDEX
+from zarr_shardstore.format.index import ZEP2_INDEX, ShardingSpec
 from zarr_shardstore.format.shard import build_shard
 
 SHARDS_PER_SIDE = 8
@@ -64,7 +64,7 @@ def make_shards(directory: Path, side: int) -> None:
     cps = -(-side // SHARDS_PER_SIDE)
     ShardingMapping(directory, chunks_per_shard=cps)["z/zarr.json"] = document(side)
     values = dict.fromkeys(range(cps * cps), b"\0")
-    shard = build_shard(values, (cps, cps), ZEP2_INDEX)
+    shard = build_shard(values, ShardingSpec((cps, cps), ZEP2_INDEX))
     for i in range(SHARDS_PER_SIDE):
         row_of = directory / "z" / "c" / str(i)
         row_of.mkdir(parents=True)

@@ -56,13 +56,14 @@ def store(base: Any) -> ShardingStore:
 
 def edit_entry(shard: bytes, entry_id: int, offset: int, nbytes: int) -> bytes:
     """A native shard (2 x 2, crc32c at the end) with one entry of its index replaced."""
-    from zarr_shardstore.format.index import ZEP2_INDEX
+    from zarr_shardstore.format.index import ZEP2_INDEX, ShardingSpec
     from zarr_shardstore.format.shard import index_of_shard
 
-    index = index_of_shard(shard, (2, 2), ZEP2_INDEX)
+    spec = ShardingSpec((2, 2), ZEP2_INDEX)
+    index = index_of_shard(shard, spec)
     index.fields = index.fields.copy()
     index.fields[entry_id] = (offset, nbytes)
-    return shard[: -ZEP2_INDEX.nbytes(4)] + index.encode(ZEP2_INDEX)
+    return shard[: -spec.index_nbytes] + index.encode(ZEP2_INDEX)
 
 
 @pytest.mark.parametrize("n", [0, 3, 67, 71])

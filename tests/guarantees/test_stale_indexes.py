@@ -23,7 +23,7 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 from zarr_shardstore import ShardingMapping, ShardingStore, set_index_cache_nbytes
-from zarr_shardstore.format.index import DRAFT_INDEX
+from zarr_shardstore.format.index import DRAFT_INDEX, ShardingSpec
 from zarr_shardstore.format.shard import build_shard
 from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import cached_files
@@ -44,7 +44,7 @@ NEW: Values = {i: b"%d new" % i for i in range(N)}
 
 
 def shard_of(values: Values) -> bytes:
-    return build_shard(values, (N,), DRAFT_INDEX)
+    return build_shard(values, ShardingSpec((N,), DRAFT_INDEX))
 
 
 def shuffled(values: Values) -> bytes:

@@ -41,7 +41,7 @@ from tests.support.file_layer import (
     write_state,
 )
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.format.index import IndexFormat
+from zarr_shardstore.format.index import IndexFormat, ShardingSpec
 from zarr_shardstore.format.shard import build_shard, index_of_shard
 from zarr_shardstore.io.local import fs, locks
 
@@ -282,7 +282,7 @@ SOME = ("new shard", "full new shard", "overwrite", "erase all, one by one", "gr
 
 def shard_like(form: Form, seed: int) -> bytes:
     """A chunk that is a shard with other values itself, and ends or begins in an index."""
-    shard = build_shard({0: b"wrong %d" % seed, 2: b"no"}, (CPS,), form.index)
+    shard = build_shard({0: b"wrong %d" % seed, 2: b"no"}, ShardingSpec((CPS,), form.index))
     pad = random.Random(seed).randbytes(CHUNK_NBYTES - len(shard))
     return shard + pad if form.index.location == "start" else pad + shard
 
@@ -316,7 +316,7 @@ class Held:
         except FileNotFoundError:
             return None
         shard = os.pread(fd, os.fstat(fd).st_size, 0)
-        index = index_of_shard(shard, (CPS,), form.index)
+        index = index_of_shard(shard, ShardingSpec((CPS,), form.index))
         places = [e for i in range(CPS) if (e := index.entry(i)) is not None]
         return cls(fd, [(offset, shard[offset : offset + nbytes]) for offset, nbytes in places])
 
@@ -580,7 +580,7 @@ def test_a_journal_does_nothing_to_a_file_of_another_program(
             fewer = dict(list(known.items())[1:])
             for theirs in (known, newer, fewer):
                 other = shard.with_name("other")
-                other.write_bytes(build_shard(theirs, (CPS,), of_form.index))
+                other.write_bytes(build_shard(theirs, ShardingSpec((CPS,), of_form.index)))
                 other.replace(shard)
                 assert read_all(ShardingMapping(run.root, strategy="append"), of_form) == theirs
         check_recovery(run, theirs)

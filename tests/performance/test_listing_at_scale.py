@@ -17,7 +17,7 @@ from zarr.storage import MemoryStore
 
 from tests.support.bases import BASES, put
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore
-from zarr_shardstore.format.index import ZEP2_INDEX
+from zarr_shardstore.format.index import ZEP2_INDEX, ShardingSpec
 from zarr_shardstore.format.shard import build_shard
 from zarr_shardstore.io.local import files
 from zarr_shardstore.shards import index_reads, shard_listing
@@ -27,7 +27,7 @@ CPS = 40
 
 def shard_of(cps: int) -> bytes:
     """A shard that is full of chunks of one byte."""
-    return build_shard(dict.fromkeys(range(cps), b"x"), (cps,), ZEP2_INDEX)
+    return build_shard(dict.fromkeys(range(cps), b"x"), ShardingSpec((cps,), ZEP2_INDEX))
 
 
 def document(n_chunks: int) -> bytes:

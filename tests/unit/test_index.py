@@ -16,6 +16,7 @@ from zarr_shardstore.format.index import (
     IndexDamageError,
     IndexFormat,
     ShardIndex,
+    ShardingSpec,
 )
 
 FORMATS = [
@@ -28,18 +29,18 @@ FORMATS = [
 
 def test_size_of_the_drafts_example() -> None:
     """64 chunks take 16 * 64 = 1024 bytes (the draft's 1014 is a slip)."""
-    assert DRAFT_INDEX.nbytes(64) == 1024
+    assert ShardingSpec((64,), DRAFT_INDEX).index_nbytes == 1024
 
 
 def test_size_of_the_example_of_zep_2() -> None:
     """4 chunks and a crc32c take 68 bytes."""
-    assert ZEP2_INDEX.nbytes(4) == 68
+    assert ShardingSpec((4,), ZEP2_INDEX).index_nbytes == 68
 
 
 def test_bytes_written_by_hand() -> None:
     """Two entries, the second missing: little endian, offset before nbytes."""
     data = bytes.fromhex("03000000000000000a00000000000000" + "ff" * 16)
-    index = ShardIndex.decode(data, 2, DRAFT_INDEX)
+    index = ShardIndex.decode(data, ShardingSpec((2,), DRAFT_INDEX))
     assert index.entry(0) == (3, 10)
     assert index.entry(1) is None
     assert index.encode(DRAFT_INDEX) == data
@@ -59,8 +60,9 @@ def test_round_trip(entries: list[tuple[int, int]], form: IndexFormat) -> None:
     """Law: decode(encode(index)) == index, in every form."""
     fields = np.array(entries, dtype=np.uint64)
     data = ShardIndex(fields).encode(form)
-    assert len(data) == form.nbytes(len(entries))
-    decoded = ShardIndex.decode(data, len(entries), form)
+    spec = ShardingSpec((len(entries),), form)
+    assert len(data) == spec.index_nbytes
+    decoded = ShardIndex.decode(data, spec)
     np.testing.assert_array_equal(decoded.fields, fields)
     expected = [None if e == (MISSING, MISSING) else e for e in entries]
     assert [decoded.entry(i) for i in range(len(entries))] == expected
@@ -75,18 +77,18 @@ def test_any_flipped_bit_of_a_checked_index_is_found(data: st.DataObject) -> Non
     bad = bytearray(good)
     bad[bit // 8] ^= 1 << bit % 8
     with pytest.raises(IndexDamageError, match="checksum"):
-        ShardIndex.decode(bytes(bad), 3, ZEP2_INDEX)
+        ShardIndex.decode(bytes(bad), ShardingSpec((3,), ZEP2_INDEX))
 
 
 @pytest.mark.parametrize("n", [0, 1, 15, 31, 33, 48])
 def test_wrong_number_of_bytes(n: int) -> None:
     """A shorter or longer index is refused with both numbers."""
     with pytest.raises(IndexDamageError, match=rf"32 bytes, there are {n}"):
-        ShardIndex.decode(b"\0" * n, 2, DRAFT_INDEX)
+        ShardIndex.decode(b"\0" * n, ShardingSpec((2,), DRAFT_INDEX))
 
 
 def one_entry(offset: int, nbytes: int) -> ShardIndex:
-    return ShardIndex.decode(struct.pack("<QQ", offset, nbytes), 1, DRAFT_INDEX)
+    return ShardIndex.decode(struct.pack("<QQ", offset, nbytes), ShardingSpec((1,), DRAFT_INDEX))
 
 
 @pytest.mark.parametrize(
@@ -112,15 +114,15 @@ def test_entry_bounds(
 ) -> None:
     """An entry must lie in the shard and outside the index; the fast check agrees."""
     form = IndexFormat(checksum=False, location=location)  # type: ignore[arg-type]
-    index = one_entry(offset, nbytes)
+    spec, index = ShardingSpec((1,), form), one_entry(offset, nbytes)
     if is_sound:
-        index.check_entry(0, shard_nbytes, form)
-        index.check_entries(shard_nbytes, form)
+        index.check_entry(0, shard_nbytes, spec)
+        index.check_entries(shard_nbytes, spec)
         return
     with pytest.raises(IndexDamageError) as one:
-        index.check_entry(0, shard_nbytes, form)
+        index.check_entry(0, shard_nbytes, spec)
     with pytest.raises(IndexDamageError) as all_at_once:
-        index.check_entries(shard_nbytes, form)
+        index.check_entries(shard_nbytes, spec)
     assert one.value.byte_range == all_at_once.value.byte_range == (offset, offset + nbytes)
 
 
@@ -141,6 +143,7 @@ def test_the_fast_check_finds_what_the_single_one_finds(
 ) -> None:
     """Law: check_entries raises if and only if check_entry does for some entry."""
     index = ShardIndex(np.array(entries, dtype=np.uint64))
+    spec = ShardingSpec((len(entries),), form)
 
     def raises(check: object, *args: object) -> bool:
         try:
@@ -149,5 +152,5 @@ def test_the_fast_check_finds_what_the_single_one_finds(
             return True
         return False
 
-    one_by_one = [raises(index.check_entry, i, shard_nbytes, form) for i in range(len(entries))]
-    assert raises(index.check_entries, shard_nbytes, form) == any(one_by_one)
+    one_by_one = [raises(index.check_entry, i, shard_nbytes, spec) for i in range(len(entries))]
+    assert raises(index.check_entries, shard_nbytes, spec) == any(one_by_one)

@@ -18,6 +18,9 @@ from zarr_shardstore.shards.index_reads import read_indexes
 from zarr_shardstore.shards.read import EntryRead, ReadOptions, read_entries
 from zarr_shardstore.shards.requests import Get
 
+DRAFT_SPEC = ShardingSpec((2, 2), DRAFT_INDEX)
+ZEP2_SPEC = ShardingSpec((2, 2), ZEP2_INDEX)
+
 NO_GAPS = ReadOptions(max_gap_bytes=0, max_coalesced_bytes=1 << 20)
 
 
@@ -27,8 +30,8 @@ def make_layout(form: IndexFormat = DRAFT_INDEX) -> ArrayLayout:
 
 
 LAYOUT = make_layout()
-SHARD_00 = build_shard({0: b"zero", 1: b"one", 3: b"three"}, (2, 2), DRAFT_INDEX, "C")
-SHARD_11 = build_shard({2: b"two", 1: b""}, (2, 2), DRAFT_INDEX, "C")
+SHARD_00 = build_shard({0: b"zero", 1: b"one", 3: b"three"}, DRAFT_SPEC, "C")
+SHARD_11 = build_shard({2: b"two", 1: b""}, DRAFT_SPEC, "C")
 
 
 def reads_of(*coords: tuple[int, int], layout: ArrayLayout = LAYOUT) -> list[EntryRead]:
@@ -74,7 +77,7 @@ def test_missing_and_empty_chunks_need_no_second_round() -> None:
 def test_index_at_the_start_is_asked_from_the_start() -> None:
     """index_location start needs no suffix range."""
     layout = make_layout(IndexFormat(checksum=True, location="start"))
-    shard = build_shard({3: b"x"}, (2, 2), layout.spec.index)
+    shard = build_shard({3: b"x"}, ShardingSpec((2, 2), layout.spec.index))
     recorder = Recorder({"a/c0/0": shard})
     values = recorder.run(read_entries(reads_of((1, 1), layout=layout), NO_GAPS))
     assert contents(values) == [b"x"]
@@ -96,7 +99,7 @@ def test_a_shard_replaced_between_the_rounds_is_asked_again() -> None:
 
     def replace(n_batches: int) -> None:
         if n_batches == 1:
-            objects["a/c0/0"] = build_shard({0: b"ZERO", 1: b"ONE"}, (2, 2), DRAFT_INDEX, "F")
+            objects["a/c0/0"] = build_shard({0: b"ZERO", 1: b"ONE"}, DRAFT_SPEC, "F")
 
     recorder = Recorder(objects, between=replace)
     values = recorder.run(read_entries(reads_of((0, 1), (1, 1)), NO_GAPS))
@@ -109,7 +112,7 @@ def test_a_shard_that_is_replaced_all_the_time_is_read_whole() -> None:
     objects = {"a/c0/0": SHARD_00}
 
     def replace(n_batches: int) -> None:
-        objects["a/c0/0"] = build_shard({0: b"%d" % n_batches}, (2, 2), DRAFT_INDEX)
+        objects["a/c0/0"] = build_shard({0: b"%d" % n_batches}, DRAFT_SPEC)
 
     recorder = Recorder(objects, between=replace)
     values = recorder.run(read_entries(reads_of((0, 0)), NO_GAPS))
@@ -164,7 +167,7 @@ def test_a_truncated_shard(n: int) -> None:
 def test_a_wrong_checksum() -> None:
     """One flipped bit in the index of a shard with crc32c."""
     layout = make_layout(ZEP2_INDEX)
-    shard = bytearray(build_shard({0: b"x"}, (2, 2), ZEP2_INDEX))
+    shard = bytearray(build_shard({0: b"x"}, ZEP2_SPEC))
     shard[10] ^= 1
     recorder = Recorder({"a/c0/0": bytes(shard)})
     with pytest.raises(CorruptShardError, match="checksum"):
@@ -193,7 +196,7 @@ ALL_OF_00 = [(0, 0), (0, 1), (1, 0), (1, 1)]
 def test_what_is_read_whole(n_wanted: int, chunk_nbytes: int | None, is_whole: bool) -> None:
     """In one request, if most of the shard is wanted or the rest is little; near by, never."""
     layout = layout_far(chunk_nbytes)
-    objects = {"a/c0/0": build_shard({0: b"zero", 3: b"three"}, (2, 2), ZEP2_INDEX)}
+    objects = {"a/c0/0": build_shard({0: b"zero", 3: b"three"}, ZEP2_SPEC)}
     reads = reads_of(*ALL_OF_00[:n_wanted], layout=layout)
     expected = [b"zero", None, None, b"three"][:n_wanted]
     recorder = Recorder(objects)
@@ -210,7 +213,7 @@ def test_one_chunk_of_sixteen_is_too_little(n_wanted: int, is_whole: bool) -> No
     spec = ShardingSpec((64,), ZEP2_INDEX)
     encoding = ChunkKeyEncoding("draft", "/")
     layout = ArrayLayout("a", "a/", encoding, (64,), spec, chunk_nbytes=10)
-    recorder = Recorder({"a/c0": build_shard({0: b"zero"}, (64,), ZEP2_INDEX)})
+    recorder = Recorder({"a/c0": build_shard({0: b"zero"}, ShardingSpec((64,), ZEP2_INDEX))})
     reads = [EntryRead(layout.chunk((i,))) for i in range(n_wanted)]
     assert contents(recorder.run(read_entries(reads, FAR)))[0] == b"zero"
     assert (recorder.batches == [[Get("a/c0")]]) == is_whole
@@ -219,7 +222,7 @@ def test_one_chunk_of_sixteen_is_too_little(n_wanted: int, is_whole: bool) -> No
 def test_ranges_are_not_counted_as_wanted() -> None:
     """Of four chunks a few bytes each: two rounds."""
     layout = layout_far(200 * KIB)
-    recorder = Recorder({"a/c0/0": build_shard({0: b"zero"}, (2, 2), ZEP2_INDEX)})
+    recorder = Recorder({"a/c0/0": build_shard({0: b"zero"}, ZEP2_SPEC)})
     reads = [EntryRead(layout.chunk(c), Range(1, 3)) for c in ALL_OF_00]
     assert contents(recorder.run(read_entries(reads, FAR))) == [b"er", None, None, None]
     assert len(recorder.batches) == 2
@@ -228,7 +231,7 @@ def test_ranges_are_not_counted_as_wanted() -> None:
 def test_what_is_not_wanted_of_many_shards_has_a_limit() -> None:
     """Two chunks of each of 16 shards: half of these are read whole, 4 MiB are not wanted."""
     layout = replace(layout_far(256 * KIB), grid_shape=(32, 2))
-    shard = build_shard({0: b"zero"}, (2, 2), ZEP2_INDEX)
+    shard = build_shard({0: b"zero"}, ZEP2_SPEC)
     recorder = Recorder({f"a/c{i}/0": shard for i in range(16)})
     reads = reads_of(*((2 * i, j) for i in range(16) for j in (0, 1)), layout=layout)
     assert contents(recorder.run(read_entries(reads, FAR))) == [b"zero", None] * 16
@@ -239,7 +242,7 @@ def test_what_is_not_wanted_of_many_shards_has_a_limit() -> None:
 def test_at_the_edge_only_chunks_of_the_array_count() -> None:
     """One column of a shard is all that lies in the array."""
     layout = replace(layout_far(200 * KIB), grid_shape=(2, 1))
-    recorder = Recorder({"a/c0/0": build_shard({0: b"a", 2: b"b"}, (2, 2), ZEP2_INDEX)})
+    recorder = Recorder({"a/c0/0": build_shard({0: b"a", 2: b"b"}, ZEP2_SPEC)})
     reads = reads_of((0, 0), (1, 0), layout=layout)
     assert contents(recorder.run(read_entries(reads, FAR))) == [b"a", b"b"]
     assert recorder.batches == [[Get("a/c0/0")]]
@@ -251,7 +254,7 @@ def test_at_the_edge_only_chunks_of_the_array_count() -> None:
 def test_a_whole_shard_of_which_half_comes(location: Any, tells_size: bool, nbytes: int) -> None:
     """It is asked for its index, which tells; also if half of it looks like an index."""
     form = IndexFormat(checksum=True, location=location)
-    shard = build_shard({0: bytes(nbytes), 1: bytes(nbytes)}, (2, 2), form)
+    shard = build_shard({0: bytes(nbytes), 1: bytes(nbytes)}, ShardingSpec((2, 2), form))
     recorder = Recorder({"a/c0/0": shard}, tells_size=tells_size, cut={1})
     reads = reads_of(*ALL_OF_00, layout=layout_far(1, form))
     values = recorder.run(read_entries(reads, FAR))
@@ -272,7 +275,7 @@ def test_without_a_checksum_no_shard_is_read_whole() -> None:
 def test_what_a_smaller_array_has_left_behind_counts(chunk_nbytes: int, is_whole: bool) -> None:
     """One chunk is in the array; four may be in the shard."""
     layout = replace(layout_far(chunk_nbytes), grid_shape=(1, 1))
-    recorder = Recorder({"a/c0/0": build_shard({0: b"a", 3: b"left"}, (2, 2), ZEP2_INDEX)})
+    recorder = Recorder({"a/c0/0": build_shard({0: b"a", 3: b"left"}, ZEP2_SPEC)})
     assert contents(recorder.run(read_entries(reads_of((0, 0), layout=layout), FAR))) == [b"a"]
     assert (recorder.batches == [[Get("a/c0/0")]]) == is_whole
 
@@ -283,7 +286,7 @@ def test_longer_gaps_are_never_read_along(nbytes: int, n_spans: int) -> None:
     spec = ShardingSpec((200,), ZEP2_INDEX)
     layout = ArrayLayout("a", "a/", ChunkKeyEncoding("draft", "/"), (200,), spec)
     entries = {i: bytes(10 if i % 2 == 0 else nbytes + 10) for i in range(200)}
-    recorder = Recorder({"a/c0": build_shard(entries, (200,), ZEP2_INDEX)})
+    recorder = Recorder({"a/c0": build_shard(entries, ShardingSpec((200,), ZEP2_INDEX))})
     reads = [EntryRead(layout.chunk((i,))) for i in range(0, 200, 2)]
     options = ReadOptions(max_requests_at_once=64)
     assert contents(recorder.run(read_entries(reads, options))) == [bytes(10)] * 100
@@ -297,7 +300,7 @@ def test_gaps_are_read_along_to_spare_a_round(options: ReadOptions, n_spans: int
     spec = ShardingSpec((1024,), ZEP2_INDEX)
     layout = ArrayLayout("a", "a/", ChunkKeyEncoding("draft", "/"), (1024,), spec)
     entries = {i: b"%010d" % i for i in range(1024)}
-    recorder = Recorder({"a/c0": build_shard(entries, (1024,), ZEP2_INDEX)})
+    recorder = Recorder({"a/c0": build_shard(entries, ShardingSpec((1024,), ZEP2_INDEX))})
     wanted = range(0, 1024, 4)
     reads = [EntryRead(layout.chunk((i,))) for i in wanted]
     values = recorder.run(read_entries(reads, options))
@@ -309,7 +312,7 @@ def test_gaps_are_read_along_to_spare_a_round(options: ReadOptions, n_spans: int
 def test_a_shard_is_read_whole_only_at_first() -> None:
     """Then it is asked for its index: that it came whole and damaged says that it is changing."""
     layout = layout_far(1)
-    shard = build_shard({0: b"zero"}, (2, 2), ZEP2_INDEX)
+    shard = build_shard({0: b"zero"}, ZEP2_SPEC)
     recorder = Recorder({"a/c0/0": shard}, cut={1})
     values = recorder.run(read_entries(reads_of(*ALL_OF_00, layout=layout), FAR))
     assert contents(values) == [b"zero", None, None, None]

@@ -17,7 +17,7 @@ LAYOUT = ArrayLayout(
     "a", "a/", ChunkKeyEncoding("default", "/"), (4, 4), ShardingSpec((2, 2), ZEP2_INDEX)
 )
 SHARD = LAYOUT.shard((0, 0))
-OBJECT = build_shard({0: b"zero", 3: b"three"}, (2, 2), ZEP2_INDEX)
+OBJECT = build_shard({0: b"zero", 3: b"three"}, ShardingSpec((2, 2), ZEP2_INDEX))
 
 
 class SlowBase:

@@ -17,12 +17,14 @@ from zarr_shardstore.shards.requests import Delete, Exists, Get, Set
 from zarr_shardstore.shards.rewrite import update_shard
 from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, PatchEntry, SetEntry
 
+DRAFT_SPEC = ShardingSpec((2, 2), DRAFT_INDEX)
+
 KEY = "a/c0/0"
 OLD = {0: b"zero", 1: b"one", 3: b"three"}
 
 
 def shard_of(grid: tuple[int, int] = (4, 4)) -> ShardRef:
-    spec = ShardingSpec((2, 2), DRAFT_INDEX)
+    spec = DRAFT_SPEC
     return ArrayLayout("a", "a/", ChunkKeyEncoding("draft", "/"), grid, spec).shard((0, 0))
 
 
@@ -34,13 +36,13 @@ def commit(
 
 def stored(recorder: Recorder) -> dict[int, bytes]:
     shard = recorder.objects.get(KEY)
-    entries = {} if shard is None else split_shard(shard, (2, 2), DRAFT_INDEX)
+    entries = {} if shard is None else split_shard(shard, DRAFT_SPEC)
     return {i: bytes(v) for i, v in entries.items()}
 
 
 @pytest.fixture
 def recorder() -> Recorder:
-    return Recorder({KEY: build_shard(OLD, (2, 2), DRAFT_INDEX)})
+    return Recorder({KEY: build_shard(OLD, DRAFT_SPEC)})
 
 
 def test_a_full_shard_is_one_set_and_no_read(recorder: Recorder) -> None:
@@ -308,7 +310,7 @@ def test_a_shard_that_is_cut_off_on_its_way_is_not_rewritten(
 ) -> None:
     """The last of the bytes that came look like an index, of no entries: they are asked for
     again, and at last it is an error."""
-    shard = build_shard(LIKE_AN_INDEX, (2, 2), DRAFT_INDEX)
+    shard = build_shard(LIKE_AN_INDEX, DRAFT_SPEC)
     recorder = Recorder({KEY: shard}, tells_size=tells_size, cut=cut)
     if len(cut) == 1:
         commit(recorder, [SetEntry(2, b"new")])
@@ -321,7 +323,7 @@ def test_a_shard_that_is_cut_off_on_its_way_is_not_rewritten(
 
 def test_a_shard_that_came_whole_is_not_asked_for_its_size() -> None:
     """Its last entry ends where the index begins."""
-    shard = build_shard(LIKE_AN_INDEX, (2, 2), DRAFT_INDEX)
+    shard = build_shard(LIKE_AN_INDEX, DRAFT_SPEC)
     recorder = Recorder({KEY: shard}, tells_size=False)
     commit(recorder, [SetEntry(2, b"new")])
     assert [[type(r) for r in batch] for batch in recorder.batches] == [[Get], [Set]]
@@ -330,7 +332,7 @@ def test_a_shard_that_came_whole_is_not_asked_for_its_size() -> None:
 @pytest.mark.parametrize("tells_size", [True, False])
 def test_an_index_that_is_cut_off_at_the_edge_loses_nothing(tells_size: bool) -> None:
     """There may be entries behind the edge: that there is no index is looked at twice."""
-    shard = build_shard(OLD, (2, 2), DRAFT_INDEX)
+    shard = build_shard(OLD, DRAFT_SPEC)
     recorder = Recorder({KEY: shard}, tells_size=tells_size, cut={2})
     commit(recorder, [SetEntry(0, b"x"), SetEntry(2, b"y")], grid=(4, 1))
     assert stored(recorder) == OLD | {0: b"x", 2: b"y"}

@@ -51,20 +51,20 @@ ENTRIES = {1: b"bb", 2: b"", 3: b"dddd"}
 
 def test_golden_index_at_end() -> None:
     """The bytes of the draft's only form."""
-    assert build_shard(ENTRIES, (2, 2), DRAFT_INDEX, "C") == DATA + INDEX_AT_END
+    assert build_shard(ENTRIES, ShardingSpec((2, 2), DRAFT_INDEX), "C") == DATA + INDEX_AT_END
 
 
 def test_golden_index_at_start() -> None:
     """ZEP 2's index_location start: offsets count from the start of the shard."""
     form = IndexFormat(checksum=False, location="start")
-    assert build_shard(ENTRIES, (2, 2), form, "C") == INDEX_AT_START + DATA
+    assert build_shard(ENTRIES, ShardingSpec((2, 2), form), "C") == INDEX_AT_START + DATA
 
 
 def test_golden_big_endian() -> None:
     """A big-endian bytes codec turns each field around, and nothing else."""
     big = np.frombuffer(INDEX_AT_END, "<u8").astype(">u8").tobytes()
     form = IndexFormat(checksum=False, endian="big")
-    assert build_shard(ENTRIES, (2, 2), form, "C") == DATA + big
+    assert build_shard(ENTRIES, ShardingSpec((2, 2), form), "C") == DATA + big
 
 
 def test_golden_gaps_and_any_order_are_read() -> None:
@@ -77,14 +77,14 @@ def test_golden_gaps_and_any_order_are_read() -> None:
         "0400000000000000"
     )
     shard = b"last" + dead + b"xy" + index
-    entries = split_shard(shard, (2,), DRAFT_INDEX)
+    entries = split_shard(shard, ShardingSpec((2,), DRAFT_INDEX))
     assert {i: bytes(v) for i, v in entries.items()} == {0: b"xy", 1: b"last"}
 
 
 def test_all_missing() -> None:
     """A shard without entries is an index of 2⁶⁴−1."""
-    assert build_shard({}, (3, 1, 2), DRAFT_INDEX) == b"\xff" * 96
-    assert split_shard(b"\xff" * 96, (3, 1, 2), DRAFT_INDEX) == {}
+    assert build_shard({}, ShardingSpec((3, 1, 2), DRAFT_INDEX)) == b"\xff" * 96
+    assert split_shard(b"\xff" * 96, ShardingSpec((3, 1, 2), DRAFT_INDEX)) == {}
 
 
 @given(
@@ -107,18 +107,19 @@ def test_round_trip(
     n = ShardingSpec(cps, DRAFT_INDEX).n_entries
     form = IndexFormat(checksum, location, endian)  # type: ignore[arg-type]
     entries = data.draw(st.dictionaries(st.integers(0, n - 1), st.binary(max_size=20)))
-    shard = build_shard(entries, cps, form, order)  # type: ignore[arg-type]
-    assert len(shard) == sum(map(len, entries.values())) + form.nbytes(n)
-    assert {i: bytes(v) for i, v in split_shard(shard, cps, form).items()} == entries
+    spec = ShardingSpec(cps, form)
+    shard = build_shard(entries, spec, order)  # type: ignore[arg-type]
+    assert len(shard) == sum(map(len, entries.values())) + spec.index_nbytes
+    assert {i: bytes(v) for i, v in split_shard(shard, spec).items()} == entries
 
 
 def test_an_entry_that_is_left_out_may_be_damaged() -> None:
     """Whoever replaces an entry does not need its bytes."""
-    shard = bytearray(build_shard({0: b"ab", 1: b"cd"}, (2,), DRAFT_INDEX))
+    shard = bytearray(build_shard({0: b"ab", 1: b"cd"}, ShardingSpec((2,), DRAFT_INDEX)))
     shard[4:12] = (10**9).to_bytes(8, "little")
     with pytest.raises(IndexDamageError):
-        split_shard(bytes(shard), (2,), DRAFT_INDEX)
-    kept = split_shard(bytes(shard), (2,), DRAFT_INDEX, without={0})
+        split_shard(bytes(shard), ShardingSpec((2,), DRAFT_INDEX))
+    kept = split_shard(bytes(shard), ShardingSpec((2,), DRAFT_INDEX), without={0})
     assert {i: bytes(v) for i, v in kept.items()} == {1: b"cd"}
 
 
@@ -142,7 +143,7 @@ def test_morton_order_is_that_of_zarr(cps: tuple[int, ...]) -> None:
     z = zarr.create_array(base, shape=cps, chunks=chunks, shards=cps, dtype="u1", fill_value=0)
     z[...] = 1
     (shard,) = [v.to_bytes() for k, v in base._store_dict.items() if k.startswith("c/")]
-    offsets = index_of_shard(shard, cps, ZEP2_INDEX).fields[:, 0]
+    offsets = index_of_shard(shard, ShardingSpec(cps, ZEP2_INDEX)).fields[:, 0]
     expected = order_entries(np.arange(len(offsets)), cps, "morton")
     assert np.argsort(offsets).tolist() == expected.tolist()
 

@@ -29,6 +29,8 @@ from zarr_shardstore.shards.requests import (
 from zarr_shardstore.shards.rewrite import update_shard
 from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, MapEntry, PatchEntry, SetEntry
 
+DRAFT_SPEC = ShardingSpec((2, 2), DRAFT_INDEX)
+
 KEY = "a/c0/0"
 OLD = {0: b"zero", 1: b"one", 3: b"three"}
 
@@ -70,7 +72,7 @@ def put(
     recorder: Recorder | None = None,
     shard: ShardRef | None = None,
 ) -> Recorder:
-    recorder = recorder or Recorder({KEY: build_shard(OLD, (2, 2), DRAFT_INDEX)})
+    recorder = recorder or Recorder({KEY: build_shard(OLD, DRAFT_SPEC)})
     shard = shard or shard_of()
     requests = [request_of(shard, update) for update in updates]
     chunks = [ChunkRef(shard.chunk_key(u.entry_id), shard, u.entry_id) for u in updates]
@@ -139,7 +141,7 @@ def test_a_group_with_a_bad_piece_is_buffered_in_no_part() -> None:
 def test_a_value_that_was_published_meanwhile_is_read_again() -> None:
     """Between the read of the old value and its use another writer was faster."""
     buffer = open_buffer()
-    recorder = Recorder({KEY: build_shard(OLD, (2, 2), DRAFT_INDEX)})
+    recorder = Recorder({KEY: build_shard(OLD, DRAFT_SPEC)})
 
     def another(n: int) -> None:
         if n == 2:
@@ -159,7 +161,7 @@ def test_a_commit_takes_along_what_is_buffered() -> None:
     outcomes = recorder.run(commit(buffer, [[SetEntry(2, b"mine")], [PatchEntry(0, ((9, b"?"),))]]))
     assert outcomes[0] is None
     assert isinstance(outcomes[1], SpecError)
-    stored = split_shard(recorder.objects[KEY], (2, 2), DRAFT_INDEX)
+    stored = split_shard(recorder.objects[KEY], DRAFT_SPEC)
     assert {i: bytes(v) for i, v in stored.items()} == OLD | {0: b"buffered", 2: b"mine"}
     assert sum(isinstance(r, Set) for batch in recorder.batches for r in batch) == 1
     assert values(buffer) == {}
@@ -245,7 +247,7 @@ def test_a_commit_that_was_cut_off_is_done_again() -> None:
     cut_off = commit(buffer)
     next(cut_off)
     recorder.run(commit(buffer))
-    assert bytes(split_shard(recorder.objects[KEY], (2, 2), DRAFT_INDEX)[0]) == b"buffered"
+    assert bytes(split_shard(recorder.objects[KEY], DRAFT_SPEC)[0]) == b"buffered"
     assert values(buffer) == {}
     cut_off.close()
     assert values(buffer) == {}

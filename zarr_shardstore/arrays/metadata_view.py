@@ -356,8 +356,8 @@ def _is_shard(value: memoryview, declared: Declared, ndim: int) -> bool:
         return False
     spec = sharding_spec(bottom, ndim)
     try:
-        index = index_of_shard(value, spec.chunks_per_shard, spec.index)
-        index.check_entries(len(value), spec.index)
+        index = index_of_shard(value, spec)
+        index.check_entries(len(value), spec)
     except IndexDamageError:
         return False
     nbytes = sum(index.fields[index.present_ids(), 1].tolist())

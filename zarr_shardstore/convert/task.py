@@ -184,12 +184,12 @@ def _upload_shard(base: BaseStoreHandle, shard: ShardRef, values: RegionValues) 
     def parts() -> Iterator[Sequence[bytes | memoryview]]:
         if ranges is not None:
             sizes = ranges.stops - ranges.starts
-            yield [packed_index(ranges.ids, sizes, spec.n_entries, spec.index)]
+            yield [packed_index(ranges.ids, sizes, spec)]
         for found in chain([first], rounds):
             written.add(found)
             yield found.values
         if ranges is None:
-            yield [packed_index(written.ids, written.sizes, spec.n_entries, spec.index)]
+            yield [packed_index(written.ids, written.sizes, spec)]
 
     base.backend.upload(shard.key, parts())
     return written

@@ -228,7 +228,7 @@ def _ranges_in_shards(location: ArrayLocation, region: ArrayRegion) -> ValueRang
         if index is None:
             continue
         try:
-            index.check_entries(size, shards[i].layout.spec.index)
+            index.check_entries(size, shards[i].layout.spec)
         except IndexDamageError as damage:
             raise corrupt(shards[i], damage, "; nothing was removed") from damage
         members = which == i

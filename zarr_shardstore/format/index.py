@@ -17,7 +17,7 @@ no checksum); ZEP 2, "Binary shard format" (index_codecs, index_location).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -62,13 +62,10 @@ class IndexFormat:
     location: Literal["start", "end"] = "end"
     endian: Literal["little", "big"] = "little"
 
-    def nbytes(self, n_entries: int) -> int:
-        """Return the size of the stored index of a shard with `n_entries`, in bytes."""
-        return n_entries * ENTRY_NBYTES + (CHECKSUM_NBYTES if self.checksum else 0)
-
     @property
-    def dtype(self) -> np.dtype[np.uint64]:
-        return np.dtype("<u8" if self.endian == "little" else ">u8")
+    def byte_order(self) -> Literal["<", ">"]:
+        """Byte order as numpy and `struct` spell it."""
+        return "<" if self.endian == "little" else ">"
 
 
 DRAFT_INDEX = IndexFormat(checksum=False)
@@ -76,111 +73,6 @@ DRAFT_INDEX = IndexFormat(checksum=False)
 
 ZEP2_INDEX = IndexFormat(checksum=True)
 """The form that ZEP 2 recommends, and the default of every native writer."""
-
-
-class ShardIndex:
-    """A decoded shard index."""
-
-    __slots__ = ("fields",)
-
-    def __init__(self, fields: npt.NDArray[np.uint64]) -> None:
-        self.fields = fields
-        """Shape ``(n_entries, 2)``, columns offset and nbytes, entries in C order."""
-
-    @classmethod
-    def decode(cls, data: bytes | memoryview, n_entries: int, form: IndexFormat) -> ShardIndex:
-        """Decode an index; `IndexDamageError` if its size or its checksum is wrong."""
-        expected = form.nbytes(n_entries)
-        if len(data) != expected:
-            raise IndexDamageError(
-                f"the index of {n_entries} entries takes {expected} bytes, there are {len(data)}"
-            )
-        body = memoryview(data)[: n_entries * ENTRY_NBYTES]
-        if form.checksum:
-            stored = int.from_bytes(data[len(body) :], "little")
-            computed = crc32c.crc32c(body)
-            if stored != computed:
-                raise IndexDamageError(
-                    f"the index has the checksum {stored:#010x}, its bytes give {computed:#010x}"
-                )
-        fields = np.frombuffer(body, dtype=form.dtype).reshape(n_entries, 2)
-        return cls(fields.astype(np.uint64, copy=False))
-
-    def encode(self, form: IndexFormat) -> bytes:
-        """Return the stored bytes of the index."""
-        body = self.fields.astype(form.dtype, copy=False).tobytes()
-        if not form.checksum:
-            return body
-        return body + crc32c.crc32c(body).to_bytes(CHECKSUM_NBYTES, "little")
-
-    def entry(self, entry_id: int) -> tuple[int, int] | None:
-        """Return offset and nbytes of an entry, unchecked; ``None`` if it is missing."""
-        offset, nbytes = self.fields[entry_id].tolist()
-        return None if offset == nbytes == MISSING else (offset, nbytes)
-
-    def entries(
-        self, entry_ids: Sequence[int], shard_nbytes: int | None, form: IndexFormat
-    ) -> list[tuple[int, int] | None]:
-        """Return offsets and nbytes of entries; ``None`` for those that are missing.
-
-        They are checked as by `check_entry`, if the size of the shard is known.
-        """
-        start, stop = (0, 0) if shard_nbytes is None else self._data_range(shard_nbytes, form)
-        entries: list[tuple[int, int] | None] = []
-        for entry_id, (offset, nbytes) in zip(
-            entry_ids, self.fields[entry_ids].tolist(), strict=True
-        ):
-            if offset == nbytes == MISSING:
-                entries.append(None)
-                continue
-            if shard_nbytes is not None and (offset < start or offset + nbytes > stop):
-                self.check_entry(entry_id, shard_nbytes, form)
-            entries.append((offset, nbytes))
-        return entries
-
-    def present_ids(self) -> npt.NDArray[np.intp]:
-        """Return the ascending ids of the entries that are not missing."""
-        return np.flatnonzero((self.fields != MISSING).any(axis=1))
-
-    def check_entry(self, entry_id: int, shard_nbytes: int, form: IndexFormat) -> None:
-        """Raise `IndexDamageError` for an entry that leaves the shard or runs into the index."""
-        entry = self.entry(entry_id)
-        if entry is None:
-            return
-        offset, nbytes = entry  # Python ints: their sum does not wrap
-        start, stop = self._data_range(shard_nbytes, form)
-        if offset < start or offset + nbytes > stop:
-            raise IndexDamageError(
-                f"the entry leaves the data of the shard, bytes [{start}, {stop}) "
-                f"of {shard_nbytes}",
-                entry_id=entry_id,
-                byte_range=(offset, offset + nbytes),
-            )
-
-    def damaged_ids(self, shard_nbytes: int, form: IndexFormat) -> npt.NDArray[np.intp]:
-        """Return the ascending ids of the entries that leave the shard or run into the index."""
-        start, stop = self._data_range(shard_nbytes, form)
-        ids = self.present_ids()
-        offsets, nbytes = self.fields[ids].T
-        # uint64 addition wraps silently, so: nbytes <= stop - offset, never offset + nbytes.
-        top = np.uint64(max(stop, 0))
-        bad = (offsets < np.uint64(start)) | (offsets > top)
-        bad |= nbytes > top - np.minimum(offsets, top)
-        bad |= stop < 0  # the shard is shorter than its index
-        damaged: npt.NDArray[np.intp] = ids[bad]
-        return damaged
-
-    def check_entries(self, shard_nbytes: int, form: IndexFormat) -> None:
-        """Call `check_entry` for the first damaged entry, without a Python step per entry."""
-        for entry_id in self.damaged_ids(shard_nbytes, form)[:1].tolist():
-            self.check_entry(entry_id, shard_nbytes, form)
-
-    def _data_range(self, shard_nbytes: int, form: IndexFormat) -> tuple[int, int]:
-        """Return the half-open byte range that entries may use."""
-        index_nbytes = form.nbytes(len(self.fields))
-        if form.location == "start":
-            return index_nbytes, shard_nbytes
-        return 0, shard_nbytes - index_nbytes
 
 
 MAX_ENTRIES = 2**24
@@ -223,4 +115,116 @@ class ShardingSpec:
         check_chunks_per_shard(self.chunks_per_shard)
         n_entries = math.prod(self.chunks_per_shard)
         object.__setattr__(self, "n_entries", n_entries)
-        object.__setattr__(self, "index_nbytes", self.index.nbytes(n_entries))
+        nbytes = n_entries * ENTRY_NBYTES + CHECKSUM_NBYTES * self.index.checksum
+        object.__setattr__(self, "index_nbytes", nbytes)
+
+
+class ShardIndex:
+    """A decoded shard index."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self, fields: npt.NDArray[np.uint64]) -> None:
+        self.fields = fields
+        """Shape ``(n_entries, 2)``, columns offset and nbytes, entries in C order."""
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, spec: ShardingSpec) -> ShardIndex:
+        """Decode an index; `IndexDamageError` if its size or its checksum is wrong."""
+        if len(data) != spec.index_nbytes:
+            raise IndexDamageError(
+                f"the index of {spec.n_entries} entries takes {spec.index_nbytes} bytes, "
+                f"there are {len(data)}"
+            )
+        body = memoryview(data)[: spec.n_entries * ENTRY_NBYTES]
+        if spec.index.checksum:
+            stored = int.from_bytes(data[len(body) :], "little")
+            computed = crc32c.crc32c(body)
+            if stored != computed:
+                raise IndexDamageError(
+                    f"the index has the checksum {stored:#010x}, its bytes give {computed:#010x}"
+                )
+        fields = np.frombuffer(body, f"{spec.index.byte_order}u8").reshape(-1, 2)
+        return cls(fields.astype(np.uint64, copy=False))
+
+    def encode(self, form: IndexFormat) -> bytes:
+        """Return the stored bytes of the index."""
+        body = self.fields.astype(f"{form.byte_order}u8", copy=False).tobytes()
+        if not form.checksum:
+            return body
+        return body + crc32c.crc32c(body).to_bytes(CHECKSUM_NBYTES, "little")
+
+    def without(self, entry_ids: Collection[int]) -> ShardIndex:
+        """Return a copy in which some entries are missing."""
+        fields = self.fields.copy()
+        fields[list(entry_ids)] = MISSING
+        return ShardIndex(fields)
+
+    def entry(self, entry_id: int) -> tuple[int, int] | None:
+        """Return offset and nbytes of an entry, unchecked; ``None`` if it is missing."""
+        offset, nbytes = self.fields[entry_id].tolist()
+        return None if offset == nbytes == MISSING else (offset, nbytes)
+
+    def entries(
+        self, entry_ids: Sequence[int], shard_nbytes: int | None, spec: ShardingSpec
+    ) -> list[tuple[int, int] | None]:
+        """Return offsets and nbytes of entries; ``None`` for those that are missing.
+
+        They are checked as by `check_entry`, if the size of the shard is known.
+        """
+        start, stop = (0, 0) if shard_nbytes is None else _data_range(shard_nbytes, spec)
+        entries: list[tuple[int, int] | None] = []
+        for entry_id, (offset, nbytes) in zip(
+            entry_ids, self.fields[entry_ids].tolist(), strict=True
+        ):
+            if offset == nbytes == MISSING:
+                entries.append(None)
+                continue
+            if shard_nbytes is not None and (offset < start or offset + nbytes > stop):
+                self.check_entry(entry_id, shard_nbytes, spec)
+            entries.append((offset, nbytes))
+        return entries
+
+    def present_ids(self) -> npt.NDArray[np.intp]:
+        """Return the ascending ids of the entries that are not missing."""
+        return np.flatnonzero((self.fields != MISSING).any(axis=1))
+
+    def check_entry(self, entry_id: int, shard_nbytes: int, spec: ShardingSpec) -> None:
+        """Raise `IndexDamageError` for an entry that leaves the shard or runs into the index."""
+        entry = self.entry(entry_id)
+        if entry is None:
+            return
+        offset, nbytes = entry  # Python ints: their sum does not wrap
+        start, stop = _data_range(shard_nbytes, spec)
+        if offset < start or offset + nbytes > stop:
+            raise IndexDamageError(
+                f"the entry leaves the data of the shard, bytes [{start}, {stop}) "
+                f"of {shard_nbytes}",
+                entry_id=entry_id,
+                byte_range=(offset, offset + nbytes),
+            )
+
+    def damaged_ids(self, shard_nbytes: int, spec: ShardingSpec) -> npt.NDArray[np.intp]:
+        """Return the ascending ids of the entries that leave the shard or run into the index."""
+        start, stop = _data_range(shard_nbytes, spec)
+        ids = self.present_ids()
+        offsets, nbytes = self.fields[ids].T
+        # uint64 addition wraps silently, so: nbytes <= stop - offset, never offset + nbytes.
+        top = np.uint64(max(stop, 0))
+        bad = (offsets < np.uint64(start)) | (offsets > top)
+        bad |= nbytes > top - np.minimum(offsets, top)
+        bad |= stop < 0  # the shard is shorter than its index
+        damaged: npt.NDArray[np.intp] = ids[bad]
+        return damaged
+
+    def check_entries(self, shard_nbytes: int, spec: ShardingSpec) -> None:
+        """Call `check_entry` for the first damaged entry, without a Python step per entry."""
+        for entry_id in self.damaged_ids(shard_nbytes, spec)[:1].tolist():
+            self.check_entry(entry_id, shard_nbytes, spec)
+
+
+def _data_range(shard_nbytes: int, spec: ShardingSpec) -> tuple[int, int]:
+    """Return the half-open byte range that entries may use."""
+    if spec.index.location == "start":
+        return spec.index_nbytes, shard_nbytes
+    return 0, shard_nbytes - spec.index_nbytes

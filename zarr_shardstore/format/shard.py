@@ -13,7 +13,6 @@ Source: sharding storage transformer draft, "Binary shard format", "Fixed order"
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.index import MISSING, IndexFormat, ShardIndex
+from zarr_shardstore.format.index import MISSING, ShardIndex, ShardingSpec
 from zarr_shardstore.format.keys import Coords
 
 EntryOrder = Literal["C", "F", "morton"]
@@ -61,85 +60,58 @@ def order_entries(
 Bytes: TypeAlias = bytes | memoryview
 
 
-def build_shard(
-    entries: Mapping[int, Bytes],
-    chunks_per_shard: Coords,
-    form: IndexFormat,
-    order: EntryOrder = "C",
-) -> bytes:
+def build_shard(entries: Mapping[int, Bytes], spec: ShardingSpec, order: EntryOrder = "C") -> bytes:
     """Assemble a shard without gaps from bytes by entry id; the other entries are missing."""
-    parts = lay_out(entries, chunks_per_shard, form, order)
-    return b"".join([piece for _, pieces in parts for piece in pieces])
+    return b"".join([piece for _, pieces in lay_out(entries, spec, order) for piece in pieces])
 
 
 def lay_out(
-    entries: Mapping[int, Bytes],
-    chunks_per_shard: Coords,
-    form: IndexFormat,
-    order: EntryOrder = "C",
-    gap_nbytes: int = 0,
+    entries: Mapping[int, Bytes], spec: ShardingSpec, order: EntryOrder, gap_nbytes: int = 0
 ) -> list[tuple[int, Sequence[Bytes]]]:
     """As `build_shard`, in pieces with the offset of the first, as `SetWithGaps` takes them.
 
     A gap is between the entries and an index at the end.
     """
-    n_entries = math.prod(chunks_per_shard)
-    ids = order_entries(
-        np.fromiter(entries, dtype=np.intp, count=len(entries)), chunks_per_shard, order
-    )
+    ids = np.fromiter(entries, dtype=np.intp, count=len(entries))
+    ids = order_entries(ids, spec.chunks_per_shard, order)
     values = [entries[i] for i in ids.tolist()]
     nbytes = np.fromiter(map(len, values), dtype=np.uint64, count=len(values))
-    index = packed_index(ids, nbytes, n_entries, form)
-    if form.location == "start":
+    index = packed_index(ids, nbytes, spec)
+    if spec.index.location == "start":
         return [(0, [index, *values])]
     return [(0, values), (int(nbytes.sum()) + gap_nbytes, [index])]
 
 
-def packed_index(
-    ids: npt.ArrayLike, nbytes: npt.ArrayLike, n_entries: int, form: IndexFormat
-) -> bytes:
+def packed_index(ids: npt.ArrayLike, nbytes: npt.ArrayLike, spec: ShardingSpec) -> bytes:
     """Encode the index of entries that are stored in this order, without gaps."""
     at, sizes = np.asarray(ids, dtype=np.intp), np.asarray(nbytes, dtype=np.uint64)
-    start = form.nbytes(n_entries) if form.location == "start" else 0
-    fields = np.full((n_entries, 2), MISSING, dtype=np.uint64)
+    start = spec.index_nbytes if spec.index.location == "start" else 0
+    fields = np.full((spec.n_entries, 2), MISSING, dtype=np.uint64)
     fields[at, 0] = np.cumsum(sizes) - sizes + np.uint64(start)
     fields[at, 1] = sizes
-    return ShardIndex(fields).encode(form)
+    return ShardIndex(fields).encode(spec.index)
 
 
-def index_of_shard(
-    shard: bytes | memoryview, chunks_per_shard: Coords, form: IndexFormat
-) -> ShardIndex:
+def index_of_shard(shard: Bytes, spec: ShardingSpec) -> ShardIndex:
     """Decode the index of a whole shard, as `ShardIndex.decode`; its entries are not checked."""
-    n_entries = math.prod(chunks_per_shard)
-    nbytes = form.nbytes(n_entries)
-    view = memoryview(shard)
-    data = view[:nbytes] if form.location == "start" else view[max(0, len(view) - nbytes) :]
-    return ShardIndex.decode(data, n_entries, form)
+    view, nbytes = memoryview(shard), spec.index_nbytes
+    is_at_start = spec.index.location == "start"
+    return ShardIndex.decode(
+        view[:nbytes] if is_at_start else view[max(0, len(view) - nbytes) :], spec
+    )
 
 
 def split_shard(
-    shard: bytes | memoryview,
-    chunks_per_shard: Coords,
-    form: IndexFormat,
-    *,
-    without: Collection[int] = (),
+    shard: Bytes, spec: ShardingSpec, *, without: Collection[int] = ()
 ) -> dict[int, memoryview]:
     """Return the bytes of each entry of a whole shard by entry id, without a copy.
 
     The entries `without` are left out, and may be damaged. Raises `IndexDamageError` if the index
     cannot be decoded or another entry leaves the shard.
     """
-    index = index_of_shard(shard, chunks_per_shard, form)
-    if without:
-        fields = index.fields.copy()
-        fields[list(without)] = MISSING
-        index = ShardIndex(fields)
-    index.check_entries(len(shard), form)
+    index = index_of_shard(shard, spec).without(without)
+    index.check_entries(len(shard), spec)
     view = memoryview(shard)
     ids = index.present_ids()
-    spans = index.fields[ids].tolist()
-    return {
-        i: view[offset : offset + nbytes]
-        for i, (offset, nbytes) in zip(ids.tolist(), spans, strict=True)
-    }
+    places = zip(ids.tolist(), index.fields[ids].tolist(), strict=True)
+    return {i: view[offset : offset + nbytes] for i, (offset, nbytes) in places}

@@ -184,11 +184,11 @@ def _cell_of(shard: ShardRef, index: ShardIndex, nbytes: int) -> Cell:
     spec = shard.layout.spec
     error = ""
     try:
-        index.check_entries(nbytes, spec.index)
+        index.check_entries(nbytes, spec)
     except IndexDamageError as damage:
         error = str(corrupt(shard, damage))
     # Damaged entries use nothing.
-    sound = np.setdiff1d(index.present_ids(), index.damaged_ids(nbytes, spec.index))
+    sound = np.setdiff1d(index.present_ids(), index.damaged_ids(nbytes, spec))
     starts, sizes = index.fields[sound].astype(np.int64).T
     in_grid = entries_present(shard, index)
     n_stored = int(sizes[np.isin(sound, in_grid)].sum())

@@ -166,7 +166,7 @@ def _read_old_values(
     if not ids:
         return {}
     try:
-        places = writer.index().entries(ids, writer.size, shard.layout.spec.index)
+        places = writer.index().entries(ids, writer.size, shard.layout.spec)
     except IndexDamageError as damage:
         raise corrupt(shard, damage, _NOTHING_WRITTEN) from damage
     ranges = [Range(offset, offset + nbytes) for offset, nbytes in filter(None, places)]
@@ -195,7 +195,7 @@ def _read_live_entries(writer: ShardWriter, without: Iterable[int] = ()) -> Flow
     fields[list(without)] = MISSING
     index = ShardIndex(fields)
     try:
-        index.check_entries(writer.size, shard.layout.spec.index)
+        index.check_entries(writer.size, shard.layout.spec)
     except IndexDamageError as damage:
         raise corrupt(shard, damage, KEEP_HINT) from damage
     ids = index.present_ids()
@@ -253,7 +253,7 @@ def _store(
         gap = gap_nbytes(shard, n_left, nbytes / len(values), nbytes)
     if gap:
         gap = page_aligned(nbytes + gap, spec.index_nbytes) - nbytes
-    parts = lay_out(values, spec.chunks_per_shard, spec.index, order, gap)
+    parts = lay_out(values, spec, order, gap)
     yield [SetWithGaps(shard.key, parts)]
     if gap:
         data_end = parts[-1][0] - gap

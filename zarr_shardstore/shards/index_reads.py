@@ -49,10 +49,10 @@ def found_index(request: GetIndex, found: Found) -> FoundIndex:
     value = found.value if request.with_data else None
     try:
         if not request.with_data:
-            index = ShardIndex.decode(found.value, spec.n_entries, spec.index)
+            index = ShardIndex.decode(found.value, spec)
         elif not _is_truncated(found):
-            index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
-            index = ShardIndex(index.fields.copy())  # a cached index must not keep the shard
+            index = index_of_shard(found.value, spec)
+            index = index.without(())  # a cached index must not keep the shard
         else:
             raise IndexDamageError(f"the shard has {found.size} bytes, {len(found.value)} came")
     except IndexDamageError as damage:
@@ -187,7 +187,7 @@ def _may_be_truncated(shard: ShardRef, found: Found) -> bool:
     if spec.index.checksum or spec.index.location == "start":
         return False
     try:
-        index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
+        index = index_of_shard(found.value, spec)
     except IndexDamageError:
         return True
     offsets, nbytes = index.fields[index.present_ids()].T

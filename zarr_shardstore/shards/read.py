@@ -105,7 +105,7 @@ class ShardReads:
 
         Raise `IndexDamageError` if an entry leaves a shard of `shard_nbytes`.
         """
-        entries = index.entries(self.entry_ids, shard_nbytes, self.shard.layout.spec.index)
+        entries = index.entries(self.entry_ids, shard_nbytes, self.shard.layout.spec)
         if self.byte_ranges is None:
             for row, entry in enumerate(entries):
                 if entry is not None:
@@ -183,9 +183,8 @@ def _read_groups(
     founds = yield from read_whole_shards([reads.shard for reads in pending])
     for reads, found in zip(pending, founds, strict=True):
         if found.value is not None:
-            spec = reads.shard.layout.spec
             try:
-                index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
+                index = index_of_shard(found.value, reads.shard.layout.spec)
                 _cut_values(found.value, index, reads, values)
             except IndexDamageError as damage:
                 raise corrupt(reads.shard, damage) from damage
@@ -326,7 +325,7 @@ def _blame_entries(span_reads: list[tuple[_ShardPlan, Span]]) -> Flow[None]:
         for member in span.members:
             entry_id = plan.reads.entry_ids[plan.rows[member]]
             try:
-                plan.index.check_entry(entry_id, size, shard.layout.spec.index)
+                plan.index.check_entry(entry_id, size, shard.layout.spec)
             except IndexDamageError as damage:
                 raise corrupt(shard, damage) from damage
 

@@ -88,7 +88,7 @@ def _try_update(
         return None
     entries = {i: v for i, v in {**old, **new}.items() if v is not None}
     spec = shard.layout.spec
-    build = partial(build_shard, entries, spec.chunks_per_shard, spec.index, order)
+    build = partial(build_shard, entries, spec, order)
     yield [Set(shard.key, build()) if entries else Delete(shard.key, placeholder=build)]
     return None
 
@@ -144,7 +144,7 @@ def _is_replaced_whole(shard: ShardRef, replaced: dict[int, int | None]) -> Flow
             spec = shard.layout.spec
             if found.value is None:
                 return True
-            index = index_of_shard(found.value, spec.chunks_per_shard, spec.index)
+            index = index_of_shard(found.value, spec)
         except (IndexDamageError, CorruptValueError):
             return True
     if index is None:
@@ -166,7 +166,7 @@ def _read_entries_to_keep(
         return {}
     spec = shard.layout.spec
     try:
-        return dict(split_shard(found.value, spec.chunks_per_shard, spec.index, without=replaced))
+        return dict(split_shard(found.value, spec, without=replaced))
     except IndexDamageError as damage:
         hint = KEEP_HINT if damage.entry_id is not None else "; nothing was written"
         raise corrupt(shard, damage, hint) from damage
@@ -215,10 +215,10 @@ def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:
     if found.value is None:
         return
     try:
-        entries = split_shard(found.value, spec.chunks_per_shard, spec.index)
+        entries = split_shard(found.value, spec)
     except IndexDamageError as damage:
         raise corrupt(shard, damage, KEEP_HINT) from damage
     if entries:
-        yield [Set(shard.key, build_shard(entries, spec.chunks_per_shard, spec.index, order))]
+        yield [Set(shard.key, build_shard(entries, spec, order))]
     else:
         yield [Delete(shard.key)]

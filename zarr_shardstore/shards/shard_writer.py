@@ -131,15 +131,15 @@ class ShardWriter:
         self, shard: ShardRef, index: bytes, size: int, data_end: int | None, owner: int
     ) -> None:
         spec = shard.layout.spec
-        decoded = ShardIndex.decode(index, spec.n_entries, spec.index)
+        decoded = ShardIndex.decode(index, spec)
         self.shard = shard
         self.owner = owner
         self.size = size
         self.body = bytearray(index[: spec.n_entries * ENTRY_NBYTES])
         self.crc = crc32c.crc32c(self.body)
         self.index_start = 0 if self._is_at_start else size - spec.index_nbytes
-        self._entry = struct.Struct("<QQ" if spec.index.endian == "little" else ">QQ")
-        self._damaged = set(decoded.damaged_ids(size, spec.index).tolist())
+        self._entry = struct.Struct(f"{spec.index.byte_order}QQ")
+        self._damaged = set(decoded.damaged_ids(size, spec).tolist())
         present = decoded.fields[decoded.present_ids()]
         self.n_present = len(present)
         # A damaged entry may have any size: not more than that of the file counts.
@@ -191,15 +191,15 @@ class ShardWriter:
 
     def index(self) -> ShardIndex:
         """Return a copy of the index."""
-        spec = self.shard.layout.spec
-        fields = np.frombuffer(bytes(self.body), spec.index.dtype).reshape(spec.n_entries, 2)
+        order = self.shard.layout.spec.index.byte_order
+        fields = np.frombuffer(bytes(self.body), f"{order}u8").reshape(-1, 2)
         return ShardIndex(fields.astype(np.uint64, copy=False))
 
     def check_kept(self, replaced: Container[int]) -> None:
         """Raise `IndexDamageError` if an entry that leaves the data is not `replaced`."""
         for entry_id in sorted(self._damaged):
             if entry_id not in replaced:
-                self.index().check_entry(entry_id, self.size, self.shard.layout.spec.index)
+                self.index().check_entry(entry_id, self.size, self.shard.layout.spec)
 
     def belongs_to(self, shard: ShardRef) -> bool:
         """Whether this is that shard; if so take its shape, which may have changed."""
