@@ -55,7 +55,7 @@ def others_first(
 
     async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
         if left and self is ours._engine.driver.backend:
-            flow = theirs._engine.operations.set(left.pop(), b"theirs")
+            flow = theirs._engine.operations.set_many([(left.pop(), b"theirs")])
             await theirs._engine.driver.run_async(flow)
             if error is not None:
                 raise error
@@ -84,7 +84,7 @@ def test_another_writer_between_read_and_write(is_there: bool, n_times: int) -> 
     async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
         if left and self is ours._engine.driver.backend:
             n = left.pop()
-            flow = theirs._engine.operations.set(KEYS[1 + n % 2], f"theirs {n}".encode())
+            flow = theirs._engine.operations.set_many([(KEYS[1 + n % 2], f"theirs {n}".encode())])
             await theirs._engine.driver.run_async(flow)
         return await real(self, mode, key, value)
 

@@ -180,7 +180,7 @@ def test_other_stores_keep_their_writes() -> None:
         z[0] = 1
         other[1] = 2
         store._engine.driver.run(
-            store._engine.operations.set("z/c/2", b"\x03", only_if_missing=True)
+            store._engine.operations.set_many([("z/c/2", b"\x03")], only_if_missing=True)
         )
         other[2] = 9
         assert z[2] == 3

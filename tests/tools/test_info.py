@@ -245,10 +245,10 @@ class FailingBackend(LocalBackend):
 
     refused: tuple[str, ...] = ()
 
-    def perform_one(self, request: Any, files: Any) -> Any:
+    def _perform_one(self, request: Any, files: Any) -> Any:
         if isinstance(request, Get | GetIndex) and request.key.endswith(self.refused):
             raise PermissionError(13, "Permission denied", request.key)
-        return super().perform_one(request, files)
+        return super()._perform_one(request, files)
 
 
 def test_a_shard_that_the_base_store_refuses_is_reported(
@@ -409,9 +409,9 @@ def test_indexes_alone_are_read_and_in_rounds(
     rounds: list[int] = []
 
     class Recording(LocalBackend):
-        def perform_one(self, request: Any, files: Any) -> Any:
+        def _perform_one(self, request: Any, files: Any) -> Any:
             asked.append(request)
-            return super().perform_one(request, files)
+            return super()._perform_one(request, files)
 
     read_round = occupancy._read_round
 

@@ -97,12 +97,6 @@ class Catalog:
             chunks[i] = answer
         return chunks
 
-    def cached_chunks(self, keys: Sequence[str]) -> list[ChunkRef] | None:
-        """Return the chunks of keys that key tables find; ``None`` if one needs `chunks_of`."""
-        generation = self.arrays.current()
-        chunks = [chunk for key in keys if (chunk := generation.chunk_of(key)) is not None]
-        return chunks if len(chunks) == len(keys) else None
-
     def reads_by_shard(
         self, keys: Sequence[str], byte_ranges: Sequence[ByteRange | None] | None
     ) -> list[ShardReads] | None:

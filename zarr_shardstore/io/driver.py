@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 from zarr.core.sync import sync
 
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.io.backends.base import Backend, ReplacedMeanwhileError
+from zarr_shardstore.io.backends.base import Backend, OpenFiles, ReplacedMeanwhileError
 from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.local.fs import max_shards_of_a_write
@@ -111,7 +111,7 @@ class Driver:
 
             return sync(run_in_zarrs_loop())
         steps = self._steps(flow, None)
-        session = self.backend.session()
+        opened = OpenFiles()
         try:
             step = next(steps)
             while True:
@@ -119,9 +119,9 @@ class Driver:
                 try:
                     match step:
                         case list():
-                            reply = session.perform(step)
+                            reply = self.backend.perform(step, opened)
                         case tuple():
-                            session.let_go()
+                            opened.close()
                             for update in step:
                                 commit(self, update)
                         case _:
@@ -134,7 +134,7 @@ class Driver:
             result: T = stop.value
             return result
         finally:
-            session.let_go()
+            opened.close()
             steps.close()
 
     async def run_async(self, flow: Flow[T], *, only_reads: bool = False) -> T:

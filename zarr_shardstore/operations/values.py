@@ -55,7 +55,7 @@ from zarr_shardstore.shards.requests import (
 from zarr_shardstore.shards.rewrite import update_shard as rewrite_shard
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
-from zarr_shardstore.shards.sharding import WriteStrategy, perform_on_chunks
+from zarr_shardstore.shards.sharding import WriteStrategy, shard_updates
 from zarr_shardstore.shards.stack import run_above
 from zarr_shardstore.shards.updates import (
     DeleteEntry,
@@ -220,10 +220,6 @@ class Operations:
         owners = yield from self._router.writable(values)
         yield from self._router.perform(values, owners)
 
-    def set(self, key: str, value: Value, *, only_if_missing: bool = False) -> Flow[None]:
-        """Store one whole value."""
-        return self.set_many([(key, value)], only_if_missing=only_if_missing)
-
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> Flow[None]:
         """Write pieces into values; each shard is committed once.
 
@@ -241,7 +237,8 @@ class Operations:
         for owner, patch in zip(owners, patches, strict=True):
             if owner is None:  # perhaps a document: what is changed is what readers see
                 old = yield from self.get(patch.key)
-                yield from self.set(patch.key, apply_pieces(patch.key, old, patch.pieces))
+                new = apply_pieces(patch.key, old, patch.pieces)
+                yield from self.set_many([(patch.key, new)])
             else:
                 requests.append(patch)
                 chunk_owners.append(owner)
@@ -270,10 +267,11 @@ class Operations:
         """Write chunks of cached arrays, outside of batches; false if there are other keys."""
         if self.buffer.is_active:
             return False
-        chunks = self.catalog.cached_chunks([request.key for request in requests])
-        if chunks is None:
+        chunk_of = self.arrays.current().chunk_of
+        chunks = [chunk for each in requests if (chunk := chunk_of(each.key)) is not None]
+        if len(chunks) < len(requests):
             return False
-        yield from perform_on_chunks(requests, chunks, self._reading)
+        yield shard_updates(requests, chunks)
         return True
 
     # ------------------------------------------------------------- erasures

@@ -53,7 +53,7 @@ def perform_on_chunks(
     """
     reads: dict[int, EntryRead] = {}
     sizes: list[int] = []
-    updates: dict[ShardRef, list[EntryUpdate]] = {}
+    updates: list[int] = []
     for i, (request, chunk) in enumerate(zip(requests, chunks, strict=True)):
         match request:
             case Get(_, byte_range):
@@ -61,7 +61,7 @@ def perform_on_chunks(
             case GetSize() | Exists():
                 sizes.append(i)
             case _:
-                updates.setdefault(chunk.shard, []).append(entry_update(request, chunk.entry_id))
+                updates.append(i)
     parts: Parts = []
     if reads:
         parts.append((list(reads), _read(list(reads.values()), reading)))
@@ -69,7 +69,8 @@ def perform_on_chunks(
         flow = _read_sizes([requests[i] for i in sizes], [chunks[i] for i in sizes])
         parts.append((sizes, flow))
     if updates:
-        parts.append(((), _update(updates)))
+        of_shards = shard_updates([requests[i] for i in updates], [chunks[i] for i in updates])
+        parts.append(((), _commit(of_shards)))
     return (yield from gather_replies(len(requests), parts))
 
 
@@ -96,9 +97,17 @@ def _read_sizes(
     return replies
 
 
-def _update(updates: Mapping[ShardRef, Sequence[EntryUpdate]]) -> Flow[tuple[()]]:
-    yield [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
+def _commit(updates: list[Request]) -> Flow[tuple[()]]:
+    yield updates
     return ()
+
+
+def shard_updates(requests: Sequence[Request], chunks: Sequence[ChunkRef]) -> list[Request]:
+    """Return one `UpdateShard` for each shard that requests for chunks change."""
+    updates: dict[ShardRef, list[EntryUpdate]] = {}
+    for request, chunk in zip(requests, chunks, strict=True):
+        updates.setdefault(chunk.shard, []).append(entry_update(request, chunk.entry_id))
+    return [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
 
 
 def entry_update(request: Request, entry_id: int) -> EntryUpdate:

@@ -126,7 +126,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
     def _write(self, flow: Flow[None]) -> None:
         self._store._check_writable()
-        self._run(flow)
+        self._engine.driver.run(flow)
 
     # ------------------------------------------------------------------ mapping
 
@@ -137,7 +137,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         return bytes(value)
 
     def __setitem__(self, key: str, value: Value) -> None:
-        self.set(key, value)
+        self._write(self._engine.operations.set_many([(key, as_view(value))]))
 
     def __delitem__(self, key: str) -> None:
         self._store._check_writable()
@@ -167,7 +167,8 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def setdefault(self, key: str, default: Value = b"") -> bytes:
         """Return the value of `key`; if it is missing, store and return `default`."""
         while True:
-            self._write(self._engine.operations.set(key, as_view(default), only_if_missing=True))
+            items = [(key, as_view(default))]
+            self._write(self._engine.operations.set_many(items, only_if_missing=True))
             value = self._run(self._engine.operations.get(key))
             if value is not None:  # otherwise another writer has erased it in between
                 return bytes(value)
@@ -210,7 +211,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
     def set(self, key: str, value: Value) -> None:
         """Store a whole value."""
-        self._write(self._engine.operations.set(key, as_view(value)))
+        self[key] = value
 
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
         """Write pieces into values, each ``(key, start, value)``; a shard is written once.

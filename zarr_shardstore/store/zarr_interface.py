@@ -191,10 +191,11 @@ class ZarrInterface(Store):
     # ------------------------------------------------------------------- writes
 
     async def set(self, key: str, value: Value) -> None:
-        await self._write(self._engine.operations.set(key, own_bytes(value)))
+        await self._write(self._engine.operations.set_many([(key, own_bytes(value))]))
 
     async def set_if_not_exists(self, key: str, value: Value) -> None:
-        flow = self._engine.operations.set(key, own_bytes(value), only_if_missing=True)
+        items = [(key, own_bytes(value))]
+        flow = self._engine.operations.set_many(items, only_if_missing=True)
         await self._write(flow)
 
     async def _set_many(self, values: Iterable[tuple[str, Value]]) -> None:
@@ -275,7 +276,7 @@ class ZarrInterface(Store):
     def set_sync(self, key: str, value: Value) -> None:
         """As `set`, blocking."""
         self._check_writable()
-        self._engine.driver.run(self._engine.operations.set(key, as_view(value)))
+        self._engine.driver.run(self._engine.operations.set_many([(key, as_view(value))]))
 
     def delete_sync(self, key: str) -> None:
         """As `delete`, blocking."""

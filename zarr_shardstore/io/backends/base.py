@@ -16,7 +16,7 @@ from collections.abc import (
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from zarr.core.sync import sync
 
@@ -32,14 +32,13 @@ Mode: TypeAlias = Literal["inline", "thread", "async"]
 I/O, one hop for each batch), or in the event loop (an async base store)."""
 
 
-class Session(Protocol):
-    """Performer of the requests of one flow, blocking; it may keep files open between batches."""
+class OpenFiles(dict[str, Any]):
+    """Files that the backend has open for one flow, by key; each has a method `close`."""
 
-    def perform(self, batch: list[Request]) -> list[Any]:
-        """Perform requests; return one reply for each, in order."""
-
-    def let_go(self) -> None:
-        """Close all that is open: after a commit the names may belong to other files."""
+    def close(self) -> None:
+        """Close all: after a commit the names may belong to other files."""
+        while self:
+            self.popitem()[1].close()
 
 
 class Backend(ABC):
@@ -104,15 +103,15 @@ class Backend(ABC):
         """Return a link to a directory on the way to a directory, or below it, or ``None``."""
         return None
 
-    def session(self) -> Session:
-        """Return the performer of the requests of one flow; the caller lets it go at the end."""
-        return self
+    def perform(
+        self,
+        batch: list[Request],
+        opened: OpenFiles | None = None,  # noqa: ARG002
+    ) -> list[Any]:
+        """Perform requests, blocking; return one reply for each, in order.
 
-    def let_go(self) -> None:  # noqa: B027
-        """Close nothing: between two batches of `perform` nothing is open."""
-
-    def perform(self, batch: list[Request]) -> list[Any]:
-        """Perform requests, blocking; return one reply for each, in order."""
+        Files may stay open for later batches of a flow, which closes what it has `opened`.
+        """
         return sync(self.perform_async(batch))
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:

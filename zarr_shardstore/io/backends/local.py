@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 from zarr.abc.store import Store
 from zarr.core.sync import sync
@@ -27,7 +27,7 @@ from zarr_shardstore.io.backends.base import (
     Backend,
     FileOptions,
     IteratorPages,
-    Session,
+    OpenFiles,
 )
 from zarr_shardstore.io.backends.store_traits import directory_of
 from zarr_shardstore.io.buffers import to_buffer
@@ -88,9 +88,6 @@ from zarr_shardstore.shards.shard_writer import ShardWriter
 _MIN_AGE_ON_WEB_SERVERS_NS = 2_100_000_000
 """Of a file whose time tells its version. A web server that serves the file tells whole seconds,
 some file systems know times to two seconds, and the clock may be a little off."""
-
-_Readers: TypeAlias = dict[str, ShardFileReader]
-"""The files that a flow has open, by key."""
 
 
 class LocalBackend(Backend):
@@ -156,18 +153,21 @@ class LocalBackend(Backend):
     def linked_directory(self, prefix: str) -> str | None:
         return link_on_way(self._root, prefix) or link_below(self._root + prefix)
 
-    def session(self) -> Session:
-        return _Session(self)
-
-    def perform(self, batch: list[Request]) -> list[Any]:
-        session = _Session(self)
+    def perform(self, batch: list[Request], opened: OpenFiles | None = None) -> list[Any]:
+        files = OpenFiles() if opened is None else opened
         try:
-            return session.perform(batch)
+            return [self._perform_one(request, files) for request in batch]
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise SpecError(
+                f"{error.filename!r} has a name or a path that is longer than the file system takes"
+            ) from error
         finally:
-            session.let_go()
+            if opened is None:
+                files.close()
 
-    def perform_one(self, request: Request, files: _Readers) -> Any:
-        """Perform a request, with the files that its flow has open."""
+    def _perform_one(self, request: Request, files: OpenFiles) -> Any:
         match request:
             case Get(key, byte_range, opened=True):
                 return Found(open_shards[self.real_root + key].read(byte_range), None)
@@ -241,7 +241,7 @@ class LocalBackend(Backend):
         return None
 
     def _open(
-        self, key: str, files: _Readers, cached: CachedShardFile | None = None
+        self, key: str, files: OpenFiles, cached: CachedShardFile | None = None
     ) -> ShardFileReader | None:
         if len(files) > 1 and len(files) >= fs.max_files_of_a_read():  # the oldest is closed first
             _close(files, next(iter(files)))
@@ -251,7 +251,7 @@ class LocalBackend(Backend):
             return None
         return reader
 
-    def _get_index(self, request: GetIndex, files: _Readers) -> FoundIndex:
+    def _get_index(self, request: GetIndex, files: OpenFiles) -> FoundIndex:
         shard, path = request.shard, self._root + request.key
         cached = find_file(path)
         if cached is not None and cached.has_spec(shard.layout.spec):
@@ -262,13 +262,13 @@ class LocalBackend(Backend):
                 return FoundIndex(cached.index, reader.version, reader.size, was_requested=False)
             index_cache.forget(path)  # it is stale
             _close(files, shard.key)
-        found = found_index(request, self.perform_one(index_get(request), files))
+        found = found_index(request, self._perform_one(index_get(request), files))
         reader = files.get(shard.key)
         if reader is not None and found.decoded is not None and request.cache:
             cache_file(path, found.decoded, shard.layout.spec, reader)
         return found
 
-    def _get_consistent(self, key: str, byte_range: ByteRange | None, files: _Readers) -> Found:
+    def _get_consistent(self, key: str, byte_range: ByteRange | None, files: OpenFiles) -> Found:
         def open_again() -> ShardFileReader | None:
             _close(files, key)  # another file may have the path
             return self._open(key, files)
@@ -341,32 +341,7 @@ class LocalBackend(Backend):
             os.replace(source, target)
 
 
-class _Session:
-    """Files that one flow has open. As a generator it would take longer than a small write."""
-
-    __slots__ = ("_backend", "_files")
-
-    def __init__(self, backend: LocalBackend) -> None:
-        self._backend = backend
-        self._files: _Readers = {}
-
-    def perform(self, batch: list[Request]) -> list[Any]:
-        try:
-            return [self._backend.perform_one(request, self._files) for request in batch]
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            raise SpecError(
-                f"{error.filename!r} has a name or a path that is longer than the file system takes"
-            ) from error
-
-    def let_go(self) -> None:
-        for reader in self._files.values():
-            reader.close()
-        self._files.clear()
-
-
-def _close(files: _Readers, key: str) -> None:
+def _close(files: OpenFiles, key: str) -> None:
     """Close a file after its key got another one, or none."""
     reader = files.pop(key, None)
     if reader is not None:

@@ -11,7 +11,7 @@ from typing import Any
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.format.ranges import resolve_range
-from zarr_shardstore.io.backends.base import Backend, IteratorPages
+from zarr_shardstore.io.backends.base import Backend, IteratorPages, OpenFiles
 from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import (
     CloseListing,
@@ -58,7 +58,11 @@ class MappingBackend(Backend):
     def scope(self, key: str) -> Hashable:
         return ("mapping", id(self.mapping), key)
 
-    def perform(self, batch: list[Request]) -> list[Any]:
+    def perform(
+        self,
+        batch: list[Request],
+        opened: OpenFiles | None = None,  # noqa: ARG002
+    ) -> list[Any]:
         return [self._perform_one(request) for request in batch]
 
     def _perform_one(self, request: Request) -> Any:

@@ -22,6 +22,7 @@ from zarr_shardstore.io.backends.base import (
     DEFAULT_FILE_OPTIONS,
     Backend,
     FileOptions,
+    OpenFiles,
     next_page,
 )
 from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
@@ -148,7 +149,11 @@ class ZarrBackend(Backend):
 
     # ------------------------------------------------------------ blocking
 
-    def perform(self, batch: list[Request]) -> list[Any]:
+    def perform(
+        self,
+        batch: list[Request],
+        opened: OpenFiles | None = None,  # noqa: ARG002
+    ) -> list[Any]:
         return found_indexes(batch, [self._perform_one_blocking(r) for r in index_gets(batch)])
 
     def _perform_one_blocking(self, request: Request) -> Any:
