@@ -24,19 +24,17 @@ from tests.support.hierarchies import (
     grid_coords,
 )
 from zarr_shardstore.inspect import find as find_module
-from zarr_shardstore.inspect.find import StoreContents, find_contents
+from zarr_shardstore.inspect.find import find_contents
 from zarr_shardstore.inspect.open_base import open_base
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.shards.requests import Flow, Get, ListDir, ListPrefix
+from zarr_shardstore.shards.requests import Get, ListDir, ListPrefix
 
 
-def find(
-    objects: dict[str, bytes], flow: Flow[StoreContents] | None = None
-) -> tuple[Any, list[Any]]:
+def find(objects: dict[str, bytes]) -> tuple[Any, list[Any]]:
     """The hierarchy of a dict, and the requests of each round."""
     backend = MappingBackend(dict(objects))
-    flow = find_contents() if flow is None else flow
+    flow = find_contents()
     rounds: list[Any] = []
     replies: Any = None
     while True:
@@ -234,14 +232,6 @@ def test_twins_are_found_both() -> None:
     found, _ = find(objects)
     assert {node.hierarchy for node in found.arrays} == {"v2", "v3", "draft"}
     assert Counter(found.other_keys) == Counter([".zgroup", ".zmetadata", "a/.zattrs", "zarr.json"])
-
-
-def test_part_of_a_store() -> None:
-    """Only what is at and below the directory."""
-    objects = full(V3, "g/a").objects() | full(V3, "h/b").objects()
-    found, rounds = find(objects, find_contents("g"))
-    assert [node.path for node in found.arrays] == ["g/a"]
-    assert all(prefix.startswith("g/") for prefix in listings(rounds))
 
 
 def test_many_directories_in_rounds_of_bounded_size() -> None:

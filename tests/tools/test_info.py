@@ -24,6 +24,7 @@ from zarr_shardstore.inspect.shard_map import cut_into_panels, shard_map
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.metadata.declaration import declare_native
 from zarr_shardstore.metadata.documents import dump_document
+from zarr_shardstore.shards import index_reads
 from zarr_shardstore.shards.index_reads import found_index
 from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex, GetSize
 
@@ -421,13 +422,13 @@ def test_indexes_alone_are_read_and_in_rounds(
 
     monkeypatch.setattr("zarr_shardstore.io.backends.resolve.LocalBackend", Recording)
     monkeypatch.setattr(occupancy, "_read_round", counted)
-    monkeypatch.setattr(occupancy, "_OBJECTS_AT_ONCE", 4)
+    monkeypatch.setattr(index_reads, "_SHARDS_PER_ROUND", 4)
     assert info_of(tmp_path) == expected
     assert rounds == [4, 4, 1]
     gets = [r for r in asked if isinstance(r, Get) and r.key.startswith("a/c/")]
     assert [get.byte_range for get in gets] == [Suffix(INDEX)] * 9
     rounds.clear()
-    monkeypatch.setattr(occupancy, "_INDEX_BYTES_AT_ONCE", 2 * INDEX)
+    monkeypatch.setattr(index_reads, "_NBYTES_PER_ROUND", 2 * INDEX)
     assert info_of(tmp_path) == expected
     assert rounds == [2, 2, 2, 2, 1], "fewer where indexes are large"
 

@@ -19,21 +19,13 @@ from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle
-from zarr_shardstore.metadata.documents import (
-    Geometry,
-    Hierarchy,
-    Node,
-    document_key,
-    is_array_document,
-    node_of_document,
-    parse_json,
-    plain_geometry,
-)
+from zarr_shardstore.metadata import documents
+from zarr_shardstore.metadata.documents import Node, document_key, node_of_document
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix
 
 _READER = ArrayReader("flat", ReadOptions())
-_HIERARCHIES: tuple[Hierarchy, ...] = ("v3", "v2", "draft")
+_HIERARCHIES: tuple[documents.Hierarchy, ...] = ("v3", "v2", "draft")
 
 _DRAFT_META = "meta/"
 _DRAFT_ROOT = "root"
@@ -57,7 +49,7 @@ class FoundArray:
     node: Node
     doc: Mapping[str, Any]
     """Empty if the document is no JSON object."""
-    geometry: Geometry | None
+    geometry: documents.Geometry | None
     """Of the stored objects, so of shards if there are any; ``None`` if it is not known here."""
 
 
@@ -82,8 +74,7 @@ def find_arrays(
 ) -> list[FoundArray]:
     """Return the arrays of a store, or those that `paths` name, sorted by path.
 
-    A key with the name of an array document that holds no JSON object is included, with an
-    empty `doc`.
+    A key with the name of an array document that holds no JSON object is included.
 
     Cost: one round for the path of an array; a walk through the store for anything else.
     """
@@ -123,7 +114,11 @@ def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> s
         return set(nodes)
     selected: set[str] = set()
     for pattern in paths_of(paths):
-        found = {path for path in nodes if any(_matches(at, pattern) for at in _lineage(path))}
+        found = {
+            path
+            for path in nodes
+            if any(at == pattern or fnmatchcase(at, pattern) for at in _lineage(path))
+        }
         if not found:
             there = quoted(sorted(nodes))
             raise SpecError(f"no array has the path {pattern!r}, and no group; there are {there}")
@@ -131,14 +126,9 @@ def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> s
     return selected
 
 
-def _matches(path: str, pattern: str) -> bool:
-    return path == pattern or fnmatchcase(path, pattern)
-
-
 def _lineage(path: str) -> list[str]:
     """Return the paths of the root, of all groups above a node, and of the node itself."""
-    ends = [i for i, letter in enumerate(path) if letter == "/"]
-    return ["", *(path[:end] for end in ends), path]
+    return ["", *(path[:i] for i, sign in enumerate(f"{path}/") if sign == "/")]
 
 
 def quoted(paths: Iterable[str]) -> str:
@@ -161,25 +151,23 @@ def _parse(node: Node, reply: Found) -> FoundArray | None:
     """Parse a document; ``None`` if there is none, or if it is that of a group."""
     if reply.value is None:
         return None
-    doc = parse_json(reply.value)
+    doc = documents.parse_json(reply.value)
     if doc is None:
         return FoundArray(node, {}, None)
-    if not is_array_document(node, doc):
+    if not documents.is_array_document(node, doc):
         return None
-    return FoundArray(node, doc, plain_geometry(node.hierarchy, doc))
+    return FoundArray(node, doc, documents.plain_geometry(node.hierarchy, doc))
 
 
-def find_contents(root: str = "") -> Flow[StoreContents]:
-    """Find all arrays and all other keys at and below a directory of a base store.
+def find_contents() -> Flow[StoreContents]:
+    """Find all arrays and all other keys of a base store.
 
     Cost: one listing and three reads for each directory that holds no chunks, all directories
     of one depth in one round; one listing for the documents of a draft hierarchy.
     """
     found = StoreContents()
-    draft: dict[str, Node] = {}
-    if not root:
-        draft = yield from _find_draft_arrays(found)
-    level = [f"{root}/" if root else ""]
+    draft = yield from _find_draft_arrays(found)
+    level = [""]
     while level:
         below: list[str] = []
         for i in range(0, len(level), _DIRECTORIES_AT_ONCE):
@@ -223,8 +211,8 @@ def _visit(
             Get(directory.removesuffix("/") or "zarr.json", Range(0, 1)),
         )
     ]
-    arrays: dict[str, list[Node]] = {}
-    unlisted: list[str] = []
+    listed: dict[str, list[Node]] = {}
+    document_keys: list[str] = []
     for i, directory in enumerate(directories):
         v3, v2, itself = replies[3 * i : 3 * i + 3]
         path = directory.removesuffix("/")
@@ -234,32 +222,21 @@ def _visit(
             nodes.append(draft[directory])
         if path and itself.value is not None:
             found.other_keys.append(path)
-        if sum(_n_names(found.arrays[node].geometry) for node in nodes) > _MAX_CHUNK_NAMES:
-            found.unlisted += nodes
-            unlisted.append(directory)
-        else:
-            arrays[directory] = nodes
-    yield from _find_documents(unlisted, found)
-    listings: list[list[str]] = yield [ListDir(directory) for directory in arrays]
+        if sum(_n_names(found.arrays[node].geometry) for node in nodes) <= _MAX_CHUNK_NAMES:
+            listed[directory] = nodes
+            continue
+        found.unlisted += nodes
+        keys = [directory + name for name in _DOCUMENTS]
+        document_keys += [key for key in keys if node_of_document(key) not in found.arrays]
+    if document_keys:
+        replies = yield [Get(key, Range(0, 1)) for key in document_keys]
+        pairs = zip(document_keys, replies, strict=True)
+        found.other_keys += [key for key, reply in pairs if reply.value is not None]
+    listings: list[list[str]] = yield [ListDir(directory) for directory in listed]
     below: list[str] = []
-    for (directory, nodes), names in zip(arrays.items(), listings, strict=True):
+    for (directory, nodes), names in zip(listed.items(), listings, strict=True):
         below += _names_below(directory, names, nodes, found)
     return below
-
-
-def _find_documents(directories: Sequence[str], found: StoreContents) -> Flow[None]:
-    """Find the documents in directories that are not listed, such as attributes."""
-    keys = [
-        directory + name
-        for directory in directories
-        for name in _DOCUMENTS
-        if node_of_document(directory + name) not in found.arrays
-    ]
-    if keys:
-        replies: list[Found] = yield [Get(key, Range(0, 1)) for key in keys]
-        found.other_keys += [
-            key for key, reply in zip(keys, replies, strict=True) if reply.value is not None
-        ]
 
 
 def _names_below(
@@ -278,7 +255,7 @@ def _names_below(
     return below
 
 
-def _is_of_chunks(geometry: Geometry, name: str) -> bool:
+def _is_of_chunks(geometry: documents.Geometry, name: str) -> bool:
     """Return whether a name in the directory of an array leads to chunks."""
     encoding, ndim = geometry.encoding, len(geometry.shape)
     if not ndim:  # a 0-d draft array may have a second key: that is copied as it is
@@ -287,13 +264,12 @@ def _is_of_chunks(geometry: Geometry, name: str) -> bool:
     return encoding.decode_component(0, name, len(first)) is not None
 
 
-def _n_names(geometry: Geometry | None) -> int:
+def _n_names(geometry: documents.Geometry | None) -> int:
     """Return how many names the chunks of an array may have in its directory."""
     if geometry is None:
         return 0
     grid = chunk_grid_shape(geometry.shape, geometry.chunk_shape)
-    first = geometry.encoding.dims_of_components(len(grid))[0]
-    return math.prod(grid[dim] for dim in first)
+    return math.prod(grid[dim] for dim in geometry.encoding.dims_of_components(len(grid))[0])
 
 
 def _add(found: StoreContents, node: Node, reply: Found) -> bool:

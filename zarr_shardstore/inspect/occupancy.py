@@ -1,8 +1,7 @@
 """Occupancy of the objects of one array: chunks and bytes, from the shard indexes alone.
 
-Objects are listed and read in rounds, so that memory does not grow with the array: a round is 64
-shards, or fewer where their indexes are large. If the grid is huge, its directories are listed
-one by one.
+Objects are listed and read in rounds, so that memory does not grow with the array. If the grid is
+huge, its directories are listed one by one.
 """
 
 from __future__ import annotations
@@ -20,17 +19,11 @@ from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef, chunk_grid_shape, is_inside
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
-from zarr_shardstore.shards.index_reads import corrupt, try_read_indexes
+from zarr_shardstore.shards.index_reads import corrupt, rounds_of, try_read_indexes
 from zarr_shardstore.shards.requests import Flow, GetSize, ListPrefix, relay
 from zarr_shardstore.shards.shard_listing import entries_present
 from zarr_shardstore.shards.sharding import ShardingTransformer
 from zarr_shardstore.shards.stack import Stack, gather, keys_above, run_above
-
-_OBJECTS_AT_ONCE = 64
-"""Objects in a round: as many as a backend requests in parallel."""
-
-_INDEX_BYTES_AT_ONCE = 64 * 1024 * 1024
-"""Bytes of the indexes of a round; one index may have 256 MiB."""
 
 _KEYS_AT_ONCE = 1 << 17
 """Objects of a grid up to which one listing asks for all of them: some 20 MB of keys."""
@@ -89,13 +82,22 @@ def rounds_of_objects(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[Round
     the grid are left out, as are those that are erased concurrently. An `OSError` is raised if no
     object of a round can be read; else it is reported in the cell of its object.
     """
-    n_at_once = _OBJECTS_AT_ONCE
-    if grid.layout is not None:
-        fit = _INDEX_BYTES_AT_ONCE // grid.layout.spec.index_nbytes
-        n_at_once = min(n_at_once, max(1, fit))
-    for keys in _keys(base, grid):
-        for i in range(0, len(keys), n_at_once):
-            yield _read_round(base, grid, keys[i : i + n_at_once])
+    geometry, ndim = grid.array.document.geometry, len(grid.shape)
+    assert geometry is not None
+    nbytes = 1 if grid.layout is None else grid.layout.spec.index_nbytes
+    listed = keys_of_values(
+        base,
+        grid.array.node.chunk_prefix,
+        geometry.encoding,
+        ndim,
+        by_directory=math.prod(grid.shape) > _KEYS_AT_ONCE,
+    )
+    for keys in listed:
+        found = sorted(key for key in keys if grid.coords_of(key) is not None)
+        if not ndim:  # zarr 2.18 spells the only key of a 0-d draft array "c0", and prefers it
+            found = found[-1:]
+        for part in rounds_of(found, lambda _: nbytes):
+            yield _read_round(base, grid, part)
 
 
 def _read_round(base: BaseStoreHandle, grid: ObjectGrid, keys: Sequence[str]) -> Round:
@@ -113,7 +115,7 @@ def _read_round(base: BaseStoreHandle, grid: ObjectGrid, keys: Sequence[str]) ->
             sizes += alone.object_nbytes
             cells += alone.cells
         except ShardStoreError as error:
-            sizes += [size for size in base.perform([GetSize(key)]) if size is not None]
+            sizes += [size for size in base.sizes([key]) if size is not None]
             cells.append(Cell(coords, None, error=str(error)))
         except OSError as error:
             failures.append(error)
@@ -190,33 +192,14 @@ def _cell_of(shard: ShardRef, index: ShardIndex, nbytes: int) -> Cell:
     # Damaged entries use nothing.
     sound = np.setdiff1d(index.present_ids(), index.damaged_ids(nbytes, spec))
     starts, sizes = index.fields[sound].astype(np.int64).T
+    order = np.argsort(starts, kind="stable")
+    starts, stops = starts[order], (starts + sizes)[order]
+    reached = np.concatenate([[0], np.maximum.accumulate(stops)[:-1]])
+    n_covered = int(np.maximum(stops - np.maximum(starts, reached), 0).sum())
     in_grid = entries_present(shard, index)
     n_stored = int(sizes[np.isin(sound, in_grid)].sum())
-    n_dead = max(0, nbytes - spec.index_nbytes - _n_covered(starts, starts + sizes))
+    n_dead = max(0, nbytes - spec.index_nbytes - n_covered)
     return Cell(shard.coords, len(in_grid), n_stored, spec.index_nbytes, n_dead, error)
-
-
-def _n_covered(
-    starts: np.ndarray[tuple[int], np.dtype[np.int64]],
-    stops: np.ndarray[tuple[int], np.dtype[np.int64]],
-) -> int:
-    """Count the bytes in at least one of some half-open ranges."""
-    order = np.argsort(starts, kind="stable")
-    starts, stops = starts[order], stops[order]
-    reached = np.concatenate([[0], np.maximum.accumulate(stops)[:-1]])
-    return int(np.maximum(stops - np.maximum(starts, reached), 0).sum())
-
-
-def _keys(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[list[str]]:
-    """List the keys of the grid, directory by directory if it is huge."""
-    geometry, prefix = grid.array.document.geometry, grid.array.node.chunk_prefix
-    assert geometry is not None
-    is_huge = math.prod(grid.shape) > _KEYS_AT_ONCE
-    ndim = len(grid.shape)
-    for keys in keys_of_values(base, prefix, geometry.encoding, ndim, by_directory=is_huge):
-        found = sorted(key for key in keys if grid.coords_of(key) is not None)
-        # zarr 2.18 spells the only key of a 0-d draft array "c0", and prefers it to "c".
-        yield found if ndim else found[-1:]
 
 
 def keys_of_values(

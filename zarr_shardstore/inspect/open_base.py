@@ -19,16 +19,7 @@ from zarr_shardstore.io.backends.store_traits import has_no_such_key, is_in_memo
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.seal import seal_all
 from zarr_shardstore.metadata.documents import dump_document, parse_json
-from zarr_shardstore.shards.requests import (
-    Flow,
-    Get,
-    GetMany,
-    GetSize,
-    ListDir,
-    Request,
-    Set,
-    UpdateShard,
-)
+from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.updates import EntryUpdate
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
@@ -61,12 +52,12 @@ class BaseStoreHandle:
     def backend(self) -> Backend:
         return self.driver.backend
 
-    def run(self, flow: Flow[T]) -> T:
+    def run(self, flow: requests.Flow[T]) -> T:
         return self.driver.run(flow)
 
-    def perform(self, requests: Sequence[Request]) -> list[Any]:
+    def perform(self, batch: Sequence[requests.Request]) -> list[Any]:
         """Perform independent requests; return their replies."""
-        return self.run(_one_round(requests))
+        return self.run(requests.relay(batch)) if batch else []
 
     def seal(self) -> None:
         """Seal every shard file that this process has appended to."""
@@ -75,45 +66,40 @@ class BaseStoreHandle:
 
     def sizes(self, keys: Sequence[str]) -> list[int | None]:
         """Return the sizes of objects; ``None`` for each that is missing."""
-        return self.perform([GetSize(key) for key in keys])
+        return self.perform([requests.GetSize(key) for key in keys])
 
     def values(self, keys: Sequence[str]) -> list[bytes | memoryview | None]:
         """Read whole objects; ``None`` for each that is missing."""
-        return list(self.perform([GetMany(keys)])[0]) if keys else []
+        return list(self.perform([requests.GetMany(keys)])[0]) if keys else []
 
     def documents(self, keys: Iterable[str]) -> list[dict[str, Any] | None]:
         """Read documents; ``None`` for each that is missing, or no JSON object."""
-        replies = self.perform([Get(key) for key in keys])
+        replies = self.perform([requests.Get(key) for key in keys])
         return [None if found.value is None else parse_json(found.value) for found in replies]
 
     def write_documents(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
         """Store documents by key, in one round."""
-        self.perform([Set(key, dump_document(doc)) for key, doc in documents.items()])
+        self.perform([requests.Set(key, dump_document(doc)) for key, doc in documents.items()])
 
     def names(self, directory: str) -> list[str]:
         """Return the names of the objects and directories in a directory."""
-        return list(self.perform([ListDir(directory)])[0])
+        return list(self.perform([requests.ListDir(directory)])[0])
 
     def is_same(self, other: BaseStoreHandle) -> bool:
         """Return whether both are the same store."""
-        if self.backend.scope("") == other.backend.scope(""):
-            return True
-        (scheme, root), (other_scheme, other_root) = self._location(), other._location()
-        if scheme != other_scheme:
-            return False
-        if root == other_root:
+        here, there = self._location(), other._location()
+        if here == there or self.backend.scope("") == other.backend.scope(""):
             return True
         try:  # one directory may have several names
-            return scheme == "file" and os.path.samefile(root, other_root)
+            return here[0] == there[0] == "file" and os.path.samefile(here[1], there[1])
         except OSError:
             return False
 
     def overlaps(self, other: BaseStoreHandle) -> bool:
         """Return whether one store is known to lie inside the other."""
-        (scheme, root), (other_scheme, other_root) = self._location(), other._location()
-        return scheme == other_scheme and (
-            root.startswith(other_root) or other_root.startswith(root)
-        )
+        (place, root), (other_place, other_root) = self._location(), other._location()
+        is_inside = root.startswith(other_root) or other_root.startswith(root)
+        return place == other_place and is_inside
 
     def _location(self) -> tuple[Hashable, str]:
         """Return the medium of the store, and the prefix of its keys there."""
@@ -156,8 +142,7 @@ class BaseStoreHandle:
 
     def check_writable(self) -> None:
         """Raise `ReadOnlyError` if the store refuses writes."""
-        is_base_read_only = isinstance(self.store, Store) and self.store.read_only
-        if self.is_read_only or is_base_read_only:
+        if self.is_read_only or (isinstance(self.store, Store) and self.store.read_only):
             raise ReadOnlyError
 
     def describe(self) -> str:
@@ -168,8 +153,7 @@ class BaseStoreHandle:
 
 
 def open_base(
-    store: StoreLike,
-    storage_options: Mapping[str, Any] | None = None,
+    store: StoreLike, storage_options: Mapping[str, Any] | None = None
 ) -> BaseStoreHandle:
     """Open everything that `ShardingStore` takes; for a sharding store, its base store.
 
@@ -181,17 +165,15 @@ def open_base(
         store = (store.store if isinstance(store, DraftHierarchyStore) else store).base
     base = base_store_of(store, storage_options)
     if isinstance(base, LocalStore):
-        there = next((path for path in (base.root, *base.root.parents) if path.exists()), base.root)
-        if there.exists() and not there.is_dir():
+        there = next((path for path in (base.root, *base.root.parents) if path.exists()), None)
+        if there is not None and not there.is_dir():
             raise SpecError(f"{str(there)!r} is a file, not the directory of a store")
     if isinstance(base, Store) and not base.supports_listing:
         raise UnsupportedError(f"{base} lists no keys: what it holds cannot be found")
     return BaseStoreHandle(base, Driver(backend_of(base), _refuse_update), is_read_only)
 
 
-def _one_round(requests: Sequence[Request]) -> Flow[list[Any]]:
-    return (yield list(requests)) if requests else []
-
-
-def _refuse_update(request: UpdateShard, _groups: Sequence[Sequence[EntryUpdate]]) -> Flow[Any]:
+def _refuse_update(
+    request: requests.UpdateShard, _groups: Sequence[Sequence[EntryUpdate]]
+) -> requests.Flow[Any]:
     raise TypeError(f"the tools write whole objects, not {request!r}")
