@@ -2,8 +2,8 @@
 
 Flows decide what is requested. The driver decides about retries and their pauses only.
 
-Both ways share one generator, `Driver._steps`. It yields a step that waits, and receives the reply:
-requests for the backend, seconds to pause, or updates of shards to commit.
+Both ways share one coroutine, `Driver._run`. To run it blocking, no event loop is needed:
+nothing that it awaits then waits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeAlias, TypeVar
 
@@ -55,8 +55,6 @@ UpdateFlow: TypeAlias = Callable[
 ]
 """The write strategy: a flow that commits groups of updates of one shard, the first of which
 the request has."""
-
-_Step: TypeAlias = "list[Request] | float | tuple[UpdateShard, ...]"
 
 _WRITES = (Set, SetIfNotExists, SetWithGaps, ChangeShard, Delete, DeletePrefix)
 """Requests after which an object may be another one: readers of this process are told."""
@@ -110,32 +108,17 @@ class Driver:
                 return await self.run_async(flow)
 
             return sync(run_in_zarrs_loop())
-        steps = self._steps(flow, None)
         opened = OpenFiles()
+        running = self._run(flow, opened)
         try:
-            step = next(steps)
-            while True:
-                reply: list[Any] | None = None
-                try:
-                    match step:
-                        case list():
-                            reply = self.backend.perform(step, opened)
-                        case tuple():
-                            opened.close()
-                            for update in step:
-                                commit(self, update)
-                        case _:
-                            time.sleep(step)
-                except Exception as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(reply)
+            running.send(None)
         except StopIteration as stop:
             result: T = stop.value
             return result
         finally:
             opened.close()
-            steps.close()
+            running.close()
+        raise AssertionError("a blocking flow never waits for an event loop")
 
     async def run_async(self, flow: Flow[T], *, only_reads: bool = False) -> T:
         """Run a flow in this task.
@@ -143,44 +126,44 @@ class Driver:
         With `only_reads`, which says that the flow writes nothing, blocking work takes one
         hop to a thread for the whole flow instead of one for each batch.
         """
-        loop = asyncio.get_running_loop()
         if only_reads and self.backend.mode == "thread":
+            loop = asyncio.get_running_loop()
             return await loop.run_in_executor(worker_pool(), self.run, flow)
-        steps = self._steps(flow, loop)
+        return await self._run(flow, None)
+
+    async def _run(self, flow: Flow[T], opened: OpenFiles | None) -> T:
+        """Run a flow: blocking, with the files that it has opened, or else in this task."""
         try:
-            step = next(steps)
+            batch = next(flow)
             while True:
-                reply: list[Any] | None = None
                 try:
-                    match step:
-                        case list():
-                            reply = await self._perform_async(step, loop)
-                        case (update,):
-                            await commit_async(self, update)
-                        case tuple():
-                            await self._commit_all(step)
-                        case _:
-                            await asyncio.sleep(step)
+                    replies = await self._reply(batch, opened)
                 except Exception as error:
-                    step = steps.throw(error)
+                    batch = flow.throw(error)
                 else:
-                    step = steps.send(reply)
+                    batch = flow.send(replies)
         except StopIteration as stop:
             result: T = stop.value
             return result
         finally:
-            steps.close()
+            flow.close()
 
-    async def _perform_async(
-        self, requests: list[Request], loop: asyncio.AbstractEventLoop
-    ) -> list[Any]:
-        match self.backend.mode:
-            case "inline":
-                return self.backend.perform(requests)
-            case "thread":
-                return await loop.run_in_executor(worker_pool(), self.backend.perform, requests)
-            case "async":
-                return await self.backend.perform_async(requests)
+    async def _reply(self, batch: list[Request], opened: OpenFiles | None) -> list[Any]:
+        """Return the replies to a batch; its updates are committed after the other requests."""
+        updates = [request for request in batch if isinstance(request, UpdateShard)]
+        if not updates:
+            return await self._ask_until_stable(batch, opened)
+        others: list[Request] = [r for r in batch if not isinstance(r, UpdateShard)]
+        replies = iter(await self._ask_until_stable(others, opened) if others else ())
+        if opened is not None:
+            opened.close()
+            for update in updates:
+                commit(self, update)
+        elif len(updates) == 1:
+            await commit_async(self, updates[0])
+        else:
+            await self._commit_all(updates)
+        return [None if isinstance(r, UpdateShard) else next(replies) for r in batch]
 
     async def _commit_all(self, updates: Sequence[UpdateShard]) -> None:
         """Commit all, a few at a time; then raise the first error, when nothing runs on."""
@@ -194,42 +177,13 @@ class Driver:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    # --------------------------------------------------------------- steps
-
-    def _steps(
-        self, flow: Flow[T], loop: asyncio.AbstractEventLoop | None
-    ) -> Generator[_Step, Any, T]:
-        """The steps of a flow that runs in an event loop, or in a thread that blocks."""
-        ask = self._ask if self.backend.replaces_at_once else self._ask_until_stable
-        try:
-            batch = next(flow)
-            while True:
-                try:
-                    updates = tuple(r for r in batch if isinstance(r, UpdateShard))
-                    if not updates:
-                        replies = yield from ask(batch, loop)
-                    else:
-                        others: list[Request] = [r for r in batch if not isinstance(r, UpdateShard)]
-                        found = iter((yield from ask(others, loop)) if others else ())
-                        yield updates
-                        replies = [
-                            None if isinstance(r, UpdateShard) else next(found) for r in batch
-                        ]
-                except Exception as error:
-                    batch = flow.throw(error)
-                else:
-                    batch = flow.send(replies)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        finally:
-            flow.close()
-
-    def _ask_until_stable(
-        self, requests: list[Request], loop: asyncio.AbstractEventLoop | None
-    ) -> Generator[_Step, Any, list[Any]]:
+    async def _ask_until_stable(
+        self, requests: list[Request], opened: OpenFiles | None
+    ) -> list[Any]:
         """Ask; repeat reads that may have seen half of a write of this process."""
-        replies = yield from self._ask(requests, loop)
+        replies = await self._ask(requests, opened)
+        if self.backend.replaces_at_once:
+            return replies
         end = time.monotonic() + _MAX_TORN_S
         while time.monotonic() < end:
             torn = [
@@ -239,29 +193,41 @@ class Driver:
             ]
             if not torn:
                 break
-            yield _PAUSE_S
-            again = yield from self._ask([requests[i] for i in torn], loop)
+            if opened is None:
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                time.sleep(_PAUSE_S)
+            again = await self._ask([requests[i] for i in torn], opened)
             for i, reply in zip(torn, again, strict=True):
                 replies[i] = reply
         return replies
 
-    def _ask(
-        self, requests: list[Request], loop: asyncio.AbstractEventLoop | None
-    ) -> Generator[_Step, Any, list[Any]]:
+    async def _ask(self, requests: list[Request], opened: OpenFiles | None) -> list[Any]:
         """Ask the backend, and announce the writes among the requests as long as it takes."""
-        before = None if self.backend.has_versions else self._epochs(requests)
+        backend = self.backend
+        before = None if backend.has_versions else self._epochs(requests)
         writes = [
-            self.backend.scope(r.prefix if isinstance(r, DeletePrefix) else r.key)
+            backend.scope(r.prefix if isinstance(r, DeletePrefix) else r.key)
             for r in requests
             if isinstance(r, _WRITES)
         ]
+        loop = asyncio.get_running_loop() if opened is None else None
         with announced(writes, loop) if writes else nullcontext():
-            replies: list[Any] = yield requests
+            if opened is None:
+                replies = await backend.perform_async(requests)
+            else:
+                replies = backend.perform(requests, opened)
         self.counters.count_round(requests, replies)
         if before is None:
             return replies
-        stamped = zip(replies, before, self._epochs(requests), strict=True)
-        return [self._with_version(*each) for each in stamped]
+        for i, after in enumerate(self._epochs(requests)):
+            reply = replies[i]
+            if not isinstance(reply, Found | FoundIndex):
+                continue
+            if reply.version is None or not backend.replaces_at_once:
+                version = (before[i], reply.version) if before[i] == after else UNSTABLE
+                replies[i] = reply._replace(version=version)
+        return replies
 
     def _epochs(self, requests: list[Request]) -> list[object]:
         """The write epoch of each object that is read."""
@@ -269,15 +235,6 @@ class Driver:
             version_of(self.backend.scope(r.key)) if isinstance(r, Get | GetIndex) else None
             for r in requests
         ]
-
-    def _with_version(self, reply: Any, before: object, after: object) -> Any:
-        """Give a reply a version made of write epochs, where the backend has none."""
-        if not isinstance(reply, Found | FoundIndex):
-            return reply
-        if reply.version is not None and self.backend.replaces_at_once:
-            return reply
-        version = (before, reply.version) if before == after else UNSTABLE
-        return reply._replace(version=version)
 
     # ------------------------------------------------- for the update queue
 

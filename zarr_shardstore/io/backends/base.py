@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import (
@@ -21,6 +22,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from zarr.core.sync import sync
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.shards.requests import Request, Set
@@ -115,7 +117,10 @@ class Backend(ABC):
         return sync(self.perform_async(batch))
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
-        """Perform requests concurrently."""
+        """Perform requests concurrently, or in one hop to a worker thread."""
+        if self.mode == "thread":
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(worker_pool(), self.perform, batch)
         return self.perform(batch)
 
     def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
