@@ -15,7 +15,7 @@ from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.operations.routing import is_document
+from zarr_shardstore.operations.values import is_document
 from zarr_shardstore.testing import CountingStore
 
 PROTOTYPE = default_buffer_prototype()

@@ -42,8 +42,6 @@ from zarr_shardstore.synchronized import in_forked_child, synchronized
 DEFAULT_MAX_NBYTES = 256 * 1024 * 1024
 """A few shards of the recommended 10 to 100 MB."""
 
-_Failures: TypeAlias = dict[str, Exception]
-
 _entered: ContextVar[tuple[weakref.ref[Batch], ...]] = ContextVar("_entered", default=())
 """Blocks, of any store, that this thread or task is in."""
 
@@ -89,14 +87,14 @@ class Batch:
     def __init__(
         self,
         buffer: WriteBuffer,
-        flush: Callable[[Sequence[str]], Flow[_Failures]],
-        run: Callable[[Flow[_Failures]], _Failures],
-        run_async: Callable[[Flow[_Failures]], Coroutine[Any, Any, _Failures]],
+        flush: Callable[[Sequence[str]], Flow[dict[str, Exception]]],
+        run: Callable[[Flow[Any]], Any],
+        run_async: Callable[[Flow[Any]], Coroutine[Any, Any, Any]],
         max_nbytes: int | None,
     ) -> None:
-        if max_nbytes is None:
-            max_nbytes = DEFAULT_MAX_NBYTES
-        self.max_nbytes = whole_number("max_nbytes", max_nbytes)
+        self.max_nbytes = DEFAULT_MAX_NBYTES
+        if max_nbytes is not None:
+            self.max_nbytes = whole_number("max_nbytes", max_nbytes)
         self.outer: Batch | None = None
         """The batch of the same store that this one is a part of."""
         self.is_leaving = False
@@ -127,12 +125,12 @@ class Batch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        failures: dict[str, Exception] = {}
         try:
-            keys = self._leave(is_good=kind is None)
-            self._end(self._run(self._flush(keys)) if keys else {})
-        except BaseException:
-            self._buffer.end(self)
-            raise
+            if keys := self._leave(is_good=kind is None):
+                failures = self._run(self._flush(keys))
+        finally:
+            self._end(failures)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -143,21 +141,23 @@ class Batch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        failures: dict[str, Exception] = {}
         try:
-            keys = self._leave(is_good=kind is None)
-            self._end(await self._run_async(self._flush(keys)) if keys else {})
-        except BaseException:
-            self._buffer.end(self)
-            raise
+            if keys := self._leave(is_good=kind is None):
+                failures = await self._run_async(self._flush(keys))
+        finally:
+            self._end(failures)
 
     def _leave(self, *, is_good: bool) -> list[str]:
         _entered.set(tuple(ref for ref in _entered.get() if ref() not in (self, None)))
         is_inner = self.outer is not None and self._buffer.has_open(self.outer)
         return self._buffer.leave(self) if is_good and not is_inner else []
 
-    def _end(self, failures: _Failures) -> None:
-        unstored = self._buffer.chunk_keys(failures)
-        self._buffer.end(self)
+    def _end(self, failures: dict[str, Exception]) -> None:
+        try:
+            unstored = self._buffer.chunk_keys(failures)
+        finally:
+            self._buffer.end(self)
         if unstored:
             raise UnpublishedError(
                 f"{len(unstored)} shards could not be stored",
@@ -226,7 +226,6 @@ class WriteBuffer:
         self._max_nbytes: int | None = None
         self._shards: dict[str, BufferedShard] = {}
         self._full: dict[str, None] = {}
-        self._due: set[str] = set()
         self._n_entered = 0
         self._n_commits = [0] * _N_BUCKETS
         self._blocks: list[weakref.ref[Batch]] = []
@@ -312,29 +311,17 @@ class WriteBuffer:
 
     @_synchronized
     def due(self) -> list[str]:
-        """Return the keys of the shards to flush now: full ones, the largest beyond the limit.
-
-        Each is named to one caller, until a commit takes its updates. The caller must flush them,
-        and then call `release`.
-        """
-        due = [key for key in self._full if key not in self._due]
+        """Return the keys of the shards to flush now: full ones, the largest beyond the limit."""
+        due = list(self._full)
         self._full = {}
-        self._due.update(due)
-        nbytes_left = self.nbytes - sum(self._shards[key].nbytes for key in self._due)
+        nbytes_left = self.nbytes - sum(self._shards[key].nbytes for key in due)
         for buffered in sorted(self._shards.values(), key=attrgetter("nbytes"), reverse=True):
             if self._max_nbytes is None or nbytes_left <= self._max_nbytes:
                 break
-            key = buffered.shard.key
-            if buffered.updates and key not in self._due:
-                due.append(key)
-                self._due.add(key)
+            if buffered.updates and buffered.shard.key not in due:
+                due.append(buffered.shard.key)
                 nbytes_left -= buffered.nbytes
         return due
-
-    @_synchronized
-    def release(self, shard_keys: Iterable[str]) -> None:
-        """Let other callers flush these shards, as far as they are still buffered."""
-        self._due.difference_update(shard_keys)
 
     # -------------------------------------------------------------- commits
 
@@ -452,7 +439,6 @@ class WriteBuffer:
         self.nbytes -= buffered.nbytes
         buffered.updates, buffered.nbytes = {}, 0
         self._full.pop(buffered.shard.key, None)
-        self._due.discard(buffered.shard.key)
 
 
 def _nbytes_of(update: BufferedUpdate) -> int:

@@ -12,13 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from zarr_shardstore.arrays.array_cache import ArrayCache
 from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
-from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import resolve_range
-from zarr_shardstore.metadata.documents import Node, document_key
+from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.batch import BufferedShard, BufferedUpdate, WriteBuffer
 from zarr_shardstore.shards.read import EntryRead, ReadOptions, read_entries
 from zarr_shardstore.shards.requests import Exists, Flow, Found, Get, GetSize, Request, UpdateShard
@@ -151,9 +149,8 @@ class Flusher:
     An error of the base store is raised. The shards that are not stored stay buffered.
     """
 
-    def __init__(self, catalog: Catalog, arrays: ArrayCache, buffer: WriteBuffer) -> None:
+    def __init__(self, catalog: Catalog, buffer: WriteBuffer) -> None:
         self.catalog = catalog
-        self.arrays = arrays
         self.buffer = buffer
 
     def flush(self, shard_keys: Sequence[str]) -> Flow[dict[str, Exception]]:
@@ -164,90 +161,46 @@ class Flusher:
         failures: dict[str, Exception] = {}
         left = yield from self._commits(shard_keys, failures)
         while left:
-            first: Exception | None = None
             try:
                 yield [*left]
+                break
             except Exception as error:
-                first = error
-            # After a failure the driver may not have begun others.
-            not_begun: list[UpdateShard] = []
-            for commit in left:
-                buffered = self.buffer.get(commit.shard.key)
-                if buffered is not None and buffered.error is not None:
-                    failures[commit.shard.key] = buffered.error
-                elif buffered is not None and first is not None:
-                    not_begun.append(commit)
-            if first is not None and len(not_begun) == len(left):
-                failures[not_begun.pop(0).shard.key] = first
-            left = not_begun
+                # The driver may not have begun the commits that did not fail themselves.
+                found = [(commit, self.buffer.get(commit.shard.key)) for commit in left]
+                failed = {c.shard.key: b.error for c, b in found if b is not None and b.error}
+                left = [c for c, b in found if b is not None and not b.error]
+                if left and not failed:
+                    failed[left.pop(0).shard.key] = error
+                failures |= failed
         return failures
 
     def flush_due(self) -> Flow[None]:
         """Flush full shards, and the largest if the buffer is larger than its limit."""
-        due = self.buffer.due()
-        if due:
-            try:
-                yield from self._flush_or_raise(due)
-            finally:
-                self.buffer.release(due)
+        yield from self._flush_or_raise(self.buffer.due())
 
     def flush_below(self, prefix: str) -> Flow[None]:
         """Flush the arrays that may have chunk keys that start with `prefix`."""
-        yield from self._flush_arrays(
+        yield from self.flush_arrays(
             lambda layout: layout.prefix.startswith(prefix) or prefix.startswith(layout.prefix)
         )
 
-    def flush_array(self, node: Node) -> Flow[None]:
-        """Flush an array, before its document changes."""
-        yield from self._flush_arrays(lambda layout: layout.prefix == node.chunk_prefix)
-
-    def flush_changed(
-        self, node: Node, stored: bytes | memoryview | None, array: StoredArray | None
-    ) -> Flow[None]:
-        """Flush an array, unless its new document says the same, but for the shape."""
-        if not self.buffer.is_active:
-            return
-        try:
-            old = self.arrays.read(node, stored)
-        except ShardStoreError:
-            old = None
-        before = None if old is None else old.document
-        after = None if array is None else array.document
-        is_resized = (
-            before is not None
-            and after is not None
-            and before.geometry is not None
-            and after.geometry is not None
-            and after.geometry.has_same_chunks(before.geometry)
-            and before.transformers == after.transformers
-        )
-        if not is_resized:
-            yield from self.flush_array(node)
-
-    def flush_orphans(self, prefix: str) -> Flow[None]:
-        """Flush arrays whose documents start with `prefix`, but not their chunks.
-
-        In the draft hierarchy documents are apart from chunks.
-        """
-        yield from self._flush_arrays(
+    def flush_array(self, node: Node, later: ArrayLayout | None = None) -> Flow[None]:
+        """Flush an array, before its document changes, unless chunks keep their entries `later`."""
+        yield from self.flush_arrays(
             lambda layout: (
-                layout.encoding.style == "draft"
-                and not layout.prefix.startswith(prefix)
-                and document_key(Node("draft", layout.path)).startswith(prefix)
+                layout.prefix == node.chunk_prefix
+                and not (later is not None and layout.has_same_entries(later))
             )
         )
 
-    # -------------------------------------------------------------- details
-
-    def _flush_arrays(self, is_wanted: Callable[[ArrayLayout], bool]) -> Flow[None]:
+    def flush_arrays(self, is_wanted: Callable[[ArrayLayout], bool]) -> Flow[None]:
+        """Flush the arrays with wanted layouts."""
         if self.buffer.is_active:
             layouts = self.buffer.layouts()
-            keys = [key for key, layout in layouts.items() if is_wanted(layout)]
-            if keys:
-                yield from self._flush_or_raise(keys)
+            yield from self._flush_or_raise([key for key in layouts if is_wanted(layouts[key])])
 
     def _flush_or_raise(self, shard_keys: Sequence[str]) -> Flow[None]:
-        failures = yield from self.flush(shard_keys)
+        failures = (yield from self.flush(shard_keys)) if shard_keys else {}
         for key, error in failures.items():
             others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
             error.add_note(

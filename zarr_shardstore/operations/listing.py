@@ -164,8 +164,8 @@ class Listing:
     Each begins with a flush of what it could see of the write buffer.
     """
 
-    def __init__(self, catalog: Catalog, flusher: Flusher) -> None:
-        self._catalog = catalog
+    def __init__(self, flusher: Flusher) -> None:
+        self._catalog = flusher.catalog
         self._flusher = flusher
 
     def stream(self, prefix: str, *, is_path: bool = False) -> Flow[KeyStream]:

@@ -1,7 +1,13 @@
 """Reads, writes and erasures of values by key, and the choice of the write strategy.
 
-Each takes keys as zarr spells them, and makes requests to the base store. The public stores only
-convert arguments and choose the driver.
+Each takes keys as zarr spells them, finds their owners, and makes requests to the base store::
+
+    key ──▶ owner ──┬─ a chunk of a sharding ──────── the write buffer, then its shard
+                    ├─ a key above a stack ────────── the transformers of its array
+                    ├─ a chunk outside the grid ───── no request: it is missing
+                    └─ anything else ──────────────── the base store
+
+The public stores only convert arguments and choose the driver.
 
 Source: sharding storage transformer draft, "API implementation"; of erase_prefix: a prefix that
 contains a part of the chunk-grid key is translated to the shards that it touches.
@@ -9,7 +15,7 @@ contains a part of the chunk-grid key is translated to the shards that it touche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -19,22 +25,31 @@ from zarr_shardstore.arrays.array_cache import (
     complete_documents,
     read_documents,
 )
-from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey
+from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
 from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import items_of
 from zarr_shardstore.format.keys import check_key, check_prefix
-from zarr_shardstore.format.layout import ChunkRef, ShardRef
+from zarr_shardstore.format.layout import ChunkRef, ShardRef, shard_coords_of
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges, resolve_range
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.metadata.declaration import Native
-from zarr_shardstore.metadata.documents import directory_of_v2_consolidated, node_of_document
+from zarr_shardstore.metadata.documents import (
+    Node,
+    directory_of_v2_consolidated,
+    document_key,
+    node_of_document,
+)
 from zarr_shardstore.operations.batch import WriteBuffer
-from zarr_shardstore.operations.buffered import Flusher, commit_with_buffered
+from zarr_shardstore.operations.buffered import (
+    Flusher,
+    commit_with_buffered,
+    perform_buffered,
+    with_buffer,
+)
 from zarr_shardstore.operations.listing import Listing, raise_first
-from zarr_shardstore.operations.routing import Owner, Router, is_document
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.read import ReadOptions, read_shards
 from zarr_shardstore.shards.requests import (
@@ -51,12 +66,18 @@ from zarr_shardstore.shards.requests import (
     SetPartial,
     UpdateShard,
     ValueRequest,
+    relay,
 )
 from zarr_shardstore.shards.rewrite import update_shard as rewrite_shard
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
-from zarr_shardstore.shards.sharding import WriteStrategy, shard_updates
-from zarr_shardstore.shards.stack import run_above
+from zarr_shardstore.shards.sharding import (
+    ShardingTransformer,
+    WriteStrategy,
+    perform_on_chunks,
+    shard_updates,
+)
+from zarr_shardstore.shards.stack import Parts, Stack, gather_replies, handle, run_above
 from zarr_shardstore.shards.updates import (
     DeleteEntry,
     EntryUpdate,
@@ -67,6 +88,8 @@ from zarr_shardstore.shards.updates import (
 
 Value: TypeAlias = bytes | memoryview
 
+Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
+"""The chunk or transformed key that a key names; ``None``: the key passes through."""
 
 _ERASURES_AT_ONCE = 1 << 18
 """Erasures of entries in memory: about 25 MB."""
@@ -100,9 +123,8 @@ class Operations:
         self.arrays = ArrayCache(policy, reader)
         self.catalog = Catalog(policy, self.arrays)
         self.buffer = WriteBuffer()
-        self.flusher = Flusher(self.catalog, self.arrays, self.buffer)
-        self.listing = Listing(self.catalog, self.flusher)
-        self._router = Router(self.flusher, reading)
+        self.flusher = Flusher(self.catalog, self.buffer)
+        self.listing = Listing(self.flusher)
         self._refuse_links = refuse_links
         self._view = MetadataView(policy, reader)
 
@@ -142,7 +164,7 @@ class Operations:
             if groups is not None:
                 return (yield from read_shards(groups, len(keys), self._reading))
         generation = self.arrays.current()
-        owners = yield from self._router.owners(keys)
+        owners = yield from self._owners(keys)
         documents = [
             i
             for i, key in enumerate(keys)
@@ -151,7 +173,7 @@ class Operations:
         requests = [Get(key, byte_range) for key, byte_range in key_ranges]
         for i in documents:
             requests[i] = Get(keys[i])  # its view is another one
-        founds: list[Found | None] = yield from self._router.perform(requests, owners)
+        founds: list[Found | None] = yield from self._perform(requests, owners)
         values = [None if found is None else found.value for found in founds]
         whole = yield from complete_documents(
             [keys[i] for i in documents], [founds[i] or Found(None, None) for i in documents]
@@ -181,8 +203,8 @@ class Operations:
         return size
 
     def _ask(self, request: Exists | GetSize) -> Flow[Any]:
-        owners = yield from self._router.owners([request.key])
-        (reply,) = yield from self._router.perform([request], owners)
+        owners = yield from self._owners([request.key])
+        (reply,) = yield from self._perform([request], owners)
         return reply
 
     def get_total_size(self, prefix: str) -> Flow[int]:
@@ -200,25 +222,34 @@ class Operations:
     # -------------------------------------------------------------- writes
 
     def set_many(
-        self, items: Iterable[tuple[str, Value]], *, only_if_missing: bool = False
+        self, items: Iterable[tuple[str, Value | None]], *, only_if_missing: bool = False
     ) -> Flow[None]:
-        """Store whole values; those of one shard are committed together.
+        """Store whole values, then erase those that are ``None``; each shard is committed once.
 
-        If a key is not valid, or not for its array, no value of the call is written.
+        If a key is not valid, or not for its array, no value of the call is written. An erased key
+        is no document.
         """
+        items = list(items)
         request = SetIfNotExists if only_if_missing else Set
-        sets = [request(key, value) for key, value in items]
-        if (yield from self._write_cached(sets)):
-            return
-        values: list[ValueRequest] = []
+        sets = [request(key, value) for key, value in items if value is not None]
+        erased = [key for key, value in items if value is None]
+        if not self.buffer.is_active:
+            changes = [*sets, *map(Delete, erased)]
+            chunk_of = self.arrays.current().chunk_of
+            chunks = [chunk for each in changes if (chunk := chunk_of(each.key)) is not None]
+            if len(chunks) == len(changes):
+                yield shard_updates(changes, chunks)
+                return
+        values: list[Set | SetIfNotExists] = []
         documents: list[Set | SetIfNotExists] = []
         for each in sets:
             check_key(each.key)
             (documents if is_document(each.key) else values).append(each)
         for each in documents:  # first: they say which of the other keys are chunks
             yield from self._set_document(each.key, memoryview(each.value), only_if_missing)
-        owners = yield from self._router.writable(values)
-        yield from self._router.perform(values, owners)
+        owners = yield from self._writable_owners(values)
+        erasures, erased_owners = yield from self._erasures(erased)
+        yield from self._perform([*values, *erasures], [*owners, *erased_owners])
 
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> Flow[None]:
         """Write pieces into values; each shard is committed once.
@@ -231,7 +262,7 @@ class Operations:
             check_key(key)
             pieces.setdefault(key, []).append((start, value))
         patches = [SetPartial(key, check_pieces(key, parts)) for key, parts in pieces.items()]
-        owners = yield from self._router.writable(patches)
+        owners = yield from self._writable_owners(patches)
         requests: list[SetPartial] = []
         chunk_owners: list[Owner] = []
         for owner, patch in zip(owners, patches, strict=True):
@@ -242,57 +273,26 @@ class Operations:
             else:
                 requests.append(patch)
                 chunk_owners.append(owner)
-        yield from self._router.perform(requests, chunk_owners)
-
-    def set_or_erase(self, items: Iterable[tuple[str, Value | None]]) -> Flow[None]:
-        """Store values, then erase those that are ``None``; each shard is committed once.
-
-        If a key is not valid, or not for its array, no value of the call is written.
-        """
-        items = sorted(items, key=lambda item: item[1] is None)  # erasures last
-        changes = [Delete(key) if value is None else Set(key, value) for key, value in items]
-        if (yield from self._write_cached(changes)):
-            return
-        for change in changes:
-            check_key(change.key)
-            if is_document(change.key):
-                raise SpecError(f"key {change.key!r} is a document: store or erase it by itself")
-        sets = [change for change in changes if isinstance(change, Set)]
-        owners = yield from self._router.writable(sets)
-        erased = [change.key for change in changes if isinstance(change, Delete)]
-        erasures, erased_owners = yield from self._erasures(erased)
-        yield from self._router.perform([*sets, *erasures], [*owners, *erased_owners])
-
-    def _write_cached(self, requests: Sequence[ValueRequest]) -> Flow[bool]:
-        """Write chunks of cached arrays, outside of batches; false if there are other keys."""
-        if self.buffer.is_active:
-            return False
-        chunk_of = self.arrays.current().chunk_of
-        chunks = [chunk for each in requests if (chunk := chunk_of(each.key)) is not None]
-        if len(chunks) < len(requests):
-            return False
-        yield shard_updates(requests, chunks)
-        return True
+        yield from self._perform(requests, chunk_owners)
 
     # ------------------------------------------------------------- erasures
 
     def erase_values(self, keys: Iterable[str]) -> Flow[None]:
         """Erase values; those of one shard together. A missing key is no error."""
         requests, owners = yield from self._erasures(keys)
-        nodes = [node for request in requests if (node := node_of_document(request.key))]
+        documents = [request for request in requests if is_document(request.key)]
+        if not documents:
+            yield from self._perform(requests, owners)
+            return
+        # Documents last: an array is flushed while its document says where its chunks are.
+        others = [i for i, request in enumerate(requests) if request not in documents]
+        yield from self._perform([requests[i] for i in others], [owners[i] for i in others])
+        nodes = [node for request in documents if (node := node_of_document(request.key))]
         arrays = yield from self.arrays.lookup(nodes)
+        for node in nodes:
+            yield from self.flusher.flush_array(node)
         try:
-            if nodes and self.buffer.is_active:
-                # An array is flushed while its document still says where its chunks are.
-                others = [i for i, request in enumerate(requests) if not is_document(request.key)]
-                yield from self._router.perform(
-                    [requests[i] for i in others], [owners[i] for i in others]
-                )
-                for node in nodes:
-                    yield from self.flusher.flush_array(node)
-                requests = [request for request in requests if is_document(request.key)]
-                owners = [None] * len(requests)
-            yield from self._router.perform(requests, owners)
+            yield [*documents]
         finally:
             for node in nodes:
                 array = arrays[node]
@@ -316,7 +316,13 @@ class Operations:
         if is_inside_grid:
             yield from self._erase_listed(prefix)
             return
-        yield from self.flusher.flush_orphans(prefix)
+        # The draft has documents and chunks in two places.
+        yield from self.flusher.flush_arrays(
+            lambda layout: (
+                not layout.prefix.startswith(prefix)
+                and document_key(Node("draft", layout.path)).startswith(prefix)
+            )
+        )
         try:
             yield [DeletePrefix(prefix)]
             self.buffer.drop(prefix)
@@ -330,7 +336,7 @@ class Operations:
         for key in keys:
             check_key(key)
         keys = list(dict.fromkeys(keys))
-        owners = yield from self._router.owners(keys)
+        owners = yield from self._owners(keys)
         invalid = [
             key
             for key, owner in zip(keys, owners, strict=True)
@@ -361,6 +367,58 @@ class Operations:
         raise_first(stream.errors)  # so far nothing was erased
         yield from _erase_in_shards(shards, prefix)
         yield from self.erase_values(keys)
+
+    # ------------------------------------------------- the owners of keys
+
+    def _owners(self, keys: Sequence[str]) -> Flow[list[Owner]]:
+        """Return the owners of keys, also in an array whose document this store has just erased."""
+        owners = yield from self.catalog.chunks_of(keys)
+        if self.arrays.erased:
+            for i, key in enumerate(keys):
+                if owners[i] is None:
+                    owners[i] = self.catalog.chunk_without_document(key)
+        return owners
+
+    def _writable_owners(self, writes: Sequence[ValueRequest]) -> Flow[list[Owner]]:
+        """Return the owners of keys to be stored; refuse a key in an array that is no chunk key."""
+        owners = yield from self.catalog.chunks_of([write.key for write in writes])
+        for owner in owners:
+            if isinstance(owner, InvalidChunkKey):
+                raise SpecError(owner.message)
+        return owners
+
+    def _perform(self, requests: Sequence[Request], owners: Sequence[Owner]) -> Flow[list[Any]]:
+        """Reply to requests for keys, in shared rounds. Keys outside a grid get ``None``."""
+        is_buffered = self.buffer.is_active
+        chunks: list[int] = []
+        others: list[int] = []
+        stacks: dict[Node, tuple[Stack, list[int]]] = {}
+        for i, owner in enumerate(owners):
+            if isinstance(owner, ChunkRef):
+                chunks.append(i)
+            elif isinstance(owner, TransformedKey):
+                array = owner.array
+                stacks.setdefault(array.node, (array.stack, []))[1].append(i)
+            elif owner is None or not owner.is_outside:
+                others.append(i)
+        parts: Parts = []
+        if chunks:
+            refs = [owner for owner in owners if isinstance(owner, ChunkRef)]
+            of_chunks = [requests[i] for i in chunks]
+            if is_buffered:
+                flow = perform_buffered(of_chunks, refs, self._reading, self.buffer)
+            else:
+                flow = perform_on_chunks(of_chunks, refs, self._reading)
+            parts.append((chunks, flow))
+        if others:
+            parts.append((others, relay([requests[i] for i in others])))
+        for whole_stack, positions in stacks.values():
+            stack = with_buffer(whole_stack, self.buffer) if is_buffered else whole_stack
+            parts.append((positions, handle(stack, [requests[i] for i in positions])))
+        replies = yield from gather_replies(len(requests), parts)
+        if is_buffered and not all(isinstance(r, Get | GetSize | Exists) for r in requests):
+            yield from self.flusher.flush_due()
+        return replies
 
     # ----------------------------------------------------------- documents
 
@@ -399,7 +457,7 @@ class Operations:
             yield from self.flusher.flush_array(node)  # the view looks for stored chunks
         stored, array, is_changed = yield from self._view.to_store(node, data, found.value)
         if is_changed:
-            yield from self.flusher.flush_changed(node, found.value, array)
+            yield from self.flusher.flush_array(node, None if array is None else array.layout)
         is_certain = False
         try:
             yield [request(key, stored)]
@@ -425,3 +483,32 @@ def _erase_in_shards(shards: Sequence[ShardRef], prefix: str) -> Flow[None]:
             updates, n_erasures = [], 0
     if updates:
         yield updates
+
+
+def is_document(key: str) -> bool:
+    """Whether the view of a key may differ from its stored value."""
+    return node_of_document(key) is not None or directory_of_v2_consolidated(key) is not None
+
+
+def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[Sequence[Hashable]]:
+    """Return an id for each key: chunks of one shard have equal ids.
+
+    Keys of other arrays than that of the first have ids of their own. The ids are a hint for
+    callers that write whole shards together. Cost: none, or one document.
+    """
+    (owner,) = yield from catalog.chunks_of(keys[:1])
+    ids: list[Hashable] = [None] * len(keys)
+    for reads in catalog.arrays.current().reads_by_shard(keys):  # its array has a table now
+        for i in reads.positions:
+            ids[i] = reads.shard.key
+    stack = owner.array.stack if isinstance(owner, TransformedKey) else ()
+    layouts = [each.layout for each in stack if isinstance(each, ShardingTransformer)]
+    for i, key in enumerate(keys):
+        if ids[i] is None:
+            check_key(key)
+            ids[i] = key
+            if layouts and key.startswith(layouts[0].prefix):
+                coords = layouts[0].coords_of(key)
+                if coords is not None:
+                    ids[i] = shard_coords_of(coords, layouts[0].spec.chunks_per_shard)
+    return ids

@@ -21,7 +21,7 @@ from zarr_shardstore.io.seal import seal_all, seal_all_async
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.initialized import Region, chunks_initialized
-from zarr_shardstore.operations.routing import shard_ids
+from zarr_shardstore.operations.values import shard_ids
 from zarr_shardstore.shards.sharding import Strategy
 from zarr_shardstore.store.engine import ShardingEngine
 from zarr_shardstore.store.options import (
@@ -429,4 +429,4 @@ class ShardingStore(ZarrInterface):
 
     async def _set_or_erase(self, items: Iterable[tuple[str, Value | None]]) -> None:
         owned = [(key, None if value is None else own_bytes(value)) for key, value in items]
-        await self._write(self._engine.operations.set_or_erase(owned))
+        await self._write(self._engine.operations.set_many(owned))
