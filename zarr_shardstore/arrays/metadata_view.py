@@ -296,14 +296,13 @@ class MetadataView:
         chunks. A base store that cannot list, or does not allow it, gives ``None``.
         """
         prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
-        dims = encoding.dims_of_components(ndim)
         try:
             (names,) = yield [ListDir(prefix)]
-            first = [n for n in names if encoding.decode_component(0, n, len(dims[0])) is not None]
-            keys = [prefix + name for name in first]
-            if len(dims) > 1 and first:
-                listings = yield [ListPrefix(f"{key}/") for key in keys]
-                keys = [key for listing in listings for key in listing]
+            keys = [prefix + name for name in names]
+            directories = [f"{n}/" for n in names if encoding.decode_start(f"{n}/", ndim)]
+            if directories:
+                listings = yield [ListPrefix(prefix + directory) for directory in directories]
+                keys += [key for listing in listings for key in listing]
         except Exception:
             return None
         keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]

@@ -70,7 +70,7 @@ class StoredArray:
         rest = directory[len(self.node.chunk_prefix) :].removesuffix("/")
         if geometry is None or not rest:
             return False
-        return bool(geometry.encoding.decode_leading(rest.split("/"), len(geometry.shape)))
+        return bool(geometry.encoding.decode_leading(rest, len(geometry.shape)))
 
 
 @dataclass(frozen=True, slots=True)

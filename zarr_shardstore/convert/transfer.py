@@ -19,7 +19,6 @@ import numpy.typing as npt
 from zarr_shardstore.convert.regions import ArrayLocation, ArrayRegion
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.format.index import MISSING, IndexDamageError
-from zarr_shardstore.format.layout import coords_of_entries
 from zarr_shardstore.format.ranges import Range, plan_spans
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.shards.index_reads import corrupt, read_indexes
@@ -209,9 +208,9 @@ def _ranges_in_shards(location: ArrayLocation, region: ArrayRegion) -> ValueRang
     spec, layout = location.spec, location.layout
     assert spec is not None
     cps = np.array(spec.chunks_per_shard, dtype=np.intp)
-    coords = np.array(
-        coords_of_entries(region.ids, region.coords, region.shape), dtype=np.intp
-    ).reshape(len(region.ids), len(cps))
+    inside = np.unravel_index(region.ids, region.shape) if region.shape else ()
+    coords = np.array(inside, dtype=np.intp).reshape(len(cps), len(region.ids)).T
+    coords += np.array(region.coords, np.intp) * np.array(region.shape, np.intp)
     shard_coords = coords // cps
     firsts, which = np.unique(shard_coords, axis=0, return_inverse=True)
     which = which.reshape(-1)

@@ -210,10 +210,7 @@ def v3_chunk_key(
         return None
     path, suffix = candidate
     spelling, ndim = arrays[path].encoding, len(arrays[path].shape)
-    if leading:
-        coords = spelling.decode_leading(suffix.split("/"), ndim)
-    else:
-        coords = spelling.decode(suffix, ndim)
+    coords = spelling.decode_leading(suffix, ndim) if leading else spelling.decode(suffix, ndim)
     if coords is None:
         return None
     encoding = ChunkKeyEncoding("default", v3_separator(spelling.separator))

@@ -90,8 +90,6 @@ def check_prefix(prefix: str) -> str:
 class ChunkKeyEncoding:
     """Spelling of chunk coordinates in the keys of one array.
 
-    Examples
-    --------
     >>> ChunkKeyEncoding("draft", "/").encode((96, 18))
     'c96/18'
     >>> ChunkKeyEncoding("default", ".").decode("c.96.18", ndim=2)
@@ -100,21 +98,6 @@ class ChunkKeyEncoding:
 
     style: Style
     separator: str
-
-    def dims_of_components(self, ndim: int) -> list[tuple[int, ...]]:
-        """Return the dimensions that each component of a suffix spells, outermost first."""
-        if self.separator != "/" or ndim == 0:
-            return [tuple(range(ndim))]
-        each: list[tuple[int, ...]] = [(dim,) for dim in range(ndim)]
-        return [(), *each] if self.style == "default" else each
-
-    def encode_component(self, index: int, coords: Coords) -> str:
-        """Spell the coordinates of component number `index`."""
-        return self.encode(coords) if index == 0 else self.separator.join(map(str, coords))
-
-    def decode_component(self, index: int, text: str, n_dims: int) -> Coords | None:
-        """Return the coordinates that component number `index` spells; ``None`` if none."""
-        return self.decode(text, n_dims) if index == 0 else self._numbers(text, n_dims)
 
     def encode(self, coords: Coords) -> str:
         """Return the suffix for `coords`."""
@@ -143,8 +126,6 @@ class ChunkKeyEncoding:
 
         ``None`` if no suffix of `ndim` coordinates starts with `text`.
 
-        Examples
-        --------
         >>> ChunkKeyEncoding("default", "/").decode_start("c/96/1", ndim=3)
         ((96,), '1')
         """
@@ -164,21 +145,11 @@ class ChunkKeyEncoding:
             return None
         return tuple(map(int, whole)), digits
 
-    def decode_leading(self, components: list[str], ndim: int) -> Coords | None:
-        """Return the coordinates of the leading dimensions that `components` spell.
-
-        ``None`` if one of them is malformed, or there are too many.
-        """
-        dims = self.dims_of_components(ndim)
-        if len(components) > len(dims):
-            return None
-        coords: Coords = ()
-        for i, (text, ds) in enumerate(zip(components, dims, strict=False)):
-            part = self.decode_component(i, text, len(ds))
-            if part is None:
-                return None
-            coords += part
-        return coords
+    def decode_leading(self, name: str, ndim: int) -> Coords | None:
+        """Return the coordinates that a suffix, or a directory of suffixes, spells."""
+        coords = self.decode(name, ndim)
+        start = self.decode_start(f"{name}/", ndim) if coords is None else None
+        return coords if start is None else start[0]
 
     def _numbers(self, text: str, n: int) -> Coords | None:
         numbers = text.split(self.separator)
@@ -219,8 +190,6 @@ def v3_candidates(key: str) -> Iterator[tuple[str, str]]:
     Shallowest array first: a v3 array holds no other node, so the first path that is an
     array owns the key.
 
-    Examples
-    --------
     >>> list(v3_candidates("img/c/0/1"))
     [('img', 'c/0/1'), ('img/c', '0/1'), ('img/c/0', '1')]
     """
@@ -242,8 +211,6 @@ def v3_candidates(key: str) -> Iterator[tuple[str, str]]:
 def draft_candidate(key: str) -> tuple[str, str] | None:
     """Split `key` as ``(array path, suffix)`` by the draft's grammar; ``None`` if it has none.
 
-    Examples
-    --------
     >>> draft_candidate("data/root/foo/baz/c96/18")
     ('foo/baz', 'c96/18')
     """

@@ -45,21 +45,6 @@ def shard_coords_of(chunk_coords: Coords, chunks_per_shard: Coords) -> Coords:
     return tuple(c // n for c, n in zip(chunk_coords, chunks_per_shard, strict=True))
 
 
-def coords_of_entries(
-    entry_ids: npt.ArrayLike, shard_coords: Coords, chunks_per_shard: Coords
-) -> list[Coords]:
-    """Return the chunk coordinates of entries of one shard, in the order given."""
-    ids = np.asarray(entry_ids, dtype=np.intp)
-    if not chunks_per_shard:
-        return [()] * len(ids)
-    local = np.unravel_index(ids, chunks_per_shard)
-    columns = [
-        [s * n + c for c in dim.tolist()]
-        for dim, s, n in zip(local, shard_coords, chunks_per_shard, strict=True)
-    ]
-    return list(zip(*columns, strict=True))
-
-
 def grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords | None) -> Box:
     """Return the chunk coordinates that one shard covers, clipped to the grid if it is known."""
     box = [(s * n, (s + 1) * n) for s, n in zip(shard_coords, chunks_per_shard, strict=True)]
@@ -93,8 +78,6 @@ def entries_in_box(
 class ArrayLayout:
     """Keys of the chunks and the shards of one sharded array.
 
-    Examples
-    --------
     >>> from zarr_shardstore.format.index import DRAFT_INDEX
     >>> layout = ArrayLayout("foo/baz", "data/root/foo/baz/", ChunkKeyEncoding("draft", "/"),
     ...                      None, ShardingSpec((32, 2), DRAFT_INDEX))

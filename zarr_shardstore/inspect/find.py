@@ -260,8 +260,7 @@ def _is_of_chunks(geometry: documents.Geometry, name: str) -> bool:
     encoding, ndim = geometry.encoding, len(geometry.shape)
     if not ndim:  # a 0-d draft array may have a second key: that is copied as it is
         return name == encoding.encode(())
-    first = encoding.dims_of_components(ndim)[0]
-    return encoding.decode_component(0, name, len(first)) is not None
+    return encoding.decode_leading(name, ndim) is not None
 
 
 def _n_names(geometry: documents.Geometry | None) -> int:
@@ -269,7 +268,9 @@ def _n_names(geometry: documents.Geometry | None) -> int:
     if geometry is None:
         return 0
     grid = chunk_grid_shape(geometry.shape, geometry.chunk_shape)
-    return math.prod(grid[dim] for dim in geometry.encoding.dims_of_components(len(grid))[0])
+    if geometry.encoding.separator == "/":
+        grid = grid[: 0 if geometry.encoding.style == "default" else 1]
+    return math.prod(grid)
 
 
 def _add(found: StoreContents, node: Node, reply: Found) -> bool:

@@ -219,18 +219,16 @@ def keys_of_values(
     def is_value(key: str) -> bool:
         return encoding.decode(key[len(prefix) :], ndim) is not None
 
-    dims = encoding.dims_of_components(ndim)
     top = grid_directory(prefix, encoding, ndim)
-    n = int(top != prefix)
     directories = [top]
-    if n == len(dims) - 1:  # nothing of ours lies deeper, and other arrays may
+    if encoding.separator != "/" or ndim < 2:  # nothing of ours lies deeper, and other arrays may
         yield [key for key in (top + name for name in base.names(top)) if is_value(key)]
         return
     if by_directory:
         directories = [
             f"{top}{name}/"
             for name in sorted(base.names(top))
-            if encoding.decode_component(n, name, len(dims[n])) is not None
+            if encoding.decode_start(f"{top}{name}/"[len(prefix) :], ndim) is not None
         ]
     for directory in directories:
         (keys,) = base.perform([ListPrefix(directory)])
@@ -239,6 +237,4 @@ def keys_of_values(
 
 def grid_directory(prefix: str, encoding: ChunkKeyEncoding, ndim: int) -> str:
     """Return the directory of all chunks: below the "c" of the default encoding, if that is one."""
-    dims = encoding.dims_of_components(ndim)
-    has_marker = len(dims) > 1 and not dims[0]
-    return f"{prefix}{encoding.encode_component(0, ())}/" if has_marker else prefix
+    return f"{prefix}c/" if ndim and encoding.marker == "c/" else prefix

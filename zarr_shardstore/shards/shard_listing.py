@@ -18,7 +18,6 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import (
     ArrayLayout,
     ShardRef,
-    coords_of_entries,
     grid_box,
     shard_coords_of,
 )
@@ -33,35 +32,23 @@ class GridDirectory:
     """A directory of chunk keys: an array's own, or one inside its grid."""
 
     layout: ArrayLayout
-    n_components: int
-    """Number of components of a chunk key's suffix that the path has."""
+    path: str
+    """Directory below the prefix of the array: empty, or it ends with ``/``."""
     leading: Coords
-    """Chunk coordinates of the outermost dimensions that these components spell."""
-
-    @property
-    def shard_leading(self) -> Coords:
-        """Shard coordinates of the base directory."""
-        cps = self.layout.spec.chunks_per_shard[: len(self.leading)]
-        return shard_coords_of(self.leading, cps)
+    """Chunk coordinates of the outermost dimensions that the path spells."""
 
     @property
     def base_directory(self) -> str:
         """The directory of the base store with the shards of this directory."""
-        encode = self.layout.encoding.encode_component
-        components = [
-            encode(i, tuple(self.shard_leading[d] for d in dims))
-            for i, dims in enumerate(self._dims[: self.n_components])
-        ]
-        return self.layout.prefix + "".join(f"{c}/" for c in components)
+        if not self.leading:
+            return self.layout.prefix + self.path
+        n = len(self.leading)
+        coords = shard_coords_of(self.leading, self.layout.spec.chunks_per_shard[:n])
+        return self.layout.prefix + self.layout.encoding.marker + "".join(f"{c}/" for c in coords)
 
     def shard_of_name(self, name: str) -> ShardRef | None:
         """Return the shard with this name in the base directory; ``None`` if none can have it."""
-        part = self._decode(name)
-        if part is None or not self._is_last:
-            return None
-        if self.layout.ndim == 0:
-            return ShardRef(self.layout, (), self.layout.prefix + name)
-        return self.layout.shard(self.shard_leading + part)
+        return self.layout.shard_of_key(self.base_directory + name)
 
     def expand_name(self, name: str) -> list[str] | None:
         """Return the names of the chunk directories that a shard directory stands for.
@@ -69,49 +56,33 @@ class GridDirectory:
         These are all that are possible in the grid. Only the indexes of the shards below tell
         which of them have chunks. ``None`` if `name` is no shard directory.
         """
-        part = self._decode(name)
-        if part is None or self._is_last:
+        layout, dim = self.layout, len(self.leading)
+        path = f"{self.base_directory}{name}/"[len(layout.prefix) :]
+        start = layout.encoding.decode_start(path, layout.ndim)
+        if start is None:
             return None
+        part = start[0][dim:]
         if not part:
             return [name]  # the "c" of the default encoding
-        cps, grid = self.layout.spec.chunks_per_shard, self.layout.grid_shape
-        dim = len(self.leading)
-        ((start, stop),) = grid_box(part, cps[dim : dim + 1], grid and grid[dim : dim + 1])
-        encode = self.layout.encoding.encode_component
-        return [encode(self.n_components, (c,)) for c in range(start, stop)]
+        cps, grid = layout.spec.chunks_per_shard, layout.grid_shape
+        ((first, stop),) = grid_box(part, cps[dim : dim + 1], grid and grid[dim : dim + 1])
+        return self._directory_names(range(first, stop))
 
     def names_of_directories(self, shard: ShardRef, index: ShardIndex) -> list[str]:
         """Return the names of the directories in this one that have chunks of a shard below it."""
         ids = entries_present(shard, index, self.leading)
         dim, cps = len(self.leading), self.layout.spec.chunks_per_shard
-        first = shard.coords[dim] * cps[dim]
-        encode = self.layout.encoding.encode_component
-        numbers = np.unique(np.unravel_index(ids, cps)[dim])
-        return [encode(self.n_components, (first + c,)) for c in numbers.tolist()]
+        numbers = np.unique(np.unravel_index(ids, cps)[dim]).tolist()
+        return self._directory_names(shard.coords[dim] * cps[dim] + n for n in numbers)
 
     def names_of_entries(self, shard: ShardRef, index: ShardIndex) -> list[str]:
         """Return the names in this directory of the chunks of one of its shards."""
-        if self.layout.ndim == 0:
-            return [shard.key[len(self.layout.prefix) :]] if index.entry(0) is not None else []
         ids = entries_present(shard, index, self.leading)
-        encode, first = self.layout.encoding.encode_component, len(self.leading)
-        cps = self.layout.spec.chunks_per_shard
-        return [
-            encode(self.n_components, coords[first:])
-            for coords in coords_of_entries(ids, shard.coords, cps)
-        ]
+        return [key.rpartition("/")[2] for key in shard.chunk_keys(ids)]
 
-    @property
-    def _dims(self) -> list[tuple[int, ...]]:
-        return self.layout.encoding.dims_of_components(self.layout.ndim)
-
-    @property
-    def _is_last(self) -> bool:
-        return self.n_components == len(self._dims) - 1
-
-    def _decode(self, name: str) -> Coords | None:
-        n_dims = len(self._dims[self.n_components])
-        return self.layout.encoding.decode_component(self.n_components, name, n_dims)
+    def _directory_names(self, numbers: Iterable[int]) -> list[str]:
+        start = "" if self.leading else self.layout.encoding.marker.rpartition("/")[2]
+        return [f"{start}{number}" for number in numbers]
 
 
 def locate_directory(layout: ArrayLayout, directory: str) -> GridDirectory | None:
@@ -119,14 +90,12 @@ def locate_directory(layout: ArrayLayout, directory: str) -> GridDirectory | Non
 
     ``None`` if it is not the array's own and no chunk key starts with it.
     """
-    if not directory.startswith(layout.prefix):
-        return None
-    path = directory[len(layout.prefix) :].removesuffix("/")
-    components = path.split("/") if path else []
-    if len(components) >= len(layout.encoding.dims_of_components(layout.ndim)):
-        return None
-    leading = layout.encoding.decode_leading(components, layout.ndim)
-    return None if leading is None else GridDirectory(layout, len(components), leading)
+    if directory == layout.prefix:
+        return GridDirectory(layout, "", ())
+    path = directory.removeprefix(layout.prefix)
+    is_below = directory.startswith(layout.prefix)
+    start = layout.encoding.decode_start(path, layout.ndim) if is_below else None
+    return None if start is None else GridDirectory(layout, path, start[0])
 
 
 def entries_present(
@@ -140,12 +109,6 @@ def entries_present(
     is_present = np.zeros(len(index.fields), np.bool_)
     is_present[present] = True
     return in_grid[is_present[in_grid]]
-
-
-def chunks_present(shard: ShardRef, index: ShardIndex) -> list[tuple[str, int]]:
-    """Return the keys of the stored chunks of a shard in the array, with their sizes in bytes."""
-    ids = entries_present(shard, index)
-    return list(zip(shard.chunk_keys(ids), index.fields[ids, 1].tolist(), strict=True))
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from zarr_shardstore.shards.requests import (
     SetPartial,
     UpdateShard,
 )
-from zarr_shardstore.shards.shard_listing import chunks_present
+from zarr_shardstore.shards.shard_listing import ListedKeys
 from zarr_shardstore.shards.stack import (
     ArrayContext,
     Parts,
@@ -161,16 +161,11 @@ class ShardingTransformer:
         shards = [
             layout.shard_of_key(key) if key.startswith(layout.prefix) else None for key in keys
         ]
-        indexes = iter((yield from read_indexes([s for s in shards if s is not None])))
-        above: list[tuple[str, int | None]] = []
-        for key, shard in zip(keys, shards, strict=True):
-            if shard is None:
-                above.append((key, None))
-                continue
-            index = next(indexes)
-            if index is not None:
-                above += chunks_present(shard, index)
-        return above
+        found = [shard for shard in shards if shard is not None]
+        indexes = yield from read_indexes(found)
+        listed = ListedKeys("", [(k, None) for k, s in zip(keys, shards, strict=True) if s is None])
+        listed.shards = [(s, i) for s, i in zip(found, indexes, strict=True) if i is not None]
+        return list(listed.sizes())
 
     def chunk_of(self, request: Request) -> ChunkRef | None:
         """Return the chunk of a request; ``None``: its key is that of another transformer."""
