@@ -15,7 +15,7 @@ Exit codes:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Self
 
@@ -26,9 +26,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 
 from zarr_shardstore.convert.compact import CompactionReport
-from zarr_shardstore.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
+from zarr_shardstore.convert.report import ConversionReport, OnProgress, Progress
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.inspect.info import ArrayInfo, StoreInfo
+from zarr_shardstore.inspect.shard_map import by, printable
 from zarr_shardstore.native.bridge import NativeReport
 
 _INTERRUPTED = 130
@@ -155,15 +156,6 @@ def _rates(step: Progress, elapsed: float) -> str:
 # ---------------------------------------------------------------- reports
 
 
-def printable(text: str) -> str:
-    """Escape characters that a terminal would obey, or that end a line.
-
-    >>> printable("a" + chr(27) + "[2Jb")
-    'a\\\\x1b[2Jb'
-    """
-    return "".join(s if s.isprintable() else s.encode("unicode_escape").decode() for s in text)
-
-
 def path_text(path: str) -> str:
     """Return a path to print; that of the root is ``/``."""
     return printable(path or "/")
@@ -194,7 +186,7 @@ def info_text(info: StoreInfo) -> str:
 
 
 def _head(array: ArrayInfo) -> str:
-    shape = "unknown shape" if array.shape is None else _by(array.shape) or "0-d"
+    shape = "unknown shape" if array.shape is None else by(array.shape) or "0-d"
     how = f", {array.declaration}" if array.declaration else ", not sharded"
     if array.chunk_shape is None:
         how = ""
@@ -208,11 +200,11 @@ def _figures(array: ArrayInfo) -> list[list[str]]:
     is_almost = 0 < array.fill < 0.01 or 0.99 < array.fill < 1
     n_chunks = f"{array.n_chunks:,} of {array.n_chunks_of_grid:,}"
     fill = f"{100 * array.fill:.{2 if is_almost else 0}f} %"
-    rows = [["chunks", _by(array.chunk_shape), n_chunks, fill, decimal(array.chunk_nbytes)]]
+    rows = [["chunks", by(array.chunk_shape), n_chunks, fill, decimal(array.chunk_nbytes)]]
     if array.shard_shape is None:
         return rows
     n_objects = f"{array.n_objects:,} of {array.n_objects_of_grid:,}"
-    rows.append(["shards", _by(array.shard_shape), n_objects, "", decimal(array.stored_nbytes)])
+    rows.append(["shards", by(array.shard_shape), n_objects, "", decimal(array.stored_nbytes)])
     if array.smallest is not None and array.mean is not None and array.largest is not None:
         sizes = (array.smallest, array.mean, array.largest)
         rows.append(["each", " … ".join(decimal(int(n)) for n in sizes), "", "", ""])
@@ -223,36 +215,28 @@ def _figures(array: ArrayInfo) -> list[list[str]]:
 
 def conversion_text(report: ConversionReport) -> str:
     """List what was done with each array, or in a dry run would be, then the sum."""
-    if report.dry_run:
-        rows = [["array", "", "", "per shard", ""], *map(_planned, report.arrays)]
-        total = "nothing was changed: a dry run"
-        if report.n_copied_keys:
-            total += f"; {count(report.n_copied_keys, 'other key')} would be copied"
-    else:
-        header = ["array", "", "", "per shard", "chunks", "objects", "bytes", ""]
-        rows = [header, *map(_done, report.arrays)]
-        total = f"{count(report.n_chunks, 'chunk')} in {count(report.n_objects, 'object')}"
+    would_be = "would be " if report.dry_run else ""
+    counted = ["", "", ""] if report.dry_run else ["chunks", "objects", "bytes"]
+    rows = [["array", "", "", "per shard", *counted, ""]]
+    for array in report.arrays:
+        action = "left" if would_be and array.action == "skipped" else array.action
+        counts = ["", "", ""]
+        if array.action != "skipped" and not report.dry_run:
+            counts = [f"{array.n_chunks:,}", f"{array.n_objects:,}", decimal(array.n_bytes)]
+        first = [path_text(array.path), array.hierarchy, would_be + action]
+        cps = by(array.chunks_per_shard or ())
+        rows.append([*first, cps, *counts, printable(array.reason)])
+    total = ["nothing was changed: a dry run"]
+    if not report.dry_run:
+        total = [f"{count(report.n_chunks, 'chunk')} in {count(report.n_objects, 'object')}"]
         if n_resumed := sum(array.n_resumed for array in report.arrays):
-            total += f"; {count(n_resumed, 'task')} done by an earlier run"
-        if report.n_copied_keys:
-            total += f"; {count(report.n_copied_keys, 'other key')} copied"
-        total += f"; {report.seconds:.1f} s"
+            total.append(f"{count(n_resumed, 'task')} done by an earlier run")
+    if report.n_copied_keys:
+        total.append(f"{count(report.n_copied_keys, 'other key')} {would_be}copied")
+    if not report.dry_run:
+        total.append(f"{report.seconds:.1f} s")
     notes = [f"note: {printable(note)}" for note in report.notes]
-    return "\n".join([*_table(rows, right=() if report.dry_run else (4, 5, 6)), *notes, total])
-
-
-def _planned(array: ArrayReport) -> list[str]:
-    action = "would be left" if array.action == "skipped" else f"would be {array.action}"
-    cps = _by(array.chunks_per_shard or ())
-    return [path_text(array.path), array.hierarchy, action, cps, printable(array.reason)]
-
-
-def _done(array: ArrayReport) -> list[str]:
-    counts = ["", "", ""]
-    if array.action != "skipped":
-        counts = [f"{array.n_chunks:,}", f"{array.n_objects:,}", decimal(array.n_bytes)]
-    first = [path_text(array.path), array.hierarchy, array.action]
-    return [*first, _by(array.chunks_per_shard or ()), *counts, printable(array.reason)]
+    return "\n".join([*_table(rows, right=(4, 5, 6)), *notes, "; ".join(total)])
 
 
 def compaction_text(report: CompactionReport, store: str) -> str:
@@ -272,10 +256,6 @@ def native_text(report: NativeReport) -> str:
         [path_text(entry.path), entry.action, printable(entry.reason)] for entry in report.entries
     ]
     return "\n".join([*_table(rows), str(report)])
-
-
-def _by(numbers: Iterable[int]) -> str:
-    return " × ".join(f"{n:,}" for n in numbers)
 
 
 def count(n: int, noun: str) -> str:

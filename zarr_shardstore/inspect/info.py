@@ -34,7 +34,7 @@ class ArrayInfo:
 
     Parameters
     ----------
-    path, hierarchy : str
+    path, hierarchy
         ``""`` is the root; ``"v3"``, ``"v2"`` or ``"draft"``.
     declaration : {"codec", "storage_transformers", "filters"}, optional
         The form in which its metadata declares sharding and other storage transformers;
@@ -42,29 +42,24 @@ class ArrayInfo:
     shape, dtype, chunk_shape, shard_shape, chunks_per_shard, chunk_grid_shape, shard_grid_shape
         From its document, the data type as it is spelled there. ``None`` where the document
         does not say, or the array has no shards.
-    n_chunks, n_chunks_of_grid : int
-        Stored chunks, and all chunks of the grid.
-    n_objects, n_objects_of_grid : int
-        The same for shards; for chunks, if the array has no shards.
-    fill : float
+    n_chunks, n_objects, n_chunks_of_grid, n_objects_of_grid
+        Number of stored chunks and objects, and of all in the grid. Objects are shards, or chunks
+        if the array has no shards.
+    fill
         Fraction of the chunks of the grid that are stored; 0 where there are none.
-    stored_nbytes : int
+    stored_nbytes
         Size of all objects: `chunk_nbytes` + `index_nbytes` + `dead_nbytes`, unless entries
         overlap or lie outside the array, shards cannot be read, or transformers add bytes.
-    chunk_nbytes, index_nbytes : int
-        Size of the stored chunks, and of the shard indexes.
-    dead_nbytes : int
-        Bytes of shards that no entry and no index use.
+    chunk_nbytes, index_nbytes, dead_nbytes
+        Bytes of stored chunks, of shard indexes, and of shards that no entry and no index use.
     smallest, mean, largest
         Size of an object; ``None`` if there is none.
-    shares_objects : bool
+    shares_objects
         True if the objects are those of the v3 array at the same path, as after a migration
         of metadata. Totals count them once.
-    n_errors : int
-        Damaged shards, and reasons why the array could not be read.
-    errors : tuple of str
-        The first of them.
-    notes : tuple of str
+    n_errors, errors
+        Number of damaged shards, and of reasons why the array could not be read; the first ones.
+    notes
         Facts that these figures do not show.
     """
 
@@ -136,29 +131,27 @@ class StoreInfo(Mapping[str, Any]):
             object.__setattr__(self, name, sum(getattr(array, name) for array in counted))
 
     def __getitem__(self, key: str) -> Any:
-        sharded = [array for array in self.arrays if array.is_sharded and not array.shares_objects]
-        match key:
-            case "sharded":
-                return bool(sharded)
-            case "shard_count":
-                return sum(array.n_objects_of_grid for array in sharded)
-            case "arrays":
-                return [
-                    {
-                        "name": array.path,
-                        "grid_shape": list(array.chunk_grid_shape or ()),
-                        "shard_shape": list(array.chunks_per_shard or ()),
-                        "shard_count": array.n_objects_of_grid,
-                    }
-                    for array in sharded
-                ]
-        raise KeyError(key)
+        return self._of_zarr_vectors()[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("sharded", "arrays", "shard_count"))
+        return iter(self._of_zarr_vectors())
 
     def __len__(self) -> int:
-        return 3
+        return len(self._of_zarr_vectors())
+
+    def _of_zarr_vectors(self) -> dict[str, Any]:
+        sharded = [array for array in self.arrays if array.is_sharded and not array.shares_objects]
+        arrays = [
+            {
+                "name": array.path,
+                "grid_shape": list(array.chunk_grid_shape or ()),
+                "shard_shape": list(array.chunks_per_shard or ()),
+                "shard_count": array.n_objects_of_grid,
+            }
+            for array in sharded
+        ]
+        count = sum(array.n_objects_of_grid for array in sharded)
+        return {"sharded": bool(sharded), "arrays": arrays, "shard_count": count}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON can hold it, with the totals under ``"totals"``."""

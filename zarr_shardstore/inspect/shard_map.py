@@ -86,14 +86,13 @@ class ShardMap:
 
     def counts(self) -> dict[str, int]:
         """Count the cells that are full, partial, missing (no chunk is stored) and unreadable."""
-        full, missing = int((self.fill == 1).sum()), int((self.fill == 0).sum())
-        unreadable = int(np.isnan(self.fill).sum())
-        return {
-            "full": full,
-            "partial": self.fill.size - full - missing - unreadable,
-            "missing": missing,
-            "unreadable": unreadable,
+        states = {
+            "full": self.fill == 1,
+            "partial": (self.fill > 0) & (self.fill < 1),
+            "missing": self.fill == 0,
+            "unreadable": np.isnan(self.fill),
         }
+        return {state: int(cells.sum()) for state, cells in states.items()}
 
 
 def shard_map(
@@ -254,7 +253,11 @@ def render_text(
         width,
         lambda rows, columns: height // (rows + title_height) * n_across(max(columns, title_width)),
     )
-    blocks = [[panel.title] * bool(panel.title) + _lines(panel, signs) for panel in panels]
+    blocks = [
+        [panel.title] * bool(panel.title)
+        + ["".join(signs[level] for level in row) for row in panel.levels()]
+        for panel in panels
+    ]
     cell = max((len(line) for block in blocks for line in block), default=0)
     lines = [_headline(shards), ""]
     for i in range(0, len(blocks), n_across(cell)):
@@ -268,10 +271,6 @@ def render_text(
     ]
     lines += ["   ".join(legend), *_scale("sign", shards, factors)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
-
-
-def _lines(panel: Panel, signs: str) -> list[str]:
-    return ["".join(signs[level] for level in row) for row in panel.levels()]
 
 
 def render_html(shards: ShardMap) -> str:
@@ -327,23 +326,30 @@ def render_figure(shards: ShardMap, file_format: Literal["png", "svg"]) -> bytes
 
 
 def _headline(shards: ShardMap) -> str:
-    of = f", {_by(shards.chunks_per_shard)} chunks each" if shards.is_sharded else ""
-    path = "".join(
-        sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in shards.path
-    )
-    return f"/{path}: {_by(shards.shape)} {_unit(shards)}{of}"
+    of = f", {by(shards.chunks_per_shard or (1,))} chunks each" if shards.is_sharded else ""
+    return f"/{printable(shards.path)}: {by(shards.shape or (1,))} {_unit(shards)}{of}"
 
 
 def _scale(place: str, shards: ShardMap, factors: Coords) -> list[str]:
     """Return a line that says how many shards share a place, if several do."""
     if math.prod(factors) == 1:
         return []
-    return [f"One {place} stands for {_by(factors)} {_unit(shards)}."]
+    return [f"One {place} stands for {by(factors)} {_unit(shards)}."]
 
 
 def _unit(shards: ShardMap) -> str:
     return "shards" if shards.is_sharded else "chunks"
 
 
-def _by(numbers: Iterable[int]) -> str:
-    return " × ".join(f"{n:,}" for n in numbers) or "1"
+def by(numbers: Iterable[int]) -> str:
+    """Spell a shape."""
+    return " × ".join(f"{n:,}" for n in numbers)
+
+
+def printable(text: str) -> str:
+    """Escape characters that a terminal would obey, or that end a line.
+
+    >>> printable("a" + chr(27) + "[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    return "".join(s if s.isprintable() else s.encode("unicode_escape").decode() for s in text)
