@@ -14,11 +14,12 @@ from unittest import mock
 
 import pytest
 import zarr
+from zarr.core.buffer import cpu
 from zarr.storage import LocalStore
 
 import zarr_shardstore
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.io import concurrency
+from zarr_shardstore.io import concurrency, update_queue
 
 PACKAGE = f"{Path(zarr_shardstore.__file__).parent}/"
 
@@ -26,6 +27,10 @@ INNER = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<lambda>"}
 """No functions since Python 3.12."""
 
 Function = tuple[str, str]
+
+APPEND = 80
+APPEND_ASYNC = 89
+"""Most functions of a write of one chunk into a shard that is open."""
 
 WARM_READ: list[Function] = [
     ("store/sharding_mapping.py", "ShardingMapping.__getitem__"),
@@ -88,3 +93,23 @@ def test_a_warm_read(root: Path) -> None:
     with calls() as seen:
         assert read() == b"\x01"
     assert seen == WARM_READ
+
+
+def test_an_append(root: Path) -> None:
+    """To a shard that is open, of a chunk that was written before."""
+    mapping = ShardingMapping(LocalStore(root), chunks_per_shard=4)
+    mapping["a/c/15/15"] = b"\x02"
+    mapping["a/c/15/15"] = b"\x03"
+    with calls() as seen:
+        mapping["a/c/15/15"] = b"\x04"
+    assert len(set(seen)) <= APPEND
+
+
+async def test_an_async_append(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update_queue, "_MAX_INLINE_S", 60)  # it is noted what is called
+    store = await ShardingStore.open(root, chunks_per_shard=4)
+    for value in (b"\x02", b"\x03"):
+        await store.set("a/c/15/15", cpu.Buffer.from_bytes(value))
+    with calls() as seen:
+        await store.set("a/c/15/15", cpu.Buffer.from_bytes(b"\x04"))
+    assert len(set(seen)) <= APPEND_ASYNC

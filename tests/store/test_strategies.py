@@ -32,6 +32,7 @@ from tests.support.stops import files_in
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore, SpecError, reshard
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local import open_shards as open_shards_module
+from zarr_shardstore.io.local.locks import KeptLock
 from zarr_shardstore.shards.sharding import WriteStrategy
 
 ROOT = "data/root/a/c"
@@ -233,6 +234,29 @@ def test_shards_that_are_never_full_are_sealed_in_time(
     assert dict(m) == chunks(values)
     m.flush()
     assert len(files_in(tmp_path)) == n
+
+
+def test_a_lock_that_fails_keeps_no_other_shard_unsealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of its use is no reason to choose a shard that is then not sealed."""
+    forget_open_shards()  # those of other tests
+    m = mapping(tmp_path, n=4)
+    for i in range(0, 40, 4):
+        m[f"{ROOT}{i}"] = b"1"
+    first = next(path for path in open_shards_module.open_shards.files)
+    monkeypatch.setattr(open_shards_module, "_MAX_UNSEALED", 8)
+    with (
+        mock.patch.object(KeptLock, "acquire", side_effect=OSError("no locks")),
+        pytest.raises(OSError, match="no locks"),
+    ):
+        m[f"{ROOT}37"] = b"2"
+    m[f"{ROOT}37"] = b"3"
+    deadline = time.monotonic() + 20
+    while os.path.exists(f"{first}.__journal") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not os.path.exists(f"{first}.__journal")
+    assert dict(m) == chunks({**dict.fromkeys(range(0, 40, 4), b"1"), 37: b"3"})
 
 
 def test_a_shard_with_a_damaged_chunk_is_left_as_it_is(tmp_path: Path) -> None:

@@ -96,13 +96,13 @@ def forget_open_shards(directory: Path | str = "/") -> None:
 
 @one_thread_at_a_time
 def _forget_unless_in_use(root: str) -> list[ShardFile] | None:
-    paths = [path for path in open_shards._files if path.startswith(root)]
+    paths = [path for path in open_shards.files if path.startswith(root)]
     if not open_shards._locked.keys().isdisjoint(paths):
         return None
     for path in paths:
         open_shards._recent.pop(path, None)
         open_shards._being_sealed.discard(path)
-    return [open_shards._files.pop(path) for path in paths]
+    return [open_shards.files.pop(path) for path in paths]
 
 
 def wait_until_free() -> None:

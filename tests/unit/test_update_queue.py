@@ -21,7 +21,7 @@ from zarr_shardstore.io import update_queue
 from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
-from zarr_shardstore.io.local.open_shards import open_shards
+from zarr_shardstore.io.local.open_shards import ShardLock, open_shards
 
 N = 16
 SHARD = "data/root/a/c0"
@@ -204,9 +204,8 @@ async def test_a_commit_that_waits_for_a_worker_holds_no_shard(tmp_path: Path) -
         task = asyncio.create_task(store._set_partial_values([(key(1), 0, b"N")]))
         await asyncio.sleep(0.05)
         path = f"{os.path.realpath(tmp_path)}/{SHARD}"
-        lock = open_shards.try_lock(path, lambda _: True)
-        assert lock is not None
-        with lock:
+        with ShardLock(path, lambda _: True) as is_locked:
+            assert is_locked
             assert not task.done()
     finally:
         may_end.set()
@@ -265,11 +264,12 @@ async def test_what_another_process_wrote_is_seen_first(tmp_path: Path) -> None:
     """A shard that is open, but was changed elsewhere, is opened anew."""
     store = opened(tmp_path)
     path = f"{os.path.realpath(tmp_path)}/{SHARD}"
-    file = open_shards._files.pop(path)  # then the next writer is another process, to this one
+    file = open_shards.files.pop(path)  # then the next writer is another process, to this one
     ShardingMapping(tmp_path, chunks_per_shard=N)[key(3)] = b"other"
-    open_shards._files[path].close_all()
-    open_shards._files[path] = file
-    assert open_shards.try_lock(path, lambda _: True) is None
+    open_shards.files[path].close_all()
+    open_shards.files[path] = file
+    with ShardLock(path, lambda _: True) as is_locked:
+        assert not is_locked
     assert not open_shards.is_locked_by_me(path)
     with closing(KeptLock(path + LOCK_SUFFIX)) as other:
         other.acquire(0, "it is not held any more")
@@ -334,8 +334,9 @@ def test_a_failing_look_at_a_shard_keeps_no_lock(call: str, tmp_path: Path) -> N
     with (
         mock.patch.object(os, call, side_effect=OSError("no disk")),
         pytest.raises(OSError, match="no"),
+        ShardLock(path, lambda _: True),
     ):
-        open_shards.try_lock(path, lambda _: True)
+        pass
     assert not open_shards.is_locked_by_me(path)
     with closing(KeptLock(path + LOCK_SUFFIX)) as other:
         other.acquire(0, "it is not held any more")

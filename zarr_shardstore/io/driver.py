@@ -23,7 +23,6 @@ from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.local.fs import max_shards_of_a_write
 from zarr_shardstore.io.update_queue import (
-    QueuedUpdate,
     blocked_loop,
     commit,
     commit_async,
@@ -95,8 +94,8 @@ class Driver:
         self.counters = counters or Counters()
         self.inline_from = 0.0
         """From this time on, by the monotonic clock in s, event loops may commit inline."""
-        self._update_flow = update_flow
-        self._fits_inline = fits_inline
+        self.update_flow = update_flow
+        self.fits_inline = fits_inline
 
     def run(self, flow: Flow[T]) -> T:
         """Run a flow in this thread; through zarr's event loop if the backend cannot block."""
@@ -238,17 +237,10 @@ class Driver:
 
     # ------------------------------------------------- for the update queue
 
-    def update_flow(self, updates: Sequence[QueuedUpdate]) -> Flow[Sequence[Exception | None]]:
-        """Return the flow that commits updates of one shard, in the order in which they came."""
-        return self._update_flow(updates[0].request, [u.request.updates for u in updates])
-
-    def fits_inline(self, updates: Sequence[QueuedUpdate], writer: ShardWriter) -> bool:
-        """Return whether that flow only writes small pieces into the open shard."""
-        parts = [part for update in updates for part in update.request.updates]
-        return self._fits_inline(updates[0].request, parts, writer)
-
-    async def update_async(self, updates: Sequence[QueuedUpdate]) -> Sequence[Exception | None]:
-        """Commit updates of one shard under the lock, or again after a foreign writer.
+    async def update_async(
+        self, request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
+    ) -> Sequence[Exception | None]:
+        """Commit groups of updates of one shard under the lock, or again after a foreign writer.
 
         Raises `ShardConflictError` if others were quicker for two minutes; nothing was stored.
         """
@@ -256,8 +248,8 @@ class Driver:
         backoff = _FIRST_BACKOFF_S
         while (view := self.backend.optimistic()) is not None:
             try:
-                driver = Driver(view, self._update_flow, self.counters)
-                return await driver.run_async(self.update_flow(updates))
+                driver = Driver(view, self.update_flow, self.counters)
+                return await driver.run_async(self.update_flow(request, groups))
             except ReplacedMeanwhileError as error:
                 if time.monotonic() > end:
                     raise ShardConflictError(
@@ -266,13 +258,13 @@ class Driver:
                     ) from None
             await asyncio.sleep(random.uniform(0, backoff))
             backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
-        lock = self.backend.lock(updates[0].request.shard.key)
+        lock = self.backend.lock(request.shard.key)
         async with nullcontext() if lock is None else _locked_by_worker(lock):
-            return await self.run_async(self.update_flow(updates))
+            return await self.run_async(self.update_flow(request, groups))
 
 
 @asynccontextmanager
-async def _locked_by_worker(lock: AbstractContextManager[None]) -> AsyncIterator[None]:
+async def _locked_by_worker(lock: AbstractContextManager[object]) -> AsyncIterator[None]:
     """Wait for a lock without blocking the event loop."""
     entered = asyncio.get_running_loop().run_in_executor(worker_pool(), lock.__enter__)
     try:

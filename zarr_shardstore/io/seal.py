@@ -76,7 +76,7 @@ def _seal(file: ShardFile, order: EntryOrder) -> None:
         request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
     ) -> Flow[Sequence[Exception | None]]:
         nonlocal is_another
-        is_another = not open_shards[file.path].is_what_was_opened()
+        is_another = not open_shards.files[file.path].is_what_was_opened()
         if not is_another:
             yield from seal_shard(request.shard, order=order)
         elif shard.layout.spec.index.checksum:  # otherwise nothing tells that it has this layout

@@ -36,11 +36,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -49,6 +50,7 @@ from zarr.core.sync import _get_loop
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.shards.requests import UpdateShard
+from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.updates import nbytes_of
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
@@ -220,12 +222,18 @@ def _lead_in_thread(scope: Hashable, leader: object, taken: Sequence[QueuedUpdat
 def _lead_inline(scope: Hashable, leader: object) -> None:
     """Commit in the event loop if that is little work (rule 6); else lead in a worker thread."""
     taken = _take(scope, leader)
-    driver = taken[0].driver
+    driver, request = taken[0].driver, taken[0].request
+    updates = [part for update in taken for part in update.request.updates]
     begun = time.monotonic()
-    if begun < driver.inline_from or not _is_small(taken):
-        _lead_in_thread(scope, leader, taken)
-        return
-    if _commit_inline(taken):
+    if (
+        begun >= driver.inline_from
+        and len(updates) <= _MAX_INLINE_UPDATES
+        # A request without updates flushes the write buffer of a batch: perhaps a whole shard.
+        and all(update.request.updates for update in taken)
+        and sum(map(nbytes_of, updates)) <= _MAX_INLINE_NBYTES
+        and len(_groups(taken)) == 1
+        and _commit(taken, partial(driver.fits_inline, request, updates))
+    ):
         taken = _take(scope, leader)
     took = time.monotonic() - begun
     if took > _MAX_INLINE_S:
@@ -253,7 +261,8 @@ async def _lead_async(scope: Hashable, former: object, begun: asyncio.Event | No
                 return
             for group in _groups(taken):
                 try:
-                    outcome: _Outcome = await group[0].driver.update_async(group)
+                    groups = [update.request.updates for update in group]
+                    outcome: _Outcome = await group[0].driver.update_async(group[0].request, groups)
                 except Exception as error:
                     outcome = error
                 _settle(group, outcome)
@@ -269,42 +278,24 @@ def _lead_elsewhere(scope: Hashable, leader: object, loop: _Loop) -> None:
 
 def _commit_in_thread(taken: Sequence[QueuedUpdate]) -> None:
     for group in _groups(taken):
-        driver, key = group[0].driver, group[0].request.shard.key
-        try:
-            with driver.backend.lock(key) or nullcontext():
-                outcome: _Outcome = driver.run(driver.update_flow(group))
-        except Exception as error:
-            outcome = error
-        _settle(group, outcome)
+        _commit(group)
 
 
-def _commit_inline(taken: Sequence[QueuedUpdate]) -> bool:
-    """Commit one group in this event loop; return whether that was possible without waiting."""
-    driver = taken[0].driver
+def _commit(
+    group: Sequence[QueuedUpdate], fits: Callable[[ShardWriter], bool] | None = None
+) -> bool:
+    """Commit one group; with `fits` only if `Backend.lock` says so. Return whether that was so."""
+    driver, request = group[0].driver, group[0].request
     try:
-        lock = driver.backend.try_lock(
-            taken[0].request.shard.key, lambda writer: driver.fits_inline(taken, writer)
-        )
-        if lock is None:
-            return False
-        with lock:
-            outcome: _Outcome = driver.run(driver.update_flow(taken))
+        with driver.backend.lock(request.shard.key, fits) or nullcontext(True) as is_locked:
+            if not is_locked:
+                return False
+            groups = [update.request.updates for update in group]
+            outcome: _Outcome = driver.run(driver.update_flow(request, groups))
     except Exception as error:
         outcome = error
-    _settle(taken, outcome)
+    _settle(group, outcome)
     return True
-
-
-def _is_small(taken: Sequence[QueuedUpdate]) -> bool:
-    """Return whether updates are one group, and little work besides their writes, too."""
-    updates = [part for update in taken for part in update.request.updates]
-    return (
-        len(updates) <= _MAX_INLINE_UPDATES
-        # A request without updates flushes the write buffer of a batch: perhaps a whole shard.
-        and all(update.request.updates for update in taken)
-        and sum(map(nbytes_of, updates)) <= _MAX_INLINE_NBYTES
-        and len(_groups(taken)) == 1
-    )
 
 
 def _groups(taken: Sequence[QueuedUpdate]) -> list[list[QueuedUpdate]]:
@@ -348,17 +339,11 @@ def _join(scope: Hashable, update: QueuedUpdate, blocked: _Loop | None = None) -
     return False
 
 
-def _queue_of(scope: Hashable, leader: object) -> _Queue | None:
-    """Return the queue of a shard, if that is its leader."""
-    queue = _queues.get(scope)
-    return queue if queue is not None and queue.leader is leader else None
-
-
 @_synchronized
 def _take(scope: Hashable, leader: object) -> list[QueuedUpdate]:
     """Take all updates that wait for a shard; if there are none, close its queue."""
-    queue = _queue_of(scope, leader)
-    if queue is None:
+    queue = _queues.get(scope)
+    if queue is None or queue.leader is not leader:
         return []
     queue.taken, queue.waiting = queue.waiting, []
     if not queue.taken:
@@ -369,8 +354,8 @@ def _take(scope: Hashable, leader: object) -> list[QueuedUpdate]:
 @_synchronized
 def _claim(scope: Hashable, leader: object, heir: object) -> bool:
     """Lead a queue in the place of the leader that passed it on, if that has not failed since."""
-    queue = _queue_of(scope, leader)
-    if queue is None:
+    queue = _queues.get(scope)
+    if queue is None or queue.leader is not leader:
         return False
     queue.leader = heir
     return True
@@ -401,8 +386,8 @@ def _leave_loop(scope: Hashable) -> None:
 @_synchronized
 def _abandon(scope: Hashable, leader: object) -> None:
     """Fail the waiting callers of an interrupted leader, and free the shard."""
-    queue = _queue_of(scope, leader)
-    if queue is not None:
+    queue = _queues.get(scope)
+    if queue is not None and queue.leader is leader:
         _settle(queue.taken + queue.waiting, _interrupted())
         del _queues[scope]
 

@@ -218,8 +218,10 @@ def _change(
 ) -> Flow[None]:
     """Give entries of a shard new values, or none."""
     shard, spec = writer.shard, writer.shard.layout.spec
-    _check_kept(writer, replaced=new)
-    n_present = writer.n_present_with(new)
+    if writer.damaged:
+        _check_kept(writer, replaced=new)
+    n_gone = sum(writer.entry(i) is not None for i in new)
+    n_present = writer.n_present - n_gone + sum(value is not None for value in new.values())
     if n_present == 0:
         yield [Delete(shard.key)]
         return
@@ -235,7 +237,7 @@ def _change(
     yield [ChangeShard(shard.key, writer.change(new))]
     # A shard that was sealed before is written to again, perhaps because its array grows slice by
     # slice. Then it is full when no entry is missing.
-    is_full = not writer.was_sealed or writer.is_growing or n_present == spec.n_entries
+    is_full = not writer.was_sealed or writer.growing or n_present == spec.n_entries
     if n_present >= n_full and not was_full and is_full:
         yield from _seal(writer, order, _MAX_DEAD_SHARE)
 
@@ -278,10 +280,13 @@ def _seal(writer: ShardWriter, order: EntryOrder, max_dead_share: float) -> Flow
 
 
 def _check_kept(writer: ShardWriter, replaced: Container[int] = ()) -> None:
-    try:
-        writer.check_kept(replaced)
-    except IndexDamageError as damage:
-        raise corrupt(writer.shard, damage, KEEP_HINT) from damage
+    """Refuse to change a shard with an entry that leaves the data and is not replaced."""
+    for entry_id in sorted(writer.damaged):
+        if entry_id not in replaced:
+            try:
+                writer.index().check_entry(entry_id, writer.size, writer.shard.layout.spec)
+            except IndexDamageError as damage:
+                raise corrupt(writer.shard, damage, KEEP_HINT) from damage
 
 
 def _is_mostly_dead(writer: ShardWriter, max_share: float) -> bool:

@@ -30,7 +30,7 @@ Theory of operation:
    was not touched yet, or is whole. A half-written index is repaired as in rule 2.
 4. *Loss of power.* A `Barrier` separates what must be on the disk before the next step begins.
 5. *Foreign writer.* The journal names the process that changed the shard last, and size and index
-   are compared before each change (`compared_range`). If another program came between, the file
+   are compared before each change (`has_index_of`). If another program came between, the file
    is opened again: this object is thrown away, not corrected.
 6. *Exception at any line.* `is_valid` is false from before the plan changes this object until the
    last step was taken. An invalid writer is thrown away, and the index is read again.
@@ -45,7 +45,7 @@ Theory of operation:
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -137,9 +137,10 @@ class ShardWriter:
         self.size = size
         self.body = bytearray(index[: spec.n_entries * ENTRY_NBYTES])
         self.crc = crc32c.crc32c(self.body)
+        self._is_at_start = spec.index.location == "start"
         self.index_start = 0 if self._is_at_start else size - spec.index_nbytes
         self._entry = struct.Struct(f"{spec.index.byte_order}QQ")
-        self._damaged = set(decoded.damaged_ids(size, spec).tolist())
+        self.damaged = set(decoded.damaged_ids(size, spec).tolist())
         present = decoded.fields[decoded.present_ids()]
         self.n_present = len(present)
         # A damaged entry may have any size: not more than that of the file counts.
@@ -148,20 +149,17 @@ class ShardWriter:
         self.data_end = self._known_data_end(decoded, data_end)
         self.was_sealed = self.gap_nbytes == 0
         self.is_valid = True
-        self._growing: frozenset[int] = frozenset()
+        self.growing: frozenset[int] = frozenset()
+        """Dimensions in which the array has grown since the shard was opened."""
         self._head = b""
         self._number = 0
 
     def _known_data_end(self, index: ShardIndex, data_end: int | None) -> int:
         if self._is_at_start:
             return self.size
-        if data_end is None or data_end > self.index_start or self._damaged:
+        if data_end is None or data_end > self.index_start or self.damaged:
             return self.index_start
         return max(data_end, int(index.fields[index.present_ids()].sum(axis=1).max(initial=0)))
-
-    @property
-    def _is_at_start(self) -> bool:
-        return self.shard.layout.spec.index.location == "start"
 
     @property
     def data_nbytes(self) -> int:
@@ -195,27 +193,18 @@ class ShardWriter:
         fields = np.frombuffer(bytes(self.body), f"{order}u8").reshape(-1, 2)
         return ShardIndex(fields.astype(np.uint64, copy=False))
 
-    def check_kept(self, replaced: Container[int]) -> None:
-        """Raise `IndexDamageError` if an entry that leaves the data is not `replaced`."""
-        for entry_id in sorted(self._damaged):
-            if entry_id not in replaced:
-                self.index().check_entry(entry_id, self.size, self.shard.layout.spec)
-
     def belongs_to(self, shard: ShardRef) -> bool:
         """Whether this is that shard; if so take its shape, which may have changed."""
+        if self.shard is shard:
+            return True
         mine, other = self.shard.layout, shard.layout
         if self.shard.key != shard.key or not mine.has_same_entries(other):
             return False
         if mine.grid_shape != other.grid_shape and mine.grid_shape and other.grid_shape:
             shapes = enumerate(zip(mine.grid_shape, other.grid_shape, strict=True))
-            self._growing |= {dim for dim, (before, now) in shapes if now > before}
+            self.growing |= {dim for dim, (before, now) in shapes if now > before}
         self.shard = shard
         return True
-
-    @property
-    def is_growing(self) -> bool:
-        """Whether the array has grown since the shard was opened."""
-        return bool(self._growing)
 
     @property
     def n_full(self) -> int:
@@ -224,14 +213,14 @@ class ShardWriter:
         In dimensions in which the array has grown since the shard was opened, all that the shard
         can hold.
         """
-        if not self._growing:
+        if not self.growing:
             return self.shard.n_grid_entries
         layout = self.shard.layout
         grid, cps = layout.grid_shape, layout.spec.chunks_per_shard
         if grid is not None:
             stops = [(c + 1) * n for c, n in zip(self.shard.coords, cps, strict=True)]
             grid = tuple(
-                max(n, stops[dim]) if dim in self._growing else n for dim, n in enumerate(grid)
+                max(n, stops[dim]) if dim in self.growing else n for dim, n in enumerate(grid)
             )
         return n_in_grid_box(self.shard.coords, cps, grid)
 
@@ -239,17 +228,12 @@ class ShardWriter:
         """Whether new entries of so many bytes find room."""
         return self._is_at_start or nbytes <= self.gap_nbytes
 
-    def n_present_with(self, values: Mapping[int, Bytes | None]) -> int:
-        """Return the number of entries there will be when some have new values, or none."""
-        n_gone = sum(self.entry(i) is not None for i in values)
-        return self.n_present - n_gone + sum(value is not None for value in values.values())
-
     # ------------------------------------------------------------- changes
 
     def change(self, values: Mapping[int, Bytes | None]) -> list[FileStep]:
         """Return the steps that give entries new values, or none; the file grows if it must.
 
-        The caller has called `check_kept`. Until all steps are taken `is_valid` is false.
+        The caller has checked the `damaged` entries. Until all steps are taken `is_valid` is false.
         """
         self.is_valid = False
         pieces = [value for value in values.values() if value]
@@ -265,12 +249,16 @@ class ShardWriter:
             self.size = self.data_end
         old_crc = self.crc
         changed = self._set_entries(places)
-        self._damaged.difference_update(values)
+        self.damaged.difference_update(values)
         record = encode_record(self._head, Change(old_crc, self.crc, self.data_end, changed))
         steps.append(WriteAt("journal", JOURNAL_HEADER_NBYTES, [record]))
         if pieces:
             steps.append(WriteAt("shard", start, pieces))
-        steps += [Barrier(), *self._index_writes(sorted(places)), Barrier(), self._state_written()]
+        steps += [Barrier(), *self._index_writes(sorted(places)), Barrier()]
+        # After this step the shard is whole and the record means nothing.
+        self._number = (self._number + 1) % 2**32
+        self._head = self._header(self.data_end)
+        steps.append(WriteAt("journal", JOURNAL_STATE_OFFSET, [self._head[JOURNAL_STATE_OFFSET:]]))
         return steps
 
     def _set_entries(self, places: Mapping[int, tuple[int, int] | None]) -> list[ChangedEntry]:
@@ -347,45 +335,29 @@ class ShardWriter:
         if self._head:
             return []
         self.is_valid = False
-        self._head = self._header(data_end).encode()
+        self._head = self._header(data_end)
         return [WriteAt("journal", 0, [self._head]), Barrier()]
 
-    def _header(self, data_end: int) -> JournalHeader:
+    def _header(self, data_end: int) -> bytes:
         spec = self.shard.layout.spec
-        return JournalHeader(
-            spec.index.checksum,
-            spec.n_entries,
-            self.owner,
-            self.index_start,
-            data_end,
-            self._number,
-        )
-
-    def _state_written(self) -> FileStep:
-        """Return the step after which the shard is whole and the record means nothing."""
-        self._number = (self._number + 1) % 2**32
-        self._head = self._header(self.data_end).encode()
-        return WriteAt("journal", JOURNAL_STATE_OFFSET, [self._head[JOURNAL_STATE_OFFSET:]])
+        place = self.owner, self.index_start, data_end, self._number
+        return JournalHeader(spec.index.checksum, spec.n_entries, *place).encode()
 
     @property
     def _checksum(self) -> bytes:
         form = self.shard.layout.spec.index
         return self.crc.to_bytes(CHECKSUM_NBYTES, "little") if form.checksum else b""
 
-    @property
-    def compared_range(self) -> tuple[int, int]:
-        """Byte range that shows whether another program changed the file: the index, or only the
-        checksum of a large index that has one."""
-        stop = self.index_start + len(self.body)
-        has_checksum = self.shard.layout.spec.index.checksum
-        if has_checksum and len(self.body) > _MAX_COMPARED_NBYTES:
-            return stop, stop + CHECKSUM_NBYTES
-        return self.index_start, stop + CHECKSUM_NBYTES * has_checksum
-
-    def is_same(self, found: bytes) -> bool:
-        """Whether bytes read from `compared_range` are those that this writer left."""
-        n = len(found) - len(self._checksum)
-        return found[n:] == self._checksum and (n == 0 or found[:n] == self.body)
+    def has_index_of(self, fd: int, pread: Callable[[int, int, int], bytes]) -> bool:
+        """Whether a file still has the index that this writer left. Of a large index that has a
+        checksum only that is compared."""
+        checksum = self._checksum
+        if checksum and len(self.body) > _MAX_COMPARED_NBYTES:
+            end = self.index_start + len(self.body)
+            return pread(fd, CHECKSUM_NBYTES, end) == checksum
+        n_body = len(self.body)
+        found = pread(fd, n_body + len(checksum), self.index_start)
+        return found[n_body:] == checksum and found[:n_body] == self.body
 
     def trimmed(self) -> list[FileStep]:
         """Return the steps of a seal: they end the journal, and remove the gap unless it is smaller

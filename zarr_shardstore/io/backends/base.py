@@ -14,7 +14,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, TypeAlias, get_args
@@ -75,21 +75,17 @@ class Backend(ABC):
     def scope(self, key: str) -> Hashable:
         """Return the identity of an object in this process, the same through every store."""
 
-    def lock(self, key: str) -> AbstractContextManager[None] | None:  # noqa: ARG002
-        """Return a blocking lock against other processes that update an object, if there is one."""
-        return None
-
-    def try_lock(
+    def lock(
         self,
         key: str,  # noqa: ARG002
-        fits: Callable[[ShardWriter], bool],  # noqa: ARG002
-    ) -> AbstractContextManager[None] | None:
-        """Return the lock, taken already, if an event loop can commit under it, else ``None``.
+        fits: Callable[[ShardWriter], bool] | None = None,
+    ) -> AbstractContextManager[bool] | None:
+        """Return a lock against other processes that update an object, if there is one.
 
-        That is so if no other writer holds it, the shard is open and unchanged, and `fits` is
-        true of its writer.
+        It waits. With `fits` it does not, and says whether an event loop can commit under it: if it
+        is free, the shard is open and unchanged, and `fits` is true of its writer.
         """
-        return None
+        return None if fits is None else nullcontext(False)
 
     def optimistic(self) -> Backend | None:
         """Return a view for one update with conditional writes, if the store has such writes.

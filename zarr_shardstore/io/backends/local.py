@@ -10,7 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from zarr.abc.store import Store
@@ -131,17 +131,14 @@ class LocalBackend(Backend):
     def scope(self, key: str) -> Hashable:
         return ("file", self.real_root + key)
 
-    def lock(self, key: str) -> AbstractContextManager[None]:
+    def lock(
+        self, key: str, fits: Callable[[ShardWriter], bool] | None = None
+    ) -> AbstractContextManager[bool]:
+        if fits is not None and (not self.can_append or self._is_durable):
+            return nullcontext(False)
         if self.can_append:
-            return ShardLock(self.real_root + key)
+            return ShardLock(self.real_root + key, fits)
         return lock_to_replace(self.real_root + key, self._locking, in_this_thread=True)
-
-    def try_lock(
-        self, key: str, fits: Callable[[ShardWriter], bool]
-    ) -> AbstractContextManager[None] | None:
-        if not self.can_append or self._is_durable:
-            return None
-        return open_shards.try_lock(self.real_root + key, fits)
 
     def path_of(self, key: str) -> str:
         """Return the path of a file or a directory."""
@@ -170,7 +167,7 @@ class LocalBackend(Backend):
     def _perform_one(self, request: Request, files: OpenFiles) -> Any:
         match request:
             case Get(key, byte_range, opened=True):
-                return Found(open_shards[self.real_root + key].read(byte_range), None)
+                return Found(open_shards.files[self.real_root + key].read(byte_range), None)
             case Get(key, byte_range, consistent=True):
                 return self._get_consistent(key, byte_range, files)
             case Get(key, byte_range):
@@ -184,12 +181,12 @@ class LocalBackend(Backend):
             case RecordIndex(shard, waits):
                 return self._record_index(shard, waits=waits)
             case OpenShard(shard, data_end):
-                file = open_shards[self.real_root + shard.key]
+                file = open_shards.files[self.real_root + shard.key]
                 file.owner = self
                 return file.open(shard, data_end)
             case ChangeShard(key, steps):
                 durable_below = self.real_root if self._is_durable else None
-                open_shards[self.real_root + key].take(steps, durable_below=durable_below)
+                open_shards.files[self.real_root + key].take(steps, durable_below=durable_below)
                 _close(files, key)  # it has another size now
             case GetMany(keys):
                 return read_files(self._root, keys)
@@ -211,7 +208,7 @@ class LocalBackend(Backend):
                 self._store(key, parts)
                 _close(files, key)
             case CloseShard(key):
-                open_shards[self.real_root + key].end_journal()
+                open_shards.files[self.real_root + key].end_journal()
             case Delete(key):
                 self._delete(key)
                 _close(files, key)
@@ -319,9 +316,9 @@ class LocalBackend(Backend):
 
     def _end_journal(self, key: str) -> None:
         """Remove the journal of a shard that is about to be replaced or removed."""
-        file = open_shards.get(self.real_root + key)
-        if file is not None:
-            file.end_journal(is_durable=self._is_durable)
+        path = self.real_root + key
+        if path in open_shards.files and open_shards.is_locked_by_me(path):
+            open_shards.files[path].end_journal(is_durable=self._is_durable)
 
     def _delete(self, key: str) -> None:
         self._end_journal(key)

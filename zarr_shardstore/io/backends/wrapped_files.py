@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -41,6 +42,7 @@ from zarr_shardstore.io.local.fs import MIN_AGE_NS, FileState, state_of
 from zarr_shardstore.io.local.open_shards import lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.shards.requests import DeletePrefix, Found, Get, ListDir, Request
+from zarr_shardstore.shards.shard_writer import ShardWriter
 
 
 class WrappedFilesBackend(ZarrBackend):
@@ -61,7 +63,11 @@ class WrappedFilesBackend(ZarrBackend):
         self.replaces_at_once = not is_local_fsspec(innermost(store))  # fsspec writes in place
         self._has_get_many = False  # each read is checked by itself
 
-    def lock(self, key: str) -> AbstractContextManager[None]:
+    def lock(
+        self,
+        key: str,
+        fits: Callable[[ShardWriter], bool] | None = None,  # noqa: ARG002  it is async
+    ) -> AbstractContextManager[bool]:
         overwrites = not self.replaces_at_once
         return lock_to_replace(self._root + key, self._options.locking, overwrites=overwrites)
 

@@ -7,7 +7,7 @@ key a call. The backend then reads in another way.
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncGenerator, Hashable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from typing import Any
@@ -58,6 +58,7 @@ from zarr_shardstore.shards.requests import (
     Set,
     SetIfNotExists,
 )
+from zarr_shardstore.shards.shard_writer import ShardWriter
 
 MAX_CONCURRENCY = 64
 """Concurrent requests of one batch; zarr's own limit of 10 is one of chunks."""
@@ -126,10 +127,14 @@ class ZarrBackend(Backend):
     def scope(self, key: str) -> Hashable:
         return self._place, self._path + key
 
-    def lock(self, key: str) -> AbstractContextManager[None] | None:  # noqa: ARG002
+    def lock(
+        self,
+        key: str,
+        fits: Callable[[ShardWriter], bool] | None = None,
+    ) -> AbstractContextManager[bool] | None:
         if self._options.locking != "none" and is_shared_without_locks(self.store):
             _warn_of_other_writers()
-        return None
+        return super().lock(key, fits)
 
     def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
         store = self.store

@@ -36,7 +36,8 @@ _synchronized = synchronized()
 
 class _OpenShards:
     def __init__(self) -> None:
-        self._files: dict[str, ShardFile] = {}
+        self.files: dict[str, ShardFile] = {}
+        """By path; the one opened first comes first."""
         self._recent: OrderedDict[str, None] = OrderedDict()
         """Paths of the shards whose files may be open; the one used last comes last."""
         self._locked: dict[str, tuple[object, int]] = {}
@@ -49,40 +50,17 @@ class _OpenShards:
         self.seal_later: Callable[[ShardFile], None] | None = None
         """Seals a shard in another thread."""
 
-    def __getitem__(self, path: str) -> ShardFile:
-        """Return the file of a shard that this thread has locked."""
-        return self._files[path]
-
-    def get(self, path: str) -> ShardFile | None:
-        """Return the file of a shard, if this thread has locked the shard."""
-        return self._files.get(path) if self.is_locked_by_me(path) else None
-
     @_synchronized
     def forget(self, file: ShardFile) -> None:
         """Drop a shard whose file is gone or another one, unless it is locked."""
-        if file.path not in self._locked and self._files.get(file.path) is file:
+        if file.path not in self._locked and self.files.get(file.path) is file:
             self._drop(file.path)
             file.close_all()
 
     @_synchronized
     def below(self, directory: str) -> list[ShardFile]:
         """Return the files of shards below a directory, a path that ends with a slash."""
-        return [file for path, file in self._files.items() if path.startswith(directory)]
-
-    # ---------------------------------------------------------------- locks
-
-    def try_lock(
-        self, path: str, fits: Callable[[ShardWriter], bool]
-    ) -> AbstractContextManager[None] | None:
-        """Return a lock that is already taken.
-
-        ``None`` if the shard is not open, if another writer has locked or changed it, or if its
-        `ShardWriter` does not fit.
-        """
-        if path not in self._files:
-            return None
-        lock = ShardLock(path)
-        return lock if lock.enter(fits) else None
+        return [file for path, file in self.files.items() if path.startswith(directory)]
 
     @contextmanager
     def replacing(self, path: str, *, in_this_thread: bool, overwrites: bool) -> Iterator[None]:
@@ -116,9 +94,9 @@ class _OpenShards:
     @_synchronized
     def begin_use(self, path: str, token: object) -> ShardFile:
         """Register a shard as locked by this thread; return its file."""
-        file = self._files.get(path)
+        file = self.files.get(path)
         if file is None:
-            file = self._files[path] = ShardFile(path)
+            file = self.files[path] = ShardFile(path)
         self._locked[path] = token, threading.get_ident()
         is_more = path not in self._recent
         self._recent[path] = None
@@ -127,24 +105,26 @@ class _OpenShards:
             self.close_idle(max_shards_of_writers())
         return file
 
+    @_synchronized
     def end_use(self, path: str) -> None:
         """Register that a shard is locked no more; drop it unless it has a journal."""
-        idle = self._end_use(path)
+        self._locked.pop(path, None)
+        file = self.files.get(path)
+        if file is None or not file.has_journal:
+            self._drop(path)
+
+    def seal_one(self) -> None:
+        """Seal one of the shards that were opened first (rule 3)."""
+        idle = self._one_to_seal()
         if idle is not None and self.seal_later is not None:
             self.seal_later(idle)  # outside of our lock: this starts a thread
 
     @_synchronized
-    def _end_use(self, path: str) -> ShardFile | None:
-        """Return another shard to seal, if too many are not: one of those opened first."""
-        self._locked.pop(path, None)
-        file = self._files.get(path)
-        if file is None or not file.has_journal:
-            self._drop(path)
-        if len(self._files) > _MAX_UNSEALED:
-            for idle in islice(self._files, _MAX_LOOKED_AT):
-                if idle not in self._locked and idle not in self._being_sealed:
-                    self._being_sealed.add(idle)
-                    return self._files[idle]
+    def _one_to_seal(self) -> ShardFile | None:
+        for path in islice(self.files, _MAX_LOOKED_AT):
+            if path not in self._locked and path not in self._being_sealed:
+                self._being_sealed.add(path)
+                return self.files[path]
         return None
 
     @_synchronized
@@ -152,11 +132,11 @@ class _OpenShards:
         """End the use of a shard whose lock may be taken; close its files."""
         if self.is_locked_with(path, token):
             with suppress(OSError):  # the caller learns of the first error
-                self._files[path].close_all()
-            self._end_use(path)
+                self.files[path].close_all()
+            self.end_use(path)
 
     def _drop(self, path: str) -> None:
-        self._files.pop(path, None)
+        self.files.pop(path, None)
         self._recent.pop(path, None)
         self._being_sealed.discard(path)
 
@@ -169,13 +149,13 @@ class _OpenShards:
                 break
             del self._recent[oldest]
             with suppress(OSError):  # of another shard than the caller's
-                self._files[oldest].close_all()
+                self.files[oldest].close_all()
 
     def reset_after_fork(self) -> None:
         """Forget all: the files are the parent's, and its locks would count as the child's."""
-        for file in self._files.values():
+        for file in self.files.values():
             file.close_all()
-        self._files.clear()
+        self.files.clear()
         self._recent.clear()
         self._locked.clear()
         self._replaced.clear()
@@ -187,46 +167,55 @@ close_when_short(open_shards.close_idle)
 in_forked_child(open_shards.reset_after_fork)
 
 
-class ShardLock(AbstractContextManager[None]):
+class ShardLock(AbstractContextManager[bool]):
     """The lock of one shard, to change it in its place or to replace it.
 
-    As a generator it would take 3 µs more, for each write.
+    With `fits` it is not waited for: the block may then run without the lock, and is told so. It
+    has the lock if the shard is open, no other writer has locked or changed it, and `fits` is true
+    of its `ShardWriter`. As a generator it would take 3 µs more, for each write.
 
     An exception may come at any line of `__exit__`, or just before it. Then the finalizer ends the
     lock, when nothing refers to this object any more. So the registry has a token instead of it.
     """
 
-    __slots__ = ("_file", "_path", "_token")
+    __slots__ = ("_file", "_fits", "_path", "_token")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fits: Callable[[ShardWriter], bool] | None = None) -> None:
         self._path = path
+        self._fits = fits
         self._token = object()
+        self._file: ShardFile | None = None
 
-    def __enter__(self) -> None:
-        if not open_shards.is_locked_with(self._path, self._token):  # by `try_lock`
-            self.enter()
-
-    def enter(self, fits: Callable[[ShardWriter], bool] | None = None) -> bool:
-        """Lock the shard, blocking; or, with `fits`, only if that is possible immediately."""
+    def __enter__(self) -> bool:
+        if self._fits is not None and self._path not in open_shards.files:
+            return False
         try:
-            self._file = open_shards.begin_use(self._path, self._token)
-            is_entered = self._file.acquire() if fits is None else self._file.try_acquire(fits)
-            if not is_entered:
+            file = self._file = open_shards.begin_use(self._path, self._token)
+            if self._fits is None:
+                file.acquire()
+            elif not file.try_acquire(self._fits):
+                self._file = None
                 open_shards.end_use(self._path)
-            return is_entered
+                return False
+            return True
         except BaseException:
             # Not by the finalizer: as long as the exception is kept, it keeps this object.
             open_shards.give_up(self._path, self._token)
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._file.release()
-        open_shards.end_use(self._path)
+        if self._file is not None:
+            self._file.release()
+            open_shards.end_use(self._path)
+            self._file = None
+            if len(open_shards.files) > _MAX_UNSEALED:
+                open_shards.seal_one()
 
     def __del__(self) -> None:
-        if hasattr(self, "_token") and open_shards.is_locked_with(self._path, self._token):
+        file = getattr(self, "_file", None)
+        if file is not None and open_shards.is_locked_with(self._path, self._token):
             try:
-                self._file.release()
+                file.release()
             finally:
                 open_shards.end_use(self._path)
 
@@ -234,7 +223,7 @@ class ShardLock(AbstractContextManager[None]):
 @contextmanager
 def lock_to_replace(
     path: str, locking: Locking, *, in_this_thread: bool = False, overwrites: bool = False
-) -> Iterator[None]:
+) -> Iterator[bool]:
     """Lock a shard file that is replaced as a whole, by whatever means.
 
     `in_this_thread`: only this thread reads the shard for that. `overwrites`: the new shard is
@@ -245,4 +234,4 @@ def lock_to_replace(
             end_journal(path, is_durable=False)
         # Not before: a repair changes the file in its place.
         with open_shards.replacing(path, in_this_thread=in_this_thread, overwrites=overwrites):
-            yield
+            yield True

@@ -71,7 +71,7 @@ class ShardFile:
 
     # ---------------------------------------------------------------- lock
 
-    def acquire(self) -> Literal[True]:
+    def acquire(self) -> None:
         """Take the lock, and repair what a killed writer left unfinished."""
         self._lock.acquire()
         try:
@@ -80,7 +80,6 @@ class ShardFile:
         except BaseException:
             self.release()
             raise
-        return True
 
     def try_acquire(self, fits: Callable[[ShardWriter], bool]) -> bool:
         """Take the lock of a shard that is open and fits, unless another process has it, or has
@@ -203,10 +202,8 @@ class ShardFile:
         """
         if not writer.is_valid or self._fd is None or status.st_size != writer.size:
             return False
-        if not os.path.samestat(status, os.fstat(self._fd)):
-            return False
-        start, stop = writer.compared_range
-        return writer.is_same(os.pread(self._fd, stop - start, start))
+        is_same_file = os.path.samestat(status, os.fstat(self._fd))
+        return is_same_file and writer.has_index_of(self._fd, os.pread)
 
     def take(self, steps: Sequence[FileStep], *, durable_below: str | None) -> None:
         """Take all steps of a change with the files; then the writer is valid.
