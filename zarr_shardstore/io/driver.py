@@ -115,7 +115,8 @@ class Driver:
             result: T = stop.value
             return result
         finally:
-            opened.close()
+            if opened:
+                opened.close()
             running.close()
         raise AssertionError("a blocking flow never waits for an event loop")
 
@@ -149,13 +150,15 @@ class Driver:
 
     async def _reply(self, batch: list[Request], opened: OpenFiles | None) -> list[Any]:
         """Return the replies to a batch; its updates are committed after the other requests."""
+        ask = self._ask if self.backend.replaces_at_once else self._ask_until_stable
         updates = [request for request in batch if isinstance(request, UpdateShard)]
         if not updates:
-            return await self._ask_until_stable(batch, opened)
+            return await ask(batch, opened)
         others: list[Request] = [r for r in batch if not isinstance(r, UpdateShard)]
-        replies = iter(await self._ask_until_stable(others, opened) if others else ())
+        replies = iter(await ask(others, opened) if others else ())
         if opened is not None:
-            opened.close()
+            if opened:
+                opened.close()
             for update in updates:
                 commit(self, update)
         elif len(updates) == 1:
@@ -181,8 +184,6 @@ class Driver:
     ) -> list[Any]:
         """Ask; repeat reads that may have seen half of a write of this process."""
         replies = await self._ask(requests, opened)
-        if self.backend.replaces_at_once:
-            return replies
         end = time.monotonic() + _MAX_TORN_S
         while time.monotonic() < end:
             torn = [

@@ -226,7 +226,7 @@ class ShardWriter:
 
     def fits(self, nbytes: float) -> bool:
         """Whether new entries of so many bytes find room."""
-        return self._is_at_start or nbytes <= self.gap_nbytes
+        return self._is_at_start or nbytes <= self.index_start - self.data_end
 
     # ------------------------------------------------------------- changes
 
