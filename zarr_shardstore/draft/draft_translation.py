@@ -53,8 +53,6 @@ from zarr_shardstore.metadata.codecs import (
     Order,
     bytes_endian,
     compressor_of_codec,
-    config_of_draft,
-    draft_compressor,
     name_and_options,
     split_layout,
     v3_array,
@@ -66,17 +64,18 @@ from zarr_shardstore.metadata.data_types import (
     parse_draft,
     parse_v3,
 )
+from zarr_shardstore.metadata.declaration import Document
 from zarr_shardstore.metadata.documents import (
     V3_ARRAY_MEMBERS,
     V3_GROUP_MEMBERS,
     Geometry,
     Node,
     attributes_of,
+    complete_document,
     document_key,
     is_same_json,
 )
-
-Document = dict[str, Any]
+from zarr_shardstore.metadata.transformer_list import name_of
 
 DRAFT_META_ROOT = "meta/root/"
 """Prefix of the key of each document below the root."""
@@ -89,6 +88,7 @@ _GROUP = ".group.json"
 
 _IS_ODD = re.compile(r"c[0-9].*[0-9]")
 
+_COMPRESSORS = "https://purl.org/zarr/spec/codec/"
 _CORE = "https://purl.org/zarr/spec/protocol/core/3.0"
 
 ENTRY_POINT: Document = {
@@ -170,9 +170,10 @@ def draft_candidate_of(key: str) -> tuple[str, str] | None:
     return (path, name) if usual is None and _IS_ODD.fullmatch(name) else usual
 
 
-def v3_separator(separator: str) -> str:
-    """Return the separator in v3's keys of an array that has `separator` in the draft's."""
-    return separator if separator in ("/", ".") else "."
+def v3_encoding(encoding: ChunkKeyEncoding) -> ChunkKeyEncoding:
+    """Return the chunk key encoding in v3 of an array of the draft."""
+    separator = encoding.separator
+    return ChunkKeyEncoding("default", separator if separator in ("/", ".") else ".")
 
 
 def chunk_places(
@@ -190,13 +191,12 @@ def chunk_places(
     if candidate is None or candidate[0] not in arrays:
         return ()
     path, suffix = candidate
-    geometry = arrays[path]
-    encoding = ChunkKeyEncoding("default", v3_separator(geometry.encoding.separator))
-    coords = encoding.decode(suffix, len(geometry.shape))
+    encoding = arrays[path].encoding
+    coords = v3_encoding(encoding).decode(suffix, len(arrays[path].shape))
     if coords is None:
         return ()
-    suffixes = [geometry.encoding.encode(coords)] if coords else ["c0", "c"]
-    return tuple(DRAFT_DATA_ROOT + directory_of(path) + suffix for suffix in suffixes)
+    prefix = Node("draft", path).chunk_prefix
+    return (prefix + encoding.encode(coords),) if coords else (f"{prefix}c0", f"{prefix}c")
 
 
 def v3_chunk_key(
@@ -209,12 +209,9 @@ def v3_chunk_key(
     if candidate is None or candidate[0] not in arrays:
         return None
     path, suffix = candidate
-    spelling, ndim = arrays[path].encoding, len(arrays[path].shape)
-    coords = spelling.decode_leading(suffix, ndim) if leading else spelling.decode(suffix, ndim)
-    if coords is None:
-        return None
-    encoding = ChunkKeyEncoding("default", v3_separator(spelling.separator))
-    return directory_of(path) + encoding.encode(coords)
+    encoding, ndim = arrays[path].encoding, len(arrays[path].shape)
+    coords = encoding.decode_leading(suffix, ndim) if leading else encoding.decode(suffix, ndim)
+    return None if coords is None else directory_of(path) + v3_encoding(encoding).encode(coords)
 
 
 def directory_to_draft(geometry: Geometry, suffix: str) -> str | None:
@@ -271,25 +268,20 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
             f"the array has the filters {attributes['filters']!r} (in its attributes), which "
             "are not translated: read it by zarr-python 2"
         )
-    try:
+    with complete_document():
         data_type = parse_draft(doc["data_type"])
         grid = doc["chunk_grid"]
-        shape, chunk_shape = list(doc["shape"]), list(grid["chunk_shape"])
+        shape, chunk_shape = tuple(doc["shape"]), tuple(grid["chunk_shape"])
         separator = grid.get("separator", "/")
         is_regular = grid["type"] == "regular" and len(shape) == len(chunk_shape)
-        compressor = doc.get("compressor")
-        config = None if compressor is None else config_of_draft(compressor)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise SpecError(f"the array document is not complete: {error!r}") from error
+        compressor = _compressor_config(doc.get("compressor"))
     if not is_regular or not is_separator("draft", separator):
         raise UnsupportedError(f"the chunk grid {grid!r} is not known")
-    chain = Chain(data_type, doc.get("chunk_memory_layout", "C"), compressor=config)
-    encoding = ChunkKeyEncoding("default", v3_separator(separator))
-    geometry = Geometry(tuple(shape), tuple(chunk_shape), encoding)
+    chain = Chain(data_type, doc.get("chunk_memory_layout", "C"), compressor=compressor)
+    encoding = v3_encoding(ChunkKeyEncoding("draft", separator))
+    geometry = Geometry(shape, chunk_shape, encoding)
     translated = v3_array(geometry, chain, doc.get("fill_value"), attributes)
-    if (names := _dimension_names(doc, len(shape))) is not None:
-        translated["dimension_names"] = names
-    return translated
+    return {**translated, **_dimension_names(doc)}
 
 
 def array_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> Document:
@@ -306,15 +298,9 @@ def array_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = No
         return translated  # the stored array cannot be shown, so this is another one
     if not all(is_same_json(before.get(name), translated.get(name)) for name in _CHUNK_MEMBERS):
         return translated
-    kept = {name: member for name, member in stored.items() if name not in before}
-    merged = {**kept, **translated}
-    for name, member in translated.items():
-        if name in before and is_same_json(before[name], member):
-            if name in stored:
-                merged[name] = stored[name]
-            else:
-                del merged[name]
-    return merged
+    same = {n for n in before.keys() & translated if is_same_json(before[n], translated[n])}
+    kept = {n: member for n, member in stored.items() if n in same or n not in before}
+    return {**kept, **{n: member for n, member in translated.items() if n not in same}}
 
 
 def _translated_array(doc: Mapping[str, Any]) -> Document:
@@ -323,18 +309,22 @@ def _translated_array(doc: Mapping[str, Any]) -> Document:
         raise UnsupportedError(
             "storage transformers are written by the ShardingStore below: pass chunks_per_shard="
         )
-    try:
+    with complete_document():
         shape = list(doc["shape"])
         grid_name, grid = name_and_options(doc["chunk_grid"])
         if grid_name != "regular":
             raise UnsupportedError(f"the draft has regular chunk grids only, got {grid_name!r}")
         chunk_shape = list(grid["chunk_shape"])
+        encoding_name, encoding = name_and_options(doc["chunk_key_encoding"])
+        separator = encoding.get("separator", "/")
+        if encoding_name != "default" or separator not in ("/", "."):
+            raise UnsupportedError(
+                f"the chunk key encoding {encoding_name!r} is not the draft's: take 'default', "
+                "with the separator '/' or '.'"
+            )
         layout, endian, compressor = _parse_codecs(doc["codecs"], len(shape))
         data_type = parse_v3(doc["data_type"], endian)
         fill_value = fill_value_of_v3(doc["fill_value"], data_type)
-        separator = _separator(doc["chunk_key_encoding"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise SpecError(f"the array document is not complete: {error!r}") from error
     attributes = attributes_of(doc)
     if attributes.get("filters"):
         raise UnsupportedError(
@@ -351,10 +341,9 @@ def _translated_array(doc: Mapping[str, Any]) -> Document:
         "attributes": attributes,
     }
     if compressor is not None:
-        translated["compressor"] = draft_compressor(compressor)
-    if (names := _dimension_names(doc, len(shape))) is not None:
-        translated["dimension_names"] = names
-    return translated
+        uri = f"{_COMPRESSORS}{compressor.pop('id')}/1.0"
+        translated["compressor"] = {"codec": uri, "configuration": compressor}
+    return {**translated, **_dimension_names(doc)}
 
 
 def _parse_codecs(codecs: Any, ndim: int) -> tuple[Order, Endian | None, Document | None]:
@@ -366,32 +355,31 @@ def _parse_codecs(codecs: Any, ndim: int) -> tuple[Order, Endian | None, Documen
             "ShardingStore below"
         )
     layout, rest = split_layout(codecs, ndim)
-    if [name_and_options(codec)[0] for codec in rest[:1]] != ["bytes"] or len(rest) > 2:
+    if [name_of(codec) for codec in rest[:1]] != ["bytes"] or len(rest) > 2:
         raise UnsupportedError(
             "the draft has a memory layout, a byte order and one compressor, which are the codecs "
             f"'transpose', 'bytes' and a compressor; got {names}"
         )
-    endian = bytes_endian(rest[0])
-    return layout, endian, compressor_of_codec(rest[1]) if len(rest) > 1 else None
+    return layout, bytes_endian(rest[0]), compressor_of_codec(rest[1]) if rest[1:] else None
 
 
-def _separator(encoding: Any) -> str:
-    name, options = name_and_options(encoding)
-    separator = options.get("separator", "/")
-    if name != "default" or separator not in ("/", "."):
-        raise UnsupportedError(
-            f"the chunk key encoding {name!r} is not the draft's: take 'default', with the "
-            "separator '/' or '.'"
-        )
-    return str(separator)
-
-
-def _dimension_names(doc: Mapping[str, Any], ndim: int) -> list[str | None] | None:
-    """Return the names; a member of this name may hold something else in the draft."""
-    names = doc.get("dimension_names")
-    if not isinstance(names, list | tuple) or len(names) != ndim:
+def _compressor_config(compressor: Any) -> Document | None:
+    """Return the numcodecs configuration of a draft document's compressor, if there is one."""
+    if compressor is None:
         return None
-    return list(names) if all(isinstance(n, str | None) for n in names) else None
+    name = str(compressor.get("codec"))
+    if name.startswith(_COMPRESSORS):
+        name = name.removeprefix(_COMPRESSORS).split("/")[0]
+    return {**(compressor.get("configuration") or {}), "id": name}
+
+
+def _dimension_names(doc: Mapping[str, Any]) -> Document:
+    """Return the names, if any; a member of this name may hold something else in the draft."""
+    names = doc.get("dimension_names")
+    if not isinstance(names, list | tuple) or len(names) != len(doc["shape"]):
+        return {}
+    are_names = all(isinstance(name, str | None) for name in names)
+    return {"dimension_names": list(names)} if are_names else {}
 
 
 def _check_members(doc: Mapping[str, Any], known: Set[str]) -> None:

@@ -8,7 +8,6 @@ Source: sharding storage transformer draft, "API implementation".
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from zarr.abc.store import ByteRequest, Store
@@ -89,20 +88,18 @@ class DraftHierarchyStore(Store):
 
     def __init__(self, store: BaseStoreLike, *, read_only: bool = False) -> None:
         if not isinstance(store, ShardingStore):
-            store = ShardingStore(store)
-        super().__init__(read_only=read_only or store.read_only)
+            store = ShardingStore(store, read_only=read_only)
+        elif read_only and not store.read_only:
+            store = store.with_read_only(True)
+        super().__init__(read_only=store.read_only)
         self._store = store
         self._nodes = DraftNodes(store)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), self._store, read_only=self.read_only), ()
+        return type(self), (self._store,)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, DraftHierarchyStore)
-            and self.read_only == other.read_only
-            and self._store == other._store
-        )
+        return isinstance(other, DraftHierarchyStore) and self._store == other._store
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -110,7 +107,7 @@ class DraftHierarchyStore(Store):
         return f"draft+{self._store}"
 
     def __repr__(self) -> str:
-        mode = ", read_only=True" if self.read_only and not self._store.read_only else ""
+        mode = ", read_only=True" if self.read_only else ""
         return f"DraftHierarchyStore({self._store!r}{mode})"
 
     @property
@@ -120,9 +117,7 @@ class DraftHierarchyStore(Store):
 
     def with_read_only(self, read_only: bool = False) -> DraftHierarchyStore:
         """Return the same store, not open, that takes writes or refuses them."""
-        if self._store.read_only and not read_only:
-            return type(self)(self._store.with_read_only(False))
-        return type(self)(self._store, read_only=read_only)
+        return type(self)(self._store.with_read_only(read_only))
 
     def refresh(self) -> None:
         """Drop the cached metadata of arrays in the store below.
@@ -134,13 +129,8 @@ class DraftHierarchyStore(Store):
 
     # ----------------------------------------------------- open and capabilities
 
-    async def _open(self) -> None:
-        await super()._open()
-        await self._store._ensure_open()
-
     async def _ensure_open(self) -> None:
-        # Not by `_open`, which refuses a store that another thread has just opened.
-        await self._store._ensure_open()
+        # The store below opens itself. `_open` refuses a store that another thread has opened.
         self._is_open = True
 
     def close(self) -> None:
@@ -187,19 +177,15 @@ class DraftHierarchyStore(Store):
     ) -> list[Buffer | None]:
         """Return values or ranges of values, ``None`` for missing keys."""
         requests = list(key_ranges)
-        for key, _ in requests:
-            check_key(key)
-        await self._ensure_open()
         values: list[Buffer | None] = [None] * len(requests)
-        paths = {i: node_of_v3_key(key) for i, (key, _) in enumerate(requests)}
-        documents = {i: path for i, path in paths.items() if path is not None}
-        if documents:
-            shown = await self._nodes.read(list(documents.values()))
-            for i, document in zip(documents, shown, strict=True):
-                if document is not None:
-                    start, stop = resolve_range(range_of(requests[i][1]), len(document))
-                    values[i] = prototype.buffer.from_bytes(document)[start:stop]
-        others = [i for i, path in paths.items() if path is None]
+        paths = [_path_of_document(key) for key, _ in requests]
+        documents = {i: path for i, path in enumerate(paths) if path is not None}
+        shown = await self._nodes.read(list(documents.values())) if documents else []
+        for i, document in zip(documents, shown, strict=True):
+            if document is not None:
+                start, stop = resolve_range(range_of(requests[i][1]), len(document))
+                values[i] = prototype.buffer.from_bytes(document)[start:stop]
+        others = [i for i, path in enumerate(paths) if path is None]
         places = await self._nodes.base_keys([requests[i][0] for i in others])
         for alternative in range(2):
             # The second place is that of a 0-d chunk as the draft names it.
@@ -244,9 +230,7 @@ class DraftHierarchyStore(Store):
 
     async def _find(self, key: str) -> tuple[bytes | None, tuple[str, ...]]:
         """Return the document of a key, or the places in the store below of another value."""
-        check_key(key)
-        await self._ensure_open()
-        path = node_of_v3_key(key)
+        path = _path_of_document(key)
         if path is not None:
             return (await self._nodes.read([path]))[0], ()
         return None, (await self._nodes.base_keys([key]))[0]
@@ -260,13 +244,9 @@ class DraftHierarchyStore(Store):
 
     async def set(self, key: str, value: Buffer) -> None:
         self._check_writable()
-        check_key(key)
-        if not isinstance(value, Buffer):
-            raise TypeError(f"the value of {key!r} is a Buffer, got {type(value).__name__}")
-        await self._ensure_open()
-        path = node_of_v3_key(key)
+        path = _path_of_document(key)
         if path is not None:
-            await self._nodes.write(path, value.to_bytes())
+            await self._nodes.write(path, as_view(value))
             return
         (place,) = await self._nodes.places_to_write([key])
         await self._store.set(place, value)
@@ -274,11 +254,9 @@ class DraftHierarchyStore(Store):
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """Store a value if there is none; an implicit group becomes one with a document."""
         self._check_writable()
-        check_key(key)
-        await self._ensure_open()
-        path = node_of_v3_key(key)
+        path = _path_of_document(key)
         if path is not None:
-            await self._nodes.write(path, value.to_bytes(), only_if_missing=True)
+            await self._nodes.write(path, as_view(value), only_if_missing=True)
             return
         (place,) = await self._nodes.places_to_write([key])
         if not await self.exists(key):
@@ -286,9 +264,7 @@ class DraftHierarchyStore(Store):
 
     async def delete(self, key: str) -> None:
         self._check_writable()
-        check_key(key)
-        await self._ensure_open()
-        path = node_of_v3_key(key)
+        path = _path_of_document(key)
         if path is not None:
             await self._nodes.erase(path)
             return
@@ -299,9 +275,8 @@ class DraftHierarchyStore(Store):
         """Erase a node with all below it, or the values in a directory of chunks."""
         self._check_writable()
         path = check_prefix(prefix).removesuffix("/")
-        await self._ensure_open()
         if path == "":
-            await self._nodes.check_entry_point()
+            await self._nodes.stored([])
         directory = directory_of(path)
         candidates = (v3_candidate(path), draft_candidate_of(path))
         paths = [candidate[0] for candidate in candidates if path and candidate is not None]
@@ -323,7 +298,6 @@ class DraftHierarchyStore(Store):
     # --------------------------------------------------- for `ShardedCodecPipeline`
 
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]:
-        await self._ensure_open()
         places = await self._nodes.base_keys(keys)
         firsts = [at[0] if at else key for at, key in zip(places, keys, strict=True)]
         return await self._store._shard_ids(firsts)
@@ -338,10 +312,8 @@ class DraftHierarchyStore(Store):
         self._check_writable()
         items = list(items)
         for key, _ in items:
-            check_key(key)
-            if node_of_v3_key(key) is not None:
+            if _path_of_document(key) is not None:
                 raise SpecError(f"key {key!r} is a document: store or erase it by itself")
-        await self._ensure_open()
         sets = [(key, value) for key, value in items if value is not None]
         places = await self._nodes.places_to_write([key for key, _ in sets])
         placed: list[tuple[str, Buffer | None]] = [
@@ -354,17 +326,18 @@ class DraftHierarchyStore(Store):
 
     # ------------------------------------------------------------------ listing
 
-    async def list(self) -> AsyncIterator[str]:
-        async for key in self.list_prefix(""):
-            yield key
+    def list(self) -> AsyncIterator[str]:
+        return self.list_prefix("")
 
-    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """List the keys that start with `prefix`; the path of an array means its directory."""
-        await self._ensure_open()
-        async for key in self._nodes.list_prefix(prefix):
-            yield key
+        return self._nodes.list_prefix(prefix)
 
-    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        await self._ensure_open()
-        async for name in self._nodes.list_dir(prefix):
-            yield name
+    def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        return self._nodes.list_dir(prefix)
+
+
+def _path_of_document(key: str) -> str | None:
+    """Check a key, and return the path of the node whose document it names."""
+    check_key(key)
+    return node_of_v3_key(key)

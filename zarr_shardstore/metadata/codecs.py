@@ -62,7 +62,6 @@ Config = dict[str, Any]
 Order: TypeAlias = Literal["C", "F"]
 
 _NUMCODECS = "numcodecs."
-_URI = "https://purl.org/zarr/spec/codec/"
 
 _COMPRESSORS: dict[Any, Config] = {
     "blosc": {"cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
@@ -271,25 +270,6 @@ def compressor_of_codec(codec: Any) -> Config:
         elif v3_name == name:
             raise SpecError(f"the codec 'blosc' has no shuffle {options.get('shuffle')!r}")
     return {"id": name, **_complete(f"the compressor {name!r}", options, _COMPRESSORS[name])}
-
-
-def config_of_draft(compressor: Mapping[str, Any]) -> Config:
-    """Return the numcodecs configuration of a draft document's compressor."""
-    uri = compressor.get("codec")
-    name = uri.removeprefix(_URI).split("/")[0] if isinstance(uri, str) else None
-    if name not in _COMPRESSORS or not str(uri).startswith(f"{_URI}{name}/"):
-        raise UnsupportedError(f"the compressor {uri!r} is not known")
-    return {**(compressor.get("configuration") or {}), "id": name}
-
-
-def draft_compressor(config: Mapping[str, Any]) -> Config:
-    """Return a draft document's compressor for a numcodecs configuration.
-
-    >>> draft_compressor({"id": "gzip", "level": 1})["codec"]
-    'https://purl.org/zarr/spec/codec/gzip/1.0'
-    """
-    options = {k: v for k, v in config.items() if k != "id"}
-    return {"codec": f"{_URI}{config['id']}/1.0", "configuration": options}
 
 
 def split_layout(codecs: Any, ndim: int) -> tuple[Order, list[Any]]:

@@ -32,7 +32,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -183,6 +184,15 @@ def attributes_of(doc: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(attributes, Mapping):
         raise SpecError(f"attributes are an object, got {attributes!r}")
     return dict(attributes)
+
+
+@contextmanager
+def complete_document() -> Iterator[None]:
+    """Raise `SpecError` where an array document lacks a member, or has one of another type."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SpecError(f"the array document is not complete: {error!r}") from error
 
 
 def _is_too_deep(doc: dict[str, Any]) -> bool:
