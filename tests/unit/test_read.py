@@ -11,11 +11,11 @@ from tests.support.flows import Recorder
 from zarr_shardstore.errors import CorruptShardError
 from zarr_shardstore.format.index import DRAFT_INDEX, ZEP2_INDEX, IndexFormat, ShardingSpec
 from zarr_shardstore.format.keys import ChunkKeyEncoding
-from zarr_shardstore.format.layout import ArrayLayout
-from zarr_shardstore.format.ranges import Range, Suffix
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef
+from zarr_shardstore.format.ranges import ByteRange, Range, Suffix
 from zarr_shardstore.format.shard import build_shard
 from zarr_shardstore.shards.index_reads import read_indexes
-from zarr_shardstore.shards.read import EntryRead, ReadOptions, read_entries
+from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import Get
 
 DRAFT_SPEC = ShardingSpec((2, 2), DRAFT_INDEX)
@@ -34,8 +34,8 @@ SHARD_00 = build_shard({0: b"zero", 1: b"one", 3: b"three"}, DRAFT_SPEC, "C")
 SHARD_11 = build_shard({2: b"two", 1: b""}, DRAFT_SPEC, "C")
 
 
-def reads_of(*coords: tuple[int, int], layout: ArrayLayout = LAYOUT) -> list[EntryRead]:
-    return [EntryRead(layout.chunk(c)) for c in coords]
+def reads_of(*coords: tuple[int, int], layout: ArrayLayout = LAYOUT) -> list[ChunkRef]:
+    return [layout.chunk(c) for c in coords]
 
 
 FAR = ReadOptions(max_gap_bytes=0, max_coalesced_bytes=2 << 20, max_requests_at_once=64)
@@ -87,9 +87,8 @@ def test_index_at_the_start_is_asked_from_the_start() -> None:
 def test_ranges_do_not_reach_into_the_neighbour() -> None:
     """An over-long range ends with its entry."""
     recorder = Recorder({"a/c0/0": SHARD_00})
-    chunk = LAYOUT.chunk((0, 0))
-    reads = [EntryRead(chunk, r) for r in (Range(2, 99), Range(50, 60), Suffix(99), Suffix(1))]
-    values = recorder.run(read_entries(reads, NO_GAPS))
+    ranges: list[ByteRange] = [Range(2, 99), Range(50, 60), Suffix(99), Suffix(1)]
+    values = recorder.run(read_entries(reads_of(*[(0, 0)] * 4), NO_GAPS, ranges))
     assert contents(values) == [b"ro", b"", b"zero", b"o"]
 
 
@@ -214,7 +213,7 @@ def test_one_chunk_of_sixteen_is_too_little(n_wanted: int, is_whole: bool) -> No
     encoding = ChunkKeyEncoding("draft", "/")
     layout = ArrayLayout("a", "a/", encoding, (64,), spec, chunk_nbytes=10)
     recorder = Recorder({"a/c0": build_shard({0: b"zero"}, ShardingSpec((64,), ZEP2_INDEX))})
-    reads = [EntryRead(layout.chunk((i,))) for i in range(n_wanted)]
+    reads = [layout.chunk((i,)) for i in range(n_wanted)]
     assert contents(recorder.run(read_entries(reads, FAR)))[0] == b"zero"
     assert (recorder.batches == [[Get("a/c0")]]) == is_whole
 
@@ -223,8 +222,13 @@ def test_ranges_are_not_counted_as_wanted() -> None:
     """Of four chunks a few bytes each: two rounds."""
     layout = layout_far(200 * KIB)
     recorder = Recorder({"a/c0/0": build_shard({0: b"zero"}, ZEP2_SPEC)})
-    reads = [EntryRead(layout.chunk(c), Range(1, 3)) for c in ALL_OF_00]
-    assert contents(recorder.run(read_entries(reads, FAR))) == [b"er", None, None, None]
+    reads = reads_of(*ALL_OF_00, layout=layout)
+    assert contents(recorder.run(read_entries(reads, FAR, [Range(1, 3)] * 4))) == [
+        b"er",
+        None,
+        None,
+        None,
+    ]
     assert len(recorder.batches) == 2
 
 
@@ -287,7 +291,7 @@ def test_longer_gaps_are_never_read_along(nbytes: int, n_spans: int) -> None:
     layout = ArrayLayout("a", "a/", ChunkKeyEncoding("draft", "/"), (200,), spec)
     entries = {i: bytes(10 if i % 2 == 0 else nbytes + 10) for i in range(200)}
     recorder = Recorder({"a/c0": build_shard(entries, ShardingSpec((200,), ZEP2_INDEX))})
-    reads = [EntryRead(layout.chunk((i,))) for i in range(0, 200, 2)]
+    reads = [layout.chunk((i,)) for i in range(0, 200, 2)]
     options = ReadOptions(max_requests_at_once=64)
     assert contents(recorder.run(read_entries(reads, options))) == [bytes(10)] * 100
     assert len(recorder.batches[1]) == n_spans
@@ -302,7 +306,7 @@ def test_gaps_are_read_along_to_spare_a_round(options: ReadOptions, n_spans: int
     entries = {i: b"%010d" % i for i in range(1024)}
     recorder = Recorder({"a/c0": build_shard(entries, ShardingSpec((1024,), ZEP2_INDEX))})
     wanted = range(0, 1024, 4)
-    reads = [EntryRead(layout.chunk((i,))) for i in wanted]
+    reads = [layout.chunk((i,)) for i in wanted]
     values = recorder.run(read_entries(reads, options))
     assert contents(values) == [entries[i] for i in wanted]
     _, spans = recorder.batches

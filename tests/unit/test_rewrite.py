@@ -14,7 +14,7 @@ from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.format.ranges import Suffix
 from zarr_shardstore.format.shard import build_shard, split_shard
 from zarr_shardstore.shards.requests import Delete, Exists, Get, Set
-from zarr_shardstore.shards.rewrite import update_shard
+from zarr_shardstore.shards.rewrite import rewrite_shard
 from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, PatchEntry, SetEntry
 
 DRAFT_SPEC = ShardingSpec((2, 2), DRAFT_INDEX)
@@ -31,7 +31,7 @@ def shard_of(grid: tuple[int, int] = (4, 4)) -> ShardRef:
 def commit(
     recorder: Recorder, *groups: Sequence[EntryUpdate], grid: tuple[int, int] = (4, 4)
 ) -> Sequence[Exception | None]:
-    return recorder.run(update_shard(shard_of(grid), groups, order="C"))
+    return recorder.run(rewrite_shard(shard_of(grid), groups, order="C"))
 
 
 def stored(recorder: Recorder) -> dict[int, bytes]:

@@ -26,7 +26,7 @@ from zarr_shardstore.shards.requests import (
     SetIfNotExists,
     SetPartial,
 )
-from zarr_shardstore.shards.rewrite import update_shard
+from zarr_shardstore.shards.rewrite import rewrite_shard
 from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, MapEntry, PatchEntry, SetEntry
 
 DRAFT_SPEC = ShardingSpec((2, 2), DRAFT_INDEX)
@@ -83,7 +83,7 @@ def put(
 def commit(
     buffer: WriteBuffer, groups: Sequence[Sequence[EntryUpdate]] = ((),)
 ) -> Flow[Sequence[Exception | None]]:
-    return commit_with_buffered(shard_of(), groups, partial(update_shard, order="C"), buffer)
+    return commit_with_buffered(shard_of(), groups, partial(rewrite_shard, order="C"), buffer)
 
 
 def values(buffer: WriteBuffer) -> dict[int, Any]:

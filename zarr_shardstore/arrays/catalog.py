@@ -27,9 +27,7 @@ from zarr_shardstore.format.keys import (
     v3_candidates,
 )
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef, is_inside
-from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.metadata.documents import Node, node_of_document
-from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import GridDirectory, locate_directory
 
@@ -96,21 +94,6 @@ class Catalog:
                 raise answer
             chunks[i] = answer
         return chunks
-
-    def reads_by_shard(
-        self, keys: Sequence[str], byte_ranges: Sequence[ByteRange | None] | None
-    ) -> list[ShardReads] | None:
-        """Return reads of chunks of cached arrays by shard; ``None`` if a key needs `chunks_of`."""
-        generation = self.arrays.current()
-        groups = generation.reads_by_shard(keys, byte_ranges)
-        if not groups and len(keys) > 1:
-            check_key(keys[0])
-            first = self._locate_one(keys[0], True, generation, {})
-            if isinstance(first, ChunkRef):  # no document must be read
-                generation.add_key_table(first.shard.layout)
-                groups = generation.reads_by_shard(keys, byte_ranges)
-        n_found = sum(len(group.positions) for group in groups)
-        return groups if n_found == len(keys) else None
 
     def chunk_without_document(self, key: str) -> ChunkRef | None:
         """Return the chunk that a key named before this store erased the array's document.
@@ -308,7 +291,8 @@ class Catalog:
             return InvalidChunkKey(node, False, f"key {key!r}: {error}")
         if cps is None:
             return None
-        return _name(_layout_by_rule(node, encoding, cps), coords, key, in_grid)
+        layout = _layout_by_rule(node, encoding, cps)
+        return layout.chunk(coords, key) if in_grid else ShardRef(layout, coords, key)
 
 
 @lru_cache(maxsize=256)
@@ -344,8 +328,5 @@ def _locate_in(array: StoredArray, key: str, suffix: str, in_grid: bool) -> _Fou
         )
     if array.layout is None:
         return TransformedKey(key, array)
-    return _name(array.layout, coords, key, in_grid)
-
-
-def _name(layout: ArrayLayout, coords: Coords, key: str, in_grid: bool) -> ChunkRef | ShardRef:
+    layout = array.layout
     return layout.chunk(coords, key) if in_grid else ShardRef(layout, coords, key)

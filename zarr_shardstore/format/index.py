@@ -119,14 +119,12 @@ class ShardingSpec:
         object.__setattr__(self, "index_nbytes", nbytes)
 
 
+@dataclass(slots=True, eq=False)
 class ShardIndex:
     """A decoded shard index."""
 
-    __slots__ = ("fields",)
-
-    def __init__(self, fields: npt.NDArray[np.uint64]) -> None:
-        self.fields = fields
-        """Shape ``(n_entries, 2)``, columns offset and nbytes, entries in C order."""
+    fields: npt.NDArray[np.uint64]
+    """Shape ``(n_entries, 2)``, columns offset and nbytes, entries in C order."""
 
     @classmethod
     def decode(cls, data: bytes | memoryview, spec: ShardingSpec) -> ShardIndex:

@@ -25,8 +25,6 @@ class KeyTable:
 
     The array has at least one dimension.
 
-    Examples
-    --------
     >>> from zarr_shardstore.format.index import DRAFT_INDEX
     >>> from zarr_shardstore.format.keys import ChunkKeyEncoding
     >>> from zarr_shardstore.format.index import ShardingSpec
@@ -39,8 +37,7 @@ class KeyTable:
 
     def __init__(self, layout: ArrayLayout) -> None:
         self.layout = layout
-        zeros = layout.encoding.encode((0,) * layout.ndim)
-        self._prefix = layout.prefix + zeros[: zeros.index("0")]
+        self._prefix = layout.prefix + layout.encoding.marker
         self._cut = layout.encoding.separator
         self._row_length = layout.spec.chunks_per_shard[-1]
         self._rows: dict[str, tuple[str, int]] = {}

@@ -119,7 +119,10 @@ class ChunkKeyEncoding:
             is_spelled = suffix == self.encode(()) or (self.style == "draft" and suffix == "c0")
             return () if is_spelled else None
         marker = self.marker
-        return self._numbers(suffix[len(marker) :], ndim) if suffix.startswith(marker) else None
+        numbers = suffix[len(marker) :].split(self.separator)
+        if not suffix.startswith(marker) or len(numbers) != ndim:
+            return None
+        return tuple(map(int, numbers)) if all(map(_IS_NUMBER.fullmatch, numbers)) else None
 
     def decode_start(self, text: str, ndim: int) -> tuple[Coords, str] | None:
         """Return the whole coordinates that the start of a suffix spells, and digits of the next.
@@ -150,12 +153,6 @@ class ChunkKeyEncoding:
         coords = self.decode(name, ndim)
         start = self.decode_start(f"{name}/", ndim) if coords is None else None
         return coords if start is None else start[0]
-
-    def _numbers(self, text: str, n: int) -> Coords | None:
-        numbers = text.split(self.separator)
-        if len(numbers) != n or not all(map(_IS_NUMBER.fullmatch, numbers)):
-            return None
-        return tuple(map(int, numbers))
 
 
 def is_separator(style: Style, separator: object) -> bool:

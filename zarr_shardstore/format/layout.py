@@ -107,17 +107,16 @@ class ArrayLayout:
 
     def chunk(self, coords: Coords, key: str | None = None) -> ChunkRef:
         """Return the chunk at `coords`, given its key if the caller has it."""
-        cps = self.spec.chunks_per_shard
         if key is None:
             key = self.prefix + self.encoding.encode(coords)
         # The only shard of a 0-d array has the key of its only chunk, as that is spelled.
         if not coords:
             return ChunkRef(key, ShardRef(self, (), key), 0)
-        shard = self.shard(shard_coords_of(coords, cps))
-        entry_id = 0
-        for c, n in zip(coords, cps, strict=True):
+        shard_coords, entry_id = [], 0
+        for c, n in zip(coords, self.spec.chunks_per_shard, strict=True):
+            shard_coords.append(c // n)
             entry_id = entry_id * n + c % n
-        return ChunkRef(key, shard, entry_id)
+        return ChunkRef(key, self.shard(tuple(shard_coords)), entry_id)
 
     def shard(self, coords: Coords) -> ShardRef:
         """Return the shard at shard coordinates `coords`."""

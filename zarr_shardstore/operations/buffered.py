@@ -18,7 +18,7 @@ from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.batch import BufferedShard, BufferedUpdate, WriteBuffer
-from zarr_shardstore.shards.read import EntryRead, ReadOptions, read_entries
+from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import Exists, Flow, Found, Get, GetSize, Request, UpdateShard
 from zarr_shardstore.shards.sharding import entry_update, perform_on_chunks, split_at_sharding
 from zarr_shardstore.shards.stack import Parts, Stack, ValueTransformer, gather_replies
@@ -76,7 +76,7 @@ def _buffer_updates(
         values: Sequence[memoryview | None] = []
         if ids:
             chunks = [ChunkRef(shard.chunk_key(i), shard, i) for i in ids]
-            values = yield from read_entries([EntryRead(chunk) for chunk in chunks], reading)
+            values = yield from read_entries(chunks, reading)
         if buffer.put(shard, below, updates, dict(zip(ids, values, strict=True)), n_commits):
             return ()
     yield [UpdateShard(shard, tuple(updates))]

@@ -51,7 +51,7 @@ from zarr_shardstore.operations.buffered import (
 )
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
-from zarr_shardstore.shards.read import ReadOptions, read_shards
+from zarr_shardstore.shards.read import ReadOptions, read_entries, read_groups
 from zarr_shardstore.shards.requests import (
     Delete,
     DeletePrefix,
@@ -68,7 +68,7 @@ from zarr_shardstore.shards.requests import (
     ValueRequest,
     relay,
 )
-from zarr_shardstore.shards.rewrite import update_shard as rewrite_shard
+from zarr_shardstore.shards.rewrite import rewrite_shard
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.sharding import (
@@ -159,12 +159,15 @@ class Operations:
         """
         keys = [key for key, _ in key_ranges]
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
-        if not self.buffer.is_active:  # usually: a shorter way
-            groups = self.catalog.reads_by_shard(keys, byte_ranges)
-            if groups is not None:
-                return (yield from read_shards(groups, len(keys), self._reading))
         generation = self.arrays.current()
+        if not self.buffer.is_active:  # usually: a shorter way
+            groups = generation.reads_by_shard(keys, byte_ranges)
+            if sum(len(group.positions) for group in groups) == len(keys):
+                return (yield from read_groups(groups, len(keys), self._reading))
         owners = yield from self._owners(keys)
+        chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
+        if len(chunks) == len(keys) and not self.buffer.is_active:
+            return (yield from read_entries(chunks, self._reading, byte_ranges))
         documents = [
             i
             for i, key in enumerate(keys)

@@ -35,7 +35,7 @@ from zarr_shardstore.shards.rewrite import (
     KEEP_HINT,
     apply_updates,
     replaced_entries,
-    update_shard,
+    rewrite_shard,
 )
 from zarr_shardstore.shards.shard_writer import ShardWriter, gap_nbytes, page_aligned
 from zarr_shardstore.shards.updates import (
@@ -74,7 +74,7 @@ def append_to_shard(
     """
     updates = [update for group in groups for update in group]
     if replaced_entries(shard, updates) is not None:
-        return (yield from update_shard(shard, groups, order=order))
+        return (yield from rewrite_shard(shard, groups, order=order))
     writer = yield from _open(shard)
     current = {} if writer is None else (yield from _read_old_values(writer, updates))
     outcomes: list[Exception | None] = []

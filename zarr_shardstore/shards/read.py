@@ -15,8 +15,7 @@ Source: sharding storage transformer draft, "API implementation", get_partial_va
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
@@ -24,7 +23,6 @@ from zarr_shardstore.format.ranges import (
     ByteRange,
     Range,
     Span,
-    column_of_ranges,
     merge_spans,
     plan_spans,
     resolve_range,
@@ -66,26 +64,17 @@ class ReadOptions:
     To save a round, some shards are read whole, and longer gaps along."""
 
 
-class EntryRead(NamedTuple):
-    """Read of the value of a chunk, or of a range of it."""
-
-    chunk: ChunkRef
-    byte_range: ByteRange | None = None
-
-
+@dataclass(slots=True)
 class ShardReads:
     """Reads of entries of one shard, in columns."""
 
-    __slots__ = ("byte_ranges", "entry_ids", "positions", "shard")
-
-    def __init__(self, shard: ShardRef, byte_ranges: Sequence[ByteRange | None] | None) -> None:
-        self.shard = shard
-        self.positions: list[int] = []
-        """Position of each value in the whole read."""
-        self.entry_ids: list[int] = []
-        """Entry of each value; an entry may be there more than once."""
-        self.byte_ranges: list[ByteRange | None] | None = None if byte_ranges is None else []
-        """Range of each value; ``None``, as for the whole read: all of each."""
+    shard: ShardRef
+    byte_ranges: list[ByteRange | None] | None
+    """Range of each value; ``None``: all of each, for the whole read."""
+    positions: list[int] = field(default_factory=list)
+    """Position of each value in the whole read."""
+    entry_ids: list[int] = field(default_factory=list)
+    """Entry of each value; an entry may be there more than once."""
 
     def add(self, position: int, entry_id: int, byte_range: ByteRange | None) -> None:
         self.positions.append(position)
@@ -131,24 +120,27 @@ class _ShardPlan:
     """Row of `reads` of each of these."""
 
 
-def read_entries(reads: Sequence[EntryRead], options: ReadOptions) -> Flow[list[memoryview | None]]:
-    """Read values of chunks; ``None`` where a chunk is missing.
+def read_entries(
+    chunks: Sequence[ChunkRef],
+    options: ReadOptions,
+    byte_ranges: Sequence[ByteRange | None] | None = None,
+) -> Flow[list[memoryview | None]]:
+    """Read values of chunks, or ranges of them; ``None`` where a chunk is missing.
 
     Cost: one index request for each shard, then one request for each span, or one request for a
     whole shard. A chunk that was asked for twice is read once if the ranges touch. Only entries
     that were asked for are checked.
     """
-    byte_ranges = column_of_ranges([read.byte_range for read in reads])
     by_shard: dict[str, ShardReads] = {}
-    for i, ((_, shard, entry_id), byte_range) in enumerate(reads):
+    for i, (_, shard, entry_id) in enumerate(chunks):
         group = by_shard.get(shard.key)
         if group is None:
-            group = by_shard[shard.key] = ShardReads(shard, byte_ranges)
-        group.add(i, entry_id, byte_range)
-    return (yield from read_shards(list(by_shard.values()), len(reads), options))
+            group = by_shard[shard.key] = ShardReads(shard, None if byte_ranges is None else [])
+        group.add(i, entry_id, None if byte_ranges is None else byte_ranges[i])
+    return (yield from read_groups(list(by_shard.values()), len(chunks), options))
 
 
-def read_shards(
+def read_groups(
     groups: Sequence[ShardReads], n_values: int, options: ReadOptions
 ) -> Flow[list[memoryview | None]]:
     """Read as `read_entries`, with the reads grouped already; each shard is in one group."""
@@ -156,12 +148,12 @@ def read_shards(
     first, max_at_once = 0, options.max_shards_at_once
     while first < len(groups):
         n_at_once = len(groups) if max_at_once is None else max_at_once()
-        yield from _read_groups(groups[first : first + n_at_once], values, options)
+        yield from _read_in_two_rounds(groups[first : first + n_at_once], values, options)
         first += n_at_once
     return values
 
 
-def _read_groups(
+def _read_in_two_rounds(
     pending: Sequence[ShardReads], values: list[memoryview | None], options: ReadOptions
 ) -> Flow[None]:
     """Fill `values` for some groups of reads, each of one shard."""

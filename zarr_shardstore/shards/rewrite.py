@@ -38,7 +38,7 @@ KEEP_HINT = (
 )
 
 
-def update_shard(
+def rewrite_shard(
     shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], *, order: EntryOrder
 ) -> Flow[list[Exception | None]]:
     """Commit groups of updates of one shard in one write; each group whole or not at all.

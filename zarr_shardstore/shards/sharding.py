@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
+from zarr_shardstore.format.ranges import column_of_ranges
 from zarr_shardstore.metadata.transformer_list import parse_sharding
 from zarr_shardstore.shards.index_reads import read_indexes
-from zarr_shardstore.shards.read import EntryRead, ReadOptions, read_entries
+from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import (
     Delete,
     Exists,
@@ -51,31 +53,31 @@ def perform_on_chunks(
     Cost: two rounds for all reads, as `read_entries`; one round for the sizes; one
     `UpdateShard` for each shard that changes. All three share their rounds.
     """
-    reads: dict[int, EntryRead] = {}
+    reads: list[int] = []
     sizes: list[int] = []
     updates: list[int] = []
-    for i, (request, chunk) in enumerate(zip(requests, chunks, strict=True)):
+    for i, request in enumerate(requests):
         match request:
-            case Get(_, byte_range):
-                reads[i] = EntryRead(chunk, byte_range)
+            case Get():
+                reads.append(i)
             case GetSize() | Exists():
                 sizes.append(i)
             case _:
                 updates.append(i)
     parts: Parts = []
-    if reads:
-        parts.append((list(reads), _read(list(reads.values()), reading)))
-    if sizes:
-        flow = _read_sizes([requests[i] for i in sizes], [chunks[i] for i in sizes])
-        parts.append((sizes, flow))
-    if updates:
-        of_shards = shard_updates([requests[i] for i in updates], [chunks[i] for i in updates])
-        parts.append(((), _commit(of_shards)))
+    kinds = ((reads, partial(_read_values, reading)), (sizes, _read_sizes), (updates, _update))
+    for positions, perform in kinds:
+        if positions:
+            of_kind = [requests[i] for i in positions], [chunks[i] for i in positions]
+            parts.append((positions, perform(*of_kind)))
     return (yield from gather_replies(len(requests), parts))
 
 
-def _read(reads: Sequence[EntryRead], reading: ReadOptions) -> Flow[list[Found]]:
-    values = yield from read_entries(reads, reading)
+def _read_values(
+    reading: ReadOptions, requests: Sequence[Any], chunks: Sequence[ChunkRef]
+) -> Flow[list[Found]]:
+    ranges = column_of_ranges([request.byte_range for request in requests])
+    values = yield from read_entries(chunks, reading, ranges)
     return [Found(value, None) for value in values]
 
 
@@ -97,9 +99,9 @@ def _read_sizes(
     return replies
 
 
-def _commit(updates: list[Request]) -> Flow[tuple[()]]:
-    yield updates
-    return ()
+def _update(requests: Sequence[Request], chunks: Sequence[ChunkRef]) -> Flow[list[None]]:
+    yield shard_updates(requests, chunks)
+    return [None] * len(requests)
 
 
 def shard_updates(requests: Sequence[Request], chunks: Sequence[ChunkRef]) -> list[Request]:

@@ -291,6 +291,8 @@ def gather_replies(n_requests: int, parts: Parts) -> Flow[list[Any]]:
 
     The reply is ``None`` at positions that no flow has.
     """
+    if len(parts) == 1 and len(parts[0][0]) == n_requests:
+        return list((yield from parts[0][1]))
     replies: list[Any] = [None] * n_requests
     results = yield from gather([flow for _, flow in parts])
     for (positions, _), result in zip(parts, results, strict=True):
