@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import zarr
 
+from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock, Locking, locked
 
 ts = pytest.importorskip("tensorstore")
 
-N_ROUNDS = int(os.environ.get("ZARR_SHARDSTORE_ROUNDS", "1"))
 N_WRITES = 100
 """Of each process in a round."""
 

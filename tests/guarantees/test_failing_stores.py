@@ -30,6 +30,7 @@ from zarr.core.sync import sync
 from tests.support import failing
 from tests.support.bases import wait_until_free
 from tests.support.failing import BASES, Base, open_files
+from tests.support.rounds import N_ROUNDS
 from tests.support.stops import files_in
 from zarr_shardstore import ShardingMapping, ShardingStore, UnpublishedError
 from zarr_shardstore.io.index_cache import index_cache
@@ -354,7 +355,7 @@ OPS = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 * N_ROUNDS)
 @given(
     ops=st.lists(OPS, min_size=1, max_size=8),
     at=st.sets(st.integers(0, 40), max_size=12),

@@ -19,7 +19,6 @@ lost update shows at the latest then.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import threading
 import time
@@ -35,6 +34,7 @@ from zarr.core.sync import sync
 from tests.support.bases import BASES, put, temporary_directory
 from tests.support.client_processes import Processes, client_processes
 from tests.support.convert_once import open_store as open_base
+from tests.support.rounds import N_ROUNDS
 from tests.support.shard_calls import (
     DOCUMENTS,
     SHARDS,
@@ -62,7 +62,6 @@ from tests.support.shard_calls import (
 from zarr_shardstore import ShardingStore
 from zarr_shardstore.testing.histories import Event, judge, short
 
-N_ROUNDS = int(os.environ.get("ZARR_SHARDSTORE_ROUNDS", "1"))
 N_PROCESSES = 3
 MAX_CLIENTS = 4
 MAX_CALLS = 10

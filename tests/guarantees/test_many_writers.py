@@ -21,6 +21,7 @@ import pytest
 import zarr
 
 from tests.support.processes import azure_server, s3_server
+from tests.support.rounds import N_ROUNDS
 from tests.support.shared_shards import (
     WAYS,
     WRITERS,
@@ -34,7 +35,6 @@ from zarr_shardstore import ShardConflictError, ShardingMapping
 from zarr_shardstore.io.local import locks
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, locked
 
-N_ROUNDS = int(os.environ.get("ZARR_SHARDSTORE_ROUNDS", "1"))
 N_CHUNKS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "128"))
 N_CHUNKS_ON_SERVERS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "48"))
 """moto performs about 100 requests a second."""

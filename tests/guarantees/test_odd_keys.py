@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.guarantees.test_links import bytes_below
 from tests.support.bases import fsspec_local, temporary_directory
+from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, shard_store
 from zarr_shardstore.format.keys import check_key
 from zarr_shardstore.inspect.open_base import open_base
@@ -42,7 +43,7 @@ def new_store(base: Any) -> ShardingMapping:
     return ShardingMapping(store)
 
 
-@settings(max_examples=150)
+@settings(max_examples=150 * N_ROUNDS)
 @given(KEYS, st.sampled_from([dict, Path, fsspec_local]))
 @example("/".join(["y" * 200] * 30), Path)
 @example("\\a", Path)

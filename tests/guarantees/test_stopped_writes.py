@@ -40,6 +40,7 @@ from tests.support.file_layer import (
     state_of,
     write_state,
 )
+from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.format.index import IndexFormat, ShardingSpec
 from zarr_shardstore.format.shard import build_shard, index_of_shard
@@ -773,7 +774,7 @@ def test_every_loss_of_power(workload: str, form: str, strategy: str, tmp_path: 
 
 
 @given(st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60 * N_ROUNDS, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("workload", ["group", "growth", "flush and go on", "another process"])
 def test_any_loss_of_power(workload: str, tmp_path: Path, data: st.DataObject) -> None:
     """Any part of what was not synced survives."""

@@ -6,7 +6,6 @@ by an exception, over arrays of each kind and stacks of transformers.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.store.test_like_a_dict import Async, Blocking, cases, check, operations
 from tests.support.bases import BASES
+from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingStore
 
 STACKS = [None, None, ["crc32c", "sharding"], ["sharding", "crc32c"]]
@@ -26,7 +26,7 @@ class BoomError(Exception):
 
 @pytest.mark.parametrize("driver_cls", [Blocking, Async])
 @pytest.mark.parametrize("base_name", [name for name in BASES if name != "fsspec local"])
-@settings(max_examples=int(os.environ.get("SHARDSTORE_EXAMPLES", "60")))
+@settings(max_examples=30 * N_ROUNDS)
 @given(data=st.data())
 def test_like_a_dict_in_batches(driver_cls: type, base_name: str, data: st.DataObject) -> None:
     """Also with a limit that is passed often; a dropped batch leaves old or new values only."""

@@ -24,6 +24,7 @@ from tests.support.draft import (
     put,
     take,
 )
+from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import (
     DraftHierarchyStore,
     SpecError,
@@ -176,7 +177,7 @@ _paths = st.lists(_segments, max_size=3).map("/".join)
 _kinds = st.sampled_from(["group", *((n, s) for n in range(3) for s in "/.")])
 
 
-@settings(max_examples=100)
+@settings(max_examples=100 * N_ROUNDS)
 @given(st.dictionaries(_paths, _kinds, max_size=4), st.lists(_paths.filter(bool), max_size=8))
 def test_listing_and_reading_agree(nodes: dict[str, Any], others: list[str]) -> None:
     """Whatever is stored: a key is listed if and only if it is read, and in its directory."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,13 +23,13 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import LocalStore, ObjectStore, WrapperStore
 
 from tests.support.bases import BASES, forget_open_shards, fsspec_local, temporary_directory
+from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.shards.sharding import Strategy
 from zarr_shardstore.testing import objects_of
 
 N_OPERATIONS = 12
-N_EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "60"))
 
 
 @dataclass
@@ -422,7 +421,7 @@ def check_list_dir(listed: Any, model: dict[str, bytes], directory: str, case: C
 
 @pytest.mark.parametrize("driver_cls", [Blocking, Async])
 @pytest.mark.parametrize("base_name", list(BASES))
-@settings(max_examples=N_EXAMPLES)
+@settings(max_examples=40 * N_ROUNDS)
 @given(data=st.data())
 def test_like_a_dict(driver_cls: type, base_name: str, data: st.DataObject) -> None:
     """Every reply is that of a dict, and each shard holds more than one chunk at the end.
@@ -468,7 +467,7 @@ def test_like_a_dict(driver_cls: type, base_name: str, data: st.DataObject) -> N
     assert fresh.list() == []
 
 
-@settings(max_examples=5 * N_EXAMPLES, deadline=None)
+@settings(max_examples=150 * N_ROUNDS)
 @given(data=st.data())
 def test_the_same_files_through_stores_of_any_kind(data: st.DataObject) -> None:
     """Local files that several kinds of store, strategies, orders and clients change in turn:

@@ -25,6 +25,7 @@ from tests.support.pipeline_arrays import (
     make_array,
     make_store,
 )
+from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.store import pipeline as pipeline_module
 
@@ -68,7 +69,7 @@ steps = st.lists(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("nbytes", [1, 64 * 2**20], ids=["many units", "one unit"])
-@settings(max_examples=25)
+@settings(max_examples=25 * N_ROUNDS)
 @given(
     steps=steps,
     fill=st.sampled_from([0, 5]),

@@ -18,6 +18,7 @@ from zarr.storage import LocalStore, MemoryStore
 from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
 
 from tests.support.bases import temporary_directory
+from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingStore
 
 SHARDED = {"chunks_per_shard": 2, "native": "passthrough"}
@@ -43,9 +44,9 @@ def without_impossible_keys(set_value: Any) -> Any:
 @pytest.mark.parametrize(
     ("machine", "options", "n_examples"),
     [
-        (ZarrStoreStateMachine, SHARDED, 200),
-        (ZarrHierarchyStateMachine, SHARDED, 200),
-        (ZarrHierarchyStateMachine, {}, 50),
+        (ZarrStoreStateMachine, SHARDED, 50),
+        (ZarrHierarchyStateMachine, SHARDED, 40),
+        (ZarrHierarchyStateMachine, {}, 10),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of zarr, about the arrays that the machine makes
@@ -64,7 +65,7 @@ def test_state_machine(base: str, machine: Any, options: dict[str, Any], n_examp
     run_state_machine_as_test(
         factory,
         settings=settings(
-            max_examples=n_examples,
+            max_examples=n_examples * N_ROUNDS,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),

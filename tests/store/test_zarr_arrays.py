@@ -22,6 +22,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from tests.support.bases import BASES
+from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import (
     ShardedCodecPipeline,
     ShardingMapping,
@@ -525,7 +526,7 @@ def test_moved_to_another_shape_by_another_process(tmp_path: Path) -> None:
     assert sync(store.exists("z/c/19/1"))
 
 
-@settings(max_examples=30)
+@settings(max_examples=30 * N_ROUNDS)
 @given(data=st.data())
 def test_like_a_numpy_array(data: st.DataObject) -> None:
     """Law: random regions written and read give what numpy gives, above and below."""

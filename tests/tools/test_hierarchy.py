@@ -23,6 +23,7 @@ from tests.support.hierarchies import (
     Kind,
     grid_coords,
 )
+from tests.support.rounds import N_ROUNDS
 from zarr_shardstore.inspect import find as find_module
 from zarr_shardstore.inspect.find import find_contents
 from zarr_shardstore.inspect.open_base import open_base
@@ -122,7 +123,7 @@ def test_the_array_is_the_root(name: str) -> None:
     assert Counter(found.other_keys) == Counter(others.keys() | entry)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 * N_ROUNDS)
 @given(
     arrays=st.lists(
         st.tuples(

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.bases import BASES, put
+from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, UnsupportedError
 from zarr_shardstore.format.index import MISSING, ZEP2_INDEX, ShardIndex
 from zarr_shardstore.format.ranges import Suffix
@@ -489,7 +490,7 @@ def arrays(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(made=arrays(), by_directory=st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=60 * N_ROUNDS)
 def test_counts_and_fill_are_those_of_a_listing(made: dict[str, Any], by_directory: bool) -> None:
     """Law: what is counted is what a `ShardingStore` lists, however the objects are found."""
     base: dict[str, bytes] = {}

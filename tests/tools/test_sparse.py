@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.hierarchies import KINDS, V3, ArrayOf, Coords, Counting, meaning, view
+from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import SpecError, get_shard_info, reshard, shard_store, unshard_store
 from zarr_shardstore.convert import regions
 from zarr_shardstore.convert.regions import ArrayLocation, regions_to_visit
@@ -118,7 +119,7 @@ def places(draw: st.DrawFn) -> tuple[Coords, Coords, Coords | None, list[Coords]
 
 
 @given(places(), st.sampled_from(sorted(KINDS)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 * N_ROUNDS, deadline=None)
 def test_regions_are_those_of_the_stored_objects(case: Any, name: str) -> None:
     """Each region that a stored object touches once, in C order, and no other; or all of them."""
     grid, region_shape, cps, coords = case

@@ -8,11 +8,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.bases import OtherMapping
 from tests.support.hierarchies import KINDS, ArrayOf, Coords, Kind, grid_coords
+from tests.support.rounds import N_ROUNDS
 from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError
 from zarr_shardstore.inspect.open_base import STAGING
@@ -75,6 +76,7 @@ def array(kind: Kind) -> ArrayOf:
 
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("command", COMMANDS)
+@settings(max_examples=25 * N_ROUNDS)
 @given(
     name=st.sampled_from(["v2 .", "v3 /", "draft /"]),
     damage=st.sampled_from(DAMAGES),

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import zarr
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, ZstdCodec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import default_buffer_prototype
 
+from tests.support.rounds import N_ROUNDS
 from zarr_shardstore.store.chunk_codec import ChunkCodec
 
 N = 100
@@ -67,6 +68,7 @@ FRAMES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", FRAMES)
+@settings(max_examples=10 * N_ROUNDS)
 @given(values=st.lists(st.integers(0, 2**16 - 1), min_size=N, max_size=N))
 def test_zstd_is_that_of_numcodecs(kind: str, values: list[int]) -> None:
     """Whoever wrote it: the same values, or an error where numcodecs has one."""
