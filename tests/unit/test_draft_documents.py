@@ -20,7 +20,7 @@ from zarr_shardstore.draft.draft_translation import (
     group_to_draft,
 )
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.metadata.codecs import codec_of_compressor
+from zarr_shardstore.metadata.codecs import codec_of_bytes
 from zarr_shardstore.metadata.data_types import DataType, endian_of, parse_numpy, v3_data_type
 
 Document = dict[str, Any]
@@ -107,7 +107,7 @@ def v3_documents(draw: st.DrawFn) -> Document:
     )
     config = draw(st.sampled_from(COMPRESSORS))
     if config is not None:
-        codecs.append(codec_of_compressor(config, data_type.itemsize))
+        codecs.append(codec_of_bytes(config, data_type.itemsize))
     doc = {
         "zarr_format": 3,
         "node_type": "array",

@@ -22,7 +22,7 @@ from zarr_shardstore.draft.draft_translation import (
 )
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
-from zarr_shardstore.metadata.codecs import codec_of_compressor, compressor_of_codec
+from zarr_shardstore.metadata.codecs import codec_of_bytes, compressor_of_codec
 from zarr_shardstore.metadata.data_types import (
     endian_of,
     fill_value_of_v2,
@@ -113,14 +113,14 @@ def test_v3_data_types_that_are_refused(data_type: Any) -> None:
 @pytest.mark.parametrize("itemsize", [1, 4])
 def test_compressors_there_and_back(config: Document, itemsize: int) -> None:
     """Every option."""
-    assert compressor_of_codec(codec_of_compressor(config, itemsize)) == config
+    assert compressor_of_codec(codec_of_bytes(config, itemsize)) == config
 
 
 def test_options_that_are_left_out_are_numcodecs_own() -> None:
     """v3 has no defaults of its own for them; an automatic shuffle depends on the item size."""
-    shuffles = [codec_of_compressor({"id": "blosc", "shuffle": -1}, n) for n in (1, 2)]
+    shuffles = [codec_of_bytes({"id": "blosc", "shuffle": -1}, n) for n in (1, 2)]
     assert [c["configuration"]["shuffle"] for c in shuffles] == ["bitshuffle", "shuffle"]
-    assert codec_of_compressor({"id": "zstd"}, 4)["configuration"] == {
+    assert codec_of_bytes({"id": "zstd"}, 4)["configuration"] == {
         "level": 0,
         "checksum": False,
     }

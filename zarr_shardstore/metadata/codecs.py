@@ -10,22 +10,9 @@ filters of bytes     the same, in this order
 compressor           the last codec
 ===================  ====================================================================
 
-===================================================  ===================  ====================
-id of a filter or compressor                         works on             name in v3
-===================================================  ===================  ====================
-``delta``, ``fixedscaleoffset``, ``quantize``,       values               ``numcodecs.`` and
-``astype``, ``bitround``, ``packbits``                                    the id
-``vlen-utf8``, ``vlen-bytes``                        objects              the id; this codec
-                                                                          stands for ``bytes``
-``shuffle``, ``crc32``, ``adler32``,                 bytes                ``numcodecs.`` and
-``fletcher32``, ``jenkins_lookup3``, ``crc32c``                           the id
-``crc32c`` at the end, ``blosc``, ``gzip``,          bytes                the id
-``zstd``
-``bz2``, ``lz4``, ``lzma``, ``zlib``                 bytes                ``numcodecs.`` and
-                                                                          the id
-===================================================  ===================  ====================
-
-The draft has compressors only, as ``https://purl.org/zarr/spec/codec/ID/1.0``.
+v3 itself names ``blosc``, ``gzip``, ``zstd``, and ``crc32c`` at the end. Every other codec is
+``numcodecs.`` and its id. A first filter ``vlen-utf8`` or ``vlen-bytes`` makes bytes of objects; in
+v3 the codec of this name stands for ``bytes``. The draft has compressors only.
 
 A *config* is the parsed JSON object of numcodecs: ``{"id": "gzip", "level": 1}``. In v3 every
 option is spelled out, because codecs of other programs have other defaults.
@@ -137,17 +124,15 @@ def v3_array(
         fill_value = "" if fill_value in (None, 0) else fill_value
         if not isinstance(fill_value, str):
             raise SpecError(f"{fill_value!r} is no fill value of a text")
-    encoding, chunk_shape = geometry.encoding, list(geometry.chunk_shape)
+    chunk_shape = list(geometry.chunk_shape)
+    key_options = {"separator": geometry.encoding.separator}
     return {
         "zarr_format": 3,
         "node_type": "array",
         "shape": list(geometry.shape),
         "data_type": data_type,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
-        "chunk_key_encoding": {
-            "name": encoding.style,
-            "configuration": {"separator": encoding.separator},
-        },
+        "chunk_key_encoding": {"name": geometry.encoding.style, "configuration": key_options},
         "fill_value": fill_value,
         "codecs": codecs_of_chain(chain, len(geometry.shape)),
         "attributes": dict(attributes),
@@ -156,36 +141,26 @@ def v3_array(
 
 
 def codecs_of_chain(chain: Chain, ndim: int) -> list[Config]:
-    """Return the v3 codecs that decode the same bytes to the same values.
-
-    >>> [c["name"] for c in codecs_of_chain(Chain(None, "C", [{"id": "vlen-utf8"}]), 1)]
-    ['vlen-utf8']
-    """
+    """Return the v3 codecs that decode the same bytes to the same values."""
     if chain.order not in ("C", "F"):
         raise UnsupportedError(f"the memory layout {chain.order!r} is not known")
     codecs: list[Config] = []
     if chain.order == "F" and ndim > 1:
         codecs.append({"name": "transpose", "configuration": {"order": [*range(ndim)][::-1]}})
-    filters = list(chain.filters)
+    configs = [*chain.filters, *([] if chain.compressor is None else [chain.compressor])]
     stage = chain.data_type  # what the next codec takes; None for bytes
     if stage is None:
-        codecs.append({"name": filters.pop(0)["id"]})
-    for i, config in enumerate(filters):
+        codecs.append({"name": configs.pop(0)["id"]})
+    for i, config in enumerate(configs):
         if config.get("id") in _OF_VALUES:
             codec, stage = _codec_of_values(config, stage, is_first=i == 0)
         else:
-            itemsize = 1
             if stage is not None:
                 codecs.append(_bytes_codec(stage))
-                itemsize = stage.itemsize
-                stage = None
-            codec = _codec_of_bytes(config, itemsize)
+            codec = codec_of_bytes(config, 1 if stage is None else stage.itemsize)
+            stage = None
         codecs.append(codec)
-    if stage is not None:
-        codecs.append(_bytes_codec(stage))
-    if chain.compressor is not None:
-        codecs.append(codec_of_compressor(chain.compressor, 1 if stage is None else stage.itemsize))
-    return codecs
+    return codecs if stage is None else [*codecs, _bytes_codec(stage)]
 
 
 def chain_of_codecs(codecs: Any, data_type: Any, ndim: int) -> Chain:
@@ -223,22 +198,22 @@ def chain_of_codecs(codecs: Any, data_type: Any, ndim: int) -> Chain:
     raise error or UnsupportedError(f"v2 has no codecs {names} in these byte orders")
 
 
-def codec_of_compressor(config: Mapping[str, Any], itemsize: int) -> Config:
-    """Return the v3 codec that decodes what a numcodecs compressor wrote.
+def codec_of_bytes(config: Mapping[str, Any], itemsize: int) -> Config:
+    """Return the v3 codec of a compressor, or of another filter of bytes.
 
     Blosc shuffles by the `itemsize` of the values.
-
-    >>> codec_of_compressor({"id": "zlib", "level": 3}, itemsize=4)
-    {'name': 'numcodecs.zlib', 'configuration': {'level': 3}}
     """
-    name = config.get("id")
-    if name not in _COMPRESSORS:
+    known = {**_COMPRESSORS, **_OF_BYTES}
+    name: Any = config.get("id")
+    if name not in known:
         raise UnsupportedError(
-            f"the compressor {name!r} cannot be translated: only {', '.join(_COMPRESSORS)} can"
+            f"the compressor or filter {name!r} has no v3 codec that is known to read the same: "
+            f"only {', '.join(known)} have"
         )
     ignored = ("id", "typesize") if name == "blosc" else ("id",)
-    options = {k: v for k, v in config.items() if k not in ignored}
-    options = _complete(f"the compressor {name!r}", options, _COMPRESSORS[name])
+    options = _complete(name, {k: v for k, v in config.items() if k not in ignored}, known[name])
+    if name == "crc32c" and options["location"] == "end":
+        return {"name": "crc32c"}
     if name == "blosc":
         shuffle = options["shuffle"]
         if shuffle == -1:
@@ -252,11 +227,7 @@ def codec_of_compressor(config: Mapping[str, Any], itemsize: int) -> Config:
 
 
 def compressor_of_codec(codec: Any) -> Config:
-    """Return the numcodecs configuration, with its ``id``, of a v3 codec that compresses.
-
-    >>> compressor_of_codec({"name": "zstd", "configuration": {"level": 3}})
-    {'id': 'zstd', 'level': 3, 'checksum': False}
-    """
+    """Return the numcodecs configuration, with its ``id``, of a v3 codec that compresses."""
     v3_name, options = name_and_options(codec)
     name = v3_name.removeprefix(_NUMCODECS)
     if name not in _COMPRESSORS or (v3_name == name and name not in _NATIVE):
@@ -269,7 +240,7 @@ def compressor_of_codec(codec: Any) -> Config:
             options["shuffle"] = _SHUFFLES.index(options["shuffle"])
         elif v3_name == name:
             raise SpecError(f"the codec 'blosc' has no shuffle {options.get('shuffle')!r}")
-    return {"id": name, **_complete(f"the compressor {name!r}", options, _COMPRESSORS[name])}
+    return {"id": name, **_complete(name, options, _COMPRESSORS[name])}
 
 
 def split_layout(codecs: Any, ndim: int) -> tuple[Order, list[Any]]:
@@ -310,22 +281,6 @@ def _bytes_codec(data_type: DataType) -> Config:
     return {"name": "bytes", **({"configuration": {"endian": endian}} if endian else {})}
 
 
-def _codec_of_bytes(config: Mapping[str, Any], itemsize: int) -> Config:
-    """Return the v3 codec of a filter of bytes, which may be a compressor."""
-    name: Any = config.get("id")
-    if name in _COMPRESSORS:
-        return codec_of_compressor(config, itemsize)
-    if name not in _OF_BYTES:
-        raise UnsupportedError(
-            f"the filter {name!r} has no v3 codec that is known to read the same"
-        )
-    given = {k: v for k, v in config.items() if k != "id"}
-    options = _complete_filter(name, given, _OF_BYTES[name])
-    if name == "crc32c" and options["location"] == "end":
-        return {"name": "crc32c"}
-    return {"name": f"{_NUMCODECS}{name}", "configuration": options}
-
-
 def _codec_of_values(
     config: Mapping[str, Any], data_type: DataType | None, *, is_first: bool
 ) -> tuple[Config, DataType]:
@@ -359,7 +314,7 @@ def _codec_of_values(
         if data_type.kind != "b":
             raise UnsupportedError("the filter 'packbits' takes bool")
         encoded = parse_numpy("|u1")
-    options = _complete_filter(name, given, _OF_VALUES[name])
+    options = _complete(name, given, _OF_VALUES[name])
     return {"name": f"{_NUMCODECS}{name}", "configuration": {**options, **dtypes}}, encoded
 
 
@@ -380,19 +335,17 @@ def _dtype(filter_name: str, text: Any) -> DataType:
         raise SpecError(f"the filter {filter_name!r} has no data type {text!r}") from None
 
 
-def _complete_filter(name: str, given: Config, defaults: Config) -> Config:
-    # numcodecs writes null for options that are not used: "prefix" of jenkins_lookup3.
-    used = {k: v for k, v in given.items() if v is not None or k in defaults}
-    options = _complete(f"the filter {name!r}", used, defaults)
-    missing = sorted(k for k, v in options.items() if v is None)
-    if missing:
-        raise SpecError(f"the filter {name!r} lacks {missing}")
-    return options
-
-
-def _complete(what: str, given: Config, defaults: Config) -> Config:
+def _complete(name: str, given: Config, defaults: Config) -> Config:
     """Add the defaults that were left out; the order is that of the defaults."""
+    is_filter = name not in _COMPRESSORS
+    if is_filter:
+        # numcodecs writes null for options that are not used: "prefix" of jenkins_lookup3.
+        given = {k: v for k, v in given.items() if v is not None or k in defaults}
     unknown = sorted(given.keys() - defaults.keys())
     if unknown:
-        raise UnsupportedError(f"{what} has unknown options {unknown}")
-    return {**defaults, **given}
+        raise UnsupportedError(f"the codec {name!r} has unknown options {unknown}")
+    options = {**defaults, **given}
+    missing = sorted(k for k, v in options.items() if v is None and is_filter)
+    if missing:
+        raise SpecError(f"the codec {name!r} lacks {missing}")
+    return options

@@ -34,10 +34,10 @@ type encoding", "Fill value encoding"; zarr-python 2.13 to 2.18, ``zarr/meta.py`
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -47,22 +47,21 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 DataType: TypeAlias = "np.dtype[Any]"
 Endian = Literal["little", "big"]
 
-_SIZES = {
-    "b": (1,),
-    "i": (1, 2, 4, 8),
-    "u": (1, 2, 4, 8),
-    "f": (2, 4, 8),
-    "c": (8, 16),
-    "m": (8,),
-    "M": (8,),
+_NUMBERS = ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
+_V3_NUMBERS = {np.dtype(text).name: text for text in _NUMBERS}
+_V3_NAMES = {
+    "M": "numpy.datetime64",
+    "m": "numpy.timedelta64",
+    "S": "null_terminated_bytes",
+    "U": "fixed_length_utf32",
+    "V": "raw_bytes",
 }
-"""Bytes of a value by numpy's letter of the kind. The other kinds, S, U and V, take any size."""
+_V3_KINDS = {name: kind for kind, name in _V3_NAMES.items()}
+"""numpy's letter of the kind, of types that are objects with a configuration."""
 
-_V3_NUMBERS = {np.dtype(f"{k}{n}").name: f"{k}{n}" for k in "biufc" for n in _SIZES[k]}
-_V3_TIMES = {"M": "numpy.datetime64", "m": "numpy.timedelta64"}
-_V3_BYTES = {"S": "null_terminated_bytes", "U": "fixed_length_utf32", "V": "raw_bytes"}
-
-_NUMPY = re.compile(r"([<>|=]?)([biufcSUV][1-9][0-9]*|[mM]8(?:\[[0-9]*[^\W\d_]+\])?)")
+_NUMPY = re.compile(
+    rf"([<>|=]?)({'|'.join(_NUMBERS)}|[SUV][1-9][0-9]*|[mM]8(?:\[[0-9]*[^\W\d_]+\])?)"
+)
 _RAW = re.compile(r"r([1-9][0-9]*)")
 
 _UTF32 = 4
@@ -90,13 +89,16 @@ def endian_of(data_type: DataType) -> Endian | None:
     return orders.get(data_type.str[0])
 
 
-def parse_numpy(text: Any) -> DataType:
-    """Read numpy's and Zarr v2's spelling of a data type.
-
-    >>> parse_numpy(">U3").itemsize
-    12
-    """
-    return _data_type(text, text)
+def parse_numpy(text: Any, source: Any = None) -> DataType:
+    """Read numpy's and Zarr v2's spelling of a data type. An error names its `source`, if given."""
+    match = _NUMPY.fullmatch(text) if isinstance(text, str) else None
+    if match is not None:
+        with suppress(TypeError, ValueError):
+            return np.dtype((">" if match[1] == ">" else "<") + match[2])
+    raise UnsupportedError(
+        f"the data type {source or text!r} cannot be translated: only bool, numbers, times and "
+        "values of fixed length can, not structured ones, objects or types of variable length"
+    )
 
 
 def parse_v3(data_type: Any, endian: Endian | None) -> DataType:
@@ -105,20 +107,18 @@ def parse_v3(data_type: Any, endian: Endian | None) -> DataType:
     options: Mapping[str, Any] = {}
     if isinstance(data_type, Mapping):
         name, options = data_type.get("name"), data_type.get("configuration") or {}
-    text = _V3_NUMBERS.get(name) if isinstance(name, str) else None
-    for kind, time in _V3_TIMES.items():
-        if name == time:
-            unit, scale = options.get("unit"), options.get("scale_factor", 1)
-            text = f"{kind}8" if unit == "generic" else f"{kind}8[{scale}{unit}]"
-    for kind, word in _V3_BYTES.items():
-        if name == word:
-            nbytes, rest = options.get("length_bytes"), 0
-            if kind == "U" and isinstance(nbytes, int):
-                nbytes, rest = divmod(nbytes, _UTF32)
-            text = None if rest else f"{kind}{nbytes}"
-    if text is None and isinstance(name, str):
-        text = _numpy_of_raw(name)
-    parsed = _data_type(f"{'>' if endian == 'big' else '<'}{text}", data_type)
+    kind, text = None, None
+    if isinstance(name, str):
+        kind, text = _V3_KINDS.get(name), _V3_NUMBERS.get(name) or _numpy_of_raw(name)
+    if kind in ("m", "M"):
+        unit, scale = options.get("unit"), options.get("scale_factor", 1)
+        text = f"{kind}8" if unit == "generic" else f"{kind}8[{scale}{unit}]"
+    elif kind is not None:
+        nbytes, rest = options.get("length_bytes"), 0
+        if kind == "U" and isinstance(nbytes, int):
+            nbytes, rest = divmod(nbytes, _UTF32)
+        text = None if rest else f"{kind}{nbytes}"
+    parsed = parse_numpy(f"{'>' if endian == 'big' else '<'}{text}", source=data_type)
     if endian is None and endian_of(parsed) is not None:
         raise SpecError(f"the codec 'bytes' of data type {name!r} has no endian")
     return parsed
@@ -137,66 +137,40 @@ def parse_draft(data_type: Any) -> DataType:
 
 
 def v3_data_type(data_type: DataType) -> str | dict[str, Any]:
-    """Return Zarr v3's spelling, without the byte order, which the ``bytes`` codec has.
-
-    >>> v3_data_type(parse_numpy(">f2"))
-    'float16'
-    """
-    kind = data_type.kind
-    if kind in _V3_TIMES:
+    """Return Zarr v3's spelling, without the byte order, which the ``bytes`` codec has."""
+    if data_type.kind not in _V3_NAMES:
+        return data_type.name
+    options: dict[str, Any] = {"length_bytes": data_type.itemsize}
+    if data_type.kind in "mM":
         unit, scale = np.datetime_data(data_type)
-        return {"name": _V3_TIMES[kind], "configuration": {"unit": unit, "scale_factor": scale}}
-    if kind in _V3_BYTES:
-        return {"name": _V3_BYTES[kind], "configuration": {"length_bytes": data_type.itemsize}}
-    return data_type.name
+        options = {"unit": unit, "scale_factor": scale}
+    return {"name": _V3_NAMES[data_type.kind], "configuration": options}
 
 
 def draft_data_type(data_type: DataType) -> str | dict[str, Any]:
-    """Return the draft's spelling, as zarr-python 2.18 writes and reads it.
-
-    >>> draft_data_type(parse_numpy("|i1")), draft_data_type(parse_numpy(">i2"))
-    ('i1', '>i2')
-    """
-    name = data_type.str
-    if data_type.kind in _V3_TIMES:
+    """Return the draft's spelling, as zarr-python 2.18 writes and reads it."""
+    name, kind = data_type.str, data_type.kind
+    if kind in "mM":
         unit, scale = np.datetime_data(data_type)
         if scale != 1 or unit == "generic":
             raise UnsupportedError(
                 f"the draft has no data type {name!r}: take a unit such as 'ns', in steps of 1"
             )
-    if data_type.kind in _EXTENSIONS:
-        return {"extension": _EXTENSIONS[data_type.kind], "type": name, "fallback": None}
-    return "bool" if data_type.kind == "b" else name.removeprefix("|")
+    if kind in _EXTENSIONS:
+        return {"extension": _EXTENSIONS[kind], "type": name, "fallback": None}
+    return "bool" if kind == "b" else name.removeprefix("|")
 
 
 def fill_value_of_v2(value: Any, data_type: DataType) -> Any:
-    """Return the v3 fill value for that of a v2 or a draft document.
-
-    >>> fill_value_of_v2(None, parse_numpy("<c8"))
-    [0.0, 0.0]
-    """
-    if value is not None:
-        return _normal(value, data_type)
-    match data_type.kind:
-        case "b":
-            return False
-        case "f":
-            return 0.0
-        case "c":
-            return [0.0, 0.0]
-        case "S" | "U":
-            return ""
-        case "V":
-            return _base64(bytes(data_type.itemsize))
-    return 0
+    """Return the v3 fill value for that of a v2 or a draft document; that of ``None`` is zero."""
+    if value is None:
+        zeros = {"c": [0, 0], "S": "", "U": "", "V": _base64(bytes(data_type.itemsize))}
+        value = zeros.get(data_type.kind, 0)
+    return _normal(value, data_type)
 
 
 def fill_value_of_v3(value: Any, data_type: DataType) -> Any:
-    """Return the fill value for a v2 or a draft document, from that of a v3 document.
-
-    >>> fill_value_of_v3("0x7fc00000", parse_numpy("<f4"))
-    'NaN'
-    """
+    """Return the fill value for a v2 or a draft document, from that of a v3 document."""
     kind = data_type.kind
     if kind == "f":
         value = _without_bits(value, data_type.itemsize)
@@ -212,24 +186,6 @@ def fill_value_of_v3(value: Any, data_type: DataType) -> Any:
     return _normal(value, data_type)
 
 
-def _data_type(text: Any, source: Any) -> DataType:
-    """Make a numpy data type of its name; `source` is for the message."""
-    match = _NUMPY.fullmatch(text) if isinstance(text, str) else None
-    if match is not None:
-        try:
-            data_type = np.dtype((">" if match[1] == ">" else "<") + match[2])
-        except (TypeError, ValueError):
-            data_type = None
-        if data_type is not None:
-            nbytes = data_type.itemsize
-            if nbytes in _SIZES.get(data_type.kind, (nbytes,)):
-                return data_type
-    raise UnsupportedError(
-        f"the data type {source!r} cannot be translated: only bool, numbers, times and values of "
-        "fixed length can, not structured ones, objects or types of variable length"
-    )
-
-
 def _numpy_of_raw(name: str) -> str | None:
     """Name bytes, which v3 core calls ``r24``, as numpy does."""
     match = _RAW.fullmatch(name)
@@ -240,27 +196,26 @@ def _numpy_of_raw(name: str) -> str | None:
 
 def _normal(value: Any, data_type: DataType) -> Any:
     """Return the one spelling, of those that both v2 and v3 read, of a fill value."""
-    kind, itemsize = data_type.kind, data_type.itemsize
-    if kind == "b" and isinstance(value, bool | int) and value in (0, 1):
-        return bool(value)
-    if kind in "iumM" and isinstance(value, int | float) and value == value // 1:
-        info = np.iinfo(f"{'u' if kind == 'u' else 'i'}{itemsize}")
-        if info.min <= value <= info.max:
-            return int(value)
-    if kind == "f":
-        return _normal_float(value, data_type, itemsize)
-    if kind == "c" and isinstance(value, list | tuple) and len(value) == 2:
-        return [_normal_float(part, data_type, itemsize // 2) for part in value]
-    if kind == "U" and isinstance(value, str) and len(value) <= itemsize // _UTF32:
-        return value
-    if kind in "SV" and isinstance(value, str):
-        try:
-            raw = base64.b64decode(value, validate=True)
-        except (binascii.Error, ValueError):
-            raise _no_value(value, data_type) from None
-        if len(raw) == itemsize or (kind == "S" and len(raw) < itemsize):
-            # numpy's bytes end before their trailing zeros
-            return _base64(raw.rstrip(b"\0") if kind == "S" else raw)
+    itemsize = data_type.itemsize
+    match data_type.kind, value:
+        case "b", bool() | int() if value in (0, 1):
+            return bool(value)
+        case "i" | "u" | "m" | "M" as kind, int() | float() if value == value // 1:
+            info = np.iinfo(f"{'u' if kind == 'u' else 'i'}{itemsize}")
+            if info.min <= value <= info.max:
+                return int(value)
+        case "f", _:
+            return _normal_float(value, data_type, itemsize)
+        case "c", [_, _]:
+            return [_normal_float(part, data_type, itemsize // 2) for part in value]
+        case "U", str() if len(value) <= itemsize // _UTF32:
+            return value
+        case "S" | "V" as kind, str():
+            with suppress(ValueError):
+                raw = base64.b64decode(value, validate=True)
+                if len(raw) == itemsize or (kind == "S" and len(raw) < itemsize):
+                    # numpy's bytes end before their trailing zeros
+                    return _base64(raw.rstrip(b"\0") if kind == "S" else raw)
     raise _no_value(value, data_type)
 
 
