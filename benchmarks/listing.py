@@ -24,8 +24,7 @@ from measuring import fresh_directory, row, title
 from zarr.storage import LocalStore
 
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.format.index import ZEP2_INDEX, ShardingSpec
-from zarr_shardstore.format.shard import build_shard
+from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec, build_shard
 
 SHARDS_PER_SIDE = 8
 

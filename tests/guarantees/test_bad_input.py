@@ -56,8 +56,7 @@ def store(base: Any) -> ShardingStore:
 
 def edit_entry(shard: bytes, entry_id: int, offset: int, nbytes: int) -> bytes:
     """A native shard (2 x 2, crc32c at the end) with one entry of its index replaced."""
-    from zarr_shardstore.format.index import ZEP2_INDEX, ShardingSpec
-    from zarr_shardstore.format.shard import index_of_shard
+    from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec, index_of_shard
 
     spec = ShardingSpec((2, 2), ZEP2_INDEX)
     index = index_of_shard(shard, spec)

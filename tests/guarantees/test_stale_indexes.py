@@ -23,8 +23,7 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 from zarr_shardstore import ShardingMapping, ShardingStore, set_index_cache_nbytes
-from zarr_shardstore.format.index import DRAFT_INDEX, ShardingSpec
-from zarr_shardstore.format.shard import build_shard
+from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec, build_shard
 from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import cached_files
 from zarr_shardstore.io.local.cached_files import MISS, CachedShardFile

@@ -42,8 +42,7 @@ from tests.support.file_layer import (
 )
 from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.format.index import IndexFormat, ShardingSpec
-from zarr_shardstore.format.shard import build_shard, index_of_shard
+from zarr_shardstore.format.shard import IndexFormat, ShardingSpec, build_shard, index_of_shard
 from zarr_shardstore.io.local import fs, locks
 
 Model = dict[int, bytes]

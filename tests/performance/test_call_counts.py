@@ -37,7 +37,7 @@ WARM_READ: list[Function] = [
     ("store/engine.py", "ShardingEngine.get_blocking"),
     ("store/engine.py", "ShardingEngine._get_cached"),
     ("arrays/array_cache.py", "ArrayCache.current"),
-    ("format/key_table.py", "KeyTable.translate"),
+    ("format/layout.py", "KeyTable.translate"),
     ("io/local/cached_files.py", "CachedShardFile.read"),
     ("io/local/cached_files.py", "CachedShardFile._read"),
     ("io/local/cached_files.py", "CachedShardFile.is_current"),

@@ -17,8 +17,7 @@ from zarr.storage import MemoryStore
 
 from tests.support.bases import BASES, put
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore
-from zarr_shardstore.format.index import ZEP2_INDEX, ShardingSpec
-from zarr_shardstore.format.shard import build_shard
+from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec, build_shard
 from zarr_shardstore.io.local import files
 from zarr_shardstore.shards import index_reads, shard_listing
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.support.bases import BASES, put
 from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, UnsupportedError
-from zarr_shardstore.format.index import MISSING, ZEP2_INDEX, ShardIndex
 from zarr_shardstore.format.ranges import Suffix
+from zarr_shardstore.format.shard import MISSING, ZEP2_INDEX, ShardIndex
 from zarr_shardstore.inspect import occupancy
 from zarr_shardstore.inspect.find import arrays_at, read_array
 from zarr_shardstore.inspect.info import ArrayInfo, get_shard_info, is_sharded

@@ -17,8 +17,8 @@ from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import SpecError, get_shard_info, reshard, shard_store, unshard_store
 from zarr_shardstore.convert import regions
 from zarr_shardstore.convert.regions import ArrayLocation, regions_to_visit
-from zarr_shardstore.format.index import ZEP2_INDEX, ShardingSpec
 from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec
 from zarr_shardstore.inspect.open_base import open_base
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.metadata.documents import Node

@@ -22,7 +22,7 @@ from zarr_shardstore.format.consolidated_index import (
     with_consolidated_index,
     without_consolidated_index,
 )
-from zarr_shardstore.format.index import (
+from zarr_shardstore.format.shard import (
     DRAFT_INDEX,
     MISSING,
     ZEP2_INDEX,

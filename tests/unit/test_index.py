@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_shardstore.format.index import (
+from zarr_shardstore.format.shard import (
     DRAFT_INDEX,
     MISSING,
     ZEP2_INDEX,

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zarr_shardstore.format import key_table
-from zarr_shardstore.format.index import DRAFT_INDEX, ShardingSpec
-from zarr_shardstore.format.key_table import KeyTable
+from zarr_shardstore.format import layout as layout_module
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
-from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.layout import ArrayLayout, KeyTable
+from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec
 
 PREFIXES = {"draft": ("data/root/a/", "data/root/a.b/c/"), "default": ("", "a/", "a.1/c/0/")}
 ENCODINGS = [
@@ -58,7 +57,7 @@ def said_by_layout(layout: ArrayLayout, key: str) -> tuple[str, int] | None:
     return chunk.shard.key, chunk.entry_id
 
 
-@pytest.mark.parametrize("max_remembered", [key_table._MAX_ITEMS, 2])
+@pytest.mark.parametrize("max_remembered", [layout_module._MAX_ITEMS, 2])
 @given(layouts_and_keys())
 @example(
     (
@@ -69,7 +68,7 @@ def said_by_layout(layout: ArrayLayout, key: str) -> tuple[str, int] | None:
 def test_translations(max_remembered: int, case: tuple[ArrayLayout, list[str]]) -> None:
     layout, keys = case
     translate = KeyTable(layout).translate
-    with mock.patch.object(key_table, "_MAX_ITEMS", max_remembered):
+    with mock.patch.object(layout_module, "_MAX_ITEMS", max_remembered):
         for key in keys + keys:
             assert translate(key) == said_by_layout(layout, key), key
 
@@ -90,7 +89,7 @@ def test_all_keys_of_a_grid_and_around(encoding: ChunkKeyEncoding, grid: Coords)
 def test_what_is_remembered_is_bounded() -> None:
     layout = ArrayLayout("a", "a/", ENCODINGS[2], (40, 40), ShardingSpec((4, 4), DRAFT_INDEX))
     keys = KeyTable(layout)
-    with mock.patch.object(key_table, "_MAX_ITEMS", 8):
+    with mock.patch.object(layout_module, "_MAX_ITEMS", 8):
         for i in range(40):
             for j in range(40):
                 assert keys.translate(f"a/c/{i}/{j}") == (

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_shardstore.format.index import DRAFT_INDEX, ShardingSpec
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Style
 from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec
 
 Separator = Literal["/", "."]
 

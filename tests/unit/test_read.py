@@ -9,11 +9,16 @@ import pytest
 
 from tests.support.flows import Recorder
 from zarr_shardstore.errors import CorruptShardError
-from zarr_shardstore.format.index import DRAFT_INDEX, ZEP2_INDEX, IndexFormat, ShardingSpec
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix
-from zarr_shardstore.format.shard import build_shard
+from zarr_shardstore.format.shard import (
+    DRAFT_INDEX,
+    ZEP2_INDEX,
+    IndexFormat,
+    ShardingSpec,
+    build_shard,
+)
 from zarr_shardstore.shards.index_reads import read_indexes
 from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import Get

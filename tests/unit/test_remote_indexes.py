@@ -6,10 +6,9 @@ import asyncio
 
 import numpy as np
 
-from zarr_shardstore.format.index import ZEP2_INDEX, ShardingSpec
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout
-from zarr_shardstore.format.shard import build_shard
+from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec, build_shard
 from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
 from zarr_shardstore.shards.requests import Found, Get, GetIndex
 

@@ -8,11 +8,10 @@ import pytest
 
 from tests.support.flows import Recorder
 from zarr_shardstore.errors import CorruptShardError, SpecError
-from zarr_shardstore.format.index import DRAFT_INDEX, ShardingSpec
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.format.ranges import Suffix
-from zarr_shardstore.format.shard import build_shard, split_shard
+from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec, build_shard, split_shard
 from zarr_shardstore.shards.requests import Delete, Exists, Get, Set
 from zarr_shardstore.shards.rewrite import rewrite_shard
 from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, PatchEntry, SetEntry

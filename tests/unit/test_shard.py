@@ -8,15 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.index import (
+from zarr_shardstore.format.shard import (
     DRAFT_INDEX,
     MAX_ENTRIES,
     ZEP2_INDEX,
     IndexDamageError,
     IndexFormat,
     ShardingSpec,
-)
-from zarr_shardstore.format.shard import (
     build_shard,
     check_order,
     index_of_shard,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_shardstore.format.index import DRAFT_INDEX, MISSING, ShardIndex, ShardingSpec
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.shard import DRAFT_INDEX, MISSING, ShardIndex, ShardingSpec
 from zarr_shardstore.shards import shard_listing
 from zarr_shardstore.shards.shard_listing import ListedKeys
 

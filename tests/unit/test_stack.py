@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.support.flows import Recorder
 from zarr_shardstore import CorruptValueError, SpecError
-from zarr_shardstore.format.index import DRAFT_INDEX, ShardingSpec
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.ranges import Range, StartFrom, Suffix
+from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import (
     Delete,

@@ -10,10 +10,15 @@ import pytest
 
 from tests.support.flows import Recorder
 from zarr_shardstore.errors import ShardConflictError, SpecError
-from zarr_shardstore.format.index import DRAFT_INDEX, ZEP2_INDEX, ShardingSpec
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
-from zarr_shardstore.format.shard import build_shard, split_shard
+from zarr_shardstore.format.shard import (
+    DRAFT_INDEX,
+    ZEP2_INDEX,
+    ShardingSpec,
+    build_shard,
+    split_shard,
+)
 from zarr_shardstore.operations.batch import Batch, WriteBuffer
 from zarr_shardstore.operations.buffered import commit_with_buffered, perform_buffered
 from zarr_shardstore.shards.read import ReadOptions

@@ -18,8 +18,7 @@ from typing import TypeAlias
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.format.key_table import KeyTable
-from zarr_shardstore.format.layout import ArrayLayout, ChunkRef
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, KeyTable
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.metadata.documents import Node, document_key, parse_document, parse_json
 from zarr_shardstore.shards.read import ShardReads

@@ -16,7 +16,6 @@ from zarr_shardstore.arrays.array_cache import ArrayCache, CachedArray, Generati
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError
-from zarr_shardstore.format.index import DRAFT_INDEX, ShardingSpec
 from zarr_shardstore.format.keys import (
     DRAFT_DATA_ROOT,
     ChunkKeyEncoding,
@@ -27,6 +26,7 @@ from zarr_shardstore.format.keys import (
     v3_candidates,
 )
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef, is_inside
+from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec
 from zarr_shardstore.metadata.documents import Node, node_of_document
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import GridDirectory, locate_directory

@@ -20,9 +20,8 @@ from zarr_shardstore.format.consolidated_index import (
     with_consolidated_index,
     without_consolidated_index,
 )
-from zarr_shardstore.format.index import IndexDamageError
 from zarr_shardstore.format.keys import draft_candidate
-from zarr_shardstore.format.shard import index_of_shard
+from zarr_shardstore.format.shard import IndexDamageError, index_of_shard
 from zarr_shardstore.metadata.declaration import (
     MARKER,
     Declared,

@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.index import (
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.layout import chunk_grid_shape
+from zarr_shardstore.format.shard import (
     DRAFT_INDEX,
     ZEP2_INDEX,
     IndexFormat,
     ShardingSpec,
     check_chunks_per_shard,
 )
-from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.metadata.auto_shards import choose_chunks_per_shard
 from zarr_shardstore.metadata.declaration import Declared
 from zarr_shardstore.metadata.documents import Geometry, Node, chunk_nbytes

@@ -25,10 +25,9 @@ from zarr_shardstore.errors import (
     UnsupportedError,
 )
 from zarr_shardstore.format.consolidated_index import without_consolidated_index
-from zarr_shardstore.format.index import ShardingSpec
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
-from zarr_shardstore.format.shard import EntryOrder
+from zarr_shardstore.format.shard import EntryOrder, ShardingSpec
 from zarr_shardstore.inspect.find import (
     FoundArray,
     StoreContents,

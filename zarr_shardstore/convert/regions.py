@@ -20,7 +20,6 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.format.index import ZEP2_INDEX, ShardingSpec
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import (
     ArrayLayout,
@@ -29,7 +28,7 @@ from zarr_shardstore.format.layout import (
     grid_box,
     is_inside,
 )
-from zarr_shardstore.format.shard import EntryOrder, order_entries
+from zarr_shardstore.format.shard import ZEP2_INDEX, EntryOrder, ShardingSpec, order_entries
 from zarr_shardstore.inspect.occupancy import grid_directory
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.shards.requests import CloseListing, KeyCursor, ListPage

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from zarr_shardstore.convert.regions import ArrayLocation, ArrayRegion
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.format.index import MISSING, IndexDamageError
 from zarr_shardstore.format.ranges import Range, plan_spans
+from zarr_shardstore.format.shard import MISSING, IndexDamageError
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.shards.index_reads import corrupt, read_indexes
 from zarr_shardstore.shards.requests import Get, Request

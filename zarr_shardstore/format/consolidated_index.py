@@ -28,7 +28,7 @@ import crc32c
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.format.index import ShardIndex, ShardingSpec
+from zarr_shardstore.format.shard import ShardIndex, ShardingSpec
 
 CONSOLIDATED_INDEX_NAME = "__shards.index"
 """Follows the prefix of the chunk keys of the array."""

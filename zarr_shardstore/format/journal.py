@@ -33,7 +33,7 @@ from typing import TypeAlias
 
 import crc32c
 
-from zarr_shardstore.format.index import CHECKSUM_NBYTES, ENTRY_NBYTES
+from zarr_shardstore.format.shard import CHECKSUM_NBYTES, ENTRY_NBYTES
 
 _MAGIC = b"zsj"
 _VERSION = 2

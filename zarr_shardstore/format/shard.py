@@ -1,27 +1,238 @@
-"""Bytes of a whole shard: entries in any order, and their index.
+"""Bytes of a shard: entries in any order, and their index.
 
 ::
 
     index at the end     ├── entry bytes, any order, any gaps ──┤ index ┤
     index at the start   ├ index ┤── entry bytes, any order, any gaps ──┤
 
-Readers accept every order of entries. The order is a runtime choice and never part of metadata.
+    ┌ entry 0 ────────┬ entry 1 ────────┬ … ┬ entry n-1 ──────┐
+    │ offset │ nbytes │ offset │ nbytes │   │ offset │ nbytes │ [crc32c]
+    │ u64    │ u64    │ u64    │ u64    │   │ u64    │ u64    │ [u32le]
+    └─────────────────┴─────────────────┴ … ┴─────────────────┘
 
-Source: sharding storage transformer draft, "Binary shard format", "Fixed order"; ZEP 2,
-"index_location".
+n is the number of entries in a shard, also of those that lie outside the array; C order.
+A missing entry has 2⁶⁴−1 in both fields. An entry of zero bytes is present, and empty.
+The order of the entry bytes is a choice of the writer and never part of metadata.
+
+Source: sharding storage transformer draft, "Binary shard format" (little endian, at the end,
+no checksum), "Fixed order"; ZEP 2, "Binary shard format" (index_codecs, index_location).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import crc32c
 import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.index import MISSING, ShardIndex, ShardingSpec
 from zarr_shardstore.format.keys import Coords
+
+Bytes: TypeAlias = bytes | memoryview
+
+MISSING = 2**64 - 1
+"""Both fields of a missing entry (draft, "Binary shard format")."""
+
+ENTRY_NBYTES = 16
+"""Two uint64."""
+
+CHECKSUM_NBYTES = 4
+"""Of the crc32c behind an index that has one."""
+
+
+class IndexDamageError(Exception):
+    """Damage of an index or an entry; the caller knows the shard, and raises the public error."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        entry_id: int | None = None,
+        byte_range: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.entry_id = entry_id
+        self.byte_range = byte_range
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFormat:
+    """Form of a stored index: its ``index_codecs`` and its ``index_location``."""
+
+    checksum: bool
+    location: Literal["start", "end"] = "end"
+    endian: Literal["little", "big"] = "little"
+
+    @property
+    def byte_order(self) -> Literal["<", ">"]:
+        """Byte order as numpy and `struct` spell it."""
+        return "<" if self.endian == "little" else ">"
+
+
+DRAFT_INDEX = IndexFormat(checksum=False)
+"""The only form of the draft."""
+
+ZEP2_INDEX = IndexFormat(checksum=True)
+"""The form that ZEP 2 recommends, and the default of every native writer."""
+
+
+MAX_ENTRIES = 2**24
+"""Most entries in a shard; their index is 256 MiB. A document that asks for more is a mistake
+or an attack, and is refused before memory is allocated."""
+
+
+def check_chunks_per_shard(value: Sequence[int]) -> Coords:
+    """Return `value` as a tuple of ints; `SpecError` if one is below 1, or all are too many."""
+    for n in value:
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise SpecError(
+                f"chunks_per_shard is a whole number of at least 1 for each dimension, got {n!r} "
+                f"in {list(value)!r}"
+            )
+    if math.prod(value) > MAX_ENTRIES:
+        raise SpecError(
+            f"chunks_per_shard {list(value)!r} asks for {math.prod(value)} entries in "
+            f"a shard, at most {MAX_ENTRIES} are supported"
+        )
+    return tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingSpec:
+    """Parameters of the sharding of one array, in whatever form they were declared.
+
+    They are checked by `check_chunks_per_shard`.
+    """
+
+    chunks_per_shard: Coords
+    """Entries along each dimension; ``()`` for a 0-d array."""
+    index: IndexFormat
+    n_entries: int = field(init=False, compare=False, repr=False)
+    """Number of entries in a shard; one for a 0-d array."""
+    index_nbytes: int = field(init=False, compare=False, repr=False)
+    """Size of the encoded index, in bytes."""
+
+    def __post_init__(self) -> None:
+        check_chunks_per_shard(self.chunks_per_shard)
+        n_entries = math.prod(self.chunks_per_shard)
+        object.__setattr__(self, "n_entries", n_entries)
+        nbytes = n_entries * ENTRY_NBYTES + CHECKSUM_NBYTES * self.index.checksum
+        object.__setattr__(self, "index_nbytes", nbytes)
+
+
+@dataclass(slots=True, eq=False)
+class ShardIndex:
+    """A decoded shard index."""
+
+    fields: npt.NDArray[np.uint64]
+    """Shape ``(n_entries, 2)``, columns offset and nbytes, entries in C order."""
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, spec: ShardingSpec) -> ShardIndex:
+        """Decode an index; `IndexDamageError` if its size or its checksum is wrong."""
+        if len(data) != spec.index_nbytes:
+            raise IndexDamageError(
+                f"the index of {spec.n_entries} entries takes {spec.index_nbytes} bytes, "
+                f"there are {len(data)}"
+            )
+        body = memoryview(data)[: spec.n_entries * ENTRY_NBYTES]
+        if spec.index.checksum:
+            stored = int.from_bytes(data[len(body) :], "little")
+            computed = crc32c.crc32c(body)
+            if stored != computed:
+                raise IndexDamageError(
+                    f"the index has the checksum {stored:#010x}, its bytes give {computed:#010x}"
+                )
+        fields = np.frombuffer(body, f"{spec.index.byte_order}u8").reshape(-1, 2)
+        return cls(fields.astype(np.uint64, copy=False))
+
+    def encode(self, form: IndexFormat) -> bytes:
+        """Return the stored bytes of the index."""
+        body = self.fields.astype(f"{form.byte_order}u8", copy=False).tobytes()
+        if not form.checksum:
+            return body
+        return body + crc32c.crc32c(body).to_bytes(CHECKSUM_NBYTES, "little")
+
+    def without(self, entry_ids: Collection[int]) -> ShardIndex:
+        """Return a copy in which some entries are missing."""
+        fields = self.fields.copy()
+        fields[list(entry_ids)] = MISSING
+        return ShardIndex(fields)
+
+    def entry(self, entry_id: int) -> tuple[int, int] | None:
+        """Return offset and nbytes of an entry, unchecked; ``None`` if it is missing."""
+        offset, nbytes = self.fields[entry_id].tolist()
+        return None if offset == nbytes == MISSING else (offset, nbytes)
+
+    def entries(
+        self, entry_ids: Sequence[int], shard_nbytes: int | None, spec: ShardingSpec
+    ) -> list[tuple[int, int] | None]:
+        """Return offsets and nbytes of entries; ``None`` for those that are missing.
+
+        They are checked as by `check_entry`, if the size of the shard is known.
+        """
+        start, stop = (0, 0) if shard_nbytes is None else _data_range(shard_nbytes, spec)
+        entries: list[tuple[int, int] | None] = []
+        for entry_id, (offset, nbytes) in zip(
+            entry_ids, self.fields[entry_ids].tolist(), strict=True
+        ):
+            if offset == nbytes == MISSING:
+                entries.append(None)
+                continue
+            if shard_nbytes is not None and (offset < start or offset + nbytes > stop):
+                self.check_entry(entry_id, shard_nbytes, spec)
+            entries.append((offset, nbytes))
+        return entries
+
+    def present_ids(self) -> npt.NDArray[np.intp]:
+        """Return the ascending ids of the entries that are not missing."""
+        return np.flatnonzero((self.fields != MISSING).any(axis=1))
+
+    def check_entry(self, entry_id: int, shard_nbytes: int, spec: ShardingSpec) -> None:
+        """Raise `IndexDamageError` for an entry that leaves the shard or runs into the index."""
+        entry = self.entry(entry_id)
+        if entry is None:
+            return
+        offset, nbytes = entry  # Python ints: their sum does not wrap
+        start, stop = _data_range(shard_nbytes, spec)
+        if offset < start or offset + nbytes > stop:
+            raise IndexDamageError(
+                f"the entry leaves the data of the shard, bytes [{start}, {stop}) "
+                f"of {shard_nbytes}",
+                entry_id=entry_id,
+                byte_range=(offset, offset + nbytes),
+            )
+
+    def damaged_ids(self, shard_nbytes: int, spec: ShardingSpec) -> npt.NDArray[np.intp]:
+        """Return the ascending ids of the entries that leave the shard or run into the index."""
+        start, stop = _data_range(shard_nbytes, spec)
+        ids = self.present_ids()
+        offsets, nbytes = self.fields[ids].T
+        # uint64 addition wraps silently, so: nbytes <= stop - offset, never offset + nbytes.
+        top = np.uint64(max(stop, 0))
+        bad = (offsets < np.uint64(start)) | (offsets > top)
+        bad |= nbytes > top - np.minimum(offsets, top)
+        bad |= stop < 0  # the shard is shorter than its index
+        damaged: npt.NDArray[np.intp] = ids[bad]
+        return damaged
+
+    def check_entries(self, shard_nbytes: int, spec: ShardingSpec) -> None:
+        """Call `check_entry` for the first damaged entry, without a Python step per entry."""
+        for entry_id in self.damaged_ids(shard_nbytes, spec)[:1].tolist():
+            self.check_entry(entry_id, shard_nbytes, spec)
+
+
+def _data_range(shard_nbytes: int, spec: ShardingSpec) -> tuple[int, int]:
+    """Return the half-open byte range that entries may use."""
+    if spec.index.location == "start":
+        return spec.index_nbytes, shard_nbytes
+    return 0, shard_nbytes - spec.index_nbytes
+
 
 EntryOrder = Literal["C", "F", "morton"]
 
@@ -55,9 +266,6 @@ def order_entries(
                     rank |= ((dim >> bit) & 1) << position
                     position += 1
     return entry_ids[np.argsort(rank, kind="stable")]
-
-
-Bytes: TypeAlias = bytes | memoryview
 
 
 def build_shard(entries: Mapping[int, Bytes], spec: ShardingSpec, order: EntryOrder = "C") -> bytes:

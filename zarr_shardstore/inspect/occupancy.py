@@ -15,9 +15,9 @@ import numpy as np
 
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError
-from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef, chunk_grid_shape, is_inside
+from zarr_shardstore.format.shard import IndexDamageError, ShardIndex
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.shards.index_reads import corrupt, rounds_of, try_read_indexes
 from zarr_shardstore.shards.requests import Flow, GetSize, ListPrefix, relay

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from zarr_shardstore.format.arguments import whole_number
-from zarr_shardstore.format.index import ENTRY_NBYTES, ShardIndex, ShardingSpec
+from zarr_shardstore.format.shard import ENTRY_NBYTES, ShardIndex, ShardingSpec
 from zarr_shardstore.synchronized import synchronized
 
 _DEFAULT_MAX_NBYTES = 64 * 1024 * 1024

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.index import ShardingSpec
 from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.shard import ShardingSpec
 from zarr_shardstore.metadata.transformer_list import (
     SHARDING,
     SHARDING_URIS,

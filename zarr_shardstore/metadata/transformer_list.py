@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.index import DRAFT_INDEX, IndexFormat, ShardingSpec
+from zarr_shardstore.format.shard import DRAFT_INDEX, IndexFormat, ShardingSpec
 
 SHARDING = "sharding"
 _SHARDING_URI = "https://purl.org/zarr/spec/storage_transformers/sharding/1.0"

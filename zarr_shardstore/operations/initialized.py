@@ -19,9 +19,9 @@ from zarr_shardstore.arrays.array_cache import ArrayCache
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError, SpecError
 from zarr_shardstore.format.arguments import array_path, items_of
-from zarr_shardstore.format.index import MISSING, ShardIndex
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import Box, ShardRef, grid_box
+from zarr_shardstore.format.shard import MISSING, ShardIndex
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.buffered import Flusher
 from zarr_shardstore.shards.index_reads import index_nbytes_of, rounds_of, try_read_indexes

@@ -16,10 +16,16 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from zarr_shardstore.errors import CorruptShardError
-from zarr_shardstore.format.index import MISSING, IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import Range
-from zarr_shardstore.format.shard import Bytes, EntryOrder, lay_out
+from zarr_shardstore.format.shard import (
+    MISSING,
+    Bytes,
+    EntryOrder,
+    IndexDamageError,
+    ShardIndex,
+    lay_out,
+)
 from zarr_shardstore.shards.index_reads import corrupt
 from zarr_shardstore.shards.requests import (
     ChangeShard,

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from zarr_shardstore.errors import CorruptShardError
-from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix
-from zarr_shardstore.format.shard import index_of_shard
+from zarr_shardstore.format.shard import IndexDamageError, ShardIndex, index_of_shard
 from zarr_shardstore.shards.requests import Flow, Found, FoundIndex, Get, GetIndex, GetSize, Request
 
 T = TypeVar("T")

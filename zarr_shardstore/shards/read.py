@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import (
     ByteRange,
@@ -27,7 +26,7 @@ from zarr_shardstore.format.ranges import (
     plan_spans,
     resolve_range,
 )
-from zarr_shardstore.format.shard import index_of_shard
+from zarr_shardstore.format.shard import IndexDamageError, ShardIndex, index_of_shard
 from zarr_shardstore.shards.index_reads import corrupt, read_whole_shards
 from zarr_shardstore.shards.requests import Flow, FoundIndex, Get, GetIndex, GetSize, Request
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from zarr_shardstore.format.consolidated_index import IndexCopy
-from zarr_shardstore.format.index import IndexDamageError, ShardIndex
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
+from zarr_shardstore.format.shard import IndexDamageError, ShardIndex
 from zarr_shardstore.shards.shard_writer import FileStep
 from zarr_shardstore.shards.updates import EntryUpdate, Piece, apply_pieces
 

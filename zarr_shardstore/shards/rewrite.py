@@ -17,9 +17,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError
-from zarr_shardstore.format.index import IndexDamageError
 from zarr_shardstore.format.layout import ShardRef
-from zarr_shardstore.format.shard import Bytes, EntryOrder, build_shard, index_of_shard, split_shard
+from zarr_shardstore.format.shard import (
+    Bytes,
+    EntryOrder,
+    IndexDamageError,
+    build_shard,
+    index_of_shard,
+    split_shard,
+)
 from zarr_shardstore.shards.index_reads import corrupt, read_indexes, read_whole_shards
 from zarr_shardstore.shards.requests import Delete, Exists, Flow, Found, Get, GetSize, Set
 from zarr_shardstore.shards.updates import (

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.format.index import ShardIndex
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import (
     ArrayLayout,
@@ -21,6 +20,7 @@ from zarr_shardstore.format.layout import (
     grid_box,
     shard_coords_of,
 )
+from zarr_shardstore.format.shard import ShardIndex
 from zarr_shardstore.shards.requests import CloseListing, Flow, KeyCursor, ListPage
 
 _KEYS_AT_ONCE = 16_384

@@ -52,12 +52,6 @@ from typing import Literal, TypeAlias
 import crc32c
 import numpy as np
 
-from zarr_shardstore.format.index import (
-    CHECKSUM_NBYTES,
-    ENTRY_NBYTES,
-    MISSING,
-    ShardIndex,
-)
 from zarr_shardstore.format.journal import (
     JOURNAL_HEADER_NBYTES,
     JOURNAL_STATE_OFFSET,
@@ -68,7 +62,13 @@ from zarr_shardstore.format.journal import (
     encode_record,
 )
 from zarr_shardstore.format.layout import ShardRef, n_in_grid_box
-from zarr_shardstore.format.shard import Bytes
+from zarr_shardstore.format.shard import (
+    CHECKSUM_NBYTES,
+    ENTRY_NBYTES,
+    MISSING,
+    Bytes,
+    ShardIndex,
+)
 
 _File: TypeAlias = Literal["shard", "journal"]
 

@@ -10,8 +10,7 @@ from zarr_shardstore.arrays.policy import ChunksPerShard, ShardingPolicy, V3Decl
 from zarr_shardstore.arrays.registry import find_factory
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import items_of, whole_number
-from zarr_shardstore.format.index import ZEP2_INDEX, IndexFormat
-from zarr_shardstore.format.shard import EntryOrder, check_order
+from zarr_shardstore.format.shard import ZEP2_INDEX, EntryOrder, IndexFormat, check_order
 from zarr_shardstore.io.backends.base import Durability, FileOptions
 from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.metadata.declaration import Native

@@ -47,9 +47,9 @@ from contextlib import ExitStack, closing, nullcontext
 from enum import Enum
 from typing import Final, Literal, TypeAlias, cast
 
-from zarr_shardstore.format.index import MISSING, ShardIndex, ShardingSpec
 from zarr_shardstore.format.journal import Repair
 from zarr_shardstore.format.ranges import ByteRange, Range, resolve_range
+from zarr_shardstore.format.shard import MISSING, ShardIndex, ShardingSpec
 from zarr_shardstore.io.index_cache import CachedIndex, index_cache
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import (
