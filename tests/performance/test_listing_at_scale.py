@@ -74,9 +74,6 @@ class PagedStore(MemoryStore):
         self.n_read += key.startswith("z/c/")
         return await super().get(key, *args, **options)
 
-    async def get_partial_values(self, prototype: Any, key_ranges: Any) -> Any:
-        return [await self.get(key, prototype, r) for key, r in key_ranges]
-
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,11 +194,10 @@ async def test_who_breaks_off_does_not_wait_for_what_comes_next() -> None:
     """A base store that never replies keeps nobody."""
 
     class Hanging(PagedStore):
-        async def get_partial_values(self, prototype: Any, key_ranges: Any) -> Any:
-            key_ranges = list(key_ranges)
-            if any(key in ("z/c/2", "z/c/3") for key, _ in key_ranges):
+        async def get(self, key: str, *args: Any, **options: Any) -> Any:
+            if key in ("z/c/2", "z/c/3"):
                 await asyncio.Event().wait()
-            return await super().get_partial_values(prototype, key_ranges)
+            return await super().get(key, *args, **options)
 
     base = Hanging()
     fill(base, 50)
@@ -256,9 +252,6 @@ async def test_a_failing_base_store_ends_a_listing() -> None:
     """With its own error, and no task is left."""
 
     class Failing(PagedStore):
-        async def get_partial_values(self, prototype: Any, key_ranges: Any) -> Any:
-            raise ConnectionError("lost")
-
         async def get(self, key: str, *args: Any, **options: Any) -> Any:
             if key.startswith("z/c/"):
                 raise ConnectionError("lost")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,7 @@ from zarr_shardstore.shards.requests import Exists, Get, GetSize, Request
 
 
 class Refusing(WrapperStore[MemoryStore]):
-    """No suffix ranges (Azure), an error for a range behind the end (obstore), and
-    FileNotFoundError where one of many keys is missing (LocalStore)."""
-
-    n_many = 0
+    """No suffix ranges (Azure), and an error for a range behind the end (obstore)."""
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
@@ -45,12 +42,6 @@ class Refusing(WrapperStore[MemoryStore]):
         if isinstance(byte_range, RangeByteRequest) and value and byte_range.start >= len(value):
             raise RuntimeError("range starts behind the end")
         return await self._store.get(key, prototype, byte_range)
-
-    async def get_partial_values(
-        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
-    ) -> list[Buffer | None]:
-        self.n_many += 1
-        raise FileNotFoundError("one of them")
 
 
 @pytest.fixture
@@ -74,18 +65,6 @@ async def test_a_range_behind_the_end_is_empty(store: Refusing) -> None:
     """As of a value in memory."""
     assert await read(store, Get("a", Range(10, 12))) == [b""]
     assert await read(store, Get("a", StartFrom(4))) == [b"456789"]
-
-
-async def test_a_store_that_cannot_read_many_is_asked_once(store: Refusing) -> None:
-    """Then each range by itself, several at once."""
-    backend = ZarrBackend(store)
-    gets = [Get("a", Range(i, i + 1)) for i in range(5)] + [Get("missing")]
-    for _ in range(3):
-        replies = await backend.perform_async(list(gets))
-        assert [r.value and bytes(r.value) for r in replies] == [b"%d" % i for i in range(5)] + [
-            None
-        ]
-    assert store.n_many == 1
 
 
 async def test_the_first_error_of_a_batch_is_raised(store: Refusing) -> None:
@@ -152,7 +131,7 @@ async def test_an_error_does_not_mean_that_an_object_is_missing() -> None:
 
 async def test_a_read_that_fails_is_not_tried_for_ever() -> None:
     """Suffix ranges may not be supported; but each time-out takes a minute."""
-    store = MemoryStore({"a": cpu.Buffer.from_bytes(b"0123456789")})
+    store = WrapperStore(MemoryStore({"a": cpu.Buffer.from_bytes(b"0123456789")}))
     n_failed = 0
 
     async def get(key: str, prototype: BufferPrototype, byte_range: Any = None) -> Buffer | None:

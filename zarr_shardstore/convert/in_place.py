@@ -72,7 +72,6 @@ from zarr_shardstore.metadata.documents import (
 )
 from zarr_shardstore.shards.requests import (
     Delete,
-    DeleteMany,
     DeletePrefix,
     Move,
 )
@@ -205,7 +204,7 @@ def begin(base: BaseStoreHandle, manifest: Manifest) -> bool:
         return True
     if earlier is not None and not earlier.is_staged:
         for keys in earlier.keys_below(base, earlier.prefix):
-            base.perform([DeleteMany(keys)])
+            base.perform([Delete(key) for key in keys])
         base.backend.tidy(earlier.prefix)
     base.perform([DeletePrefix(manifest.directory)])
     manifest.write(base)
@@ -286,7 +285,7 @@ def _finish(base: BaseStoreHandle, manifest: Manifest) -> None:
         _write_documents(base, marked)
         base.backend.persist()
         for keys in manifest.keys_below(base, manifest.prefix):
-            base.perform([DeleteMany(keys)])
+            base.perform([Delete(key) for key in keys])
         manifest = manifest.at_state(base, "moving")
     cut = len(manifest.values_prefix)
     for keys in manifest.keys_below(base, manifest.values_prefix):

@@ -26,7 +26,7 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef, grid_box
 from zarr_shardstore.format.shard import EntryOrder, packed_index
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
-from zarr_shardstore.shards.requests import Delete, DeleteMany, Exists, Set
+from zarr_shardstore.shards.requests import Delete, Exists, Set
 
 _NOT_THE_SAME = (
     "what was written reads back as something else; nothing was removed. Check the disk or the "
@@ -218,7 +218,7 @@ def _write_objects(task: ArrayTask, region: ArrayRegion, values: RegionValues) -
     _verify_objects(base, keys, written)
     if task.may_be_there:
         missing = keys.keys() - set(written.ids)
-        base.perform([DeleteMany([keys[i] for i in missing])])
+        base.perform([Delete(keys[i]) for i in missing])
     was_there = bool(written.ids) and n_there == len(written.ids)
     return written.result(len(written.ids), was_there=was_there)
 

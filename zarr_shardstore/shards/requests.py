@@ -4,10 +4,9 @@ A *flow* is a generator: it yields a batch of independent requests, receives one
 order, and returns its result. It does no I/O. A driver performs the batches, blocking or async. An
 exception of a request is thrown into the flow.
 
-- Storage transformers reply to `Get`, `Exists`, `GetSize`, `Set`, `SetIfNotExists`, `SetPartial`,
-  `Modify` and `Delete`. Backends perform all of these but `SetPartial` and `Modify`.
-- The driver commits `UpdateShard` by the update queue.
-- Backends perform all others.
+Storage transformers reply to `ValueRequest`. The driver commits `UpdateShard` by the update queue.
+Backends perform all others, but not `SetPartial` and `Modify`. Where no reply is named it is
+``None``. An object that is written replaces any; removing one that is missing is no error.
 """
 
 from __future__ import annotations
@@ -69,20 +68,18 @@ class FoundIndex(NamedTuple):
     decoded: ShardIndex | None
     """``None`` if there is no shard, or its index cannot be decoded."""
     version: object
-    """As in `Found`."""
     size: int | None = None
-    """As in `Found`."""
+    """As in `Found`, like the version."""
     damage: IndexDamageError | None = None
     """Why the index cannot be decoded."""
     was_requested: bool = True
-    """True if this request read the index. False if it came from a cache."""
+    """Whether this request read the index. Otherwise it came from a cache."""
     is_unverified: bool = False
-    """True if an earlier or concurrent request read the index. It is valid if bytes of the shard
-    that are read now have the same version."""
+    """Whether the index is valid only if bytes of the shard that are read now have its version."""
     consolidated_nbytes: int | None = None
-    """Size of the consolidated index that this request read; ``None``: it read none."""
+    """Size of the consolidated index that this request read, if any."""
     value: memoryview | None = None
-    """The bytes of the whole shard, if the index was read with them; they may be damaged."""
+    """The bytes of the whole shard, if they were read, too; they may be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +105,11 @@ class GetIndex:
 
 @dataclass(frozen=True, slots=True)
 class RecordIndex:
-    """Read the index of a shard, and a version of the shard that any process can compare. Only
-    for base stores with `has_lasting_versions`. Reply: `IndexCopy`; ``None`` if there is no
-    shard, or it is damaged or being changed; ``"young"`` if it has changed so recently that its
-    version proves nothing yet.
+    """Read the index of a shard, and a version of the shard that any process can compare.
 
-    With `waits` the shard is read when every earlier change is old enough.
+    Only for base stores with `has_lasting_versions`. Reply: `IndexCopy`; ``None`` if there is no
+    shard, or it is damaged or being changed; ``"young"`` if it has changed so recently that its
+    version proves nothing yet. With `waits` it is read when every earlier change is old enough.
     """
 
     shard: ShardRef
@@ -125,8 +121,7 @@ Recorded: TypeAlias = "IndexCopy | Literal['young'] | None"
 
 @dataclass(frozen=True, slots=True)
 class GetMany:
-    """Read many whole objects, each for little more than its system calls. Reply: a list of
-    bytes, ``None`` where there is no object."""
+    """Read whole objects, fast. Reply: a list of bytes, ``None`` where there is no object."""
 
     keys: Sequence[str]
 
@@ -147,7 +142,7 @@ class GetSize:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Store an object, replacing any. Reply: ``None``."""
+    """Store an object."""
 
     key: str
     value: Bytes
@@ -155,7 +150,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class SetIfNotExists:
-    """Store an object unless there is one. Reply: ``None``."""
+    """Store an object unless there is one."""
 
     key: str
     value: Bytes
@@ -163,20 +158,20 @@ class SetIfNotExists:
 
 @dataclass(frozen=True, slots=True)
 class SetWithGaps:
-    """Store an object, replacing any. Only for base stores that can append. Reply: ``None``."""
+    """Store an object with holes, which take no room. Only for base stores that can append."""
 
     key: str
     parts: Sequence[tuple[int, Sequence[Bytes]]]
-    """Ascending offsets, and the pieces that are written from each on. Holes take no room."""
+    """Ascending offsets, and the pieces that are written from each on."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenShard:
-    """Open a shard to change it in its place, under its lock. Only for base stores that can
-    append. Reply: `ShardWriter`, or ``None`` if there is no shard. Raises `IndexDamageError` if
-    its index cannot be decoded.
+    """Open a shard to change it in its place, under its lock.
 
-    `data_end` is that of `ShardWriter`, if the caller has just stored the shard.
+    Only for base stores that can append. Reply: `ShardWriter`, or ``None`` if there is no shard.
+    Raises `IndexDamageError` if its index cannot be decoded. `data_end` is that of `ShardWriter`,
+    if the caller has just stored the shard.
     """
 
     shard: ShardRef
@@ -185,7 +180,7 @@ class OpenShard:
 
 @dataclass(frozen=True, slots=True)
 class ChangeShard:
-    """Take steps with the files of an opened shard, one after the other. Reply: ``None``."""
+    """Take steps with the files of an opened shard, one after the other."""
 
     key: str
     steps: Sequence[FileStep] = field(repr=False)
@@ -193,7 +188,7 @@ class ChangeShard:
 
 @dataclass(frozen=True, slots=True)
 class CloseShard:
-    """Close an opened shard that will not be changed again soon. Reply: ``None``."""
+    """Close an opened shard that will not be changed again soon."""
 
     key: str
 
@@ -216,7 +211,7 @@ class Modify:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove an object; no error if there is none. Reply: ``None``.
+    """Remove an object.
 
     `placeholder` makes a value that means the same as no object. It is for base stores whose
     conditions protect replacing an object, but not removing it.
@@ -227,15 +222,8 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteMany:
-    """Remove objects; no error where there is none. Reply: ``None``."""
-
-    keys: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Move:
-    """Give an object another key, replacing any; no error if there is none. Reply: ``None``."""
+    """Give an object another key; no error if there is none."""
 
     key: str
     to: str
@@ -259,19 +247,17 @@ class ListPrefix:
 class KeyCursor:
     """Position in the listing of a directory; for one flow at a time.
 
-    Resources of the base store are released after the last page, by `CloseListing`, or with the
-    cursor.
+    `pages` is what the backend has open from the first page on. It is closed after the last page,
+    by `CloseListing`, or with the cursor.
     """
 
     prefix: str
     pages: Any = field(default=None, repr=False)
-    """State of the base store for the next page; ``None`` before the first page."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """List the next `n_keys` full keys in a directory, recursively. Reply: `VersionedKeys`; a
-    shorter list is the last page."""
+    """List the next full keys, recursively. Reply: `VersionedKeys`; a shorter page is the last."""
 
     cursor: KeyCursor
     n_keys: int
@@ -279,7 +265,7 @@ class ListPage:
 
 @dataclass(frozen=True, slots=True)
 class CloseListing:
-    """End a listing before its last page. Reply: ``None``."""
+    """End a listing before its last page."""
 
     cursor: KeyCursor
 
@@ -293,10 +279,9 @@ class ListDir:
 
 @dataclass(frozen=True, slots=True)
 class UpdateShard:
-    """Commit updates of entries of one shard, together or not at all. Reply: ``None``.
+    """Commit updates of entries of one shard, together or not at all.
 
-    The update queue lets one writer at a time lock the shard, commits concurrent updates of one
-    shard together, and runs the write strategy above the transformers `below`.
+    The write strategy runs above the transformers `below`.
     """
 
     shard: ShardRef
@@ -318,7 +303,6 @@ Request: TypeAlias = (
     | OpenShard
     | ChangeShard
     | CloseShard
-    | DeleteMany
     | DeletePrefix
     | Move
     | ListPrefix

@@ -162,20 +162,15 @@ class IteratorPages:
                 self._keys.close()
 
 
-async def next_page(
-    listed: AsyncIterator[str] | AsyncIterator[tuple[str, object]], n_keys: int
-) -> VersionedKeys:
-    """Return at most so many of the next keys of a store; none if there are no more."""
-    keys: list[str] = []
-    versions: list[object] = []
+async def next_page(listed: AsyncIterator[tuple[str, object]], n_keys: int) -> VersionedKeys:
+    """Return at most so many of the next keys and versions; none if there are no more."""
+    page: list[tuple[str, object]] = []
     async for item in listed:
-        key, version = (item, None) if isinstance(item, str) else item
-        if not is_hidden(key):
-            keys.append(key)
-            versions.append(version)
-            if len(keys) == n_keys:
+        if not is_hidden(item[0]):
+            page.append(item)
+            if len(page) == n_keys:
                 break
-    return VersionedKeys(keys, versions)
+    return VersionedKeys([key for key, _ in page], [version for _, version in page])
 
 
 class ReplacedMeanwhileError(Exception):

@@ -62,7 +62,6 @@ from zarr_shardstore.shards.requests import (
     CloseListing,
     CloseShard,
     Delete,
-    DeleteMany,
     DeletePrefix,
     Exists,
     Found,
@@ -212,10 +211,6 @@ class LocalBackend(Backend):
             case Delete(key):
                 self._delete(key)
                 _close(files, key)
-            case DeleteMany(keys):
-                for key in keys:
-                    self._delete(key)
-                    _close(files, key)
             case DeletePrefix(prefix):
                 forget_below(self._root + prefix)
                 remove_directory(self._root, prefix)

@@ -6,32 +6,17 @@ A mapping has no partial reads: each reply is cut from the whole value.
 from __future__ import annotations
 
 from collections.abc import Hashable, MutableMapping
+from itertools import islice
 from typing import Any
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.format.ranges import resolve_range
-from zarr_shardstore.io.backends.base import Backend, IteratorPages, OpenFiles
+from zarr_shardstore.io.backends.base import Backend, OpenFiles
+from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import found_index, index_get
-from zarr_shardstore.shards.requests import (
-    CloseListing,
-    Delete,
-    DeleteMany,
-    DeletePrefix,
-    Exists,
-    Found,
-    Get,
-    GetIndex,
-    GetMany,
-    GetSize,
-    ListDir,
-    ListPage,
-    ListPrefix,
-    Move,
-    Request,
-    Set,
-    SetIfNotExists,
-)
+from zarr_shardstore.shards.requests import Found, Request
+from zarr_shardstore.shards.shard_listing import VersionedKeys
 
 
 class MappingBackend(Backend):
@@ -67,45 +52,42 @@ class MappingBackend(Backend):
 
     def _perform_one(self, request: Request) -> Any:
         match request:
-            case Get(key, byte_range):
+            case requests.Get(key, byte_range):
                 value = self._value(key)
                 if value is None:
                     return Found(None, None)
                 start, stop = resolve_range(byte_range, len(value))
                 return Found(value[start:stop], None, len(value))
-            case GetIndex():
+            case requests.GetIndex():
                 return found_index(request, self._perform_one(index_get(request)))
-            case GetMany(keys):
+            case requests.GetMany(keys):
                 return [self._value(key) for key in keys]
-            case Exists(key):
+            case requests.Exists(key):
                 return key in self.mapping
-            case GetSize(key):
+            case requests.GetSize(key):
                 value = self._value(key)
                 return None if value is None else len(value)
-            case Set(key, value):
+            case requests.Set(key, value):
                 self.mapping[key] = bytes(value)
-            case SetIfNotExists(key, value):
+            case requests.SetIfNotExists(key, value):
                 self.mapping.setdefault(key, bytes(value))
-            case Delete(key):
+            case requests.Delete(key):
                 self.mapping.pop(key, None)
-            case DeleteMany(keys):
-                for key in keys:
-                    self.mapping.pop(key, None)
-            case DeletePrefix(prefix):
+            case requests.DeletePrefix(prefix):
                 for key in self._keys(prefix):
                     self.mapping.pop(key, None)
-            case Move(key, to):
+            case requests.Move(key, to):
                 if key in self.mapping:
                     self.mapping[to] = self.mapping[key]
                     self.mapping.pop(key, None)
-            case ListPrefix(prefix):
+            case requests.ListPrefix(prefix):
                 return self._listed(prefix)
-            case ListPage(cursor, n_keys):
-                cursor.pages = cursor.pages or IteratorPages(iter(self._listed(cursor.prefix)))
-                return cursor.pages.next_page(n_keys)
-            case CloseListing(cursor):
-                cursor.pages = None
-            case ListDir(prefix):
+            case requests.ListPage(cursor, n_keys):
+                cursor.pages = cursor.pages or iter(self._listed(cursor.prefix))
+                return VersionedKeys(islice(cursor.pages, n_keys))
+            case requests.CloseListing():
+                pass
+            case requests.ListDir(prefix):
                 names = (key[len(prefix) :].split("/", 1)[0] for key in self._listed(prefix))
                 return list(dict.fromkeys(names))
             case _:

@@ -28,8 +28,8 @@ import json
 import random
 import time
 import warnings
-from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Hashable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -49,26 +49,13 @@ from zarr_shardstore.io.backends.base import (
     Backend,
     FileOptions,
     ReplacedMeanwhileError,
-    next_page,
 )
 from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
 from zarr_shardstore.io.backends.zarr_store import MAX_CONCURRENCY, ZarrBackend
 from zarr_shardstore.io.concurrency import gather_bounded
 from zarr_shardstore.io.uploads import PART_NBYTES, write_stream
-from zarr_shardstore.shards.requests import (
-    Delete,
-    DeleteMany,
-    Exists,
-    Found,
-    Get,
-    GetIndex,
-    ListPage,
-    Move,
-    Recorded,
-    RecordIndex,
-    Request,
-    Set,
-)
+from zarr_shardstore.shards import requests
+from zarr_shardstore.shards.requests import Found, Recorded, Request
 
 _MIN_AGE_ON_WEB_SERVERS_S = 2.0
 """Web servers make an ETag of the size and the second of the last change: a younger one proves
@@ -129,7 +116,7 @@ class ObstoreBackend(ZarrBackend):
         # The writer aborts when it leaves its block by an exception, and only then.
         write_stream(writer, lambda: writer.__exit__(RuntimeError, RuntimeError(), None), parts)
 
-    async def read(self, get: Get, unless: ObjectVersion | None = None) -> Found | None:
+    async def read(self, get: requests.Get, unless: ObjectVersion | None = None) -> Found | None:
         byte_range = get.byte_range
         if unless is None or unless.etag is None or unless.size is None or byte_range is None:
             return await super().read(get)
@@ -146,30 +133,35 @@ class ObstoreBackend(ZarrBackend):
         is_other_range = not self._has_suffixes and found.size != unless.size
         return await super().read(get) if is_other_range else found
 
+    async def perform_async(self, batch: list[Request]) -> list[Any]:
+        keys = [request.key for request in batch if isinstance(request, requests.Delete)]
+        if len(keys) == len(batch) > 1:
+            # GCS stops at a missing object, and some servers take one key a request.
+            with suppress(Exception):
+                return await self._delete_many(keys)
+        return await super().perform_async(batch)
+
+    async def _delete_many(self, keys: list[str]) -> list[None]:
+        with ExitStack() as changes:
+            for key in keys:
+                changes.enter_context(self._indexes.changing(key))
+            for i in range(0, len(keys), _MAX_KEYS_OF_DELETE):
+                part = keys[i : i + _MAX_KEYS_OF_DELETE]
+                await obstore.delete_async(self.store.store, part)
+        return [None] * len(keys)
+
     async def _perform_one(self, request: Request) -> Any:
         match request:
-            case RecordIndex():
+            case requests.RecordIndex():
                 return await self._record_index(request)
-            case Move(key, to):
+            case requests.Move(key, to):
                 with suppress(FileNotFoundError):
                     await obstore.rename_async(self.store.store, key, to)
                 return None
-            case DeleteMany(keys):
-                try:
-                    for i in range(0, len(keys), _MAX_KEYS_OF_DELETE):
-                        part = list(keys[i : i + _MAX_KEYS_OF_DELETE])
-                        await obstore.delete_async(self.store.store, part)
-                    return None
-                except FileNotFoundError:  # GCS stops at a missing one: delete them one by one
-                    return await super()._perform_one(request)
-            case ListPage(cursor, n_keys):
-                if cursor.pages is None:
-                    cursor.pages = self._metas(cursor.prefix)
-                return await next_page(cursor.pages, n_keys)
         return await super()._perform_one(request)
 
-    async def _record_index(self, request: RecordIndex) -> Recorded:
-        found = await self._indexes.get(GetIndex(request.shard))
+    async def _record_index(self, request: requests.RecordIndex) -> Recorded:
+        found = await self._indexes.get(requests.GetIndex(request.shard))
         version = found.version
         if found.decoded is None or found.size is None or not isinstance(version, ObjectVersion):
             return None
@@ -177,8 +169,7 @@ class ObstoreBackend(ZarrBackend):
             return None
         return IndexCopy(found.decoded, version.etag, found.size)
 
-    async def _metas(self, prefix: str) -> AsyncIterator[tuple[str, object]]:
-        """List keys with the versions of their objects."""
+    async def _listed(self, prefix: str) -> AsyncGenerator[tuple[str, object], None]:
         async for page in obstore.list(self.store.store, prefix=prefix):
             for meta in page:
                 yield meta["path"], _version_of(meta)
@@ -311,20 +302,22 @@ class _Optimistic(Backend):
 
     async def _perform_one(self, request: Request) -> Any:
         match request:
-            case Set(key, value) if key in self._expected:
+            case requests.Set(key, value) if key in self._expected:
                 self._expected[key] = await self._backend.put_if(key, value, self._expected[key])
                 return None
-            case Delete(key, placeholder) if self._expected.get(key) is not None and placeholder:
-                await self._perform_one(Set(key, placeholder()))
+            case requests.Delete(key, placeholder) if (
+                self._expected.get(key) is not None and placeholder
+            ):
+                await self._perform_one(requests.Set(key, placeholder()))
                 return None
         (reply,) = await self._backend.perform_async([request])
         match request:
-            case Get(key):
+            case requests.Get(key):
                 self._expected.setdefault(key, reply.version if reply.value is not None else None)
-            case GetIndex():
+            case requests.GetIndex():
                 is_there = reply.decoded is not None or reply.damage is not None
                 self._expected.setdefault(request.key, reply.version if is_there else None)
-            case Exists(key) if not reply:
+            case requests.Exists(key) if not reply:
                 self._expected.setdefault(key, None)
         return reply
 

@@ -61,7 +61,6 @@ class WrappedFilesBackend(ZarrBackend):
         self._root = root
         self.max_requests_at_once = None
         self.replaces_at_once = not is_local_fsspec(innermost(store))  # fsspec writes in place
-        self._has_get_many = False  # each read is checked by itself
 
     def lock(
         self,

@@ -1,7 +1,7 @@
 """Backend for any zarr ``Store`` that is not local files: fsspec, memory, wrappers, others.
 
-A client may know no suffix ranges, or raise for a range behind the end of an object, or take one
-key a call. The backend then reads in another way.
+A client may know no suffix ranges, or raise for a range behind the end of an object. The backend
+then reads in another way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, ZipStore
+from zarr.storage import FsspecStore, MemoryStore, ZipStore
 
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.io.backends.base import (
@@ -38,36 +38,16 @@ from zarr_shardstore.io.buffers import as_view, byte_request_of, to_buffer
 from zarr_shardstore.io.concurrency import SingleFlight, gather_bounded
 from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.io.uploads import PART_NBYTES, write_stream
-from zarr_shardstore.shards.index_reads import found_indexes, index_gets
-from zarr_shardstore.shards.requests import (
-    CloseListing,
-    Delete,
-    DeleteMany,
-    DeletePrefix,
-    Exists,
-    Found,
-    Get,
-    GetIndex,
-    GetMany,
-    GetSize,
-    ListDir,
-    ListPage,
-    ListPrefix,
-    Move,
-    Request,
-    Set,
-    SetIfNotExists,
-)
+from zarr_shardstore.shards import requests
+from zarr_shardstore.shards.index_reads import found_index, index_get
+from zarr_shardstore.shards.requests import Found, Request
 from zarr_shardstore.shards.shard_writer import ShardWriter
 
 MAX_CONCURRENCY = 64
 """Concurrent requests of one batch; zarr's own limit of 10 is one of chunks."""
 
-_N_ATTEMPTS_OF_SUFFIX = 10
-"""Attempts to read the end of an object that is replaced repeatedly."""
-
-_N_ATTEMPTS_OF_RANGE = 2
-"""Attempts to read a range of an object that was shorter for a moment; then it is read whole."""
+_N_ATTEMPTS_OF_RANGE = 10
+"""Attempts to read a range of an object that is replaced repeatedly."""
 
 
 def has_sync_surface(store: Store) -> bool:
@@ -91,8 +71,7 @@ def _warn_of_other_writers() -> None:
 class ZarrBackend(Backend):
     """Reads and writes through a zarr store's own methods.
 
-    Cost: one call of ``get`` for a single read, one of ``get_partial_values`` for several;
-    one call of the store for each other request, up to 64 concurrently.
+    Cost: one call of the store for each request, up to 64 concurrently.
     """
 
     def __init__(
@@ -112,9 +91,6 @@ class ZarrBackend(Backend):
         self._options = options
         self.can_block = has_sync_surface(store)
         self.max_requests_at_once = None if is_in_memory(store) else MAX_CONCURRENCY
-        # LocalStore raises where one of many keys is missing. ObjectStore merges ranges over
-        # gaps of 1 MiB: it reads 780 kB for 20 kB. Other stores show by raising.
-        self._has_get_many = not isinstance(store, LocalStore | ObjectStore)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ZarrBackend) and bool(self.store == other.store)
@@ -159,53 +135,48 @@ class ZarrBackend(Backend):
         batch: list[Request],
         opened: OpenFiles | None = None,  # noqa: ARG002
     ) -> list[Any]:
-        return found_indexes(batch, [self._perform_one_blocking(r) for r in index_gets(batch)])
+        return [self._perform_one_blocking(request) for request in batch]
 
     def _perform_one_blocking(self, request: Request) -> Any:
         store: Any = self.store  # has the sync surface, see `can_block`
         match request:
-            case Get(key, byte_range):
-                found = _found_of(store.get_sync(key, byte_range=byte_request_of(byte_range)))
-                if _may_be_cut(self.store, found, byte_range):
-                    found = _cut(_found_of(store.get_sync(key)), byte_range)
-                return found
-            case Exists(key):
+            case requests.GetIndex():
+                return found_index(request, self._perform_one_blocking(index_get(request)))
+            case requests.Get(key, byte_range):
+                asked = None if self._cuts(byte_range) else byte_range
+                found = _found_of(store.get_sync(key, byte_range=byte_request_of(asked)))
+                return found if asked is byte_range else _cut(found, byte_range)
+            case requests.Exists(key):
                 return store.get_sync(key, byte_range=RangeByteRequest(0, 1)) is not None
-            case Set(key, value):
+            case requests.Set(key, value):
                 store.set_sync(key, to_buffer(value))
-            case Delete(key):
+            case requests.Delete(key):
                 store.delete_sync(key)
             case _:
                 return sync(self._perform_one(request))
         return None
 
+    def _cuts(self, byte_range: ByteRange | None) -> bool:
+        """Whether zarr 3.1 would cut a value that is shorter than the requested suffix."""
+        return isinstance(byte_range, Suffix) and isinstance(self.store, MemoryStore)
+
     # --------------------------------------------------------------- async
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
-        if self._indexes is None:
-            return found_indexes(batch, await self._perform_batch(index_gets(batch)))
-        return await self._perform_batch(batch)
-
-    async def read(
-        self,
-        get: Get,
-        unless: ObjectVersion | None = None,  # noqa: ARG002  there are no versions here
-    ) -> Found | None:
-        """Read an object for `RemoteIndexes`; ``None``: it still has the version `unless`."""
-        found: Found = await self._perform_one(get)
-        return found
-
-    async def _perform_batch(self, batch: list[Request]) -> list[Any]:
-        gets = [request for request in batch if isinstance(request, Get)]
-        if len(gets) == len(batch) > 1 and self._has_get_many:
-            replies = await self._get_many(gets)
-            if replies is not None:
-                return replies
         if len(batch) == 1:
             return [await self._perform_one(batch[0])]
         return await gather_bounded(
             [self._perform_one(request) for request in batch], MAX_CONCURRENCY
         )
+
+    async def read(
+        self,
+        get: requests.Get,
+        unless: ObjectVersion | None = None,  # noqa: ARG002  there are no versions here
+    ) -> Found | None:
+        """Read an object for `RemoteIndexes`; ``None``: it still has the version `unless`."""
+        found: Found = await self._perform_one(get)
+        return found
 
     def _changing(self, key: str) -> AbstractContextManager[None]:
         return nullcontext() if self._indexes is None else self._indexes.changing(key)
@@ -220,72 +191,55 @@ class ZarrBackend(Backend):
             await inner._ensure_open()  # its listings do not open it
         store = self.store
         match request:
-            case GetIndex():
-                assert self._indexes is not None, "without a cache it is a Get"
+            case requests.GetIndex():
+                if self._indexes is None:
+                    return found_index(request, await self._perform_one(index_get(request)))
                 return await self._indexes.get(request)
-            case Get(key, byte_range, together=together) if together is not None:
+            case requests.Get(key, byte_range, together=together) if together is not None:
                 alone = request._replace(together=None)
                 scope = (key, byte_range, together)
                 found, _ = await self._single_flight.join(scope, lambda: self._perform_one(alone))
                 return found
-            case Get(key, byte_range):
+            case requests.Get(key, byte_range):
                 return await self._get(key, byte_range)
-            case GetMany(keys):
-                founds = await gather_bounded(
-                    [self._get(key, None) for key in keys], MAX_CONCURRENCY
-                )
-                return [found.value for found in founds]
-            case Exists(key) if isinstance(innermost(store), FsspecStore):
+            case requests.GetMany(keys):
+                gets = [self._get(key, None) for key in keys]
+                return [found.value for found in await gather_bounded(gets, MAX_CONCURRENCY)]
+            case requests.Exists(key) if isinstance(inner, FsspecStore):
                 # For fsspec's `exists` an object is missing whatever fails.
                 return await self._size(key) is not None
-            case Exists(key):
+            case requests.Exists(key):
                 try:
                     return await store.exists(key)
                 except Exception as error:
                     if has_no_such_key(error):
                         return False
                     raise
-            case GetSize(key):
+            case requests.GetSize(key):
                 return await self._size(key)
-            case Set(key, value):
+            case requests.Set(key, value):
                 with self._changing(key):
                     await store.set(key, to_buffer(value))
-            case SetIfNotExists(key, value):
+            case requests.SetIfNotExists(key, value):
                 with self._changing(key):
                     await store.set_if_not_exists(key, to_buffer(value))
-            case Delete(key):
+            case requests.Delete(key):
                 with self._changing(key):
                     await store.delete(key)
-            case DeleteMany(keys):
-                deletions = [store.delete(key) for key in keys]
-                await gather_bounded(deletions, MAX_CONCURRENCY)
-            case Move(key, to):
+            case requests.Move(key, to):
                 with suppress(FileNotFoundError):
-                    await _move(store, key, to)
-            case DeletePrefix(prefix) if deletes_only_by_key(store) or await _has_object(
-                store, prefix
-            ):
-                # fsspec also finds an object with the name of the directory.
-                for key in [key async for key in store.list_prefix(prefix)]:
-                    if key.startswith(prefix) and not self._is_linked(key):
-                        await store.delete(key)
-            case DeletePrefix(""):
-                await store.clear()
-                # FsspecStore.clear stops at the first directory that it has removed already.
-                for key in [key async for key in store.list()]:
-                    await store.delete(key)
-            case DeletePrefix(prefix):
-                await store.delete_dir(prefix.removesuffix("/"))
-            case ListPrefix(prefix):
-                return [key async for key in self._keys_below(prefix) if not is_hidden(key)]
-            case ListPage(cursor, n_keys):
-                if cursor.pages is None:
-                    cursor.pages = aiter(self._keys_below(cursor.prefix))
+                    await self._move(key, to)
+            case requests.DeletePrefix(prefix):
+                await self._delete_prefix(prefix)
+            case requests.ListPrefix(prefix):
+                return [key async for key, _ in self._listed(prefix) if not is_hidden(key)]
+            case requests.ListPage(cursor, n_keys):
+                cursor.pages = cursor.pages or self._listed(cursor.prefix)
                 return await next_page(cursor.pages, n_keys)
-            case CloseListing(cursor):
-                if hasattr(cursor.pages, "aclose"):
+            case requests.CloseListing(cursor):
+                if cursor.pages is not None:
                     await cursor.pages.aclose()
-            case ListDir(prefix):
+            case requests.ListDir(prefix):
                 try:
                     names = store.list_dir(prefix.removesuffix("/"))
                     # fsspec lists an object of that name with a path.
@@ -300,44 +254,33 @@ class ZarrBackend(Backend):
 
     async def _get(self, key: str, byte_range: ByteRange | None) -> Found:
         """Read an object, or a range of it, whatever the client cannot do."""
-        for _ in range(_N_ATTEMPTS_OF_RANGE):
-            try:
-                return await self._get_once(key, byte_range)
-            except Exception as error:
-                if has_no_such_key(error) and await self._size(key) is None:
-                    return Found(None, None)
-                if byte_range is None:
-                    raise
-                # No suffix ranges here (Azure), or an error for a range behind the end (obstore).
-                if isinstance(byte_range, Suffix):
-                    return await self._get_end(key, byte_range)
-                size = await self._size(key)
-                if size is None:
-                    raise
-                start, stop = resolve_range(byte_range, size)
-                if start >= stop:
-                    return Found(memoryview(b""), None, size)
-                # Not behind the end now: another writer may have replaced the object.
-        return _cut(await self._get_once(key, None), byte_range)
+        try:
+            return await self._get_once(key, byte_range)
+        except Exception as error:
+            # No suffix ranges here (Azure), or an error for a range behind the end (obstore).
+            if byte_range is not None:
+                return await self._get_within(key, byte_range)
+            if has_no_such_key(error) and await self._size(key) is None:
+                return Found(None, None)
+            raise
 
     async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
         """Make one request for an object, or a range of it."""
+        asked = None if self._cuts(byte_range) else byte_range
         prototype = default_buffer_prototype()
-        found = _found_of(await self.store.get(key, prototype, byte_request_of(byte_range)))
-        if _may_be_cut(self.store, found, byte_range):
-            found = _cut(_found_of(await self.store.get(key, prototype)), byte_range)
-        return found
+        found = _found_of(await self.store.get(key, prototype, byte_request_of(asked)))
+        return found if asked is byte_range else _cut(found, byte_range)
 
-    async def _get_end(self, key: str, suffix: Suffix) -> Found:
-        """Read the size, then a range of that size; again, if another writer has replaced the
-        object by one of another size."""
+    async def _get_within(self, key: str, byte_range: ByteRange) -> Found:
+        """Read the size, then a range within it; again, if another writer has replaced the object
+        by one of another size."""
         size_at_failure: int | None = None
-        for n_left in reversed(range(_N_ATTEMPTS_OF_SUFFIX)):
+        for n_left in reversed(range(_N_ATTEMPTS_OF_RANGE)):
             size = await self._size(key)
             if size is None:
                 return Found(None, None)
-            start, stop = resolve_range(suffix, size)
-            if start == stop:
+            start, stop = resolve_range(byte_range, size)
+            if start >= stop:
                 return Found(memoryview(b""), None, size)
             try:
                 found = await self._get_once(key, Range(start, stop))
@@ -350,24 +293,6 @@ class ZarrBackend(Backend):
             if is_whole and found.size in (None, size):
                 return found._replace(size=size)
         return found
-
-    async def _get_many(self, gets: Sequence[Get]) -> list[Found] | None:
-        """Read ranges in one call of the store; ``None`` if it does not take them."""
-        try:
-            values = await self.store.get_partial_values(
-                default_buffer_prototype(),
-                [(get.key, byte_request_of(get.byte_range)) for get in gets],
-            )
-        except (FileNotFoundError, NotImplementedError, TypeError, ValueError):
-            # Some stores raise for a missing key (icechunk a TypeError), some take no suffix.
-            # `_get` tells these apart.
-            self._has_get_many = False
-            return None
-        founds = list(map(_found_of, values))
-        for i, get in enumerate(gets):
-            if _may_be_cut(self.store, founds[i], get.byte_range):
-                founds[i] = await self._get(get.key, get.byte_range)
-        return founds
 
     async def _size(self, key: str) -> int | None:
         """Return the size of an object in bytes; ``None`` if there is none."""
@@ -382,8 +307,27 @@ class ZarrBackend(Backend):
                 return None
             raise
 
-    async def _keys_below(self, prefix: str) -> AsyncGenerator[str, None]:
-        """List the keys in a directory, recursively. Closing it closes the listing of the store."""
+    # ------------------------------------------------------ directories
+
+    async def _delete_prefix(self, prefix: str) -> None:
+        store = self.store
+        # fsspec also finds an object with the name of the directory.
+        by_key = deletes_only_by_key(store) or await _has_object(store, prefix)
+        if not prefix and not by_key:
+            await store.clear()
+        elif not by_key:
+            await store.delete_dir(prefix.removesuffix("/"))
+            return
+        # FsspecStore.clear stops at the first directory that it has removed already.
+        for key in [key async for key in store.list_prefix(prefix)]:
+            if key.startswith(prefix) and not self._is_linked(key):
+                await store.delete(key)
+
+    async def _listed(self, prefix: str) -> AsyncGenerator[tuple[str, object], None]:
+        """List the keys in a directory, recursively, with versions where the base store tells them.
+
+        Closing it closes the listing of the store.
+        """
         directory: str | None = prefix
         while directory is not None:
             keys: Any = None
@@ -391,7 +335,7 @@ class ZarrBackend(Backend):
                 keys = self.store.list_prefix(directory)
                 async for key in keys:
                     if key.startswith(prefix):
-                        yield key
+                        yield key, None
                 return
             except Exception as error:
                 if not directory or not has_no_such_key(error):
@@ -402,19 +346,23 @@ class ZarrBackend(Backend):
             # icechunk lists groups and arrays only: the directory above also has these keys.
             directory = "/".join(directory.rstrip("/").split("/")[:-1])
 
+    async def _move(self, key: str, to: str) -> None:
+        store = self.store
+        if type(store) is FsspecStore:
+            source, target = f"{store.path}/{key}", f"{store.path}/{to}"
+            with suppress(NotImplementedError, AttributeError):
+                await store.fs._makedirs(target.rpartition("/")[0], exist_ok=True)
+            await store.fs._cp_file(source, target)
+            await store.fs._rm_file(source)
+            return
+        value = await store.get(key, default_buffer_prototype())
+        if value is not None:
+            await store.set(to, value)
+            await store.delete(key)
+
 
 def _found_of(value: Buffer | None) -> Found:
     return Found(None if value is None else as_view(value), None)
-
-
-def _may_be_cut(store: Store, found: Found, byte_range: ByteRange | None) -> bool:
-    """Whether zarr 3.1's MemoryStore cut a value that is shorter than the requested suffix."""
-    return (
-        isinstance(byte_range, Suffix)
-        and isinstance(store, MemoryStore)
-        and found.value is not None
-        and len(found.value) < byte_range.nbytes
-    )
 
 
 def _cut(found: Found, byte_range: ByteRange | None) -> Found:
@@ -423,20 +371,6 @@ def _cut(found: Found, byte_range: ByteRange | None) -> Found:
         return found
     start, stop = resolve_range(byte_range, len(found.value))
     return Found(found.value[start:stop], None, len(found.value))
-
-
-async def _move(store: Store, key: str, to: str) -> None:
-    if type(store) is FsspecStore:
-        source, target = f"{store.path}/{key}", f"{store.path}/{to}"
-        with suppress(NotImplementedError, AttributeError):
-            await store.fs._makedirs(target.rpartition("/")[0], exist_ok=True)
-        await store.fs._cp_file(source, target)
-        await store.fs._rm_file(source)
-    else:
-        value = await store.get(key, default_buffer_prototype())
-        if value is not None:
-            await store.set(to, value)
-            await store.delete(key)
 
 
 async def _has_object(store: Store, prefix: str) -> bool:
