@@ -108,25 +108,19 @@ blocked_loop: ContextVar[_Loop | None] = ContextVar("blocked_loop", default=None
 def commit(driver: Driver, request: UpdateShard) -> None:
     """Commit an update in this thread, or wait for the leader that does.
 
-    Raises
-    ------
-    ShardConflictError
-        If the leader was interrupted, or is a task of the event loop of this very thread.
+    Raises `ShardConflictError` if the leader was interrupted, or is a task of the event loop of
+    this very thread.
     """
     scope = driver.backend.scope(request.shard.key)
     update = QueuedUpdate(driver, request)
     try:
         if _join(scope, update):
-            _commit_in_thread(_take(scope, update))
+            _commit_all(_take(scope, update))
             if others := _take(scope, update):
                 _lead_in_thread(scope, update, others)
     except BaseException:
         _abandon(scope, update)
         raise
-    if not update.done.done():
-        queue = _queues.get(scope)
-        if queue is not None:
-            _refuse_if_blocked(queue, running_loop())
     update.done.result()
 
 
@@ -136,7 +130,7 @@ async def commit_async(driver: Driver, request: UpdateShard) -> None:
     scope = driver.backend.scope(request.shard.key)
     update = QueuedUpdate(driver, request, loop)
     try:
-        if _join(scope, update, blocked_loop.get()):
+        if _join(scope, update):
             try:
                 # One turn of the loop: siblings that are ready to write join this commit.
                 await asyncio.sleep(0)
@@ -166,23 +160,24 @@ def _lead_apart(
     """
     match update.driver.backend.mode:
         case "inline":
-            _lead_blocking(scope, update)
+            while taken := _take(scope, update):
+                _commit_all(taken)
         case "thread":
-            _leave_loop(scope)
-            if is_interrupted:
-                _lead_in_thread(scope, update, ())
-            else:
-                _lead_inline(scope, update)
-        case "async" if loop is not running_loop():
-            _lead_elsewhere(scope, update, loop)
+            _claim(scope, update, update, None)  # callers that block this loop may wait from now on
+            taken = _take(scope, update)
+            if not is_interrupted and _commit_inline(taken):
+                taken = _take(scope, update)
+            if taken:
+                _lead_in_thread(scope, update, taken)
+        case "async" if is_interrupted:
+            _lead_in_loop(scope, update, loop)
         case "async":
-            begun = asyncio.Event()
-            task = loop.create_task(_lead_async(scope, update, begun))
+            task = loop.create_task(_lead_async(scope, update))
 
             def done(task: asyncio.Task[None]) -> None:
                 _leading.discard(task)
-                if task.cancelled() and not begun.is_set():  # the loop ended before that
-                    _lead_elsewhere(scope, update, _get_loop())
+                if task.cancelled():  # perhaps before it began, because the loop ended
+                    _lead_in_loop(scope, update, _get_loop())
 
             _leading.add(task)
             task.add_done_callback(done)
@@ -191,20 +186,17 @@ def _lead_apart(
 # ------------------------------------------------------------------------------ leaders
 
 
-def _lead_blocking(scope: Hashable, leader: object) -> None:
-    while taken := _take(scope, leader):
-        _commit_in_thread(taken)
-
-
 def _lead_in_thread(scope: Hashable, leader: object, taken: Sequence[QueuedUpdate]) -> None:
     """Pass the lead on to a worker thread, which first commits what was taken."""
     heir = object()
 
     def lead() -> None:
+        left = taken
         try:
-            if _claim(scope, leader, heir):
-                _commit_in_thread(taken)
-                _lead_blocking(scope, heir)
+            if _claim(scope, leader, heir, None):
+                while left:
+                    _commit_all(left)
+                    left = _take(scope, heir)
         except BaseException:
             _abandon(scope, heir)
             raise
@@ -219,64 +211,39 @@ def _lead_in_thread(scope: Hashable, leader: object, taken: Sequence[QueuedUpdat
         lead()
 
 
-def _lead_inline(scope: Hashable, leader: object) -> None:
-    """Commit in the event loop if that is little work (rule 6); else lead in a worker thread."""
-    taken = _take(scope, leader)
-    driver, request = taken[0].driver, taken[0].request
-    updates = [part for update in taken for part in update.request.updates]
-    begun = time.monotonic()
-    if (
-        begun >= driver.inline_from
-        and len(updates) <= _MAX_INLINE_UPDATES
-        # A request without updates flushes the write buffer of a batch: perhaps a whole shard.
-        and all(update.request.updates for update in taken)
-        and sum(map(nbytes_of, updates)) <= _MAX_INLINE_NBYTES
-        and len(_groups(taken)) == 1
-        and _commit(taken, partial(driver.fits_inline, request, updates))
-    ):
-        taken = _take(scope, leader)
-    took = time.monotonic() - begun
-    if took > _MAX_INLINE_S:
-        driver.inline_from = begun + took * _WORKER_TIME_RATIO
-    if taken:
-        _lead_in_thread(scope, leader, taken)
+def _lead_in_loop(scope: Hashable, leader: object, loop: _Loop) -> None:
+    """Pass the lead on to another event loop, unless another leader has it."""
+    if _claim(scope, leader, leader, loop):
+        asyncio.run_coroutine_threadsafe(_lead_async(scope, leader), loop)
 
 
-async def _lead_async(scope: Hashable, former: object, begun: asyncio.Event | None = None) -> None:
+async def _lead_async(scope: Hashable, former: object) -> None:
     """Lead in the place of a former leader, as a task of an event loop in which a caller waits."""
     leader = object()
     try:
-        if begun is not None:
-            begun.set()
-        if not _claim(scope, former, leader):
-            return
         loop = asyncio.get_running_loop()
-        while True:
-            elsewhere = _next_loop(scope, loop, _get_loop())
-            if elsewhere is not None:
-                asyncio.run_coroutine_threadsafe(_lead_async(scope, leader), elsewhere)
-                return
-            taken = _take(scope, leader)
-            if not taken:
-                return
+        if not _claim(scope, former, leader, loop):
+            return
+        while taken := _take(scope, leader):
             for group in _groups(taken):
+                driver, request = group[0].driver, group[0].request
                 try:
-                    groups = [update.request.updates for update in group]
-                    outcome: _Outcome = await group[0].driver.update_async(group[0].request, groups)
+                    updates = [update.request.updates for update in group]
+                    outcome: _Outcome = await driver.update_async(request, updates)
                 except Exception as error:
                     outcome = error
                 _settle(group, outcome)
+            loops = _loops_of_waiting(scope)
+            if loops and loop not in loops and loop is not _get_loop():
+                alive = (other for other in loops if other is not None and not other.is_closed())
+                _lead_in_loop(scope, leader, next(alive, _get_loop()))
+                return
     except BaseException:
         _abandon(scope, leader)
         raise
 
 
-def _lead_elsewhere(scope: Hashable, leader: object, loop: _Loop) -> None:
-    _leave_loop(scope)
-    asyncio.run_coroutine_threadsafe(_lead_async(scope, leader), loop)
-
-
-def _commit_in_thread(taken: Sequence[QueuedUpdate]) -> None:
+def _commit_all(taken: Sequence[QueuedUpdate]) -> None:
     for group in _groups(taken):
         _commit(group)
 
@@ -290,12 +257,33 @@ def _commit(
         with driver.backend.lock(request.shard.key, fits) or nullcontext(True) as is_locked:
             if not is_locked:
                 return False
-            groups = [update.request.updates for update in group]
-            outcome: _Outcome = driver.run(driver.update_flow(request, groups))
+            updates = [update.request.updates for update in group]
+            outcome: _Outcome = driver.run(driver.update_flow(request, updates))
     except Exception as error:
         outcome = error
     _settle(group, outcome)
     return True
+
+
+def _commit_inline(taken: Sequence[QueuedUpdate]) -> bool:
+    """Commit in the event loop if that is predicted to be little work (rule 6)."""
+    driver, request = taken[0].driver, taken[0].request
+    updates = [part for update in taken for part in update.request.updates]
+    begun = time.monotonic()
+    if (
+        begun < driver.inline_from
+        or len(updates) > _MAX_INLINE_UPDATES
+        # A request without updates flushes the write buffer of a batch: perhaps a whole shard.
+        or not all(update.request.updates for update in taken)
+        or sum(map(nbytes_of, updates)) > _MAX_INLINE_NBYTES
+        or len(_groups(taken)) > 1
+    ):
+        return False
+    is_done = _commit(taken, partial(driver.fits_inline, request, updates))
+    took = time.monotonic() - begun
+    if took > _MAX_INLINE_S:
+        driver.inline_from = begun + took * _WORKER_TIME_RATIO
+    return is_done
 
 
 def _groups(taken: Sequence[QueuedUpdate]) -> list[list[QueuedUpdate]]:
@@ -319,11 +307,11 @@ def _settle(updates: Sequence[QueuedUpdate], outcome: _Outcome) -> None:
 
 
 @_synchronized
-def _join(scope: Hashable, update: QueuedUpdate, blocked: _Loop | None = None) -> bool:
+def _join(scope: Hashable, update: QueuedUpdate) -> bool:
     """Put an update into the queue of its shard; return whether its caller leads.
 
     A leader must now take and commit until nothing waits; its update is its token. The update is
-    refused, and not queued, if a task of the event loop that the caller has `blocked` leads.
+    refused, and not queued, if a task of the event loop that the caller blocks leads.
     """
     # Running: a waiter that is cancelled does not cancel the commit under way.
     update.done.set_running_or_notify_cancel()
@@ -334,7 +322,12 @@ def _join(scope: Hashable, update: QueuedUpdate, blocked: _Loop | None = None) -
     if queue is None:
         _queues[scope] = _Queue(update, update.loop, [update])
         return True
-    _refuse_if_blocked(queue, blocked)
+    blocked = running_loop() if update.loop is None else blocked_loop.get()
+    if blocked is not None and queue.loop is blocked:
+        raise ShardConflictError(
+            "a blocking write of a shard that a task of the same event loop is writing would never "
+            "end; await the async operation instead"
+        )
     queue.waiting.append(update)
     return False
 
@@ -352,35 +345,22 @@ def _take(scope: Hashable, leader: object) -> list[QueuedUpdate]:
 
 
 @_synchronized
-def _claim(scope: Hashable, leader: object, heir: object) -> bool:
-    """Lead a queue in the place of the leader that passed it on, if that has not failed since."""
+def _claim(scope: Hashable, leader: object, heir: object, loop: _Loop | None) -> bool:
+    """Lead a queue in the place of the leader that passed it on, if that has not failed since.
+
+    From now on callers that block `loop` are refused.
+    """
     queue = _queues.get(scope)
     if queue is None or queue.leader is not leader:
         return False
-    queue.leader = heir
+    queue.leader, queue.loop = heir, loop
     return True
 
 
 @_synchronized
-def _next_loop(scope: Hashable, loop: _Loop, endless: _Loop) -> _Loop | None:
-    """Return the event loop that must lead instead of `loop`, or ``None``."""
+def _loops_of_waiting(scope: Hashable) -> list[_Loop | None]:
     queue = _queues.get(scope)
-    if queue is None:
-        return None
-    loops = [update.loop for update in queue.waiting]
-    if not loops or loop is endless or loop in loops:
-        return None
-    alive = (other for other in loops if other is not None and not other.is_closed())
-    queue.loop = next(alive, endless)
-    return queue.loop
-
-
-@_synchronized
-def _leave_loop(scope: Hashable) -> None:
-    """Note that the leader continues elsewhere: callers that block its loop may wait for it."""
-    queue = _queues.get(scope)
-    if queue is not None:
-        queue.loop = None
+    return [] if queue is None else [update.loop for update in queue.waiting]
 
 
 @_synchronized
@@ -390,14 +370,6 @@ def _abandon(scope: Hashable, leader: object) -> None:
     if queue is not None and queue.leader is leader:
         _settle(queue.taken + queue.waiting, _interrupted())
         del _queues[scope]
-
-
-def _refuse_if_blocked(queue: _Queue, blocked: _Loop | None) -> None:
-    if queue.loop is not None and queue.loop is blocked:
-        raise ShardConflictError(
-            "a blocking write of a shard that a task of the same event loop is writing would never "
-            "end; await the async operation instead"
-        )
 
 
 def _interrupted() -> ShardConflictError:
