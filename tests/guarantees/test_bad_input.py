@@ -139,7 +139,7 @@ def test_a_chunk_outside_the_grid(base: Any, store: ShardingStore, key: str) -> 
     with pytest.raises(SpecError, match=r"outside the array 'z', which has \(4, 4\) chunks"):
         sync(store.set(key, buffer(b"x")))
     with pytest.raises(SpecError):
-        sync(store._set_many([("z/c/0/0", buffer(b"lost")), (key, buffer(b"x"))]))
+        sync(store._set_or_erase([("z/c/0/0", buffer(b"lost")), (key, buffer(b"x"))]))
     with pytest.raises(SpecError):
         sync(store._set_partial_values([("z/c/0/0", 0, b"lost"), (key, 0, b"x")]))
     assert objects_of(base) == before
@@ -364,7 +364,7 @@ def test_read_only(base: Any, store: ShardingStore) -> None:
         lambda: m.setdefault("n", b"x"),
         lambda: sync(reader.set("n", buffer(b"x"))),
         lambda: sync(reader.set_if_not_exists("n", buffer(b"x"))),
-        lambda: sync(reader._set_many([("n", buffer(b"x"))])),
+        lambda: sync(reader._set_or_erase([("n", buffer(b"x"))])),
         lambda: sync(reader._set_partial_values([("n", 0, b"x")])),
         lambda: sync(reader.delete("z/c/0/0")),
         lambda: sync(reader.delete_dir("z")),

@@ -162,7 +162,7 @@ async def perform_async(op: Op, store: ShardingStore) -> Outcome:
     """In an event loop, by the methods of the store."""
     match op.call:
         case "set":
-            await store._set_many(
+            await store._set_or_erase(
                 [(k, cpu.Buffer.from_bytes(v or b"")) for k, v in op.values.items()]
             )
         case "set if missing":

@@ -41,7 +41,9 @@ def make_store(base: CountingStore, **options: Any) -> ShardingStore:
 async def fill(base: CountingStore, n: int = 8, nbytes: int = 10) -> None:
     """n x n chunks in (n / 4)² shards."""
     store = make_store(base)
-    await store._set_many((key(i, j), buffer(bytes(nbytes))) for i in range(n) for j in range(n))
+    await store._set_or_erase(
+        (key(i, j), buffer(bytes(nbytes))) for i in range(n) for j in range(n)
+    )
     base.forget()
 
 
@@ -68,7 +70,7 @@ async def test_spans_are_what_coalescing_allows(
     """Two chunks with one of 10 bytes between them."""
     await fill(base)
     store = make_store(base, order="C", max_gap_bytes=max_gap_bytes)
-    await store._set_many([(key(0, j), buffer(bytes(10))) for j in range(4)])
+    await store._set_or_erase([(key(0, j), buffer(bytes(10))) for j in range(4)])
     base.forget()
     await store.get_partial_values(PROTOTYPE, [(key(0, 0), None), (key(0, 2), None)])
     assert len([r for _, r in base.reads if isinstance(r, RangeByteRequest)]) == n_spans
@@ -91,7 +93,7 @@ async def test_a_whole_shard_is_one_set_and_no_read() -> None:
     shard_keys = [key(i, j) for i in range(4) for j in range(4)]
     ways: dict[str, Callable[[ShardingStore], Awaitable[object]]] = {
         "set_partial_values": lambda s: s._set_partial_values([(k, 0, b"abc") for k in shard_keys]),
-        "_set_many": lambda s: s._set_many([(k, buffer(b"abc")) for k in shard_keys]),
+        "_set_or_erase": lambda s: s._set_or_erase([(k, buffer(b"abc")) for k in shard_keys]),
         "gather": lambda s: asyncio.gather(*(s.set(k, buffer(b"abc")) for k in shard_keys)),
     }
     for name, write in ways.items():
@@ -105,7 +107,7 @@ async def test_replacing_a_whole_shard_is_one_set_and_no_read(base: CountingStor
     """What is stored does not matter."""
     await fill(base)
     store = make_store(base)
-    await store._set_many([(key(i, j), buffer(b"new")) for i in range(4) for j in range(4)])
+    await store._set_or_erase([(key(i, j), buffer(b"new")) for i in range(4) for j in range(4)])
     assert base.writes == [("set", key(0, 0))]
     assert base.reads == []
 

@@ -114,7 +114,7 @@ class Client:
         if self.mode == "blocking":
             self.m.update(items)
         else:
-            self.run(self.store._set_many(items.items()))
+            self.run(self.store._set_or_erase(items.items()))
 
     def put_together(self, values: Model) -> None:
         """Each chunk by a task or a thread of its own."""

@@ -217,7 +217,7 @@ async def perform(store: ShardingStore, call: Call) -> object:
         case Set(((key, value),)):
             await store.set(key, cpu.Buffer.from_bytes(value))
         case Set(items):
-            await store._set_many((key, cpu.Buffer.from_bytes(value)) for key, value in items)
+            await store._set_or_erase((key, cpu.Buffer.from_bytes(value)) for key, value in items)
         case SetIfMissing(key, value):
             await store.set_if_not_exists(key, cpu.Buffer.from_bytes(value))
         case Patch(pieces):

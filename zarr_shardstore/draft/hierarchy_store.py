@@ -144,15 +144,15 @@ class DraftHierarchyStore(Store):
 
     @property
     def supports_writes(self) -> bool:
-        return self._store.supports_writes
+        return bool(self._store.supports_writes)
 
     @property
     def supports_deletes(self) -> bool:
-        return self._store.supports_deletes
+        return bool(self._store.supports_deletes)
 
     @property
     def supports_listing(self) -> bool:
-        return self._store.supports_listing
+        return bool(self._store.supports_listing)
 
     @property
     def supports_consolidated_metadata(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from zarr_shardstore.arrays.policy import ChunksPerShard, ShardingPolicy, V3Declaration
@@ -49,48 +49,41 @@ class OptionArguments(TypedDict, total=False):
     static: bool
 
 
-@dataclass(init=False)
+@dataclass(kw_only=True)
 class ShardingOptions:
     """Validated options of a sharding store.
 
     Options are equal if stores with them do the same, however the arguments are spelled.
     """
 
-    policy: ShardingPolicy
-    native: Native
-    order: EntryOrder
-    strategy: Strategy
-    files: FileOptions
-    reading: ReadOptions
-    max_dead_bytes: int | None
-    static: bool
+    chunks_per_shard: ChunksPerShard = field(default=None, compare=False)
+    declaration: V3Declaration | None = field(default=None, compare=False)
+    storage_transformers: Transformers = field(default=None, compare=False)
+    index_codecs: IndexCodecs = field(default=None, compare=False)
+    index_location: IndexLocation = field(default=None, compare=False)
+    native: Native = "flat"
+    order: EntryOrder = "morton"
+    strategy: Strategy = "auto"
+    locking: Locking = "os"
+    durability: Durability = "process"
+    max_dead_bytes: int | None = None
+    max_gap_bytes: int | None = field(default=None, compare=False)
+    max_coalesced_bytes: int | None = field(default=None, compare=False)
+    static: bool = False
+    policy: ShardingPolicy = field(init=False)
+    files: FileOptions = field(init=False)
+    reading: ReadOptions = field(init=False)
 
-    def __init__(
-        self,
-        *,
-        chunks_per_shard: ChunksPerShard = None,
-        declaration: V3Declaration | None = None,
-        storage_transformers: Transformers = None,
-        index_codecs: IndexCodecs = None,
-        index_location: IndexLocation = None,
-        native: Native = "flat",
-        order: EntryOrder = "morton",
-        strategy: Strategy = "auto",
-        locking: Locking = "os",
-        durability: Durability = "process",
-        max_dead_bytes: int | None = None,
-        max_gap_bytes: int | None = None,
-        max_coalesced_bytes: int | None = None,
-        static: bool = False,
-    ) -> None:
-        if native not in get_args(Native):
-            raise SpecError(f"native is 'flat' or 'passthrough', got {native!r}")
+    def __post_init__(self) -> None:
+        if self.native not in get_args(Native):
+            raise SpecError(f"native is 'flat' or 'passthrough', got {self.native!r}")
+        declaration = self.declaration
         if declaration not in (None, *get_args(V3Declaration)):
             raise SpecError(
                 f"declaration is 'codec' or 'storage_transformers', got {declaration!r}"
             )
-        transformers = _parse_transformers(storage_transformers)
-        can_be_codec = native == "flat" and transformers is None
+        transformers = _parse_transformers(self.storage_transformers)
+        can_be_codec = self.native == "flat" and transformers is None
         if declaration == "codec" and not can_be_codec:
             raise SpecError(
                 "arrays declared by the codec are native sharded arrays: with "
@@ -98,46 +91,32 @@ class ShardingOptions:
             )
         if declaration is None:
             declaration = "codec" if can_be_codec else "storage_transformers"
-        check_order(order)
-        if strategy not in get_args(Strategy):
+        check_order(self.order)
+        if self.strategy not in get_args(Strategy):
             names = ", ".join(map(repr, get_args(Strategy)))
-            raise SpecError(f"strategy is one of {names}, got {strategy!r}")
-        limits = {"max_gap_bytes": max_gap_bytes, "max_coalesced_bytes": max_coalesced_bytes}
-        given: dict[str, Any] = {
-            name: whole_number(name, n) for name, n in limits.items() if n is not None
+            raise SpecError(f"strategy is one of {names}, got {self.strategy!r}")
+        for name in ("max_dead_bytes", "max_gap_bytes", "max_coalesced_bytes"):
+            if (given := getattr(self, name)) is not None:
+                setattr(self, name, whole_number(name, given))
+        index = _parse_index(self.index_codecs, self.index_location)
+        self.policy = ShardingPolicy(self.chunks_per_shard, declaration, transformers, index)
+        self.files = FileOptions(self.locking, self.durability)
+        limits: dict[str, Any] = {
+            "max_gap_bytes": self.max_gap_bytes,
+            "max_coalesced_bytes": self.max_coalesced_bytes,
         }
-        if max_dead_bytes is not None:
-            max_dead_bytes = whole_number("max_dead_bytes", max_dead_bytes)
-        index = _parse_index(index_codecs, index_location)
-        self.policy = ShardingPolicy(chunks_per_shard, declaration, transformers, index)
-        self.native, self.order, self.strategy = native, order, strategy
-        self.files = FileOptions(locking, durability)
-        self.reading = ReadOptions(**given)
-        self.max_dead_bytes = max_dead_bytes
-        self.static = static
+        self.reading = ReadOptions(**{name: n for name, n in limits.items() if n is not None})
+        # As they were understood: what was given may be changed later, or cannot be pickled.
+        self.chunks_per_shard = self.policy.rules
+        if transformers is not None:
+            self.storage_transformers = spell_transformers(transformers)
+        if index is not None:
+            self.index_codecs = spell_index_codecs(index)
 
     def describe(self) -> list[str]:
         """Return the arguments that differ from their defaults, as a repr writes them."""
-        new, default = self.policy, ShardingOptions()
-        given: dict[str, Any] = {}
-        if new.rules is not None:
-            given["chunks_per_shard"] = new.rules
-        if new.transformers is not None:
-            given["storage_transformers"] = spell_transformers(new.transformers)
-        elif new.declaration != "codec":
-            given["declaration"] = new.declaration
-        if new.index is not None:
-            given["index_codecs"] = spell_index_codecs(new.index)
-            given["index_location"] = new.index.location
-        for mine, its, names in (
-            (self, default, ("native", "order", "strategy", "max_dead_bytes")),
-            (self.files, default.files, ("locking", "durability")),
-            (self, default, ("static",)),
-            (self.reading, default.reading, ("max_gap_bytes", "max_coalesced_bytes")),
-        ):
-            values = {name: getattr(mine, name) for name in names}
-            given |= {name: v for name, v in values.items() if v != getattr(its, name)}
-        return [f"{name}={value!r}" for name, value in given.items()]
+        given = {f.name: (getattr(self, f.name), f.default) for f in fields(self) if f.init}
+        return [f"{name}={value!r}" for name, (value, usual) in given.items() if value != usual]
 
 
 def _parse_transformers(given: Transformers) -> tuple[TransformerSpec, ...] | None:
