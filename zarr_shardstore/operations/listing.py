@@ -1,4 +1,4 @@
-"""Listings: chunk keys from the indexes of shards, and everything else as it is stored.
+"""Listings: chunk keys, or a mask of the stored chunks, from the indexes of shards.
 
 ::
 
@@ -15,29 +15,40 @@ Source: sharding storage transformer draft, "API implementation", list, list_pre
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from posixpath import commonpath, dirname
+from reprlib import repr as short
 from typing import Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.arrays.array_cache import ArrayCache
 from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
 from zarr_shardstore.arrays.stored_array import StoredArray
-from zarr_shardstore.errors import CorruptShardError, ShardStoreError
-from zarr_shardstore.format.keys import check_prefix
-from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.errors import CorruptShardError, ShardStoreError, SpecError
+from zarr_shardstore.format.arguments import array_path, items_of
+from zarr_shardstore.format.keys import Coords, check_prefix
+from zarr_shardstore.format.layout import ArrayLayout, Box, ShardRef, grid_box
 from zarr_shardstore.format.ranges import Range
+from zarr_shardstore.format.shard import MISSING, ShardIndex
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.buffered import Flusher
-from zarr_shardstore.shards.index_reads import (
-    index_nbytes_of,
-    read_indexes,
-    rounds_of,
-    try_read_indexes,
-)
+from zarr_shardstore.shards.index_reads import read_indexes, rounds_of, try_read_indexes
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir
-from zarr_shardstore.shards.shard_listing import GridDirectory, KeyPages, ListedKeys
+from zarr_shardstore.shards.shard_listing import (
+    GridDirectory,
+    KeyPages,
+    ListedKeys,
+    VersionedKeys,
+)
 from zarr_shardstore.shards.sharding import split_at_sharding
-from zarr_shardstore.shards.stack import ValueTransformer, keys_above
+from zarr_shardstore.shards.stack import Stack, ValueTransformer, keys_above, run_above
 
 _TRANSFORMED_KEY_NBYTES = 160
 """Memory of a key above a stack of transformers with its size, in bytes."""
@@ -332,16 +343,38 @@ def _list_grid_directory(
 
 def _directories_with_chunks(directory: GridDirectory) -> Flow[list[str]]:
     names: dict[str, None] = {}
+
+    def take(shard: ShardRef, index: ShardIndex) -> None:
+        names.update(dict.fromkeys(directory.names_of_directories(shard, index)))
+
     pages = KeyPages([directory.base_directory])
     while pages.has_more:
-        page = yield from pages.next_page()
-        shards = [s for s in map(directory.layout.shard_of_key, page) if s is not None]
-        for part in rounds_of(shards, index_nbytes_of):
-            indexes = yield from read_indexes(part, cache=False)
-            for shard, index in zip(part, indexes, strict=True):
-                if index is not None:
-                    names |= dict.fromkeys(directory.names_of_directories(shard, index))
+        yield from _take_indexes(_shards_of(directory.layout, (yield from pages.next_page())), take)
     return list(names)
+
+
+def _shards_of(layout: ArrayLayout, page: VersionedKeys) -> Iterator[tuple[ShardRef, object]]:
+    """Yield the shards of an array that a page of keys names, with their versions."""
+    for key, version in zip(page, page.versions, strict=True):
+        shard = layout.shard_of_key(key)
+        if shard is not None:
+            yield shard, version
+
+
+def _take_indexes(
+    shards: Iterable[tuple[ShardRef, object]],
+    take: Callable[[ShardRef, ShardIndex], None],
+    below: Stack = (),
+) -> Flow[None]:
+    """Read the indexes of shards, whose versions a listing has just shown, round by round."""
+    for part in rounds_of(shards, lambda item: item[0].layout.spec.index_nbytes):
+        refs, versions = [shard for shard, _ in part], [version for _, version in part]
+        indexes = yield from run_above(below, try_read_indexes(refs, versions, cache=False))
+        for shard, index in zip(refs, indexes, strict=True):
+            if isinstance(index, CorruptShardError):
+                raise index
+            if index is not None:
+                take(shard, index)
 
 
 def _as_directory(prefix: str) -> str:
@@ -360,3 +393,96 @@ def _array_directory_without_metadata(directory: str) -> str:
         if re.fullmatch(r"c|c?\.?[0-9.]+", segment):
             return "".join(f"{s}/" for s in segments[:i])
     return directory
+
+
+# ------------------------------------------------------------- stored chunks of a region
+
+Region: TypeAlias = Sequence[slice] | None
+"""A slice of chunk coordinates for each dimension; the last dimensions may be left out."""
+
+_MAX_CHUNKS = 2**32
+"""Bytes of a result. A larger region is a mistake, or comes from hostile metadata."""
+
+
+def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
+    """Return whether each chunk of a region of the array at `path` is stored.
+
+    No chunk key is spelled. Cost: a listing of the smallest directory with all shards of the
+    region, and the indexes of those that are stored.
+    """
+    array = yield from _sharded_array(flusher.catalog.arrays, path)
+    yield from flusher.flush_array(array.node)
+    split = split_at_sharding(array.stack)
+    assert split is not None
+    assert array.grid_shape is not None
+    layout, below = split[0].layout, split[1]
+    box = _box_of(region, array.grid_shape)
+    out = np.zeros([stop - start for start, stop in box], bool)
+    if not out.size:
+        return out
+    sides = zip(box, layout.spec.chunks_per_shard, strict=True)
+    shard_ranges = [range(start // n, -(-stop // n)) for (start, stop), n in sides]
+    mark = partial(_mark_chunks, out, box)
+    if not all(isinstance(transformer, ValueTransformer) for transformer in below):
+        # Shards may have other keys in the base store.
+        possible = ((layout.shard(coords), None) for coords in product(*shard_ranges))
+        yield from _take_indexes(possible, mark, below)
+        return out
+    corners = [layout.shard(tuple(r[i] for r in shard_ranges)).key for i in (0, -1)]
+    common = commonpath([dirname(key) for key in corners])
+    pages = KeyPages([f"{common}/" if common else ""])
+    while pages.has_more:
+        stored = _shards_of(layout, (yield from pages.next_page()))
+        wanted = (
+            (shard, version)
+            for shard, version in stored
+            if all(c in r for c, r in zip(shard.coords, shard_ranges, strict=True))
+        )
+        yield from _take_indexes(wanted, mark, below)
+    return out
+
+
+def _box_of(region: Region, grid_shape: Coords) -> Box:
+    """Return the chunks of a region, clipped to the grid as Python clips slices."""
+    slices = () if region is None else tuple(items_of("region", region))
+    if len(slices) > len(grid_shape) or not all(isinstance(s, slice) for s in slices):
+        raise SpecError(
+            f"region is a slice for each of {len(grid_shape)} dims, got {short(region)}"
+        )
+    slices += (slice(None),) * (len(grid_shape) - len(slices))
+    box = []
+    for part, n in zip(slices, grid_shape, strict=True):
+        start, stop, step = part.indices(n)
+        if step != 1:
+            raise SpecError(f"a region has no steps, got {region!r}")
+        box.append((start, max(start, stop)))
+    n_chunks = math.prod(stop - start for start, stop in box)
+    if n_chunks > _MAX_CHUNKS:
+        raise SpecError(f"the region has {n_chunks} chunks, a call takes at most {_MAX_CHUNKS}")
+    return tuple(box)
+
+
+def _mark_chunks(out: npt.NDArray[np.bool_], box: Box, shard: ShardRef, index: ShardIndex) -> None:
+    """Set the elements of `out`, which has the shape of the box, for the chunks of one shard."""
+    cps = shard.layout.spec.chunks_per_shard
+    present = (index.fields != MISSING).any(axis=1).reshape(cps)
+    covered = grid_box(shard.coords, cps, shard.layout.grid_shape)
+    both = [(max(a, c), max(a, c, min(b, d))) for (a, b), (c, d) in zip(box, covered, strict=True)]
+    there = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(both, covered, strict=True))
+    here = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(both, box, strict=True))
+    out[here] = present[there]
+
+
+def _sharded_array(arrays: ArrayCache, path: str) -> Flow[StoredArray]:
+    path = array_path(path)
+    is_there = False
+    for node in (Node("v3", path), Node("v2", path), Node("draft", path)):
+        array = (yield from arrays.lookup([node]))[node]
+        if isinstance(array, ShardStoreError):
+            raise array
+        if array is not None and split_at_sharding(array.stack) is not None:
+            return array
+        is_there |= array is not None
+    raise SpecError(
+        f"the array {path!r} is not sharded" if is_there else f"there is no array at {path!r}"
+    )

@@ -19,8 +19,7 @@ from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.io.buffers import as_view
 from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.operations.batch import Batch
-from zarr_shardstore.operations.initialized import Region, chunks_initialized
-from zarr_shardstore.operations.listing import raise_first
+from zarr_shardstore.operations.listing import Region, chunks_initialized, raise_first
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.store.options import OptionArguments, ShardingOptions
 from zarr_shardstore.store.sharding_store import ShardingStore
@@ -114,8 +113,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
     def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
         """As `ShardingStore.chunks_initialized`."""
-        operations = self._engine.operations
-        return self._run(chunks_initialized(operations.arrays, operations.flusher, path, region))
+        return self._run(chunks_initialized(self._engine.operations.flusher, path, region))
 
     def batch(self, *, max_nbytes: int | None = None) -> Batch:
         """As `ShardingStore.batch`."""

@@ -30,8 +30,7 @@ from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.io.seal import seal_all, seal_all_async
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.operations.batch import Batch
-from zarr_shardstore.operations.initialized import Region, chunks_initialized
-from zarr_shardstore.operations.listing import raise_first
+from zarr_shardstore.operations.listing import Region, chunks_initialized, raise_first
 from zarr_shardstore.operations.values import shard_ids
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import ListedKeys
@@ -388,8 +387,7 @@ class ShardingStore(Store):
         array([[False,  True,  True],
                [False, False, False]])
         """
-        operations = self._engine.operations
-        flow = chunks_initialized(operations.arrays, operations.flusher, path, region)
+        flow = chunks_initialized(self._engine.operations.flusher, path, region)
         return await self._run(flow, only_reads=True)
 
     # ------------------------------------------------------------------- batch
