@@ -38,7 +38,7 @@ def test_missing_names_are_found() -> None:
     defined = names_in_package()
     assert "ShardIndex" in defined[""]
     assert "decode" in defined["ShardIndex"]
-    assert "ShardIndex" in defined["index"]
+    assert "ShardIndex" in defined["shard"]
     assert "ShardIndexes" not in defined[""]
     assert "decode" not in defined["ShardingStore"]
 

@@ -20,6 +20,7 @@ from zarr.storage import LocalStore
 import zarr_shardstore
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.io import concurrency, update_queue
+from zarr_shardstore.io.index_cache import index_cache
 
 PACKAGE = f"{Path(zarr_shardstore.__file__).parent}/"
 
@@ -83,6 +84,33 @@ def root(tmp_path: Path) -> Path:
 def read_mapping(root: Path) -> Callable[[], Any]:
     mapping = ShardingMapping(LocalStore(root), chunks_per_shard=4)
     return lambda: mapping["a/c/15/15"]
+
+
+def n_functions(seen: list[Function]) -> tuple[int, int]:
+    """Number of functions, and of files."""
+    return len(set(seen)), len({file for file, _ in seen})
+
+
+def test_a_cold_read(root: Path) -> None:
+    """Array and index are not known."""
+    read = read_mapping(root)
+    with calls() as seen:
+        assert read() == b"\x01"
+    functions, files = n_functions(seen)
+    assert functions <= 110
+    assert files <= 30
+
+
+def test_a_listing(root: Path) -> None:
+    """The array is known, no index is."""
+    mapping = ShardingMapping(LocalStore(root), chunks_per_shard=4)
+    mapping["a/c/0/0"]
+    index_cache.clear()
+    with calls() as seen:
+        assert len([*mapping]) == 256 + 2
+    functions, files = n_functions(seen)
+    assert functions <= 110
+    assert files <= 30
 
 
 def test_a_warm_read(root: Path) -> None:

@@ -14,7 +14,7 @@ Source: sharding storage transformer draft, "API implementation", get_partial_va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
@@ -29,6 +29,8 @@ from zarr_shardstore.format.ranges import (
 from zarr_shardstore.format.shard import IndexDamageError, ShardIndex, index_of_shard
 from zarr_shardstore.shards.index_reads import corrupt, read_whole_shards
 from zarr_shardstore.shards.requests import Flow, FoundIndex, Get, GetIndex, GetSize, Request
+
+_EMPTY = memoryview(b"")
 
 _N_ATTEMPTS_IN_TWO_ROUNDS = 2
 
@@ -88,35 +90,34 @@ class ShardReads:
         pairs = zip(self.entry_ids, self.byte_ranges, strict=True)
         return len({entry_id for entry_id, byte_range in pairs if byte_range is None})
 
-    def ranges(self, index: ShardIndex, shard_nbytes: int | None) -> Iterator[tuple[int, int, int]]:
-        """Yield row, start and stop in the shard of each read whose entry is present.
+    def ranges(self, index: ShardIndex, shard_nbytes: int | None) -> list[tuple[int, int] | None]:
+        """Return the bytes of the shard that each value is; ``None`` for a missing entry.
 
         Raise `IndexDamageError` if an entry leaves a shard of `shard_nbytes`.
         """
         entries = index.entries(self.entry_ids, shard_nbytes, self.shard.layout.spec)
         if self.byte_ranges is None:
-            for row, entry in enumerate(entries):
-                if entry is not None:
-                    yield row, entry[0], entry[0] + entry[1]
-            return
-        for row, (entry, byte_range) in enumerate(zip(entries, self.byte_ranges, strict=True)):
-            if entry is not None:
+            return [None if e is None else (e[0], e[0] + e[1]) for e in entries]
+        ranges: list[tuple[int, int] | None] = []
+        for entry, byte_range in zip(entries, self.byte_ranges, strict=True):
+            if entry is None:
+                ranges.append(None)
+            else:
                 start, stop = resolve_range(byte_range, entry[1])
-                yield row, entry[0] + start, entry[0] + stop
+                ranges.append((entry[0] + start, entry[0] + stop))
+        return ranges
 
 
 @dataclass(slots=True)
 class _ShardPlan:
-    """Spans of one shard, and the version that the shard must have."""
+    """Spans of one shard, which must have the version of its index."""
 
     reads: ShardReads
     index: ShardIndex
     version: object
+    ranges: list[tuple[int, int]]
+    """Bytes of the shard that each value is."""
     spans: list[Span]
-    wanted: list[tuple[int, int]]
-    """Bytes that the members of the spans are."""
-    rows: list[int]
-    """Row of `reads` of each of these."""
 
 
 def read_entries(
@@ -223,18 +224,27 @@ def _read_spans(
         if found.damage is not None:
             again.append(reads)
             continue
-        plan: _ShardPlan | None = None
+        index, spans = found.decoded, []
         try:
-            if found.value is not None and found.decoded is not None:
-                _cut_values(found.value, found.decoded, reads, values)
-            elif found.decoded is not None:
-                plan = _plan_shard(reads, found.decoded, found, values, options)
+            if found.value is not None and index is not None:
+                _cut_values(found.value, index, reads, values)
+            elif index is not None:
+                ranges = reads.ranges(index, found.size)
+                for position, wanted in zip(reads.positions, ranges, strict=True):
+                    if wanted is not None:
+                        values[position] = _EMPTY  # until round 2, if there are bytes
+                wanted_or_empty = [wanted or (0, 0) for wanted in ranges]
+                spans = plan_spans(
+                    wanted_or_empty,
+                    max_gap_bytes=options.max_gap_bytes,
+                    max_coalesced_bytes=options.max_coalesced_bytes,
+                )
+                if spans:
+                    plans.append(_ShardPlan(reads, index, found.version, wanted_or_empty, spans))
         except IndexDamageError:
             again.append(reads)
             continue
-        if plan is not None and plan.spans:
-            plans.append(plan)
-        elif found.is_unverified:
+        if not spans and found.is_unverified:
             unverified.append((reads, found))
     if not plans and not unverified:
         return again
@@ -271,35 +281,10 @@ def _read_spans(
             replaced.add(plan.reads.shard.key)
             continue
         for member in span.members:
-            start, stop = plan.wanted[member]
-            position = plan.reads.positions[plan.rows[member]]
-            values[position] = data[start - span.start : stop - span.start]
+            start, stop = plan.ranges[member]
+            values[plan.reads.positions[member]] = data[start - span.start : stop - span.start]
     again += [reads for reads in pending if reads.shard.key in replaced]
     return again
-
-
-def _plan_shard(
-    reads: ShardReads,
-    index: ShardIndex,
-    found: FoundIndex,
-    values: list[memoryview | None],
-    options: ReadOptions,
-) -> _ShardPlan:
-    """Plan the spans of one shard; fill the values that are empty."""
-    wanted: list[tuple[int, int]] = []
-    rows: list[int] = []
-    for row, start, stop in reads.ranges(index, found.size):
-        if start == stop:
-            values[reads.positions[row]] = memoryview(b"")
-        else:
-            wanted.append((start, stop))
-            rows.append(row)
-    spans = plan_spans(
-        wanted,
-        max_gap_bytes=options.max_gap_bytes,
-        max_coalesced_bytes=options.max_coalesced_bytes,
-    )
-    return _ShardPlan(reads, index, found.version, spans, wanted, rows)
 
 
 def _blame_entries(span_reads: list[tuple[_ShardPlan, Span]]) -> Flow[None]:
@@ -314,9 +299,8 @@ def _blame_entries(span_reads: list[tuple[_ShardPlan, Span]]) -> Flow[None]:
             continue
         shard = plan.reads.shard
         for member in span.members:
-            entry_id = plan.reads.entry_ids[plan.rows[member]]
             try:
-                plan.index.check_entry(entry_id, size, shard.layout.spec)
+                plan.index.check_entry(plan.reads.entry_ids[member], size, shard.layout.spec)
             except IndexDamageError as damage:
                 raise corrupt(shard, damage) from damage
 
@@ -325,5 +309,6 @@ def _cut_values(
     data: memoryview, index: ShardIndex, reads: ShardReads, values: list[memoryview | None]
 ) -> None:
     """Fill `values` from the bytes of a whole shard."""
-    for row, start, stop in reads.ranges(index, len(data)):
-        values[reads.positions[row]] = data[start:stop]
+    for position, wanted in zip(reads.positions, reads.ranges(index, len(data)), strict=True):
+        if wanted is not None:
+            values[position] = data[wanted[0] : wanted[1]]

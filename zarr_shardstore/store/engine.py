@@ -103,7 +103,7 @@ class ShardingEngine:
         """As `get`."""
         value = self._get_cached(key, byte_range, may_wait=True)
         if value is MISS:
-            return self.driver.run(self.operations.get(key, byte_range))
+            (value,) = self.driver.run(self.operations.get_many([(key, byte_range)]))
         return value
 
     async def get_many(self, key_ranges: Sequence[KeyRange]) -> Sequence[Value | None]:
