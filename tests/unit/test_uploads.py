@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zarr_shardstore.io.uploads import LocalUpload
+from zarr_shardstore.io.local.fs import LocalUpload
 
 
 def test_giving_up_closes_no_file_of_others(tmp_path: Path) -> None:

@@ -55,7 +55,6 @@ from zarr_shardstore.io.local.files import (
 )
 from zarr_shardstore.io.local.open_shards import ShardLock, lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
-from zarr_shardstore.io.uploads import LocalUpload, sync_directories, sync_file
 from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import (
     ChangeShard,
@@ -197,8 +196,8 @@ class LocalBackend(Backend):
                 buffer = to_buffer(value)
                 fs.opening(lambda: sync(self._files.set_if_not_exists(key, buffer)))
                 if self._is_durable:
-                    sync_file(self._root + key)
-                    sync_directories(self._root + key, self._root)
+                    fs.sync_file(self._root + key)
+                    fs.sync_directories(self._root + key, self._root)
                 _close(files, key)
             case Set(key, value):
                 self._store(key, [(0, [value])])
@@ -296,7 +295,7 @@ class LocalBackend(Backend):
         """Store pieces at offsets, or one behind the other."""
         upload = None
         try:
-            upload = LocalUpload(self._root + key, self._root if self._is_durable else None)
+            upload = fs.LocalUpload(self._root + key, self._root if self._is_durable else None)
             for offset, pieces in parts:
                 if offset is not None:
                     upload.skip_to(offset)
@@ -323,7 +322,7 @@ class LocalBackend(Backend):
             with suppress(FileNotFoundError):
                 fs.unlink(self._root + key)
             if self._is_durable:
-                sync_directories(self._root + key, self._root)
+                fs.sync_directories(self._root + key, self._root)
 
     def _move(self, key: str, to: str) -> None:
         source, target = self._root + key, self._root + to

@@ -46,14 +46,15 @@ from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
 from zarr_shardstore.io.backends.base import (
     DEFAULT_FILE_OPTIONS,
+    PART_NBYTES,
     Backend,
     FileOptions,
     ReplacedMeanwhileError,
+    write_stream,
 )
 from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
 from zarr_shardstore.io.backends.zarr_store import MAX_CONCURRENCY, ZarrBackend
 from zarr_shardstore.io.concurrency import gather_bounded
-from zarr_shardstore.io.uploads import PART_NBYTES, write_stream
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Found, Recorded, Request
 

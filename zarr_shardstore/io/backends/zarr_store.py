@@ -20,10 +20,12 @@ from zarr.storage import FsspecStore, MemoryStore, ZipStore
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.io.backends.base import (
     DEFAULT_FILE_OPTIONS,
+    PART_NBYTES,
     Backend,
     FileOptions,
     OpenFiles,
     next_page,
+    write_stream,
 )
 from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
 from zarr_shardstore.io.backends.store_traits import (
@@ -37,7 +39,6 @@ from zarr_shardstore.io.backends.store_traits import (
 from zarr_shardstore.io.buffers import as_view, byte_request_of, to_buffer
 from zarr_shardstore.io.concurrency import SingleFlight, gather_bounded
 from zarr_shardstore.io.local.files import is_hidden
-from zarr_shardstore.io.uploads import PART_NBYTES, write_stream
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import Found, Request

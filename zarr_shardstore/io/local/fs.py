@@ -1,6 +1,6 @@
 """System calls on local files: opening them within the limit of the process, and changing them.
 
-Each call that opens or changes a file is one function here. A killed process leaves one of the
+Each call that opens or changes a file is one function. A killed process leaves one of the
 states between two of them, or half of a write: a test that stops at each call has seen all states.
 
 Open files: a process has a limit, 1,024 on most Linux, 256 on macOS. Shares of it::
@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
@@ -41,12 +43,10 @@ _when_short: list[Callable[[], None]] = []
 
 
 def max_cached_files() -> int:
-    """Return the number of files that stay open for reads."""
     return min(128, _limit() // 8)
 
 
 def max_shards_of_writers() -> int:
-    """Return the number of shards whose files stay open for writes."""
     return min(64, _limit() // 16)
 
 
@@ -128,7 +128,6 @@ def open_to_read(path: str) -> int:
 
 
 def scan(path: str) -> Any:
-    """Open a directory, as ``os.scandir``."""
     return _following(os.scandir, path)
 
 
@@ -188,7 +187,6 @@ def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None
 
 
 def truncate(fd: int, nbytes: int) -> None:
-    """Give a file another size."""
     os.ftruncate(fd, nbytes)
 
 
@@ -211,12 +209,10 @@ def sync(fd: int) -> None:
 
 
 def replace(source: str, target: str) -> None:
-    """Give a file another name in one step, replacing any."""
     os.replace(source, target)
 
 
 def unlink(path: str) -> None:
-    """Remove a file."""
     os.unlink(path)
 
 
@@ -234,3 +230,86 @@ def state_of(file: str | int) -> FileState:
     except NOT_FOUND:
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class LocalUpload:
+    """Temporary file in the directory of the target, which `finish` renames to the target.
+
+    The temporary name ends as that of zarr's ``LocalStore`` and is short, because the name of the
+    target may be as long as possible. The file that a killed process leaves is not listed. With
+    `durable_below`, a directory above, file and directories survive a loss of power after `finish`.
+    """
+
+    def __init__(self, path: str, durable_below: str | None = None) -> None:
+        self._path = path
+        self._durable_below = durable_below
+        directory = os.path.dirname(path)
+        self._temporary = os.path.join(directory, f".{uuid.uuid4().hex}.partial")
+        self._is_open = False
+        self._nbytes = 0
+        try:
+            try:
+                self.fd = open_new(self._temporary)
+            except FileNotFoundError:
+                os.makedirs(directory, exist_ok=True)
+                self.fd = open_new(self._temporary)
+            self._is_open = True
+        except BaseException:
+            self.abort()
+            raise
+
+    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        write_at(self.fd, pieces, self._nbytes)
+        self._nbytes += sum(map(len, pieces))
+
+    def skip_to(self, offset: int) -> None:
+        """Continue at `offset`, behind a hole that takes no room on the disk."""
+        self._nbytes = offset
+
+    def copy_mode(self, fd: int) -> None:
+        os.fchmod(self.fd, stat.S_IMODE(os.fstat(fd).st_mode))
+
+    def finish(self) -> None:
+        try:
+            last_ns = os.lstat(self._path).st_mtime_ns
+        except NOT_FOUND:
+            last_ns = 0
+        renew_time(self.fd, last_ns)
+        if self._durable_below is not None:
+            sync(self.fd)  # first: otherwise the name may survive, and the bytes not
+        self._close()
+        replace(self._temporary, self._path)
+        if self._durable_below is not None:
+            sync_directories(self._path, self._durable_below)
+
+    def abort(self) -> None:
+        with suppress(OSError):
+            self._close()
+        with suppress(OSError):
+            os.unlink(self._temporary)
+
+    def _close(self) -> None:
+        """Close once: afterwards the number may be that of another thread's file."""
+        if self._is_open:
+            self._is_open = False
+            os.close(self.fd)
+
+
+def sync_file(path: str) -> None:
+    """Wait until a file, but not its name, survives a loss of power."""
+    fd = open_to_read(path)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_directories(path: str, top: str) -> None:
+    """Wait until the name of a file survives a loss of power, and the directories up to `top`."""
+    top = os.path.normpath(top)
+    directory = os.path.dirname(os.path.normpath(path))
+    while True:
+        sync_file(directory)
+        if directory == top:
+            return
+        directory = os.path.dirname(directory)

@@ -31,12 +31,6 @@ from zarr_shardstore.format.ranges import ByteRange, resolve_range
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import NOT_FOUND, FileState, read_at, state_of
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
-from zarr_shardstore.io.uploads import (
-    PART_NBYTES,
-    LocalUpload,
-    sync_directories,
-    sync_file,
-)
 from zarr_shardstore.shards.shard_writer import (
     Barrier,
     FileStep,
@@ -46,6 +40,9 @@ from zarr_shardstore.shards.shard_writer import (
 )
 
 JOURNAL_SUFFIX = ".__journal"
+
+_COPIED_NBYTES = 8 * 1024 * 1024
+"""In memory at a time."""
 
 _OWNER_OFFSET, _OWNER_NBYTES = 8, 8
 """Field of the journal with the writer that changed the shard last."""
@@ -217,7 +214,7 @@ class ShardFile:
             # forget its change, and this change builds upon it.
             assert self._fd is not None, "steps are taken with an opened shard"
             fs.sync(self._fd)
-            sync_directories(self.path, durable_below)
+            fs.sync_directories(self.path, durable_below)
             self._is_synced = True
         last_ns = 0 if self._fd is None else os.fstat(self._fd).st_mtime_ns
         changed: dict[int, None] = {}
@@ -251,7 +248,7 @@ class ShardFile:
             self.has_journal = True  # first: otherwise it is left behind if an exception comes
             self._journal = fs.open_to_change(path, create=True)
             if is_durable:
-                sync_file(os.path.dirname(path))
+                fs.sync_file(os.path.dirname(path))
         return self._journal
 
     def end_journal(self, *, is_durable: bool = False) -> None:
@@ -306,11 +303,11 @@ def _separate(path: str, *, is_shard: bool = False) -> None:
     """
     source = fs.open_to_read(path)
     try:
-        upload = LocalUpload(path, os.path.dirname(path))
+        upload = fs.LocalUpload(path, os.path.dirname(path))
         try:
             upload.copy_mode(source)
             offset = 0
-            while data := os.pread(source, PART_NBYTES, offset):
+            while data := os.pread(source, _COPIED_NBYTES, offset):
                 upload.write([data])
                 offset += len(data)
             found = find_repair_of(path, source) if is_shard else None
