@@ -53,7 +53,6 @@ from zarr_shardstore.metadata.codecs import (
     Order,
     bytes_endian,
     compressor_of_codec,
-    name_and_options,
     split_layout,
     v3_array,
 )
@@ -75,7 +74,7 @@ from zarr_shardstore.metadata.documents import (
     document_key,
     is_same_json,
 )
-from zarr_shardstore.metadata.transformer_list import name_of
+from zarr_shardstore.metadata.transformer_list import name_and_options, name_of
 
 DRAFT_META_ROOT = "meta/root/"
 """Prefix of the key of each document below the root."""

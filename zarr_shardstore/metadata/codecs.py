@@ -43,7 +43,7 @@ from zarr_shardstore.metadata.data_types import (
     v3_data_type,
 )
 from zarr_shardstore.metadata.documents import Geometry
-from zarr_shardstore.metadata.transformer_list import name_of
+from zarr_shardstore.metadata.transformer_list import name_and_options
 
 Config = dict[str, Any]
 Order: TypeAlias = Literal["C", "F"]
@@ -265,15 +265,6 @@ def bytes_endian(codec: Any) -> Endian | None:
     if endian not in ("little", "big", None):
         raise SpecError(f"the codec 'bytes' has no endian {endian!r}")
     return endian
-
-
-def name_and_options(codec: Any) -> tuple[str, Config]:
-    """Return name and configuration of a v3 codec, which may be spelled as a bare name."""
-    name = name_of(codec)
-    configuration = codec.get("configuration") if isinstance(codec, Mapping) else None
-    if isinstance(name, str) and isinstance(configuration, Mapping | None):
-        return name, dict(configuration or {})
-    raise SpecError(f"{codec!r} is no codec")
 
 
 def _bytes_codec(data_type: DataType) -> Config:

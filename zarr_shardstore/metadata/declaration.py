@@ -23,7 +23,7 @@ Source: sharding storage transformer draft, "Configuration"; ZEP 2, "Configurati
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -58,7 +58,6 @@ encoding of a v3 array."""
 _CODEC = "sharding_indexed"
 _CODEC_MEMBERS = {"name", "configuration", "must_understand"}
 _CODEC_OPTIONS = {"chunk_shape", "codecs", "index_codecs", "index_location"}
-_MARKER_MEMBERS = {"id", "storage_transformers"}
 _NAMES = (_CODEC, MARKER, f"numcodecs.{MARKER}", *SHARDING_URIS)
 """Names that declare sharding if they are in codecs, filters or extensions."""
 
@@ -145,7 +144,10 @@ def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
             chunks = [c * n for c, n in zip(doc["chunks"], cps, strict=True)]
             return {**doc, "chunks": chunks, "filters": [*(doc.get("filters") or ()), marker]}
         case "storage_transformers" if "node_type" not in doc:
-            return {**doc, "storage_transformers": spell_for_draft(declared.transformers)}
+            return {
+                **doc,
+                "storage_transformers": spell_for_draft(declared.transformers),
+            }
         case "storage_transformers":
             spelled = spell_transformers(declared.transformers)
             encoding = {"name": MARKER, "configuration": {"above": doc["chunk_key_encoding"]}}
@@ -156,8 +158,21 @@ def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
                 MARKER: {"must_understand": True},
             }
         case "codec":
+            if not isinstance(doc.get("codecs"), list):
+                raise SpecError(f"codecs is a list, got {doc.get('codecs')!r}")
             (transformer,) = declared.transformers
-            return _with_codec(doc, sharding_spec(transformer, _ndim(doc)))
+            spec = sharding_spec(transformer, _ndim(doc))
+            chunk_shape = doc["chunk_grid"]["configuration"]["chunk_shape"]
+            shard_shape = [c * n for c, n in zip(chunk_shape, spec.chunks_per_shard, strict=True)]
+            configuration = {
+                "chunk_shape": list(chunk_shape),
+                "codecs": doc["codecs"],
+                "index_codecs": index_codecs(spec.index),
+                "index_location": spec.index.location,
+            }
+            codec = {"name": _CODEC, "configuration": configuration}
+            grid = _with_chunk_shape(doc, shard_shape)
+            return {**doc, "chunk_grid": grid, "codecs": [codec]}
 
 
 def reapply(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration) -> Document:
@@ -173,11 +188,8 @@ def reapply(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration)
         case "codec":
             (codec,) = stored["codecs"]
             configuration = {**codec["configuration"], "codecs": doc["codecs"]}
-            return {
-                **doc,
-                "chunk_grid": stored["chunk_grid"],
-                "codecs": [{**codec, "configuration": configuration}],
-            }
+            codec = {**codec, "configuration": configuration}
+            return {**doc, "chunk_grid": stored["chunk_grid"], "codecs": [codec]}
 
 
 def chunks_per_shard(declared: Declared, ndim: int) -> Coords:
@@ -226,18 +238,20 @@ def has_sharding_codec(doc: Mapping[str, Any]) -> bool:
     return _mentions(doc.get("codecs"), (_CODEC,))
 
 
-def _mentions(value: Any, names: Collection[str]) -> bool:
-    """Return whether one of the names is anywhere in a JSON value, which may be a deep one."""
-    left = [value]
+def values_in(value: Any) -> Iterator[tuple[Any, int]]:
+    """Yield a JSON value and all values in it, each with its depth: of as many levels as it has."""
+    left = [(value, 1)]
     while left:
-        match left.pop():
-            case str() as text if text in names:
-                return True
-            case list() | tuple() as items:
-                left += items
-            case Mapping() as members:
-                left += members.values()
-    return False
+        value, depth = left.pop()
+        yield value, depth
+        if isinstance(value, Mapping):
+            left += [(member, depth + 1) for member in value.values()]
+        elif isinstance(value, list | tuple):
+            left += [(item, depth + 1) for item in value]
+
+
+def _mentions(value: Any, names: Collection[str]) -> bool:
+    return any(isinstance(found, str) and found in names for found, _ in values_in(value))
 
 
 def _is_marker(codec: Any) -> bool:
@@ -245,9 +259,9 @@ def _is_marker(codec: Any) -> bool:
 
 
 def _declared_by_marker(doc: Mapping[str, Any]) -> Declared:
-    check_known_members(_marker_of(doc), _MARKER_MEMBERS, f"the filter {MARKER!r}")
-    chunks = _shape_at(doc, "chunks")
-    specs = transformer_specs(_marker_of(doc).get("storage_transformers"), len(chunks))
+    marker, chunks = _marker_of(doc), _shape_at(doc, "chunks")
+    check_known_members(marker, {"id", "storage_transformers"}, f"the filter {MARKER!r}")
+    specs = transformer_specs(marker.get("storage_transformers"), len(chunks))
     declared = Declared("filters", specs)
     cps = chunks_per_shard(declared, len(chunks))
     if len(chunks) != _ndim(doc) or any(c % n for c, n in zip(chunks, cps, strict=True)):
@@ -282,41 +296,13 @@ def _shape_at(members: Mapping[str, Any], name: str) -> Coords:
 
 
 def _with_common_names(codecs: Any) -> Any:
-    """Name codecs as readers do: ``endian`` of ZEP 2's example is ``bytes``."""
-    return [_with_common_name(c) for c in codecs] if isinstance(codecs, list) else codecs
-
-
-def _with_common_name(codec: Any) -> Any:
-    if not isinstance(codec, Mapping):
-        return name_of(codec)
-    renamed = {**codec, "name": name_of(codec)} if "name" in codec else {**codec}
-    configuration = codec.get("configuration")
-    if name_of(codec) == _CODEC and isinstance(configuration, Mapping):
-        lists = {
-            name: _with_common_names(configuration[name])
-            for name in ("codecs", "index_codecs")
-            if name in configuration
-        }
-        renamed["configuration"] = {**configuration, **lists}
-    return renamed
-
-
-def _with_codec(doc: Mapping[str, Any], spec: ShardingSpec) -> Document:
-    if not isinstance(doc.get("codecs"), list):
-        raise SpecError(f"codecs is a list, got {doc.get('codecs')!r}")
-    chunk_shape = doc["chunk_grid"]["configuration"]["chunk_shape"]
-    shard_shape = [c * n for c, n in zip(chunk_shape, spec.chunks_per_shard, strict=True)]
-    configuration = {
-        "chunk_shape": list(chunk_shape),
-        "codecs": doc["codecs"],
-        "index_codecs": index_codecs(spec.index),
-        "index_location": spec.index.location,
-    }
-    return {
-        **doc,
-        "chunk_grid": _with_chunk_shape(doc, shard_shape),
-        "codecs": [{"name": _CODEC, "configuration": configuration}],
-    }
+    """Name codecs as readers do, also in shards: ``endian`` of ZEP 2's example is ``bytes``."""
+    if isinstance(codecs, list):
+        return [_with_common_names(name_of(c) if isinstance(c, str) else c) for c in codecs]
+    if not isinstance(codecs, Mapping):
+        return codecs
+    renamed = {name: _with_common_names(member) for name, member in codecs.items()}
+    return {**renamed, "name": name_of(codecs)} if "name" in codecs else renamed
 
 
 def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
@@ -330,11 +316,9 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
         )
     check_known_members(codec, _CODEC_MEMBERS, f"the codec {_CODEC!r}")
     configuration = codec.get("configuration")
-    if not isinstance(configuration, Mapping):
-        raise SpecError(f"the codec {_CODEC!r} needs a configuration, got {codec!r}")
-    check_known_members(configuration, _CODEC_OPTIONS, f"the codec {_CODEC!r}")
-    if not isinstance(configuration.get("codecs"), list):
+    if not isinstance(configuration, Mapping) or not isinstance(configuration.get("codecs"), list):
         raise SpecError(f"the codec {_CODEC!r} needs a list of codecs, got {codec!r}")
+    check_known_members(configuration, _CODEC_OPTIONS, f"the codec {_CODEC!r}")
     chunk_shape, index = _shape_at(configuration, "chunk_shape"), index_format(configuration)
     grid = doc.get("chunk_grid")
     options = grid.get("configuration") if isinstance(grid, Mapping) else None
@@ -348,10 +332,9 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
             f"the array has {_ndim(doc)} dims, its shards {list(shard_shape)} and the chunks in "
             f"them {list(chunk_shape)} must have as many"
         )
-    for outer, inner in zip(shard_shape, chunk_shape, strict=True):
-        if inner < 1 or outer % inner:
-            raise SpecError(
-                f"shards of {list(shard_shape)} cannot be cut into chunks of {list(chunk_shape)}"
-            )
-    cps = tuple(outer // inner for outer, inner in zip(shard_shape, chunk_shape, strict=True))
-    return ShardingSpec(cps, index)
+    lengths = list(zip(shard_shape, chunk_shape, strict=True))
+    if any(inner < 1 or outer % inner for outer, inner in lengths):
+        raise SpecError(
+            f"shards of {list(shard_shape)} cannot be cut into chunks of {list(chunk_shape)}"
+        )
+    return ShardingSpec(tuple(outer // inner for outer, inner in lengths), index)

@@ -49,6 +49,7 @@ from zarr_shardstore.metadata.declaration import (
     chunks_per_shard,
     find_declaration,
     format_of,
+    values_in,
 )
 from zarr_shardstore.metadata.transformer_list import TransformerSpec
 
@@ -58,22 +59,10 @@ _DRAFT_META = "meta/root"
 _DRAFT_SUFFIX = ".array.json"
 _NAMES = {"v3": "zarr.json", "v2": ".zarray"}
 
-V3_ARRAY_MEMBERS = frozenset(
-    {
-        "zarr_format",
-        "node_type",
-        "shape",
-        "data_type",
-        "chunk_grid",
-        "chunk_key_encoding",
-        "fill_value",
-        "codecs",
-        "attributes",
-        "storage_transformers",
-        "dimension_names",
-    }
-)
-V3_GROUP_MEMBERS = frozenset({"zarr_format", "node_type", "attributes", "consolidated_metadata"})
+_V3_MEMBERS = frozenset({"zarr_format", "node_type", "attributes"})
+_OF_CHUNKS = {"shape", "chunk_grid", "chunk_key_encoding", "data_type", "fill_value", "codecs"}
+V3_ARRAY_MEMBERS = _V3_MEMBERS | _OF_CHUNKS | {"dimension_names", "storage_transformers"}
+V3_GROUP_MEMBERS = _V3_MEMBERS | {"consolidated_metadata"}
 """Members of v3 documents that are known here."""
 
 _MAX_DEPTH = 200
@@ -114,13 +103,7 @@ class Node:
 
 
 def document_key(node: Node) -> str:
-    """Return the key of the metadata document of an array.
-
-    >>> document_key(Node("draft", "foo/bar"))
-    'meta/root/foo/bar.array.json'
-    >>> document_key(Node("v2", "foo/bar"))
-    'foo/bar/.zarray'
-    """
+    """Return the key of the metadata document of an array."""
     if node.hierarchy == "draft":
         return _DRAFT_META + (f"/{node.path}" if node.path else "") + _DRAFT_SUFFIX
     name = _NAMES[node.hierarchy]
@@ -154,7 +137,8 @@ def parse_json(data: bytes | memoryview) -> dict[str, Any] | None:
     if not isinstance(doc, dict):
         return None
     may_be_deep = text.count(b"{") + text.count(b"[") > _MAX_DEPTH
-    return None if may_be_deep and _is_too_deep(doc) else doc
+    is_too_deep = may_be_deep and any(depth > _MAX_DEPTH for _, depth in values_in(doc))
+    return None if is_too_deep else doc
 
 
 def parse_document(node: Node, data: bytes | memoryview) -> dict[str, Any] | None:
@@ -193,21 +177,6 @@ def complete_document() -> Iterator[None]:
         yield
     except (KeyError, TypeError, AttributeError) as error:
         raise SpecError(f"the array document is not complete: {error!r}") from error
-
-
-def _is_too_deep(doc: dict[str, Any]) -> bool:
-    level: list[Any] = [doc]
-    for _ in range(_MAX_DEPTH):
-        below: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
-                below += value.values()
-            elif isinstance(value, list):
-                below += value
-        if not below:
-            return False
-        level = below
-    return True
 
 
 # ------------------------------------------------------------------- parsed documents
@@ -295,52 +264,45 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
         match hierarchy:
             case "draft":
                 grid = doc["chunk_grid"]
-                is_regular = grid["type"] == "regular" and grid.keys() <= _DRAFT_GRID
+                is_known = grid["type"] == "regular" and grid.keys() <= _DRAFT_GRID
                 chunk_shape = grid["chunk_shape"]
                 style, separator = "draft", grid.get("separator", "/")
             case "v3":
-                grid = doc["chunk_grid"]
-                is_regular = grid["name"] == "regular" and len(grid["configuration"]) == 1
+                grid, encoding = doc["chunk_grid"], chunk_key_encoding(doc)
                 chunk_shape = grid["configuration"]["chunk_shape"]
-                encoding = chunk_key_encoding(doc)
                 if isinstance(encoding, str):
                     encoding = {"name": encoding}
                 style, options = encoding["name"], encoding.get("configuration") or {}
                 separator = options.get("separator", "/" if style == "default" else ".")
-                is_regular = (
-                    is_regular
+                is_known = (
+                    grid["name"] == "regular"
+                    and len(grid["configuration"]) == 1
                     and style in ("default", "v2")
                     and encoding.keys() <= _EXTENSION_MEMBERS
                     and options.keys() <= {"separator"}
                 )
             case "v2":
-                is_regular = True
-                chunk_shape = doc["chunks"]
+                is_known, chunk_shape = True, doc["chunks"]
                 style, separator = "v2", doc.get("dimension_separator") or "."
         shape = doc["shape"]
-        are_lists = isinstance(shape, list | tuple) and isinstance(chunk_shape, list | tuple)
-        numbers = [*shape, *chunk_shape]
+        is_known = (
+            is_known
+            and isinstance(shape, list | tuple)
+            and isinstance(chunk_shape, list | tuple)
+            and len(shape) == len(chunk_shape)
+            and all(type(n) is int and n >= 0 for n in (*shape, *chunk_shape))
+            and all(n > 0 for n in chunk_shape)
+            and is_separator(style, separator)
+        )
     except (KeyError, TypeError, AttributeError):
         return None
-    is_sound = (
-        is_regular
-        and are_lists
-        and len(shape) == len(chunk_shape)
-        and all(type(n) is int and n >= 0 for n in numbers)
-        and all(n > 0 for n in chunk_shape)
-        and is_separator(style, separator)
-    )
-    if not is_sound:
+    if not is_known:
         return None
     return Geometry(tuple(shape), tuple(chunk_shape), ChunkKeyEncoding(style, separator))
 
 
 def chunk_nbytes(doc: Mapping[str, Any], chunk_shape: Coords) -> int | None:
-    """Return the bytes of a decoded chunk; ``None`` if the data type does not tell.
-
-    >>> chunk_nbytes({"zarr_format": 2, "dtype": "<u2"}, (10, 10))
-    200
-    """
+    """Return the bytes of a decoded chunk; ``None`` if the data type does not tell."""
     try:
         match format_of(doc):
             case "v2":
@@ -381,13 +343,8 @@ def with_conversion_marker(doc: Mapping[str, Any]) -> dict[str, Any]:
 
 def has_conversion_marker(doc: Mapping[str, Any]) -> bool:
     """Return whether a document has the conversion marker."""
-    lists = (doc.get("filters"), doc.get("codecs"), doc.get("storage_transformers"))
-    return any(
-        isinstance(item, Mapping) and _MARKER in (item.get("name"), item.get("id"))
-        for items in lists
-        if isinstance(items, list)
-        for item in items
-    )
+    lists = [doc.get(name) for name in ("filters", "codecs", "storage_transformers")]
+    return any(value == _MARKER for value, _ in values_in(lists))
 
 
 # -------------------------------------------------------------- consolidated metadata
@@ -443,8 +400,3 @@ def consolidated_v3(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
         is_group = doc.get("node_type") == "group"
         copies[path] = {**doc, "consolidated_metadata": {**empty}} if is_group else {**doc}
     return {**empty, "metadata": copies}
-
-
-def consolidated_v2(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the document ``.zmetadata`` of a v2 group, from documents by key below it."""
-    return {"zarr_consolidated_format": 1, "metadata": dict(sorted(metadata.items()))}

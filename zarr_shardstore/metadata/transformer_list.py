@@ -29,6 +29,7 @@ SHARDING_URIS = (_SHARDING_URI, _SHARDING_URI.replace("https:", "http:"))
 
 _NAME_MEMBERS = ("name", "storage_transformer", "extension")
 _TRANSFORMER_MEMBERS = {*_NAME_MEMBERS, "type", "configuration", "must_understand"}
+_CODEC_MEMBERS = {"name", "configuration", "must_understand"}
 _SHARDING_OPTIONS = {"chunks_per_shard", "index_codecs", "index_location"}
 
 
@@ -47,13 +48,18 @@ class TransformerSpec:
 
 
 def name_of(extension: Any) -> Any:
-    """Return the name of a codec or another extension: an object or a bare text in v3.
-
-    >>> name_of({"name": "endian", "configuration": {"endian": "little"}})
-    'bytes'
-    """
+    """Return the name of a codec or another extension: an object or a bare text in v3."""
     name = extension.get("name") if isinstance(extension, Mapping) else extension
     return "bytes" if name == "endian" else name
+
+
+def name_and_options(extension: Any) -> tuple[str, dict[str, Any]]:
+    """Return name and configuration of a codec or another extension."""
+    name = name_of(extension)
+    configuration = extension.get("configuration") if isinstance(extension, Mapping) else None
+    if isinstance(name, str) and isinstance(configuration, Mapping | None):
+        return name, dict(configuration or {})
+    raise SpecError(f"{extension!r} is no codec")
 
 
 def check_known_members(value: Mapping[str, Any], known: Set[str], what: str) -> None:
@@ -176,10 +182,12 @@ def index_format(configuration: Mapping[str, Any]) -> IndexFormat:
     location, codecs = configuration.get("index_location", "end"), configuration.get("index_codecs")
     if not isinstance(codecs, Sequence) or isinstance(codecs, str):
         raise SpecError(f"index_codecs is a list, got {codecs!r}")
-    options = [_options_of(codec) for codec in codecs]
-    endian: Any = options[0].pop("endian", None) if options else None
+    for codec in codecs:
+        check_known_members(codec if isinstance(codec, Mapping) else {}, _CODEC_MEMBERS, "a codec")
+    names, options = zip(*map(name_and_options, codecs), strict=True) if codecs else ((), ({},))
+    endian: Any = options[0].pop("endian", None)
     is_known = (
-        [name_of(codec) for codec in codecs] in (["bytes"], ["bytes", "crc32c"])
+        names in (("bytes",), ("bytes", "crc32c"))
         and endian in ("little", "big")
         and not any(options)
         and location in ("start", "end")
@@ -188,16 +196,4 @@ def index_format(configuration: Mapping[str, Any]) -> IndexFormat:
         raise UnsupportedError(
             f"the index of the shards, {list(codecs)!r} at the {location!r}, is not known"
         )
-    return IndexFormat(checksum=len(codecs) == 2, location=location, endian=endian)
-
-
-def _options_of(codec: Any) -> dict[str, Any]:
-    """Return the configuration of a codec, with all other members of the codec."""
-    if not isinstance(codec, Mapping):
-        return {}
-    configuration = codec.get("configuration")
-    if not isinstance(configuration, Mapping | None):
-        raise SpecError(f"the configuration of a codec is an object, got {codec!r}")
-    others = {k: v for k, v in codec.items() if k not in ("name", "configuration")}
-    others.pop("must_understand", None)
-    return {**others, **(configuration or {})}
+    return IndexFormat(checksum="crc32c" in names, location=location, endian=endian)

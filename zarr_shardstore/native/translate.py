@@ -21,18 +21,9 @@ shards are the same in both formats, and so are their keys.
 xarray takes the fill value of a v2 array for the value of missing data; in v3, it takes the
 attribute ``_FillValue``.
 
-OME-Zarr metadata of version 0.4 (Zarr v2) moves to where version 0.5 (Zarr v3) has it:
-
-=====================================  =====================================================
-0.4, attributes of a group             0.5
-=====================================  =====================================================
-``multiscales``, ``omero``, ``plate``  the same in ``ome``, after one ``"version": "0.5"``
-``well``, ``labels``, ``image-label``,
-``bioformats2raw.layout``, ``series``
-their ``version``                      (gone)
-axes of the multiscales                also ``dimension_names`` of its arrays
-other attributes                       unchanged
-=====================================  =====================================================
+OME-Zarr metadata of version 0.4 is in the attributes of v2 groups. Version 0.5 has the same members
+in the attribute ``ome`` of v3 groups, after one ``"version": "0.5"`` for all. The names of the axes
+of its multiscales also become ``dimension_names`` of the arrays.
 
 Source: Zarr v2, "Metadata"; Zarr v3 core, "Array metadata"; ZEP 2, "Configuration"; sharding
 storage transformer draft, "Configuration"; xarray, "Zarr encoding specification" and its
@@ -46,7 +37,7 @@ import struct
 from collections.abc import Mapping, Set
 from typing import Any, Literal
 
-from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.format.consolidated_index import (
     declares_consolidated_index,
     with_consolidated_index,
@@ -74,35 +65,19 @@ from zarr_shardstore.metadata.documents import (
     V3_GROUP_MEMBERS,
     Geometry,
     attributes_of,
+    complete_document,
     plain_geometry,
 )
 from zarr_shardstore.metadata.transformer_list import SHARDING
 
-_V2_MEMBERS = {
-    "zarr_format",
-    "shape",
-    "chunks",
-    "dtype",
-    "compressor",
-    "fill_value",
-    "order",
-    "filters",
-    "dimension_separator",
-}
+_OF_CHUNKS = {"shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters"}
+_V2_MEMBERS = {"zarr_format", "dimension_separator"} | _OF_CHUNKS
 _OBJECT = "|O"
 _NAMES = "_ARRAY_DIMENSIONS"
 _MASKED = "_FillValue"
 
-_OME_MEMBERS = (
-    "multiscales",
-    "omero",
-    "labels",
-    "plate",
-    "well",
-    "image-label",
-    "bioformats2raw.layout",
-    "series",
-)
+_OME_IMAGES = ("multiscales", "omero", "labels", "image-label", "bioformats2raw.layout", "series")
+_OME_MEMBERS = (*_OME_IMAGES, "plate", "well")
 
 
 def redeclare(doc: Mapping[str, Any], how: Literal["codec", "storage_transformers"]) -> Document:
@@ -129,7 +104,7 @@ def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
     _geometry(doc)
     declared = find_declaration(doc)
     plain = dict(doc) if declared is None else strip(doc, "filters")
-    try:
+    with complete_document():
         fill_value = plain["fill_value"]
         filters = list(plain.get("filters") or ())
         is_object = plain["dtype"] == _OBJECT and bool(filters)
@@ -142,8 +117,6 @@ def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
             attributes, len(geometry.shape), fill_value, data_type
         )
         translated = v3_array(geometry, chain, fill_value, attributes)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise SpecError(f"the array document is not complete: {error!r}") from error
     if names is not None:
         translated["dimension_names"] = names
     if declared is not None:
@@ -163,12 +136,10 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     _check_members(plain, V3_ARRAY_MEMBERS)
     if has_sharding_codec(plain):
         raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
-    try:
+    with complete_document():
         geometry = _geometry(plain)
         chain = chain_of_codecs(plain["codecs"], plain["data_type"], len(geometry.shape))
         fill_value = plain["fill_value"]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise SpecError(f"the array document is not complete: {error!r}") from error
     if geometry.encoding.style != "v2":
         raise UnsupportedError(
             f"its chunk keys are of the encoding {geometry.encoding.style!r}, so v2 readers would "
@@ -288,11 +259,7 @@ def _check_members(doc: Mapping[str, Any], known: Set[str]) -> None:
 
 
 def to_ome_05(attributes: Mapping[str, Any]) -> Document:
-    """Return attributes of a group as OME-Zarr 0.5 has them; the same if they are none of 0.4.
-
-    >>> to_ome_05({"labels": ["cells"], "mine": 1})
-    {'mine': 1, 'ome': {'version': '0.5', 'labels': ['cells']}}
-    """
+    """Return attributes of a group as OME-Zarr 0.5 has them; the same if they are none of 0.4."""
     members = {name: attributes[name] for name in _OME_MEMBERS if name in attributes}
     if not members:
         return dict(attributes)
