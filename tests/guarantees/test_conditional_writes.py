@@ -258,6 +258,20 @@ def test_a_store_that_ignores_conditions() -> None:
     assert dict(m) == {KEYS[2]: b"2"}
 
 
+def test_a_store_without_etags() -> None:
+    """Its shards are replaced without conditions, after a warning."""
+    base = MemoryStore()
+    ours = mapping(base)
+    with mock.patch.object(obstore_backend, "_version_of", return_value=None):
+        ours[KEYS[0]] = b"old"
+        with pytest.warns(UserWarning, match="has no ETags.*one writer"):
+            ours[KEYS[1]] = b"new"
+        ours[KEYS[2]] = b"newer"  # warnings are errors here
+        del ours[KEYS[0]]
+        assert dict(ours) == {KEYS[1]: b"new", KEYS[2]: b"newer"}
+    assert dict(mapping(base)) == {KEYS[1]: b"new", KEYS[2]: b"newer"}
+
+
 def test_a_store_that_wants_etags_without_quotes() -> None:
     """Ceph compares what stands in the quotes."""
 

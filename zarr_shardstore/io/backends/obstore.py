@@ -15,7 +15,8 @@ So writers of any number of processes and hosts lose no update. The rules of an 
 7. If its version is the expected one after a refusal, the write is sent once more, without quotes
    in the ETag: some servers want it so. A second refusal is treated as in 5.
 8. The first replacement of an object is followed by a write that must be refused. A store that
-   takes it ignores conditions: there is a warning, and later updates are not optimistic.
+   takes it ignores conditions, and one without ETags has none: there is a warning, and later
+   updates are not optimistic.
 
 Each reply has the size of the whole object. A reply is *truncated* if it is shorter than the
 requested range, clipped to that size. The flows of `shards.read` compare, and read again.
@@ -56,7 +57,7 @@ from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteInde
 from zarr_shardstore.io.backends.zarr_store import MAX_CONCURRENCY, ZarrBackend
 from zarr_shardstore.io.concurrency import gather_bounded
 from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.requests import Found, Recorded, Request
+from zarr_shardstore.shards.requests import Found, FoundIndex, Recorded, Request
 
 _MIN_AGE_ON_WEB_SERVERS_S = 2.0
 """Web servers make an ETag of the size and the second of the last change: a younger one proves
@@ -93,12 +94,11 @@ class ObstoreBackend(ZarrBackend):
     ) -> None:
         super().__init__(store, options, is_static=is_static)
         identity = _identity_of(store.store)
-
-        def identity_of(key: str) -> Hashable:
-            return (*identity, key)
-
         self._indexes: RemoteIndexes = RemoteIndexes(
-            self, identity_of, is_static=is_static, read_consolidated=self._get_at_most
+            self,
+            lambda key: (identity, key),
+            is_static=is_static,
+            read_consolidated=self._get_at_most,
         )
         self.has_lasting_versions = True
         self._is_web_server = type(store.store).__name__ == "HTTPStore"
@@ -199,15 +199,11 @@ class ObstoreBackend(ZarrBackend):
         return Found(memoryview(value), version, reply.meta["size"])
 
     async def _get_at_most(self, key: str, max_nbytes: int) -> Found:
-        """Read an object, unless it is larger."""
-        try:
-            reply = await obstore.get_async(self.store.store, key)
-            if reply.meta["size"] > max_nbytes:
-                return Found(None, None)
-            value = await reply.bytes_async()
-        except FileNotFoundError:
+        """Read an object, unless it is larger; its version counts, however young it is."""
+        reply = await obstore.get_async(self.store.store, key)
+        if reply.meta["size"] > max_nbytes:
             return Found(None, None)
-        return Found(memoryview(value), _version_of(reply.meta), reply.meta["size"])
+        return Found(memoryview(await reply.bytes_async()), _version_of(reply.meta))
 
     # ---------------------------------------------------------- conditional writes
 
@@ -260,7 +256,10 @@ class ObstoreBackend(ZarrBackend):
         etag = await self._put_with(mode, key, value)
         if expected is not None and not self._is_probed:  # a new shard costs one request only
             self._is_probed = True
-            await self._probe(key, value)
+            # Any other ETag is to be refused, and nothing stored (rule 8).
+            with suppress(*_REFUSALS):
+                await self._put_with({"e_tag": f'"{0:032}"'}, key, value)
+                self.give_up_conditions("ignores the conditions of writes (If-Match)")
         return None if etag is None else ObjectVersion(etag)
 
     async def _put_with(self, mode: Any, key: str, value: bytes | memoryview) -> str | None:
@@ -270,16 +269,11 @@ class ObstoreBackend(ZarrBackend):
         )
         return reply["e_tag"]
 
-    async def _probe(self, key: str, value: bytes | memoryview) -> None:
-        """Check that the store refuses a write with another ETag, and stores nothing (rule 8)."""
-        try:
-            await self._put_with({"e_tag": '"00000000000000000000000000000000"'}, key, value)
-        except _REFUSALS:
-            return
+    def give_up_conditions(self, why: str) -> None:
+        """Let later updates write without conditions, after a warning."""
         self._has_conditions = False
         warnings.warn(
-            f"{self.store} ignores the conditions of writes (If-Match): let each shard have one "
-            "writer at a time, or updates are lost",
+            f"{self.store} {why}: let each shard have one writer at a time, or updates are lost",
             stacklevel=2,
         )
 
@@ -303,49 +297,41 @@ class _Optimistic(Backend):
 
     async def _perform_one(self, request: Request) -> Any:
         match request:
+            case requests.Delete(key, placeholder) if placeholder and self._expected.get(key):
+                request = requests.Set(key, placeholder())
+        match request:
             case requests.Set(key, value) if key in self._expected:
                 self._expected[key] = await self._backend.put_if(key, value, self._expected[key])
-                return None
-            case requests.Delete(key, placeholder) if (
-                self._expected.get(key) is not None and placeholder
-            ):
-                await self._perform_one(requests.Set(key, placeholder()))
                 return None
         (reply,) = await self._backend.perform_async([request])
         match request:
             case requests.Get(key):
-                self._expected.setdefault(key, reply.version if reply.value is not None else None)
+                self._expect(key, reply, is_there=reply.value is not None)
             case requests.GetIndex():
                 is_there = reply.decoded is not None or reply.damage is not None
-                self._expected.setdefault(request.key, reply.version if is_there else None)
+                self._expect(request.key, reply, is_there=is_there)
             case requests.Exists(key) if not reply:
                 self._expected.setdefault(key, None)
         return reply
 
+    def _expect(self, key: str, found: Found | FoundIndex, *, is_there: bool) -> None:
+        if not is_there:
+            self._expected.setdefault(key, None)
+        elif isinstance(found.version, ObjectVersion):
+            self._expected.setdefault(key, found.version)
+        else:
+            self._backend.give_up_conditions("has no ETags")
+            raise ReplacedMeanwhileError(key)  # the driver runs the update again, without them
 
-def _identity_of(store: Any) -> tuple[Hashable, ...]:
+
+def _identity_of(store: Any) -> Hashable:
     """Return what is equal for obstore stores that were made with the same options."""
     try:
         args = store.__getnewargs_ex__()
     except Exception:  # a store in memory, or with credentials that are not pickled
-        return ("obstore", _Same(store))
+        return object()
     spelled = json.dumps(args, sort_keys=True, default=repr)  # the order of options varies
-    return ("obstore", type(store).__name__, blake2b(spelled.encode()).digest())
-
-
-class _Same:
-    """Identity of an object, which it keeps alive."""
-
-    __slots__ = ("_object",)
-
-    def __init__(self, of: object) -> None:
-        self._object = of
-
-    def __hash__(self) -> int:
-        return id(self._object)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._object is other._object
+    return type(store).__name__, blake2b(spelled.encode()).digest()
 
 
 def _version_of(meta: Any) -> ObjectVersion | None:
