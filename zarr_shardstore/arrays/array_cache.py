@@ -126,9 +126,9 @@ class ArrayCache:
     def __init__(self, policy: ShardingPolicy, reader: ArrayReader) -> None:
         self.reader = reader
         self._policy = policy
-        self._generation = Generation(n_document_changes())
+        self._generation = Generation(_n_changes)
         self.erased: dict[Node, StoredArray] = {}
-        """Arrays whose document this store erased alone; `erased_at` tells those that count."""
+        """Arrays whose document this store erased alone. One counts while its place is absent."""
 
     def current(self) -> Generation:
         """Return the content that holds, as far as this process can tell."""
@@ -140,10 +140,6 @@ class ArrayCache:
         if self._generation.n_changes != _n_changes:
             self._generation = Generation(_n_changes)
         return self._generation
-
-    def refresh(self) -> None:
-        """Drop everything, also the replies that operations under way will put."""
-        invalidate_documents()
 
     def lookup(
         self, nodes: Sequence[Node], generation: Generation | None = None
@@ -188,10 +184,6 @@ class ArrayCache:
         doc = None if data is None else parse_document(node, data)
         return None if doc is None else self.reader.read(node, doc)
 
-    def erased_at(self, node: Node) -> StoredArray | None:
-        """Return the array whose document this store erased, if nothing is in its place since."""
-        return self.erased.get(node) if node in self.current().absent else None
-
     def document_erased(self, node: Node, array: StoredArray | None) -> None:
         """Note that the document of `node` was erased alone; its chunks may still be there."""
         self.documents_changed(node)
@@ -216,36 +208,25 @@ class ArrayCache:
         for gone in [n for n in list(self.erased) if is_changed(n)]:
             self.erased.pop(gone, None)
         before = self._generation
-        n_changes, was_current = _count_change(before.n_changes)
+        was_current = before.n_changes == _n_changes
+        invalidate_documents()
         kept: dict[Node, StoredArray] = {}
         if was_current:  # no other store has changed what is not touched here
             kept = {n: a for n, a in list(before.arrays.items()) if not is_changed(n)}
             if node is not None and array is not None:
                 kept[node] = array
-        self._generation = Generation(n_changes, kept)
+        self._generation = Generation(_n_changes, kept)
 
 
 _n_changes = 0
 """Changes of metadata by all stores of this process."""
 
 
-def n_document_changes() -> int:
-    """Return the number of changes of metadata by this process so far."""
-    return _n_changes
-
-
-def invalidate_documents() -> None:
-    """Make every store of this process read its documents again."""
-    _count_change(-1)
-
-
 @_synchronized
-def _count_change(seen: int) -> tuple[int, bool]:
-    """Return the new count, and whether the caller had seen all earlier changes."""
+def invalidate_documents() -> None:
+    """Make every store of this process read its documents again, and drop replies under way."""
     global _n_changes
-    was_current = seen == _n_changes
     _n_changes += 1
-    return _n_changes, was_current
 
 
 def read_documents(keys: Sequence[str], together: Hashable | None = None) -> Flow[list[Found]]:

@@ -100,9 +100,10 @@ class Catalog:
 
         A caller that erases an array key by key may begin with its metadata.
         """
+        absent = self.arrays.current().absent
         for nodes, suffix in self._candidates(key):
             for node in nodes:
-                array = self.arrays.erased_at(node)
+                array = self.arrays.erased.get(node) if node in absent else None
                 if array is not None and array.layout is not None:
                     coords = array.layout.encoding.decode(suffix, array.layout.ndim)
                     return None if coords is None else array.layout.chunk(coords, key)

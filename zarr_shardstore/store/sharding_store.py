@@ -17,6 +17,7 @@ from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import MemoryStore
 
+from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
 from zarr_shardstore.errors import ReadOnlyError, SpecError
 from zarr_shardstore.format.keys import check_prefix
@@ -251,7 +252,7 @@ class ShardingStore(Store):
         this store, and through any other `ShardingStore` or `ShardingMapping` of this process,
         count immediately. A resize by another process needs no call.
         """
-        self._engine.operations.arrays.refresh()
+        invalidate_documents()
 
     def stats(self) -> Stats:
         """Return counts of requests to the base store, bytes, rounds and cached indexes.
