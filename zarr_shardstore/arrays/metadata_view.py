@@ -22,33 +22,9 @@ from zarr_shardstore.format.consolidated_index import (
 )
 from zarr_shardstore.format.keys import draft_candidate
 from zarr_shardstore.format.shard import IndexDamageError, index_of_shard
-from zarr_shardstore.metadata.declaration import (
-    MARKER,
-    Declared,
-    apply,
-    declare_native,
-    find_declaration,
-    has_sharding_codec,
-    is_native_by_choice,
-    reapply,
-    sharding_shapes,
-    strip,
-)
-from zarr_shardstore.metadata.documents import (
-    ArrayDocument,
-    Geometry,
-    Node,
-    document_key,
-    dump_document,
-    has_empty_chunks,
-    is_array_document,
-    members,
-    parse_array,
-    parse_document,
-    parse_json,
-    plain_geometry,
-    with_members,
-)
+from zarr_shardstore.metadata import declaration, documents
+from zarr_shardstore.metadata.declaration import Declared, has_sharding_codec
+from zarr_shardstore.metadata.documents import Geometry, Node, document_key, node_of_document
 from zarr_shardstore.metadata.transformer_list import SHARDING, sharding_spec
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix
 
@@ -76,33 +52,30 @@ class MetadataView:
 
     # -------------------------------------------------------------- to user
 
-    def to_user(self, node: Node, data: memoryview) -> tuple[memoryview, StoredArray | None]:
+    def to_user(self, key: str, data: memoryview) -> tuple[memoryview, StoredArray | None]:
         """Return the bytes of a stored document as users see it, and its array."""
-        doc = parse_document(node, data)
+        node = node_of_document(key)
+        doc = documents.parse_json(data) if node is None else documents.parse_document(node, data)
         if doc is None:
             return data, None
-        if not is_array_document(node, doc):
-            return self._members_to_user(node.path, doc, data), None
-        array = self._reader.read(node, doc)
-        shown = doc if array is None else self._document_to_user(doc, array)
+        array = None if node is None else self._reader.read(node, doc)
+        if array is None:
+            shown = self._members_to_user(key.rpartition("/")[0], doc)
+        else:
+            shown = self._document_to_user(doc, array)
         return memoryview(_dumped(shown, doc, data)), array
-
-    def directory_to_user(self, path: str, data: memoryview) -> memoryview:
-        """As `to_user`, for the consolidated v2 metadata of the directory `path`."""
-        doc = parse_json(data)
-        return data if doc is None else self._members_to_user(path, doc, data)
 
     def _document_to_user(self, doc: Document, array: StoredArray) -> Document:
         doc = without_consolidated_index(doc)
         if array.document.declaration is not None:
-            return strip(doc, array.document.declaration)
-        if is_native_by_choice(doc):
-            return {name: value for name, value in doc.items() if name != MARKER}
+            return declaration.strip(doc, array.document.declaration)
+        if declaration.is_native_by_choice(doc):
+            return {name: value for name, value in doc.items() if name != declaration.MARKER}
         return doc
 
-    def _members_to_user(self, path: str, doc: Document, data: memoryview) -> memoryview:
+    def _members_to_user(self, path: str, doc: Document) -> Document:
         changed: dict[str, Document] = {}
-        for name, (node, member) in members(path, doc).items():
+        for name, (node, member) in documents.members(path, doc).items():
             try:
                 array = self._reader.read(node, member)
             except ShardStoreError:
@@ -110,12 +83,12 @@ class MetadataView:
             shown = member if array is None else self._document_to_user(member, array)
             if shown is not member:
                 changed[name] = shown
-        return memoryview(dump_document(with_members(doc, changed))) if changed else data
+        return documents.with_members(doc, changed) if changed else doc
 
     # ------------------------------------------------------------- to store
 
     def to_store(
-        self, node: Node, data: memoryview, stored: memoryview | None
+        self, key: str, data: memoryview, stored: memoryview | None
     ) -> Flow[tuple[Bytes, StoredArray | None, bool]]:
         """Translate the document `data`, which replaces `stored`, into the one to store.
 
@@ -131,30 +104,24 @@ class MetadataView:
         SpecError
             If the store's chunks_per_shard does not fit the array.
         """
-        old = self._parsed(node, stored)
-        doc = parse_json(data)
+        node = node_of_document(key)
+        old = _Stored(None, None) if node is None else self._parsed(node, stored)
+        doc = documents.parse_json(data)
         if doc is None:
             return data, None, old.doc is not None
-        if not is_array_document(node, doc):
-            new: Document = yield from self._members_to_store(node.path, doc)
+        if node is None or not documents.is_array_document(node, doc):
+            new: Document = yield from self._members_to_store(key.rpartition("/")[0], doc)
             return _dumped(new, doc, data), None, old.array is not None
         new = yield from self._stored_array(node, doc, old)
         array = self._reader.read(node, new)
         is_changed = old.doc is None or _keys_of(node, old.doc) != _keys_of(node, new)
         return _dumped(new, doc, data), array, is_changed
 
-    def directory_to_store(self, path: str, data: memoryview) -> Flow[Bytes]:
-        """As `to_store`, for the consolidated v2 metadata of the directory `path`."""
-        doc = parse_json(data)
-        if doc is None:
-            return data
-        return _dumped((yield from self._members_to_store(path, doc)), doc, data)
-
     def _members_to_store(self, path: str, doc: Document) -> Flow[Document]:
         """Declare arrays in consolidated metadata as they are stored, or will be."""
         found = {
             name: (node, member)
-            for name, (node, member) in members(path, doc).items()
+            for name, (node, member) in documents.members(path, doc).items()
             if not has_sharding_codec(member) and not _is_declared(member)
         }
         if not found:
@@ -173,7 +140,7 @@ class MetadataView:
                 declared = yield from self._stored_array(node, member, old)
             if declared is not None and declared is not member:
                 changed[name] = declared
-        return with_members(doc, changed) if changed else doc
+        return documents.with_members(doc, changed) if changed else doc
 
     def _stored_array(self, node: Node, doc: Document, old: _Stored) -> Flow[Document]:
         if has_sharding_codec(doc):
@@ -184,9 +151,9 @@ class MetadataView:
         kept = self._as_update(node, doc, old)
         if kept is not None:
             return kept
-        geometry = plain_geometry(node.hierarchy, doc)
+        geometry = documents.plain_geometry(node.hierarchy, doc)
         if geometry is None:
-            if self._policy.rule_of(node.path) is None or has_empty_chunks(doc):
+            if self._policy.rule_of(node.path) is None or documents.has_empty_chunks(doc):
                 return doc
             raise UnsupportedError(
                 f"the array {node.path!r} has a chunk grid or a chunk key encoding that cannot be "
@@ -199,28 +166,30 @@ class MetadataView:
             declared = self._policy.declare(node, twin.document.transformers)
         else:
             declared = yield from self._declared_as_new(node, doc, geometry)
-        return doc if declared is None else apply(doc, declared)
+        return doc if declared is None else declaration.apply(doc, declared)
 
     def _as_update(self, node: Node, doc: Document, old: _Stored) -> Document | None:
         """Return `doc` declared as the stored array; ``None`` if it is another array."""
         if old.doc is None or old.array is None:
             return None
         before = old.array.document
-        geometry = plain_geometry(node.hierarchy, doc)
+        geometry = documents.plain_geometry(node.hierarchy, doc)
         if geometry is None or before.geometry is None:
             # An unknown grid: compare the members that decide about chunks, as they are written.
             names = ("chunk_grid", "chunk_key_encoding", "chunks", "dimension_separator")
             if any(old.doc.get(name) != doc.get(name) for name in names):
                 return None
-        elif is_native_by_choice(old.doc):
-            if sharding_shapes(old.doc) != sharding_shapes(doc):
+        elif declaration.is_native_by_choice(old.doc):
+            if declaration.sharding_shapes(old.doc) != declaration.sharding_shapes(doc):
                 return None
-            doc = declare_native(doc)
+            doc = declaration.declare_native(doc)
         elif not geometry.has_same_chunks(before.geometry):
             return None
         elif before.declaration is not None:
-            doc = reapply(doc, old.doc, before.declaration)
-        return with_consolidated_index(doc) if declares_consolidated_index(old.doc) else doc
+            doc = declaration.reapply(doc, old.doc, before.declaration)
+        if declares_consolidated_index(old.doc):
+            doc = with_consolidated_index(doc)
+        return doc
 
     def _stored_native(self, node: Node, doc: Document, old: _Stored) -> Document:
         """Return what to store for a document that has a sharding codec already."""
@@ -228,12 +197,16 @@ class MetadataView:
             # Not the codecs as they are written: zarr spells out defaults that others leave out.
             shown = self._document_to_user(old.doc, old.array)
             kept = self._as_update(node, doc, old)
-            if kept is not None and sharding_shapes(shown) == sharding_shapes(doc):
+            if kept is not None and declaration.sharding_shapes(
+                shown
+            ) == declaration.sharding_shapes(doc):
                 return kept
         if self._reader.native == "passthrough":
             return doc
         if self._policy.rule_of(node.path) is None:
-            return declare_native(doc)  # zarr shards it; the mark tells each later store
+            return declaration.declare_native(
+                doc
+            )  # zarr shards it; the mark tells each later store
         raise UnsupportedError(
             f"the array {node.path!r} was created with shards= (a sharding_indexed codec), but "
             "this store does the sharding: leave shards= away, or leave the array out of "
@@ -318,7 +291,7 @@ class MetadataView:
         A declaration that is not known raises its error: another program may know it, so it is not
         replaced.
         """
-        doc = None if data is None else parse_json(data)
+        doc = None if data is None else documents.parse_json(data)
         if doc is None:
             return _Stored(None, None)
         try:
@@ -328,21 +301,21 @@ class MetadataView:
 
 
 def _dumped(new: Document, doc: Document, data: memoryview) -> Bytes:
-    return data if new is doc else dump_document(new)
+    return data if new is doc else documents.dump_document(new)
 
 
 def _is_declared(doc: Document) -> bool:
     """Whether the writer declares transformers itself, in a way that is understood or not."""
     try:
-        return find_declaration(doc, "passthrough") is not None
+        return declaration.find_declaration(doc, "passthrough") is not None
     except ShardStoreError:
         return True
 
 
-def _keys_of(node: Node, doc: Document) -> ArrayDocument | Document | None:
+def _keys_of(node: Node, doc: Document) -> documents.ArrayDocument | Document | None:
     """Return the part of a document that decides about keys, for every store."""
     try:
-        return parse_array(node, doc)
+        return documents.parse_array(node, doc)
     except ShardStoreError:
         return doc
 

@@ -438,10 +438,8 @@ class Operations:
             if node is not None:
                 generation.drop(node)
             return None
-        if node is None:
-            value = self._view.directory_to_user(directory_of_v2_consolidated(key) or "", data)
-        else:
-            value, array = self._view.to_user(node, data)
+        value, array = self._view.to_user(key, data)
+        if node is not None:
             generation.put(node, array)
         start, stop = resolve_range(byte_range, len(value))
         return value[start:stop]
@@ -452,13 +450,12 @@ class Operations:
             return
         request = SetIfNotExists if only_if_missing else Set
         node = node_of_document(key)
-        if node is None:
-            directory = directory_of_v2_consolidated(key) or ""
-            yield [request(key, (yield from self._view.directory_to_store(directory, data)))]
-            return
-        if found.value is None:
+        if node is not None and found.value is None:
             yield from self.flusher.flush_array(node)  # the view looks for stored chunks
-        stored, array, is_changed = yield from self._view.to_store(node, data, found.value)
+        stored, array, is_changed = yield from self._view.to_store(key, data, found.value)
+        if node is None:
+            yield [request(key, stored)]
+            return
         if is_changed:
             yield from self.flusher.flush_array(node, None if array is None else array.layout)
         is_certain = False
