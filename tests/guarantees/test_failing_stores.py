@@ -28,16 +28,26 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 
 from tests.support import failing
+from tests.support.bases import put as put_object
 from tests.support.bases import wait_until_free
 from tests.support.failing import BASES, Base, open_files
+from tests.support.hierarchies import KINDS as HIERARCHIES
+from tests.support.hierarchies import ArrayOf, grid_coords
 from tests.support.rounds import N_ROUNDS
 from tests.support.stops import files_in
 from zarr_shardstore import ShardingMapping, ShardingStore, UnpublishedError
+from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
+from zarr_shardstore.errors import (
+    CorruptShardError,
+    CorruptValueError,
+    ShardConflictError,
+    SpecError,
+)
 from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import cached_files, locks
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.seal import seal_all
-from zarr_shardstore.testing.stores import Faults, Kind
+from zarr_shardstore.testing.stores import Faults, Kind, objects_of
 
 Values: TypeAlias = Mapping[str, bytes | None]
 Outcome: TypeAlias = "Sequence[bytes | None] | Exception | None"
@@ -581,3 +591,61 @@ def stored_values(base: Any, *, is_native: bool) -> Iterator[Any]:
     for store in stores:
         array: Any = zarr.open_array(store, path="z", mode="r")
         yield array[:]
+
+
+# -------------------------------------------------------------------- conversions
+
+CONVERSIONS: dict[str, Callable[..., Any]] = {
+    "shard": partial(shard_store, chunks_per_shard=(2, 3)),
+    "reshard": lambda base, *more, **options: reshard(base, (3, 1), *more, **options),
+    "unshard": unshard_store,
+}
+ONE = ThreadPoolExecutor(1)  # so that the nth read is always the same
+
+
+def array_of(kind: str, path: str) -> ArrayOf:
+    coords = grid_coords((3, 4))
+    chunks = {c: f"chunk {c} of {path}".encode() * (1 + c[1]) for c in coords if c != (1, 1)}
+    return ArrayOf(HIERARCHIES[kind], path, (3, 4), (1, 1), (0, 0), chunks)
+
+
+def objects_to(command: str) -> dict[str, bytes]:
+    """Arrays of both formats, one of them in a group, and keys of no array."""
+    objects = array_of("v2 .", "a").objects() | array_of("v3 /", "g/b").objects()
+    objects |= {"g/zarr.json": b'{"zarr_format": 3, "node_type": "group"}', "notes": b"some notes"}
+    if command != "shard":
+        CONVERSIONS["shard"](objects)
+    return objects
+
+
+@pytest.mark.parametrize("has_destination", [False, True])
+@pytest.mark.parametrize("command", CONVERSIONS)
+@pytest.mark.parametrize("name", [*BASES, "files"])
+def test_a_conversion_never_takes_a_truncated_reply(
+    name: str, command: str, has_destination: bool, tmp_path: Path
+) -> None:
+    """Whichever read is short: an error, and nothing is lost; or the reply had no effect."""
+    objects = objects_to(command)
+    expected = dict(objects)
+    CONVERSIONS[command](expected)
+    numbers = count()
+
+    def run(faults: Faults) -> None:
+        make = BASES.get(name) or partial(failing.files, tmp_path / f"run-{next(numbers)}")
+        base = make(faults)
+        with faults.ignored():
+            for k, value in objects.items():
+                put_object(base.healthy, k, value)
+        target: dict[str, bytes] | None = {} if has_destination else None
+        reached = base.healthy if target is None else target
+        try:
+            with base.at_work():
+                CONVERSIONS[command](base.failing, target, executor=ONE)
+        except (SpecError, CorruptShardError, CorruptValueError, ShardConflictError):
+            assert faults.failed
+            if target is not None:
+                assert objects_of(base.healthy) == objects
+            CONVERSIONS[command](base.healthy, target)
+        assert objects_of(reached) == expected
+
+    sweep(run, "short read")

@@ -6,15 +6,19 @@ The base store counts calls of its public methods, as an object store would bill
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
+from unittest import mock
 
+import obstore
 import pytest
 import zarr
 from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
+from zarr.storage import ObjectStore
 
-from zarr_shardstore import ShardingMapping, ShardingStore
+from zarr_shardstore import ShardingMapping, ShardingStore, shard_store
 from zarr_shardstore.operations.values import is_document
 from zarr_shardstore.testing import CountingStore
 
@@ -110,6 +114,47 @@ async def test_replacing_a_whole_shard_is_one_set_and_no_read(base: CountingStor
     await store._set_or_erase([(key(i, j), buffer(b"new")) for i in range(4) for j in range(4)])
     assert base.writes == [("set", key(0, 0))]
     assert base.reads == []
+
+
+@pytest.mark.parametrize("has_destination", [False, True])
+@pytest.mark.parametrize("name", ["zarr store", "obstore"])
+def test_a_conversion_asks_for_the_size_of_each_chunk_once(
+    name: str, has_destination: bool
+) -> None:
+    """A zarr store has one request for it; obstore states it with the value. Each is read once."""
+    reads, sizes = Counter[str](), Counter[str]()
+
+    class Sized(CountingStore):
+        async def getsize(self, key: str) -> int:
+            sizes[key] += 1
+            return len(self._store_dict[key])
+
+    def counted(counter: Counter[str], real: Any) -> Any:
+        async def call(store: Any, key: str, *args: Any, **options: Any) -> Any:
+            counter[key] += 1
+            return await real(store, key, *args, **options)
+
+        return call
+
+    base: Any = Sized() if name == "zarr store" else ObjectStore(obstore.store.MemoryStore())
+    z = zarr.create_array(base, name="z", shape=(6, 6), chunks=(1, 1), dtype="u1", fill_value=0)
+    z[:4] = 7
+    reads.clear()
+    if isinstance(base, Sized):
+        base.forget()
+    calls = {
+        "get_async": counted(reads, obstore.get_async),
+        "head_async": counted(sizes, obstore.head_async),
+    }
+    with mock.patch.multiple(obstore, **calls):
+        shard_store(base, {} if has_destination else None, chunks_per_shard=(3, 2))
+    if isinstance(base, Sized):
+        reads.update(k for k, _ in base.reads)
+    chunks = {f"z/c/{i}/{j}" for i in range(6) for j in range(6)}
+    read_later = {f"z/c/{i}/{j}" for i in range(2) for j in range(3)}  # keys of shards, then
+    for counter, n_stored, n_missing in [(reads, 1, 1), (sizes, int(name == "zarr store"), 0)]:
+        for k in chunks - read_later:
+            assert counter[k] == (n_stored if int(k.split("/")[2]) < 4 else n_missing), k
 
 
 def test_the_mapping_too() -> None:

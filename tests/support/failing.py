@@ -120,7 +120,7 @@ def failing_files(root: Path, faults: Faults) -> Iterator[None]:
 
     def by_path(name: str) -> Any:
         def call(path: Any, *args: Any, **options: Any) -> Any:
-            path = os.fspath(path)
+            path = path if isinstance(path, int) else os.fspath(path)
             if not isinstance(path, str) or not path.startswith(str(root)):
                 return real[name](path, *args, **options)
             return faults.call(named(name, path), lambda: real[name](path, *args, **options))
@@ -165,7 +165,7 @@ def failing_files(root: Path, faults: Faults) -> Iterator[None]:
 
 
 _BY_PATH = ("open", "replace", "unlink", "mkdir", "stat")
-_BY_NUMBER = ("pwritev", "pwrite", "ftruncate", "fsync", "pread", "fstat", "close")
+_BY_NUMBER = ("pwritev", "pwrite", "ftruncate", "fsync", "pread", "read", "fstat", "close")
 
 
 def open_files(root: Path) -> list[str]:

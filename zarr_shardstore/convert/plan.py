@@ -19,6 +19,7 @@ from zarr_shardstore.convert.regions import ArrayLocation, block_shape, random_c
 from zarr_shardstore.convert.report import Action
 from zarr_shardstore.convert.task import ArrayTask
 from zarr_shardstore.errors import (
+    ShardConflictError,
     ShardStoreError,
     SpecError,
     UnfinishedConversionError,
@@ -187,6 +188,11 @@ def plan_store(
 ) -> tuple[list[ArrayPlan], StoreContents]:
     """Decide about each array of a store, or refuse the conversion."""
     contents = base.run(find_contents())
+    broken = [document_key(found.node) for found in contents.broken]
+    if any(base.documents(broken)):
+        raise ShardConflictError(
+            f"of the documents {quoted(broken)} one was cut off on its way: run the same again"
+        )
     plans = _plans_of(contents.arrays.values())
     if not plans:
         raise SpecError(f"there is no Zarr array in {base.describe()}")

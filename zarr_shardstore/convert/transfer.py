@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.convert.regions import ArrayLocation, ArrayRegion
-from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.format.ranges import Range, plan_spans
 from zarr_shardstore.format.shard import MISSING, IndexDamageError
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
-from zarr_shardstore.shards.index_reads import corrupt, read_indexes
+from zarr_shardstore.shards.index_reads import check_whole, corrupt, read_indexes
 from zarr_shardstore.shards.requests import Get, Request
 
 ROUND_NBYTES = 8 * 1024 * 1024
@@ -97,18 +96,21 @@ class RegionValues:
         """Read all stored values in order; a changed size raises `ShardConflictError`."""
         if self._ranges is not None:
             return read_ranges(self._base, self._ranges)
-        return read_objects(self._base, self._keys, self._ids.tolist(), self._sizes)
+        return read_objects(self._base, self._keys, self._ids.tolist(), self._sizes, check=True)
 
 
 def read_objects(
-    base: BaseStoreHandle, keys: Sequence[str], ids: Sequence[int], sizes: _Ints
+    base: BaseStoreHandle, keys: Sequence[str], ids: Sequence[int], sizes: _Ints, *, check: bool
 ) -> Iterator[ReadRound]:
-    """Read whole objects of about these sizes; missing ones are left out."""
+    """Read whole objects of about these sizes; missing ones are left out.
+
+    With `check`, a truncated reply raises `ShardConflictError`.
+    """
     for start, stop in _cut(sizes):
         if sizes[start] > ROUND_NBYTES:
             yield from read_object(base, keys[start], ids[start])
             continue
-        values = base.values(keys[start:stop])
+        values = base.values(keys[start:stop], check=check)
         there = [(i, v) for i, v in zip(ids[start:stop], values, strict=True) if v is not None]
         if there:
             yield ReadRound([i for i, _ in there], [v for _, v in there])
@@ -117,13 +119,14 @@ def read_objects(
 def read_object(base: BaseStoreHandle, key: str, entry_id: int = 0) -> Iterator[ReadRound]:
     """Read one object of any size; nothing if it is missing."""
     (size,) = base.sizes([key])
-    if size is not None and size > ROUND_NBYTES:
+    if size is None:
+        return
+    if size > ROUND_NBYTES:
         zero = np.zeros(1, dtype=np.int64)
         yield from read_ranges(base, ValueRanges([key], zero, zero, zero + size, zero + entry_id))
         return
     (found,) = base.perform([Get(key)])
-    if found.value is not None:
-        yield ReadRound([entry_id], [found.value])
+    yield ReadRound([entry_id], [_checked(key, found.value, size)])
 
 
 def read_ranges(base: BaseStoreHandle, wanted: ValueRanges) -> Iterator[ReadRound]:
@@ -194,12 +197,8 @@ def _read(base: BaseStoreHandle, wanted: ValueRanges, start: int, stop: int) -> 
 
 
 def _checked(key: str, data: memoryview | None, nbytes: int) -> memoryview:
-    if data is None or len(data) != nbytes:
-        found = "is gone" if data is None else f"gave {len(data)} of {nbytes} bytes"
-        raise ShardConflictError(
-            f"object {key!r} {found}: it was changed while it was converted; let no "
-            "other program write to the array, and run the same again"
-        )
+    check_whole(key, data, nbytes)
+    assert data is not None
     return data
 
 

@@ -20,6 +20,7 @@ from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.seal import seal_all
 from zarr_shardstore.metadata.documents import dump_document, parse_json
 from zarr_shardstore.shards import requests
+from zarr_shardstore.shards.index_reads import check_whole
 from zarr_shardstore.shards.updates import EntryUpdate
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
@@ -68,14 +69,25 @@ class BaseStoreHandle:
         """Return the sizes of objects; ``None`` for each that is missing."""
         return self.perform([requests.GetSize(key) for key in keys])
 
-    def values(self, keys: Sequence[str]) -> list[bytes | memoryview | None]:
-        """Read whole objects; ``None`` for each that is missing."""
-        return list(self.perform([requests.GetMany(keys)])[0]) if keys else []
+    def values(self, keys: Sequence[str], *, check: bool = True) -> list[memoryview | None]:
+        """Read whole objects; ``None`` for each that is missing.
+
+        With `check`, a truncated reply raises `ShardConflictError`. That takes one more request
+        for each object where the store does not tell its size with the value.
+        """
+        founds: list[requests.Found] = self.perform([requests.GetMany(keys)])[0] if keys else []
+        if check:
+            there = {key: f for key, f in zip(keys, founds, strict=True) if f.value is not None}
+            unknown = [key for key, found in there.items() if found.size is None]
+            sizes = dict(zip(unknown, self.sizes(unknown), strict=True))
+            for key, found in there.items():
+                check_whole(key, found.value, sizes.get(key, found.size))
+        return [found.value for found in founds]
 
     def documents(self, keys: Iterable[str]) -> list[dict[str, Any] | None]:
         """Read documents; ``None`` for each that is missing, or no JSON object."""
-        replies = self.perform([requests.Get(key) for key in keys])
-        return [None if found.value is None else parse_json(found.value) for found in replies]
+        values = self.values(list(keys))
+        return [None if value is None else parse_json(value) for value in values]
 
     def write_documents(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
         """Store documents by key, in one round."""

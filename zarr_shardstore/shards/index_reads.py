@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from zarr_shardstore.errors import CorruptShardError
+from zarr_shardstore.errors import CorruptShardError, ShardConflictError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix
 from zarr_shardstore.format.shard import IndexDamageError, ShardIndex, index_of_shard
@@ -176,6 +176,18 @@ def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
                 shard_key=shards[left[0]].key,
             )
     return founds
+
+
+def check_whole(key: str, value: memoryview | None, nbytes: int | None) -> None:
+    """Raise `ShardConflictError` if not exactly `nbytes` of an object came; ``None``: no object."""
+    n_found = None if value is None else len(value)
+    if n_found == nbytes:
+        return
+    found = "is gone" if n_found is None else f"gave {n_found} of {nbytes or 0} bytes"
+    raise ShardConflictError(
+        f"object {key!r} {found}: the reply was cut off, or the object was changed; let no other "
+        "program write to the array, and run the same again"
+    )
 
 
 def _may_be_truncated(shard: ShardRef, found: Found) -> bool:

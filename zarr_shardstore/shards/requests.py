@@ -121,7 +121,8 @@ Recorded: TypeAlias = "IndexCopy | Literal['young'] | None"
 
 @dataclass(frozen=True, slots=True)
 class GetMany:
-    """Read whole objects, fast. Reply: a list of bytes, ``None`` where there is no object."""
+    """Read whole objects, fast. Reply: a list of `Found`; a size in it is not taken from the
+    value that came."""
 
     keys: Sequence[str]
 

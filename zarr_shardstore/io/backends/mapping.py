@@ -14,7 +14,7 @@ from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.io.backends.base import Backend, OpenFiles
 from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.index_reads import found_index, index_get
+from zarr_shardstore.shards.index_reads import check_whole, found_index, index_get
 from zarr_shardstore.shards.requests import Found, Request
 from zarr_shardstore.shards.shard_listing import VersionedKeys
 
@@ -61,7 +61,7 @@ class MappingBackend(Backend):
             case requests.GetIndex():
                 return found_index(request, self._perform_one(index_get(request)))
             case requests.GetMany(keys):
-                return [self._value(key) for key in keys]
+                return [Found(self._value(key), None) for key in keys]
             case requests.Exists(key):
                 return key in self.mapping
             case requests.GetSize(key):
@@ -77,8 +77,9 @@ class MappingBackend(Backend):
                 for key in self._keys(prefix):
                     self.mapping.pop(key, None)
             case requests.Move(key, to):
-                if key in self.mapping:
-                    self.mapping[to] = self.mapping[key]
+                if (value := self._value(key)) is not None:
+                    check_whole(key, value, self._perform_one(requests.GetSize(key)))
+                    self.mapping[to] = bytes(value)
                     self.mapping.pop(key, None)
             case requests.ListPrefix(prefix):
                 return self._listed(prefix)

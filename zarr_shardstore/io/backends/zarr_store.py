@@ -40,7 +40,7 @@ from zarr_shardstore.io.buffers import as_view, byte_request_of, to_buffer
 from zarr_shardstore.io.concurrency import SingleFlight, gather_bounded
 from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.index_reads import found_index, index_get
+from zarr_shardstore.shards.index_reads import check_whole, found_index, index_get
 from zarr_shardstore.shards.requests import Found, Request
 from zarr_shardstore.shards.shard_writer import ShardWriter
 
@@ -204,8 +204,7 @@ class ZarrBackend(Backend):
             case requests.Get(key, byte_range):
                 return await self._get(key, byte_range)
             case requests.GetMany(keys):
-                gets = [self._get(key, None) for key in keys]
-                return [found.value for found in await gather_bounded(gets, MAX_CONCURRENCY)]
+                return await gather_bounded([self._get(key, None) for key in keys], MAX_CONCURRENCY)
             case requests.Exists(key) if isinstance(inner, FsspecStore):
                 # For fsspec's `exists` an object is missing whatever fails.
                 return await self._size(key) is not None
@@ -356,9 +355,10 @@ class ZarrBackend(Backend):
             await store.fs._cp_file(source, target)
             await store.fs._rm_file(source)
             return
-        value = await store.get(key, default_buffer_prototype())
-        if value is not None:
-            await store.set(to, value)
+        found = await self._get(key, None)
+        if found.value is not None:
+            check_whole(key, found.value, await self._size(key))
+            await store.set(to, to_buffer(found.value))
             await store.delete(key)
 
 

@@ -23,6 +23,7 @@ from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import NO_FILE, opening
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.shards.requests import Found
 
 # Temporary files, as LocalStore names them, locks, and journals. A killed writer leaves them.
 _SIDE_FILE = re.compile(
@@ -45,37 +46,39 @@ _MORE_NBYTES = 1 << 22
 """Bytes that one call asks for: of the first file, and of large ones."""
 
 
-def read_files(root: str, keys: Sequence[str]) -> list[bytes | None]:
-    """Return whole files; ``None`` where there is none.
+def read_files(root: str, keys: Sequence[str]) -> list[Found]:
+    """Read whole files, each with the size that its file system states.
 
-    Each read asks for the size of the largest file so far and one byte. A read that returns less
-    has reached the end, so few files cost more than three system calls.
+    The first read asks for the size of the largest file so far and one byte, so few files cost
+    more than four system calls.
     """
-    values: list[bytes | None] = []
-    add, open_file, read, close = values.append, fs.open_to_read, os.read, os.close
+    founds: list[Found] = []
+    add, open_file, read, seek, close = founds.append, fs.open_to_read, os.read, os.lseek, os.close
     n_asked = _FIRST_READ_NBYTES
     for key in keys:
         try:
             fd = open_file(root + key)
         except NO_FILE:
-            add(None)
+            add(Found(None, None))
             continue
         try:
             data = read(fd, n_asked)
             # A pipe seems to be empty, and a device never ends.
             if len(data) in (0, n_asked) and not stat.S_ISREG(os.fstat(fd).st_mode):
-                add(None)
+                add(Found(None, None))
                 continue
-            if len(data) == n_asked:
+            size = seek(fd, 0, os.SEEK_END)
+            if len(data) < size:
+                seek(fd, len(data), os.SEEK_SET)
                 parts = [data, *iter(lambda fd=fd: read(fd, _MORE_NBYTES), b"")]  # type: ignore[misc]
                 data = b"".join(parts)
-                n_asked = min(len(data) + 1, _MORE_NBYTES)
-            add(data)
+                n_asked = max(n_asked, min(len(data) + 1, _MORE_NBYTES))
+            add(Found(memoryview(data), None, size))
         except (IsADirectoryError, BlockingIOError):
-            add(None)
+            add(Found(None, None))
         finally:
             close(fd)
-    return values
+    return founds
 
 
 def tidy(top: str) -> None:
