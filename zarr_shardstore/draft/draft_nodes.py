@@ -148,7 +148,7 @@ class DraftNodes:
             found[path] = None if doc is None else plain_geometry("draft", doc)
         return {path: geometry for path, geometry in found.items() if geometry is not None}
 
-    async def base_keys(self, keys: Sequence[str]) -> list[tuple[str, ...]]:
+    async def places(self, keys: Sequence[str]) -> list[tuple[str, ...]]:
         """Return the places of v3 keys that are no documents: keys below, the first for writing.
 
         The tuple is empty for two kinds of keys: those that the draft would take for chunks, and
@@ -159,23 +159,6 @@ class DraftNodes:
             is_shown = chunk is None and not draft.is_v2_document(key)
             places.append(at or ((DRAFT_DATA_ROOT + key,) if is_shown else ()))
         return places
-
-    async def places_to_write(self, keys: Sequence[str]) -> list[str]:
-        """Return the places at which values of v3 keys, which are no documents, are written."""
-        found = []
-        for key, places in zip(keys, await self.base_keys(keys), strict=True):
-            if draft.is_v2_document(key):
-                raise UnsupportedError(
-                    f"{key!r} is a document of Zarr v2: through this store arrays and groups are "
-                    "created with zarr_format=3"
-                )
-            if not places:
-                raise SpecError(
-                    f"{key!r} cannot be stored: in the draft hierarchy "
-                    f"{DRAFT_DATA_ROOT + key!r} is the key of a chunk"
-                )
-            found.append(places[0])
-        return found
 
     async def v3_keys(self, base_keys: Sequence[str], *, leading: bool = False) -> list[str | None]:
         """Return the v3 keys of values below ``data/root/``; ``None`` where v3 has no key.

@@ -37,7 +37,7 @@ metadata", "Group metadata".
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
@@ -48,21 +48,7 @@ from zarr_shardstore.format.keys import (
     is_separator,
     v3_candidates,
 )
-from zarr_shardstore.metadata.codecs import (
-    Chain,
-    Order,
-    bytes_endian,
-    compressor_of_codec,
-    split_layout,
-    v3_array,
-)
-from zarr_shardstore.metadata.data_types import (
-    Endian,
-    draft_data_type,
-    fill_value_of_v3,
-    parse_draft,
-    parse_v3,
-)
+from zarr_shardstore.metadata import codecs, data_types
 from zarr_shardstore.metadata.declaration import Document
 from zarr_shardstore.metadata.documents import (
     V3_ARRAY_MEMBERS,
@@ -102,9 +88,6 @@ _CHUNK_MEMBERS = ("data_type", "chunk_grid", "chunk_memory_layout", "compressor"
 """Members that say how chunks are stored: another value means another array."""
 
 
-# ------------------------------------------------------------------------------ keys
-
-
 def array_key(path: str) -> str:
     """Return the key of the document of an array; the root's path is ``""``."""
     return document_key(Node("draft", path))
@@ -116,11 +99,7 @@ def group_key(path: str) -> str:
 
 
 def node_of_meta_key(key: str) -> str | None:
-    """Return the path of the node whose document has this key; ``None`` for other keys.
-
-    >>> node_of_meta_key("meta/root/a/b.group.json"), node_of_meta_key("meta/root.array.json")
-    ('a/b', '')
-    """
+    """Return the path of the node whose document has this key; ``None`` for other keys."""
     place = key.removesuffix(_ARRAY if key.endswith(_ARRAY) else _GROUP)
     if place == key:
         return None
@@ -155,9 +134,6 @@ def v3_candidate(key: str) -> tuple[str, str] | None:
     """Split a v3 key as ``(array path, suffix)`` by the encoding ``default``.
 
     There is at most one way. Only the array's document says whether it is a chunk.
-
-    >>> v3_candidate("a/c/c/0/1"), v3_candidate("a/c.0"), v3_candidate("a/0")
-    (('a/c', 'c/0/1'), ('a', 'c.0'), None)
     """
     return next((c for c in v3_candidates(key) if c[1].startswith("c")), None)
 
@@ -182,10 +158,6 @@ def chunk_places(
 
     `arrays` are known arrays of the draft by path. The chunk of a 0-d array is ``c`` in the draft
     and ``c0`` in zarr-python 2.18.
-
-    >>> arrays = {"a": Geometry((9, 9), (1, 1), ChunkKeyEncoding("draft", "/"))}
-    >>> chunk_places(arrays, ("a", "c/0/1")), chunk_places(arrays, ("a", "c.0.1"))
-    (('data/root/a/c0/1',), ())
     """
     if candidate is None or candidate[0] not in arrays:
         return ()
@@ -211,6 +183,21 @@ def v3_chunk_key(
     encoding, ndim = arrays[path].encoding, len(arrays[path].shape)
     coords = encoding.decode_leading(suffix, ndim) if leading else encoding.decode(suffix, ndim)
     return None if coords is None else directory_of(path) + v3_encoding(encoding).encode(coords)
+
+
+def place_to_write(key: str, places: Sequence[str]) -> str:
+    """Return the place at which the value of a v3 key, which is no document, is written."""
+    if is_v2_document(key):
+        raise UnsupportedError(
+            f"{key!r} is a document of Zarr v2: through this store arrays and groups are created "
+            "with zarr_format=3"
+        )
+    if not places:
+        raise SpecError(
+            f"{key!r} cannot be stored: in the draft hierarchy {DRAFT_DATA_ROOT + key!r} is the "
+            "key of a chunk"
+        )
+    return places[0]
 
 
 def directory_to_draft(geometry: Geometry, suffix: str) -> str | None:
@@ -268,7 +255,7 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
             "are not translated: read it by zarr-python 2"
         )
     with complete_document():
-        data_type = parse_draft(doc["data_type"])
+        data_type = data_types.parse_draft(doc["data_type"])
         grid = doc["chunk_grid"]
         shape, chunk_shape = tuple(doc["shape"]), tuple(grid["chunk_shape"])
         separator = grid.get("separator", "/")
@@ -276,10 +263,10 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
         compressor = _compressor_config(doc.get("compressor"))
     if not is_regular or not is_separator("draft", separator):
         raise UnsupportedError(f"the chunk grid {grid!r} is not known")
-    chain = Chain(data_type, doc.get("chunk_memory_layout", "C"), compressor=compressor)
+    chain = codecs.Chain(data_type, doc.get("chunk_memory_layout", "C"), compressor=compressor)
     encoding = v3_encoding(ChunkKeyEncoding("draft", separator))
     geometry = Geometry(shape, chunk_shape, encoding)
-    translated = v3_array(geometry, chain, doc.get("fill_value"), attributes)
+    translated = codecs.v3_array(geometry, chain, doc.get("fill_value"), attributes)
     return {**translated, **_dimension_names(doc)}
 
 
@@ -322,8 +309,8 @@ def _translated_array(doc: Mapping[str, Any]) -> Document:
                 "with the separator '/' or '.'"
             )
         layout, endian, compressor = _parse_codecs(doc["codecs"], len(shape))
-        data_type = parse_v3(doc["data_type"], endian)
-        fill_value = fill_value_of_v3(doc["fill_value"], data_type)
+        data_type = data_types.parse_v3(doc["data_type"], endian)
+        fill_value = data_types.fill_value_of_v3(doc["fill_value"], data_type)
     attributes = attributes_of(doc)
     if attributes.get("filters"):
         raise UnsupportedError(
@@ -332,7 +319,7 @@ def _translated_array(doc: Mapping[str, Any]) -> Document:
         )
     translated = {
         "shape": shape,
-        "data_type": draft_data_type(data_type),
+        "data_type": data_types.draft_data_type(data_type),
         "chunk_grid": {"type": "regular", "chunk_shape": chunk_shape, "separator": separator},
         "chunk_memory_layout": layout,
         "fill_value": fill_value,
@@ -345,21 +332,24 @@ def _translated_array(doc: Mapping[str, Any]) -> Document:
     return {**translated, **_dimension_names(doc)}
 
 
-def _parse_codecs(codecs: Any, ndim: int) -> tuple[Order, Endian | None, Document | None]:
+def _parse_codecs(
+    given: Any, ndim: int
+) -> tuple[codecs.Order, data_types.Endian | None, Document | None]:
     """Return memory layout, byte order, and numcodecs configuration of the compressor, if any."""
-    names = [name_and_options(codec)[0] for codec in codecs]
+    names = [name_and_options(codec)[0] for codec in given]
     if "sharding_indexed" in names:
         raise UnsupportedError(
             "this store does the sharding: leave shards= away and pass chunks_per_shard= to the "
             "ShardingStore below"
         )
-    layout, rest = split_layout(codecs, ndim)
+    layout, rest = codecs.split_layout(given, ndim)
     if [name_of(codec) for codec in rest[:1]] != ["bytes"] or len(rest) > 2:
         raise UnsupportedError(
             "the draft has a memory layout, a byte order and one compressor, which are the codecs "
             f"'transpose', 'bytes' and a compressor; got {names}"
         )
-    return layout, bytes_endian(rest[0]), compressor_of_codec(rest[1]) if rest[1:] else None
+    compressor = codecs.compressor_of_codec(rest[1]) if len(rest) > 1 else None
+    return layout, codecs.bytes_endian(rest[0]), compressor
 
 
 def _compressor_config(compressor: Any) -> Document | None:

@@ -19,6 +19,7 @@ from zarr_shardstore.draft.draft_translation import (
     directory_of,
     draft_candidate_of,
     node_of_v3_key,
+    place_to_write,
     v3_candidate,
 )
 from zarr_shardstore.errors import ReadOnlyError, SpecError
@@ -186,7 +187,7 @@ class DraftHierarchyStore(Store):
                 start, stop = resolve_range(range_of(requests[i][1]), len(document))
                 values[i] = prototype.buffer.from_bytes(document)[start:stop]
         others = [i for i, path in enumerate(paths) if path is None]
-        places = await self._nodes.base_keys([requests[i][0] for i in others])
+        places = await self._nodes.places([requests[i][0] for i in others])
         for alternative in range(2):
             # The second place is that of a 0-d chunk as the draft names it.
             wanted = [
@@ -211,13 +212,7 @@ class DraftHierarchyStore(Store):
         return False
 
     async def getsize(self, key: str) -> int:
-        """Return the size of a value, or of a document as it is shown, in bytes.
-
-        Raises
-        ------
-        FileNotFoundError
-            If the key is missing.
-        """
+        """Return the size of a value, or of a document as it is shown, in bytes."""
         document, places = await self._find(key)
         if document is not None:
             return len(document)
@@ -233,7 +228,7 @@ class DraftHierarchyStore(Store):
         path = _path_of_document(key)
         if path is not None:
             return (await self._nodes.read([path]))[0], ()
-        return None, (await self._nodes.base_keys([key]))[0]
+        return None, (await self._nodes.places([key]))[0]
 
     # ------------------------------------------------------------------- writes
 
@@ -248,8 +243,8 @@ class DraftHierarchyStore(Store):
         if path is not None:
             await self._nodes.write(path, as_view(value))
             return
-        (place,) = await self._nodes.places_to_write([key])
-        await self._store.set(place, value)
+        (places,) = await self._nodes.places([key])
+        await self._store.set(place_to_write(key, places), value)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """Store a value if there is none; an implicit group becomes one with a document."""
@@ -258,7 +253,8 @@ class DraftHierarchyStore(Store):
         if path is not None:
             await self._nodes.write(path, as_view(value), only_if_missing=True)
             return
-        (place,) = await self._nodes.places_to_write([key])
+        (places,) = await self._nodes.places([key])
+        place = place_to_write(key, places)
         if not await self.exists(key):
             await self._store.set_if_not_exists(place, value)
 
@@ -268,7 +264,7 @@ class DraftHierarchyStore(Store):
         if path is not None:
             await self._nodes.erase(path)
             return
-        (places,) = await self._nodes.base_keys([key])
+        (places,) = await self._nodes.places([key])
         await self._store._erase_values(places)
 
     async def delete_dir(self, prefix: str) -> None:
@@ -284,7 +280,7 @@ class DraftHierarchyStore(Store):
         if await self._nodes.arrays(paths):  # chunks of an array around the directory
             keys = [key async for key in self._nodes.list_prefix(directory)]
             others = [key for key in keys if node_of_v3_key(key) is None]
-            places = await self._nodes.base_keys(others)
+            places = await self._nodes.places(others)
             await self._store._erase_values(place for at in places for place in at)
         else:
             await self._store.delete_dir(DRAFT_DATA_ROOT + directory)
@@ -298,7 +294,7 @@ class DraftHierarchyStore(Store):
     # --------------------------------------------------- for `ShardedCodecPipeline`
 
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]:
-        places = await self._nodes.base_keys(keys)
+        places = await self._nodes.places(keys)
         firsts = [at[0] if at else key for at, key in zip(places, keys, strict=True)]
         return await self._store._shard_ids(firsts)
 
@@ -314,14 +310,11 @@ class DraftHierarchyStore(Store):
         for key, _ in items:
             if _path_of_document(key) is not None:
                 raise SpecError(f"key {key!r} is a document: store or erase it by itself")
-        sets = [(key, value) for key, value in items if value is not None]
-        places = await self._nodes.places_to_write([key for key, _ in sets])
-        placed: list[tuple[str, Buffer | None]] = [
-            (place, value) for place, (_, value) in zip(places, sets, strict=True)
-        ]
-        erased = [key for key, value in items if value is None]
-        for at in await self._nodes.base_keys(erased):
-            placed += [(place, None) for place in at]
+        placed: list[tuple[str, Buffer | None]] = []
+        found = await self._nodes.places([key for key, _ in items])
+        for (key, value), places in zip(items, found, strict=True):
+            at = places if value is None else (place_to_write(key, places),)
+            placed += [(place, value) for place in at]
         await self._store._set_or_erase(placed)
 
     # ------------------------------------------------------------------ listing

@@ -26,11 +26,6 @@ def choose_chunks_per_shard(grid_shape: Coords, chunk_nbytes: float) -> tuple[Co
 
     Shards are as near to cubes, counted in chunks, as the grid allows. Several shards along a
     dimension have about the same length. The length need not divide the grid.
-
-    >>> choose_chunks_per_shard((10, 10), 1000)[0]
-    (10, 10)
-    >>> choose_chunks_per_shard((391, 282, 94), 100_000)[0]
-    (10, 8, 8)
     """
     grid = tuple(max(n, 1) for n in grid_shape)
     chunk_nbytes = max(chunk_nbytes, 1)

@@ -17,9 +17,6 @@ v3 the codec of this name stands for ``bytes``. The draft has compressors only.
 A *config* is the parsed JSON object of numcodecs: ``{"id": "gzip", "level": 1}``. In v3 every
 option is spelled out, because codecs of other programs have other defaults.
 
-A codec or an option that is not known, or that the other format has not, raises
-`UnsupportedError`; one that is not complete raises `SpecError`.
-
 Source: Zarr v2, "Metadata"; Zarr v3 core, "Codecs"; numcodecs, ``get_config`` of each codec;
 zarr-python 3, ``zarr.codecs.numcodecs``; zarr-python 2.13 to 2.18, ``zarr/meta.py`` (the draft).
 """
@@ -94,9 +91,6 @@ _NATIVE = ("blosc", "gzip", "zstd")
 
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 """v3's words for numcodecs' numbers; -1 is the best one for the size of the values."""
-
-_MAX_TYPESIZE = 255
-"""Bytes of a value: Blosc takes larger ones for single bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +193,7 @@ def chain_of_codecs(codecs: Any, data_type: Any, ndim: int) -> Chain:
 
 
 def codec_of_bytes(config: Mapping[str, Any], itemsize: int) -> Config:
-    """Return the v3 codec of a compressor, or of another filter of bytes.
-
-    Blosc shuffles by the `itemsize` of the values.
-    """
+    """Return the v3 codec of a compressor or another filter of bytes, of values of `itemsize`."""
     known = {**_COMPRESSORS, **_OF_BYTES}
     name: Any = config.get("id")
     if name not in known:
@@ -220,7 +211,7 @@ def codec_of_bytes(config: Mapping[str, Any], itemsize: int) -> Config:
             shuffle = 2 if itemsize == 1 else 1
         if shuffle not in range(len(_SHUFFLES)):
             raise SpecError(f"Blosc has no shuffle {shuffle!r}")
-        typesize = itemsize if itemsize <= _MAX_TYPESIZE else 1
+        typesize = itemsize if itemsize <= 255 else 1  # larger values are single bytes for Blosc
         options = {"typesize": typesize, **options, "shuffle": _SHUFFLES[shuffle]}
     v3_name = name if name in _NATIVE else f"{_NUMCODECS}{name}"
     return {"name": v3_name, "configuration": options}

@@ -12,16 +12,9 @@ v2, numpy               draft                                         v3, and en
 ``<U5``, ``|V4``                                                      a configuration
 ======================  ============================================  ===============
 
-===========  ==========================================  ===============================
-fill value   v2, draft                                   v3
-===========  ==========================================  ===============================
-none         ``null``                                    the zero of the type
-float        number, ``NaN``, ``Infinity``, ``-Infinity``  also bits: ``0x7fc00000``
-complex      pair of floats                              pair of floats
-time         int64                                       also ``NaT``
-bytes        base64                                      base64, or a list of numbers
-text         text                                        text
-===========  ==========================================  ===============================
+A fill value is a number, a pair of numbers, a text or base64. Floats may be ``NaN``, ``Infinity``
+or ``-Infinity``. ``null`` of v2 is the zero of the type. v3 also spells floats by their bits
+(``0x7fc00000``), times as ``NaT``, and bytes as a list of numbers.
 
 Structured types are refused: v3 has one byte order for all fields, and the versions of
 zarr-python 3 name the type differently. `UnsupportedError`: a type or value that is not known, or

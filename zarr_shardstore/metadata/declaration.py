@@ -40,7 +40,6 @@ from zarr_shardstore.metadata.transformer_list import (
     name_of,
     sharding_spec,
     sharding_transformer,
-    spell_for_draft,
     spell_transformers,
     transformer_specs,
 )
@@ -143,13 +142,11 @@ def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
             cps = chunks_per_shard(declared, _ndim(doc))
             chunks = [c * n for c, n in zip(doc["chunks"], cps, strict=True)]
             return {**doc, "chunks": chunks, "filters": [*(doc.get("filters") or ()), marker]}
-        case "storage_transformers" if "node_type" not in doc:
-            return {
-                **doc,
-                "storage_transformers": spell_for_draft(declared.transformers),
-            }
         case "storage_transformers":
-            spelled = spell_transformers(declared.transformers)
+            is_v3 = "node_type" in doc
+            spelled = spell_transformers(declared.transformers, for_zarr_2=not is_v3)
+            if not is_v3:
+                return {**doc, "storage_transformers": spelled}
             encoding = {"name": MARKER, "configuration": {"above": doc["chunk_key_encoding"]}}
             return {
                 **doc,

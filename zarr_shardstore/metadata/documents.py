@@ -78,9 +78,6 @@ _MARKER = "zarr_shardstore.unfinished_conversion"
 _MARKER_MESSAGE = "the array is being converted: run the same command again to finish it"
 
 
-# ------------------------------------------------------------------ keys of documents
-
-
 @dataclass(frozen=True, slots=True)
 class Node:
     """Place of an array: its hierarchy, and its path there (``""`` for the root)."""
@@ -372,9 +369,14 @@ def members(path: str, doc: Mapping[str, Any]) -> dict[str, tuple[Node, Mapping[
     return found
 
 
-def with_members(doc: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `doc` with other array documents under some of its names."""
-    return with_all_members(doc, {**all_members(doc), **changed})
+def with_members(
+    doc: Mapping[str, Any], changed: Mapping[str, Mapping[str, Any] | None]
+) -> dict[str, Any]:
+    """Return `doc` with other copies in its consolidated metadata; ``None`` removes one."""
+    metadata = {k: v for k, v in {**all_members(doc), **changed}.items() if v is not None}
+    if "zarr_consolidated_format" in doc:
+        return {**doc, "metadata": metadata}
+    return {**doc, "consolidated_metadata": {**doc["consolidated_metadata"], "metadata": metadata}}
 
 
 def all_members(doc: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -382,14 +384,6 @@ def all_members(doc: Mapping[str, Any]) -> Mapping[str, Any]:
     holder = doc if "zarr_consolidated_format" in doc else doc.get("consolidated_metadata")
     metadata = holder.get("metadata") if isinstance(holder, Mapping) else None
     return metadata if isinstance(metadata, Mapping) else {}
-
-
-def with_all_members(doc: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `doc`, which has consolidated metadata, with other documents in it."""
-    metadata = dict(metadata)
-    if "zarr_consolidated_format" in doc:
-        return {**doc, "metadata": metadata}
-    return {**doc, "consolidated_metadata": {**doc["consolidated_metadata"], "metadata": metadata}}
 
 
 def consolidated_v3(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def check_known_members(value: Mapping[str, Any], known: Set[str], what: str) ->
 def transformer_specs(transformers: Any, ndim: int | None = None) -> tuple[TransformerSpec, ...]:
     """Read a list of storage transformers, of known and unknown names, of an array of `ndim` dims.
 
-    Without `ndim`, which an option of a store has not, shardings are parsed by `sharding_spec`.
+    `sharding_spec` parses shardings that are read without `ndim`, as in an option of a store.
     """
     if not isinstance(transformers, Sequence) or isinstance(transformers, str | bytes):
         raise SpecError(f"storage_transformers is a list, got {transformers!r}")
@@ -84,9 +84,7 @@ def _transformer_spec(transformer: Any, ndim: int | None) -> TransformerSpec:
         transformer = {"name": transformer}
     given = transformer if isinstance(transformer, Mapping) else {}
     names = [given[member] for member in _NAME_MEMBERS if member in given]
-    configuration = given.get("configuration")
-    if configuration is None:
-        configuration = {}
+    configuration = given["configuration"] if given.get("configuration") is not None else {}
     must_understand = given.get("must_understand", True)
     is_sound = (
         names
@@ -96,8 +94,7 @@ def _transformer_spec(transformer: Any, ndim: int | None) -> TransformerSpec:
     )
     if not is_sound:
         raise SpecError(
-            f"a storage transformer is an object with a name and a configuration, "
-            f"got {transformer!r}"
+            f"a storage transformer is an object with name and configuration, got {transformer!r}"
         )
     n_sharding = sum(name in (SHARDING, *SHARDING_URIS) for name in names)
     if not n_sharding:
@@ -113,9 +110,11 @@ def _transformer_spec(transformer: Any, ndim: int | None) -> TransformerSpec:
     return TransformerSpec(SHARDING, options, sharding=sharding)
 
 
-def spell_transformers(specs: Sequence[TransformerSpec]) -> list[dict[str, Any]]:
-    """Spell the list as the draft does."""
-    return [
+def spell_transformers(
+    specs: Sequence[TransformerSpec], *, for_zarr_2: bool = False
+) -> list[dict[str, Any]]:
+    """Spell the list as the draft does; with the members that zarr-python 2.18 needs, if asked."""
+    spelled: list[dict[str, Any]] = [
         {
             "name": s.name,
             **({"configuration": dict(s.configuration)} if s.configuration else {}),
@@ -123,12 +122,7 @@ def spell_transformers(specs: Sequence[TransformerSpec]) -> list[dict[str, Any]]
         }
         for s in specs
     ]
-
-
-def spell_for_draft(specs: Sequence[TransformerSpec]) -> list[dict[str, Any]]:
-    """Spell the list for a document of the draft hierarchy, with what zarr-python 2.18 needs."""
-    spelled = spell_transformers(specs)
-    for transformer in spelled:
+    for transformer in spelled if for_zarr_2 else ():
         if transformer["name"] == SHARDING:
             transformer |= {"extension": _SHARDING_URI, "type": "indexed"}
             if transformer["configuration"].get("chunks_per_shard") == []:

@@ -26,24 +26,10 @@ from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
 from zarr_shardstore.inspect.find import find_contents, select_paths
 from zarr_shardstore.inspect.open_base import open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
+from zarr_shardstore.metadata import documents
 from zarr_shardstore.metadata.declaration import Document
-from zarr_shardstore.metadata.documents import (
-    all_members,
-    attributes_of,
-    consolidated_v3,
-    document_key,
-    dump_document,
-    is_same_json,
-    parse_json,
-    with_all_members,
-)
-from zarr_shardstore.native.translate import (
-    dimension_names_of_levels,
-    redeclare,
-    to_ome_05,
-    v2_of_v3,
-    v3_of_v2,
-)
+from zarr_shardstore.metadata.documents import attributes_of, is_same_json
+from zarr_shardstore.native import translate
 from zarr_shardstore.shards.requests import Delete, Flow, Found, Get, Set
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
@@ -59,7 +45,7 @@ _WRITTEN = (".zattrs", ".zmetadata", ".zarray", ".zgroup", "zarr.json")
 Node: TypeAlias = dict[str, Document]
 """Documents of one node by name."""
 
-_transformed = partial(redeclare, how="storage_transformers")
+_transformed = partial(translate.redeclare, how="storage_transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +212,7 @@ def _translate(
         base.check_replaceable()
         try:
             for _, keys in groupby(writes, key=_round_of):
-                base.perform([Set(key, dump_document(writes[key])) for key in keys])
+                base.perform([Set(key, documents.dump_document(writes[key])) for key in keys])
             for _, keys in groupby(removals, key=_round_of):
                 base.perform([Delete(key) for key in keys])
         finally:
@@ -237,7 +223,7 @@ def _translate(
 def _read_documents() -> Flow[dict[str, Document]]:
     """Return all documents of the nodes of a store, by key."""
     found = yield from find_contents()
-    docs = {document_key(node): dict(array.doc) for node, array in found.arrays.items()}
+    docs = {documents.document_key(node): dict(array.doc) for node, array in found.arrays.items()}
     others = {key for key in found.other_keys if key.rpartition("/")[2] in _REMOVED}
     # The directory of an array is not listed.
     others |= {_join(key.rpartition("/")[0], ".zattrs") for key in docs}
@@ -246,7 +232,7 @@ def _read_documents() -> Flow[dict[str, Document]]:
     for key, reply in zip(keys, replies, strict=True):
         if reply.value is None:
             continue
-        doc = parse_json(reply.value)
+        doc = documents.parse_json(reply.value)
         if doc is None:
             raise SpecError(f"{key!r} is no document, because it is no JSON object")
         docs[key] = doc
@@ -309,9 +295,6 @@ class DocumentChange:
         return sorted(gone, key=lambda k: (k.count("/"), _REMOVED.index(k.rpartition("/")[2])))
 
 
-# ------------------------------------------------------------------------- one node
-
-
 def _make_native(before: Node, after: Node, ome: bool) -> str | None:
     reason = None
     stored, v2 = before.get("zarr.json"), _v2(before)
@@ -320,7 +303,7 @@ def _make_native(before: Node, after: Node, ome: bool) -> str | None:
         is_changed = _is_array(stored) and after["zarr.json"] != stored
         reason = "declared by the codec" if is_changed else "native already"
     if v2 is not None:
-        made = _native(v3_of_v2(*v2), ome)
+        made = _native(translate.v3_of_v2(*v2), ome)
         _check_same(after.setdefault("zarr.json", made), made)
     elif stored is None or not _has_all(after["zarr.json"], before.get(".zattrs"), ome):
         return reason
@@ -346,12 +329,12 @@ def _make_v2(before: Node, after: Node) -> str:
     if stored is None:
         return "v2 already"
     if v2 is None:
-        doc, attributes = v2_of_v3(stored)
+        doc, attributes = translate.v2_of_v3(stored)
         after[".zarray" if _is_array(stored) else ".zgroup"] = doc
         if attributes or ".zattrs" in before:
             after[".zattrs"] = attributes
     else:
-        _check_same(_native(stored, ome=False), v3_of_v2(*v2))
+        _check_same(_native(stored, ome=False), translate.v3_of_v2(*v2))
     del after["zarr.json"]
     return "v3 made v2"
 
@@ -366,8 +349,8 @@ def _v2(node: Node) -> tuple[Document, Document] | None:
 
 def _native(doc: Mapping[str, Any], ome: bool) -> Document:
     if _is_array(doc):
-        return redeclare(doc, "codec")
-    return {**doc, "attributes": to_ome_05(attributes_of(doc))} if ome else dict(doc)
+        return translate.redeclare(doc, "codec")
+    return {**doc, "attributes": translate.to_ome_05(attributes_of(doc))} if ome else dict(doc)
 
 
 def _name_dimensions(change: DocumentChange, path: str) -> None:
@@ -375,7 +358,7 @@ def _name_dimensions(change: DocumentChange, path: str) -> None:
     group = change.after[path].get("zarr.json")
     if group is None or _is_array(group):
         return
-    for level, names in dimension_names_of_levels(attributes_of(group)).items():
+    for level, names in translate.dimension_names_of_levels(attributes_of(group)).items():
         below = f"{path}/{level}".strip("/")
         node = change.after[below] if below in change.selected else {}
         array = node.get("zarr.json")
@@ -408,33 +391,29 @@ def _has_all(stored: Document, left_over: Document | None, ome: bool) -> bool:
         return False
     attributes = attributes_of(stored)
     if not _is_array(stored):
-        left_over = to_ome_05(left_over) if ome else left_over
+        left_over = translate.to_ome_05(left_over) if ome else left_over
     elif "_ARRAY_DIMENSIONS" in left_over and stored.get("dimension_names") is not None:
         left_over = {k: v for k, v in left_over.items() if k != "_ARRAY_DIMENSIONS"}
     return all(k in attributes and is_same_json(v, attributes[k]) for k, v in left_over.items())
 
 
-# ------------------------------------------------------------- consolidated metadata
-
-
 def _update_consolidated(
-    change: DocumentChange, translate: Callable[[Mapping[str, Any]], Document]
+    change: DocumentChange, remake: Callable[[Mapping[str, Any]], Document]
 ) -> None:
-    """Bring copies of documents up to date; a copy that `translate` would change is old."""
+    """Bring copies of documents up to date; a copy that `remake` would change is old."""
     for path, after in change.after.items():
         before, v3 = change.before[path], after.get("zarr.json")
         if v3 is not None and v3.get("node_type") == "group":
             if ".zmetadata" in before and ".zmetadata" not in after:
                 docs = change.below(path, "zarr.json")
                 copies = {k.removesuffix("/zarr.json"): d for k, d in docs.items() if "/" in k}
-                after["zarr.json"] = {**v3, _CONSOLIDATED: consolidated_v3(copies)}
+                after["zarr.json"] = {**v3, _CONSOLIDATED: documents.consolidated_v3(copies)}
             else:
-                _update_copies(change, path, v3, translate)
+                _update_copies(change, path, v3, remake)
         if ".zmetadata" in after and path not in change.selected:
-            members = all_members(after[".zmetadata"])
-            kept = {k: members[k] for k in members.keys() & change.below(path, *_V2_NAMES).keys()}
-            if kept.keys() != members.keys():
-                after[".zmetadata"] = with_all_members(after[".zmetadata"], kept)
+            members = documents.all_members(after[".zmetadata"]).keys()
+            gone = members - change.below(path, *_V2_NAMES).keys()
+            after[".zmetadata"] = documents.with_members(after[".zmetadata"], dict.fromkeys(gone))
         elif ".zgroup" in after and before.get("zarr.json", {}).get(_CONSOLIDATED) and v3 is None:
             copies = change.below(path, ".zgroup", ".zarray", ".zattrs")
             copies = dict(sorted(copies.items()))
@@ -445,23 +424,21 @@ def _update_copies(
     change: DocumentChange,
     path: str,
     group: Document,
-    translate: Callable[[Mapping[str, Any]], Document],
+    remake: Callable[[Mapping[str, Any]], Document],
 ) -> None:
     """Bring the copies in the document of a v3 group up to date."""
-    copies = all_members(group)
-    kept: dict[str, Any] = {}
-    for name, copy in copies.items():
+    changed: dict[str, Document | None] = {}
+    for name, copy in documents.all_members(group).items():
         node = _join(path, name)
         if node in change.selected and isinstance(copy, Mapping):
             before, after = (n[node].get("zarr.json") for n in (change.before, change.after))
-            if before is not None and after is None:
-                continue  # it is of v2 now
-            if after is not None and (after != before or translate(copy) != copy):
+            if after is None and before is not None:
+                changed[name] = None  # it is of v2 now
+            elif after is not None and (after != before or remake(copy) != copy):
                 own = {k: member for k, member in after.items() if k != _CONSOLIDATED}
-                copy = {**own, **{k: copy[k] for k in (_CONSOLIDATED,) if k in copy}}
-        kept[name] = copy
-    if kept != copies:
-        change.after[path]["zarr.json"] = with_all_members(group, kept)
+                changed[name] = {**own, **{k: copy[k] for k in (_CONSOLIDATED,) if k in copy}}
+    if changed:
+        change.after[path]["zarr.json"] = documents.with_members(group, changed)
 
 
 def _by_key(nodes: Mapping[str, Node]) -> Node:
