@@ -36,7 +36,7 @@ def layouts(draw: st.DrawFn) -> ArrayLayout:
 def layouts_and_keys(draw: st.DrawFn) -> tuple[ArrayLayout, list[str]]:
     """Keys of chunks inside and outside of the array, those with a blot, and others."""
     layout = draw(layouts())
-    coords = st.tuples(*(st.integers(0, 13) for _ in range(layout.ndim)))
+    coords = st.tuples(*(st.integers(0, 13) for _ in range(layout.spec.ndim)))
     of_chunks = coords.map(lambda c: layout.prefix + layout.encoding.encode(c))
     blots = st.sampled_from(["", "0", "00", "-1", "/", ".", "c", "x", "٣", " ", "zarr.json"])
     blotted = st.tuples(of_chunks, st.integers(0, 30), blots).map(

@@ -84,7 +84,7 @@ class Generation:
         # Without a document its keys are not known by their spelling alone.
         is_known = layout.grid_shape is not None or layout.encoding.style == "draft"
         tables = self.key_tables
-        if layout.ndim and is_known and not any(table.layout is layout for table in tables):
+        if layout.spec.ndim and is_known and not any(table.layout is layout for table in tables):
             # One tuple: another thread sees the old one or the new one.
             self.key_tables = (KeyTable(layout), *tables[: _MAX_KEY_TABLES - 1])
 

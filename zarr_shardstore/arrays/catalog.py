@@ -105,7 +105,7 @@ class Catalog:
             for node in nodes:
                 array = self.arrays.erased.get(node) if node in absent else None
                 if array is not None and array.layout is not None:
-                    coords = array.layout.encoding.decode(suffix, array.layout.ndim)
+                    coords = array.layout.encoding.decode(suffix, array.layout.spec.ndim)
                     return None if coords is None else array.layout.chunk(coords, key)
         return None
 

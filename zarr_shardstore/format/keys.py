@@ -50,10 +50,8 @@ _IS_SEPARATOR = re.compile(r"/|[^0-9/\\\x00]+")
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that could name an object outside the store, or one object twice.
-
-    It raises `SpecError`, also for the name of a lock, a journal or a temporary file.
-    """
+    """Raise `SpecError` for a key that could name an object outside the store, one object twice, or
+    a lock, a journal or a temporary file."""
     if not isinstance(key, str):
         raise SpecError(f"a key is a str, got {type(key).__name__}: {key!r}")
     if _BAD_SEGMENT.search(key):
@@ -74,10 +72,8 @@ def check_key(key: str) -> None:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return `prefix` in the form that flows use; the draft's ``"/"`` (every key) is ``""``.
-
-    It is checked as by `check_key`, but may be empty and may end with one ``/``.
-    """
+    """Check a prefix as `check_key`, but it may be empty or end with ``/``; return ``""`` for the
+    draft's ``"/"`` (every key)."""
     if not isinstance(prefix, str):
         raise SpecError(f"a prefix is a str, got {type(prefix).__name__}: {prefix!r}")
     if prefix in ("", "/"):
@@ -125,9 +121,8 @@ class ChunkKeyEncoding:
         return tuple(map(int, numbers)) if all(map(_IS_NUMBER.fullmatch, numbers)) else None
 
     def decode_start(self, text: str, ndim: int) -> tuple[Coords, str] | None:
-        """Return the whole coordinates that the start of a suffix spells, and digits of the next.
-
-        ``None`` if no suffix of `ndim` coordinates starts with `text`.
+        """Return the whole coordinates that the start of a suffix spells, and digits of the next;
+        ``None`` if no suffix of `ndim` coordinates starts so.
 
         >>> ChunkKeyEncoding("default", "/").decode_start("c/96/1", ndim=3)
         ((96,), '1')
@@ -156,21 +151,16 @@ class ChunkKeyEncoding:
 
 
 def is_separator(style: Style, separator: object) -> bool:
-    """Whether chunk keys of a style can have a separator. The draft allows any.
-
-    A separator with digits would be ambiguous. One with a slash among other characters would
-    make directories that no component of a suffix spells.
-    """
+    """Whether chunk keys of a style can have a separator. The draft allows any without digits,
+    which would be ambiguous, and without a slash among other characters."""
     if style == "draft":
         return isinstance(separator, str) and bool(_IS_SEPARATOR.fullmatch(separator))
     return separator in ("/", ".")
 
 
 def odd_candidates(key: str) -> Iterator[tuple[str, str]]:
-    """Split a key as ``(directory, rest)`` in every way, if its last segment has a digit.
-
-    `draft_candidate` and `v3_candidates` know the usual spellings of chunk keys. This function is
-    for arrays with another spelling, and gives directories of the hierarchy of the key.
+    """Split a key as ``(directory, rest)`` in every way, if its last segment has a digit: for
+    spellings that `draft_candidate` and `v3_candidates` do not know.
 
     >>> list(odd_candidates("data/root/foo/c96-18")), list(odd_candidates("foo/notes.txt"))
     ([('', 'foo/c96-18'), ('foo', 'c96-18')], [])

@@ -39,11 +39,7 @@ def is_inside(coords: Coords, grid_shape: Coords) -> bool:
 
 
 def shard_coords_of(chunk_coords: Coords, chunks_per_shard: Coords) -> Coords:
-    """Return the coordinates of the shard that holds a chunk.
-
-    >>> shard_coords_of((96, 18), (32, 2))
-    (3, 9)
-    """
+    """Return the coordinates of the shard that holds a chunk."""
     return tuple(c // n for c, n in zip(chunk_coords, chunks_per_shard, strict=True))
 
 
@@ -102,11 +98,6 @@ class ArrayLayout:
     chunk_nbytes: int | None = field(default=None, compare=False)
     """Size of a decoded chunk in bytes, if the data type tells."""
 
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.spec.chunks_per_shard)
-
     def chunk(self, coords: Coords, key: str | None = None) -> ChunkRef:
         """Return the chunk at `coords`, given its key if the caller has it."""
         if key is None:
@@ -126,7 +117,7 @@ class ArrayLayout:
 
     def coords_of(self, key: str) -> Coords | None:
         """Return the coordinates that a chunk key or a shard key spells; ``None`` if none."""
-        return self.encoding.decode(key[len(self.prefix) :], self.ndim)
+        return self.encoding.decode(key[len(self.prefix) :], self.spec.ndim)
 
     def shard_of_key(self, key: str) -> ShardRef | None:
         """Return the shard that a key of the base store names; ``None`` if it names none."""
@@ -162,7 +153,7 @@ class ShardRef:
     def chunk_keys(self, entry_ids: npt.NDArray[np.intp]) -> list[str]:
         """Return the keys of the chunks that are these entries, in the order given."""
         layout, cps = self.layout, self.layout.spec.chunks_per_shard
-        if layout.ndim == 0:
+        if layout.spec.ndim == 0:
             return [self.key] * len(entry_ids)
         if not len(entry_ids):
             return []
@@ -194,28 +185,25 @@ class ShardRef:
 
     def entries_with(self, prefix: str) -> npt.NDArray[np.intp]:
         """Return ascending ids of the entries in the array whose chunk key begins with `prefix`."""
-        return self._entries_in(self._boxes_with(prefix))
+        return self._entries_in(self.boxes_with(prefix))
 
-    def has_entries_with(self, prefix: str) -> bool:
-        """Whether the key of a chunk of the shard, in the array, may begin with `prefix`."""
-        return bool(self._boxes_with(prefix))
-
-    def _boxes_with(self, prefix: str) -> list[Box]:
+    def boxes_with(self, prefix: str) -> list[Box]:
+        """Return ascending boxes of the chunks in the array whose key begins with `prefix`."""
         layout = self.layout
-        if layout.ndim == 0:  # the only chunk has the key of the shard, which has two spellings
+        if (
+            layout.spec.ndim == 0
+        ):  # the only chunk has the key of the shard, which has two spellings
             return [()] if self.key.startswith(prefix) else []
         if layout.prefix.startswith(prefix):
             return self._boxes((), "")
         found = None
         if prefix.startswith(layout.prefix):
-            found = layout.encoding.decode_start(prefix[len(layout.prefix) :], layout.ndim)
+            found = layout.encoding.decode_start(prefix[len(layout.prefix) :], layout.spec.ndim)
         return [] if found is None else self._boxes(*found)
 
     def _boxes(self, leading: Coords, digits: str) -> list[Box]:
-        """Return ascending boxes, none of them empty, of chunks in the array.
-
-        Their coordinates begin with `leading`, and the next number with `digits`.
-        """
+        """Return ascending boxes of the chunks in the array whose coordinates begin with `leading`,
+        and the next number with `digits`. None of them is empty."""
         box = grid_box(self.coords, self.layout.spec.chunks_per_shard, self.layout.grid_shape)
         n = len(leading)
         head = tuple(
@@ -281,7 +269,7 @@ class KeyTable:
         self._last: dict[str, tuple[str, int]] = {}
         self._shards: dict[str, ShardRef] = {}
         self._of_rows: KeyTable | None = None
-        if layout.ndim > 1:  # a key without its last coordinate is a key with a dimension less
+        if layout.spec.ndim > 1:  # a key without its last coordinate is a key with a dimension less
             grid_shape = None if layout.grid_shape is None else layout.grid_shape[:-1]
             spec = replace(layout.spec, chunks_per_shard=layout.spec.chunks_per_shard[:-1])
             self._of_rows = KeyTable(replace(layout, grid_shape=grid_shape, spec=spec))

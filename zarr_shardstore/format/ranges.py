@@ -42,10 +42,9 @@ ByteRange: TypeAlias = Range | StartFrom | Suffix
 
 
 def resolve_range(byte_range: ByteRange | None, nbytes: int) -> tuple[int, int]:
-    """Return the half-open range of a value of `nbytes` bytes; ``None`` means all of it.
+    """Return the half-open range of a value of `nbytes` bytes, clipped; ``None`` means all of it.
 
-    A range that reaches over the end is clipped. A range that starts behind the end is empty.
-    `SpecError` if a number is negative.
+    Raise `SpecError` if a number is negative.
     """
     match byte_range:
         case None:
@@ -84,9 +83,8 @@ def plan_spans(
 ) -> list[Span]:
     """Cover `ranges` with spans, in ascending order.
 
-    Two ranges share a span if at most `max_gap_bytes` unwanted bytes lie between them and
-    the span stays within `max_coalesced_bytes`. A single range is never cut. Empty ranges
-    need no bytes and are in no span.
+    At most `max_gap_bytes` unwanted bytes lie between two ranges of a span, and only a single range
+    is longer than `max_coalesced_bytes`. Empty ranges are in no span.
 
     >>> plan_spans([(0, 4), (30, 40), (4, 8)], max_gap_bytes=2, max_coalesced_bytes=100)
     [Span(start=0, stop=8, members=[0, 2]), Span(start=30, stop=40, members=[1])]
@@ -96,11 +94,9 @@ def plan_spans(
         start, stop = ranges[i]
         if start >= stop:
             continue
-        last = spans[-1] if spans else None
-        if last is not None and (
-            stop <= last.stop
-            or (start - last.stop <= max_gap_bytes and stop - last.start <= max_coalesced_bytes)
-        ):
+        last = spans[-1] if spans else Span(start, start, [])
+        is_near = start - last.stop <= max_gap_bytes and stop - last.start <= max_coalesced_bytes
+        if last.members and (is_near or stop <= last.stop):
             last.stop = max(last.stop, stop)
             last.members.append(i)
         else:
@@ -116,11 +112,9 @@ def merge_spans(
     max_unwanted_bytes: int,
     max_coalesced_bytes: int,
 ) -> list[list[Span]]:
-    """Merge neighbouring spans until `n_spans` are left, the shortest gaps first.
+    """Merge neighbouring spans of objects until `n_spans` are left in all, or limits are reached.
 
-    `objects` has the spans of each object, in ascending order; `n_spans` counts those of all.
-    More are left where gaps are longer than `max_gap_bytes`, spans would become larger than
-    `max_coalesced_bytes`, or the gaps together larger than `max_unwanted_bytes`.
+    The shortest gaps are closed first; together they have at most `max_unwanted_bytes`.
 
     >>> spans = plan_spans([(0, 4), (10, 14), (16, 20)], max_gap_bytes=0, max_coalesced_bytes=99)
     >>> limits = {"max_gap_bytes": 9, "max_unwanted_bytes": 9, "max_coalesced_bytes": 99}

@@ -112,6 +112,7 @@ class ShardingSpec:
     chunks_per_shard: Coords
     """Entries along each dimension; ``()`` for a 0-d array."""
     index: IndexFormat
+    ndim: int = field(init=False, compare=False, repr=False)
     n_entries: int = field(init=False, compare=False, repr=False)
     """Number of entries in a shard; one for a 0-d array."""
     index_nbytes: int = field(init=False, compare=False, repr=False)
@@ -120,6 +121,7 @@ class ShardingSpec:
     def __post_init__(self) -> None:
         check_chunks_per_shard(self.chunks_per_shard)
         n_entries = math.prod(self.chunks_per_shard)
+        object.__setattr__(self, "ndim", len(self.chunks_per_shard))
         object.__setattr__(self, "n_entries", n_entries)
         nbytes = n_entries * ENTRY_NBYTES + CHECKSUM_NBYTES * self.index.checksum
         object.__setattr__(self, "index_nbytes", nbytes)

@@ -21,7 +21,7 @@ from zarr_shardstore.operations.batch import BufferedShard, BufferedUpdate, Writ
 from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import Exists, Flow, Found, Get, GetSize, Request, UpdateShard
 from zarr_shardstore.shards.sharding import entry_update, perform_on_chunks, split_at_sharding
-from zarr_shardstore.shards.stack import Parts, Stack, ValueTransformer, gather_replies
+from zarr_shardstore.shards.stack import Stack, ValueTransformer, by_kind
 from zarr_shardstore.shards.updates import EntryUpdate, SetEntry
 
 
@@ -38,25 +38,23 @@ def perform_buffered(
     stored if there is none, read the entries that are not buffered.
     """
     buffered: dict[int, Any] = {}
-    reads: list[int] = []
-    updates: dict[ShardRef, list[EntryUpdate]] = {}
+    kinds: list[ShardRef | str | None] = []
     for i, (request, chunk) in enumerate(zip(requests, chunks, strict=True)):
         if not isinstance(request, Get | GetSize | Exists):
-            updates.setdefault(chunk.shard, []).append(entry_update(request, chunk.entry_id))
-            continue
-        update = buffer.find(chunk.shard, chunk.entry_id)
-        if update is None:
-            reads.append(i)
-        else:
+            kinds.append(chunk.shard)
+        elif (update := buffer.find(chunk.shard, chunk.entry_id)) is not None:
             buffered[i] = _reply(request, update)
-    parts: Parts = [
-        ((), _buffer_updates(shard, changes, reading, buffer, below))
-        for shard, changes in updates.items()
-    ]
-    if reads:
-        flow = perform_on_chunks([requests[i] for i in reads], [chunks[i] for i in reads], reading)
-        parts.append((reads, flow))
-    replies = yield from gather_replies(len(requests), parts)
+            kinds.append(None)
+        else:
+            kinds.append("read")
+
+    def flow_of(kind: ShardRef | str, pairs: list[tuple[Request, ChunkRef]]) -> Flow[list[Any]]:
+        if isinstance(kind, ShardRef):
+            updates = [entry_update(request, chunk.entry_id) for request, chunk in pairs]
+            return _buffer_updates(kind, updates, reading, buffer, below)
+        return perform_on_chunks([r for r, _ in pairs], [c for _, c in pairs], reading)
+
+    replies = yield from by_kind(list(zip(requests, chunks, strict=True)), kinds, flow_of)
     for i, reply in buffered.items():
         replies[i] = reply
     return replies
@@ -68,7 +66,7 @@ def _buffer_updates(
     reading: ReadOptions,
     buffer: WriteBuffer,
     below: Stack,
-) -> Flow[tuple[()]]:
+) -> Flow[list[None]]:
     """Buffer updates of one shard, all or none; if no batch is open, commit them."""
     while buffer.is_open:
         n_commits = buffer.n_commits(shard)
@@ -78,9 +76,9 @@ def _buffer_updates(
             chunks = [ChunkRef(shard.chunk_key(i), shard, i) for i in ids]
             values = yield from read_entries(chunks, reading)
         if buffer.put(shard, below, updates, dict(zip(ids, values, strict=True)), n_commits):
-            return ()
+            return [None] * len(updates)
     yield [UpdateShard(shard, tuple(updates))]
-    return ()
+    return [None] * len(updates)
 
 
 def commit_with_buffered(

@@ -282,7 +282,7 @@ def _may_hold(
             return base_key.startswith(prefix)
         case ShardRef():
             # A shard outside a grid that has shrunk counts, too, if the prefix has the array.
-            return found.layout.prefix.startswith(prefix) or found.has_entries_with(prefix)
+            return found.layout.prefix.startswith(prefix) or bool(found.boxes_with(prefix))
         case TransformedKey(key, array):
             split = split_at_sharding(array.stack)
             others = [t for t in array.stack if split is None or t is not split[0]]

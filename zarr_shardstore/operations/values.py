@@ -77,7 +77,7 @@ from zarr_shardstore.shards.sharding import (
     perform_on_chunks,
     shard_updates,
 )
-from zarr_shardstore.shards.stack import Parts, Stack, gather_replies, handle, run_above
+from zarr_shardstore.shards.stack import Stack, by_kind, handle, run_above
 from zarr_shardstore.shards.updates import (
     DeleteEntry,
     EntryUpdate,
@@ -241,7 +241,7 @@ class Operations:
             chunk_of = self.arrays.current().chunk_of
             chunks = [chunk for each in changes if (chunk := chunk_of(each.key)) is not None]
             if len(chunks) == len(changes):
-                yield shard_updates(changes, chunks)
+                yield shard_updates(zip(changes, chunks, strict=True))
                 return
         values: list[Set | SetIfNotExists] = []
         documents: list[Set | SetIfNotExists] = []
@@ -393,32 +393,29 @@ class Operations:
     def _perform(self, requests: Sequence[Request], owners: Sequence[Owner]) -> Flow[list[Any]]:
         """Reply to requests for keys, in shared rounds. Keys outside a grid get ``None``."""
         is_buffered = self.buffer.is_active
-        chunks: list[int] = []
-        others: list[int] = []
-        stacks: dict[Node, tuple[Stack, list[int]]] = {}
-        for i, owner in enumerate(owners):
-            if isinstance(owner, ChunkRef):
-                chunks.append(i)
-            elif isinstance(owner, TransformedKey):
-                array = owner.array
-                stacks.setdefault(array.node, (array.stack, []))[1].append(i)
-            elif owner is None or not owner.is_outside:
-                others.append(i)
-        parts: Parts = []
-        if chunks:
-            refs = [owner for owner in owners if isinstance(owner, ChunkRef)]
-            of_chunks = [requests[i] for i in chunks]
-            if is_buffered:
-                flow = perform_buffered(of_chunks, refs, self._reading, self.buffer)
+        stacks: dict[Node, Stack] = {}
+        kinds: list[Node | str | None] = []
+        for owner in owners:
+            if isinstance(owner, TransformedKey):
+                node, stack = owner.array.node, owner.array.stack
+                stacks.setdefault(node, with_buffer(stack, self.buffer) if is_buffered else stack)
+                kinds.append(node)
+            elif isinstance(owner, ChunkRef):
+                kinds.append("chunk")
             else:
-                flow = perform_on_chunks(of_chunks, refs, self._reading)
-            parts.append((chunks, flow))
-        if others:
-            parts.append((others, relay([requests[i] for i in others])))
-        for whole_stack, positions in stacks.values():
-            stack = with_buffer(whole_stack, self.buffer) if is_buffered else whole_stack
-            parts.append((positions, handle(stack, [requests[i] for i in positions])))
-        replies = yield from gather_replies(len(requests), parts)
+                kinds.append("other" if owner is None or not owner.is_outside else None)
+
+        def flow_of(kind: Node | str, part: list[Request]) -> Flow[list[Any]]:
+            if isinstance(kind, Node):
+                return handle(stacks[kind], part)
+            if kind == "other":
+                return relay(part)
+            chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
+            if is_buffered:
+                return perform_buffered(part, chunks, self._reading, self.buffer)
+            return perform_on_chunks(part, chunks, self._reading)
+
+        replies = yield from by_kind(requests, kinds, flow_of)
         if is_buffered and not all(isinstance(r, Get | GetSize | Exists) for r in requests):
             yield from self.flusher.flush_due()
         return replies

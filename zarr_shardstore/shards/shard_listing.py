@@ -58,7 +58,7 @@ class GridDirectory:
         """
         layout, dim = self.layout, len(self.leading)
         path = f"{self.base_directory}{name}/"[len(layout.prefix) :]
-        start = layout.encoding.decode_start(path, layout.ndim)
+        start = layout.encoding.decode_start(path, layout.spec.ndim)
         if start is None:
             return None
         part = start[0][dim:]
@@ -94,7 +94,7 @@ def locate_directory(layout: ArrayLayout, directory: str) -> GridDirectory | Non
         return GridDirectory(layout, "", ())
     path = directory.removeprefix(layout.prefix)
     is_below = directory.startswith(layout.prefix)
-    start = layout.encoding.decode_start(path, layout.ndim) if is_below else None
+    start = layout.encoding.decode_start(path, layout.spec.ndim) if is_below else None
     return None if start is None else GridDirectory(layout, path, start[0])
 
 

@@ -5,9 +5,8 @@ Source: sharding storage transformer draft, "API implementation".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
@@ -32,10 +31,9 @@ from zarr_shardstore.shards.requests import (
 from zarr_shardstore.shards.shard_listing import ListedKeys
 from zarr_shardstore.shards.stack import (
     ArrayContext,
-    Parts,
     ReadOnlyTransformer,
     Stack,
-    gather_replies,
+    by_kind,
 )
 from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, MapEntry, PatchEntry, SetEntry
 
@@ -53,44 +51,27 @@ def perform_on_chunks(
     Cost: two rounds for all reads, as `read_entries`; one round for the sizes; one
     `UpdateShard` for each shard that changes. All three share their rounds.
     """
-    reads: list[int] = []
-    sizes: list[int] = []
-    updates: list[int] = []
-    for i, request in enumerate(requests):
-        match request:
-            case Get():
-                reads.append(i)
-            case GetSize() | Exists():
-                sizes.append(i)
-            case _:
-                updates.append(i)
-    parts: Parts = []
-    kinds = ((reads, partial(_read_values, reading)), (sizes, _read_sizes), (updates, _update))
-    for positions, perform in kinds:
-        if positions:
-            of_kind = [requests[i] for i in positions], [chunks[i] for i in positions]
-            parts.append((positions, perform(*of_kind)))
-    return (yield from gather_replies(len(requests), parts))
+    kinds = [_FLOWS.get(type(request), _update) for request in requests]
+    pairs = list(zip(requests, chunks, strict=True))
+    return (yield from by_kind(pairs, kinds, lambda flow, part: flow(part, reading)))
 
 
-def _read_values(
-    reading: ReadOptions, requests: Sequence[Any], chunks: Sequence[ChunkRef]
-) -> Flow[list[Found]]:
-    ranges = column_of_ranges([request.byte_range for request in requests])
-    values = yield from read_entries(chunks, reading, ranges)
+_Pairs: TypeAlias = Sequence[tuple[Any, ChunkRef]]
+
+
+def _read_values(pairs: _Pairs, reading: ReadOptions) -> Flow[list[Found]]:
+    ranges = column_of_ranges([request.byte_range for request, _ in pairs])
+    values = yield from read_entries([chunk for _, chunk in pairs], reading, ranges)
     return [Found(value, None) for value in values]
 
 
-def _read_sizes(
-    requests: Sequence[Request], chunks: Sequence[ChunkRef]
-) -> Flow[list[int | bool | None]]:
+def _read_sizes(pairs: _Pairs, _: ReadOptions) -> Flow[list[int | bool | None]]:
     """Reply to `GetSize` and `Exists`, from indexes alone."""
-    shards = list({chunk.shard.key: chunk.shard for chunk in chunks}.values())
-    indexes = yield from read_indexes(shards)
-    by_key = {shard.key: index for shard, index in zip(shards, indexes, strict=True)}
+    shards = list({chunk.shard: None for _, chunk in pairs})
+    indexes = dict(zip(shards, (yield from read_indexes(shards)), strict=True))
     replies: list[int | bool | None] = []
-    for request, chunk in zip(requests, chunks, strict=True):
-        index = by_key[chunk.shard.key]
+    for request, chunk in pairs:
+        index = indexes[chunk.shard]
         entry = None if index is None else index.entry(chunk.entry_id)
         if isinstance(request, Exists):
             replies.append(entry is not None)
@@ -99,15 +80,22 @@ def _read_sizes(
     return replies
 
 
-def _update(requests: Sequence[Request], chunks: Sequence[ChunkRef]) -> Flow[list[None]]:
-    yield shard_updates(requests, chunks)
-    return [None] * len(requests)
+def _update(pairs: _Pairs, _: ReadOptions) -> Flow[list[None]]:
+    yield shard_updates(pairs)
+    return [None] * len(pairs)
 
 
-def shard_updates(requests: Sequence[Request], chunks: Sequence[ChunkRef]) -> list[Request]:
-    """Return one `UpdateShard` for each shard that requests for chunks change."""
+_FLOWS: Mapping[type, Callable[[_Pairs, ReadOptions], Flow[list[Any]]]] = {
+    Get: _read_values,
+    GetSize: _read_sizes,
+    Exists: _read_sizes,
+}
+
+
+def shard_updates(pairs: Iterable[tuple[Any, ChunkRef]]) -> list[Request]:
+    """Return one `UpdateShard` for each shard that requests for its chunks change."""
     updates: dict[ShardRef, list[EntryUpdate]] = {}
-    for request, chunk in zip(requests, chunks, strict=True):
+    for request, chunk in pairs:
         updates.setdefault(chunk.shard, []).append(entry_update(request, chunk.entry_id))
     return [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
 
@@ -128,10 +116,6 @@ def entry_update(request: Request, entry_id: int) -> EntryUpdate:
     raise TypeError(f"a transformer does not perform {request!r}")
 
 
-def _pass_on(requests: list[Request]) -> Flow[list[Any]]:
-    return (yield requests)
-
-
 @dataclass(frozen=True, slots=True)
 class ShardingTransformer:
     """The transformer that packs the chunks of one array into shards."""
@@ -145,17 +129,16 @@ class ShardingTransformer:
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
         """Reply to requests for chunks; relay those for keys that are no chunk keys."""
-        chunks = {i: c for i, r in enumerate(requests) if (c := self.chunk_of(r)) is not None}
-        if len(chunks) == len(requests):
-            return (yield from self.on_chunks(requests, list(chunks.values()), self.reading))
-        others = [i for i in range(len(requests)) if i not in chunks]
-        parts: Parts = [(others, _pass_on([requests[i] for i in others]))]
-        if chunks:
-            of_chunks = [requests[i] for i in chunks]
-            parts.append(
-                (list(chunks), self.on_chunks(of_chunks, list(chunks.values()), self.reading))
-            )
-        return (yield from gather_replies(len(requests), parts))
+        chunks = [self.chunk_of(request) for request in requests]
+
+        def perform(is_chunk: bool, part: list[Request]) -> Flow[list[Any]]:
+            if not is_chunk:
+                return (yield part)
+            of_part = [chunk for chunk in chunks if chunk is not None]
+            return (yield from self.on_chunks(part, of_part, self.reading))
+
+        are_chunks = [chunk is not None for chunk in chunks]
+        return (yield from by_kind(requests, are_chunks, perform))
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
         """Return the keys of the chunks in shards, with their sizes; other keys as they are."""

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import crc32c as _crc32c
 
@@ -45,6 +45,7 @@ from zarr_shardstore.shards.requests import (
 from zarr_shardstore.shards.updates import apply_pieces
 
 Bytes: TypeAlias = bytes | memoryview
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,25 +195,19 @@ class ReadOnlyTransformer:
         yield  # a flow without requests
 
 
-Parts: TypeAlias = "list[tuple[Sequence[int], Flow[Any]]]"
-"""Positions of requests, with a flow that returns the replies to them."""
-
-
 def handle(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
     """Reply to requests for keys above a stack by requests to the base store."""
     if not stack:
         return (yield from relay(requests))
-    updates = [i for i, request in enumerate(requests) if isinstance(request, UpdateShard)]
-    if not updates:  # transformers below a sharding know bytes only
-        replies = yield from run_above(stack[1:], stack[0].perform(index_gets(requests)))
-        return found_indexes(requests, replies)
-    # The driver runs the commit of a shard later, above the stack that the shard lies on.
-    commits = [replace(r, below=stack) for r in requests if isinstance(r, UpdateShard)]
-    parts: Parts = [(updates, relay(commits))]
-    others = [i for i, request in enumerate(requests) if not isinstance(request, UpdateShard)]
-    if others:
-        parts.append((others, handle(stack, [requests[i] for i in others])))
-    return (yield from gather_replies(len(requests), parts))
+
+    def perform(is_update: bool, part: list[Request]) -> Flow[list[Any]]:
+        if not is_update:  # transformers below a sharding know bytes only
+            replies = yield from run_above(stack[1:], stack[0].perform(index_gets(part)))
+            return found_indexes(part, replies)
+        # The driver runs the commit of a shard later, above the stack that the shard lies on.
+        return (yield [replace(r, below=stack) for r in part if isinstance(r, UpdateShard)])
+
+    return (yield from by_kind(requests, [isinstance(r, UpdateShard) for r in requests], perform))
 
 
 def run_above(stack: Stack, flow: Flow[Any]) -> Flow[Any]:
@@ -286,17 +281,23 @@ def gather(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
     return results
 
 
-def gather_replies(n_requests: int, parts: Parts) -> Flow[list[Any]]:
-    """Run flows as `gather`; return their replies in the order of the requests.
+def by_kind(
+    requests: Sequence[T],
+    kinds: Sequence[Any],
+    flow_of: Callable[[Any, list[T]], Flow[list[Any]]],
+) -> Flow[list[Any]]:
+    """Run a flow for the requests of each kind, as `gather`; return the replies in order.
 
-    The reply is ``None`` at positions that no flow has.
+    Requests of the kind ``None`` get the reply ``None``.
     """
-    if len(parts) == 1 and len(parts[0][0]) == n_requests:
-        return list((yield from parts[0][1]))
-    replies: list[Any] = [None] * n_requests
-    results = yield from gather([flow for _, flow in parts])
-    for (positions, _), result in zip(parts, results, strict=True):
-        for i, reply in zip(positions, result, strict=True):
+    positions: dict[Any, list[int]] = {}
+    for i, kind in enumerate(kinds):
+        if kind is not None:
+            positions.setdefault(kind, []).append(i)
+    flows = [flow_of(kind, [requests[i] for i in at]) for kind, at in positions.items()]
+    replies: list[Any] = [None] * len(requests)
+    for at, found in zip(positions.values(), (yield from gather(flows)), strict=True):
+        for i, reply in zip(at, found, strict=True):
             replies[i] = reply
     return replies
 
