@@ -15,7 +15,7 @@ from zarr_shardstore.draft.hierarchy_store import DraftHierarchyStore
 from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
 from zarr_shardstore.io.backends.base import Backend
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
-from zarr_shardstore.io.backends.store_traits import has_no_such_key, is_in_memory, location_of
+from zarr_shardstore.io.backends.store_traits import has_no_such_key, is_in_memory, scope_of_store
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.seal import seal_all
 from zarr_shardstore.metadata.documents import dump_document, parse_json
@@ -116,7 +116,7 @@ class BaseStoreHandle:
     def _location(self) -> tuple[Hashable, str]:
         """Return the medium of the store, and the prefix of its keys there."""
         if isinstance(self.store, Store):
-            return location_of(self.store)
+            return scope_of_store(self.store)
         return self.backend.scope(""), ""
 
     @property

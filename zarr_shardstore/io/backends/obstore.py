@@ -25,13 +25,11 @@ requested range, clipped to that size. The flows of `shards.read` compare, and r
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 import warnings
 from collections.abc import AsyncGenerator, Hashable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from hashlib import blake2b
 from typing import Any
 
 import obstore
@@ -93,12 +91,8 @@ class ObstoreBackend(ZarrBackend):
         is_static: bool = False,
     ) -> None:
         super().__init__(store, options, is_static=is_static)
-        identity = _identity_of(store.store)
         self._indexes: RemoteIndexes = RemoteIndexes(
-            self,
-            lambda key: (identity, key),
-            is_static=is_static,
-            read_consolidated=self._get_at_most,
+            self, self.scope, is_static=is_static, read_consolidated=self._get_at_most
         )
         self.has_lasting_versions = True
         self._is_web_server = type(store.store).__name__ == "HTTPStore"
@@ -322,16 +316,6 @@ class _Optimistic(Backend):
         else:
             self._backend.give_up_conditions("has no ETags")
             raise ReplacedMeanwhileError(key)  # the driver runs the update again, without them
-
-
-def _identity_of(store: Any) -> Hashable:
-    """Return what is equal for obstore stores that were made with the same options."""
-    try:
-        args = store.__getnewargs_ex__()
-    except Exception:  # a store in memory, or with credentials that are not pickled
-        return object()
-    spelled = json.dumps(args, sort_keys=True, default=repr)  # the order of options varies
-    return type(store).__name__, blake2b(spelled.encode()).digest()
 
 
 def _version_of(meta: Any) -> ObjectVersion | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from zarr_shardstore.format.consolidated_index import ConsolidatedIndex
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
@@ -73,12 +73,15 @@ class _Reader(Protocol):
         """Read an object or a range of it; ``None``: it still has the version `unless`."""
 
 
+_ReadConsolidated: TypeAlias = Callable[[str, int], Awaitable[Found]]
+
+
 class RemoteIndexes:
     """Replies to `GetIndex` for one base store.
 
-    `identity_of` is the identity of an object by its key, the same for all stores of the process
-    on this base store. `read_consolidated` reads an object, unless it has more than so many bytes;
-    it is for base stores with ETags. The objects of an `is_static` store have no other writers.
+    `identity_of` is the identity of an object by its key. `read_consolidated` reads an object,
+    unless it has more than so many bytes; it is for base stores with ETags. The objects of an
+    `is_static` store have no other writers.
 
     Thread safety: may be used from any thread and any event loop.
     """
@@ -89,7 +92,7 @@ class RemoteIndexes:
         identity_of: Callable[[str], Hashable],
         *,
         is_static: bool,
-        read_consolidated: Callable[[str, int], Awaitable[Found]] | None = None,
+        read_consolidated: _ReadConsolidated | None = None,
     ) -> None:
         self._reader = reader
         self._identity_of = identity_of
@@ -98,7 +101,7 @@ class RemoteIndexes:
         self._unusable: set[str] = set()
         """Keys of consolidated indexes."""
         self._reads: SingleFlight[FoundIndex] = SingleFlight()
-        self._loads: SingleFlight[tuple[ConsolidatedIndex | None, int | None]] = SingleFlight()
+        self._loads: SingleFlight[tuple[ConsolidatedIndex | None, int]] = SingleFlight()
         self._n_changes = 0
 
     @contextmanager
@@ -118,46 +121,37 @@ class RemoteIndexes:
     async def get(self, request: GetIndex) -> FoundIndex:
         """Return the index of a shard."""
         scope = self._identity_of(request.key)
-        cached = self._cached(scope, request)
+        cached, nbytes = self._cached(scope, request), None
         may_be_stale = not request.consistent and (
             not request.revalidate or request.version is not None
         )
-        if cached is not None or self._read_consolidated is None or not may_be_stale:
-            return await self._get(request, scope, cached)
-        recorded, nbytes = await self._recorded(request.shard)
-        cached = self._cached(scope, request)  # another task may have read it by now
-        if cached is None and recorded is not None:
-            index_cache.put(scope, recorded)
-            cached = recorded
-        found = await self._get(request, scope, cached)
-        return found if nbytes is None else found._replace(consolidated_nbytes=nbytes)
-
-    def _cached(self, scope: Hashable, request: GetIndex) -> CachedIndex | None:
-        item = index_cache.get(scope, request.shard.layout.spec)
-        return item if isinstance(item, CachedIndex) else None
-
-    async def _get(
-        self, request: GetIndex, scope: Hashable, cached: CachedIndex | None
-    ) -> FoundIndex:
+        if cached is None and may_be_stale:
+            nbytes = await self._read_recorded(request.shard, scope)
+            cached = self._cached(scope, request)
+        is_verified = False
         if cached is not None and not request.consistent:
             version = cached.version
             is_verified = self._is_static and not cached.is_recorded
             if request.revalidate and isinstance(version, ObjectVersion):
                 is_verified |= version.is_listed_as(request.version)
-            if is_verified:
-                return FoundIndex(cached.index, version, cached.size, was_requested=False)
-        if request.revalidate:
-            return await self._read(request, scope, cached)
-        if cached is not None:
-            return FoundIndex(
-                cached.index, cached.version, cached.size, was_requested=False, is_unverified=True
+        if cached is not None and (is_verified or not request.revalidate):
+            found = FoundIndex(cached.index, cached.version, cached.size, was_requested=False)
+            found = found._replace(is_unverified=not is_verified)
+        elif request.revalidate:
+            found = await self._read(request, scope, cached)
+        else:
+            # No version of static objects is compared: no request from before our write is joined.
+            flight = (scope, self._n_changes) if self._is_static else scope
+            found, is_ours = await self._reads.join(
+                flight, lambda: self._read(request, scope, None)
             )
-        # No version is compared of static objects: a request from before our write is not joined.
-        flight = (scope, self._n_changes) if self._is_static else scope
-        found, is_ours = await self._reads.join(flight, lambda: self._read(request, scope, None))
-        if is_ours:
-            return found
-        return found._replace(was_requested=False, is_unverified=True, value=None)
+            if not is_ours:
+                found = found._replace(was_requested=False, is_unverified=True, value=None)
+        return found if nbytes is None else found._replace(consolidated_nbytes=nbytes)
+
+    def _cached(self, scope: Hashable, request: GetIndex) -> CachedIndex | None:
+        item = index_cache.get(scope, request.shard.layout.spec)
+        return item if isinstance(item, CachedIndex) else None
 
     async def _read(
         self, request: GetIndex, scope: Hashable, cached: CachedIndex | None
@@ -171,11 +165,11 @@ class RemoteIndexes:
             assert cached is not None, "without a version nothing is not modified"
             return FoundIndex(cached.index, cached.version, cached.size)
         found = found_index(request, reply)
+        layout = request.shard.layout
         if cached is not None and cached.is_recorded:  # it is stale, or is now read
-            shard = request.shard
-            consolidated = self._cached_consolidated(shard.layout)
+            consolidated = self._cached_consolidated(layout)
             if consolidated is not None:
-                consolidated.drop(shard.key[len(shard.layout.prefix) :])
+                consolidated.drop(request.key[len(layout.prefix) :])
             index_cache.forget(scope)
         if found.decoded is None:
             index_cache.forget(scope)
@@ -185,33 +179,36 @@ class RemoteIndexes:
         else:
             may_cache = isinstance(found.version, ObjectVersion) and found.version.is_strong
         if may_cache:
-            spec = request.shard.layout.spec
-            index_cache.put(scope, CachedIndex(found.decoded, spec, found.version, found.size))
+            item = CachedIndex(found.decoded, layout.spec, found.version, found.size)
+            index_cache.put(scope, item)
         return found
 
     # ---------------------------------------------------------- consolidated indexes
 
-    async def _recorded(self, shard: ShardRef) -> tuple[CachedIndex | None, int | None]:
-        """Return the recorded index of a shard, and the bytes that were read for it, if any."""
+    async def _read_recorded(self, shard: ShardRef, scope: Hashable) -> int | None:
+        """Cache the recorded index of a shard; return the bytes that were read for it, if any."""
         layout = shard.layout
         key = layout.index_key
-        if key is None or key in self._unusable or not index_cache.max_nbytes:
-            return None, None
+        read = self._read_consolidated
+        if read is None or key is None or key in self._unusable or not index_cache.max_nbytes:
+            return None
         indexes, nbytes = self._cached_consolidated(layout), None
         if indexes is None:
-            scope = (self._identity_of(key), layout.spec)
+            flight = (self._identity_of(key), layout.spec)
             (indexes, n_read), is_ours = await self._loads.join(
-                scope, lambda: self._load(key, layout)
+                flight, lambda: self._load(read, key, layout)
             )
             nbytes = n_read if is_ours else None
         found = None if indexes is None else indexes.find(shard.key[len(layout.prefix) :])
-        if found is None:
-            return None, nbytes
-        if isinstance(found.version, int):
-            version = ObjectVersion(None, found.size, found.version)
-        else:
-            version = ObjectVersion(found.version, found.size)
-        return CachedIndex(found.index, layout.spec, version, found.size, is_recorded=True), nbytes
+        # Another task may have read the index by now.
+        if found is not None and index_cache.get(scope, layout.spec) is None:
+            if isinstance(found.version, int):
+                version = ObjectVersion(None, found.size, found.version)
+            else:
+                version = ObjectVersion(found.version, found.size)
+            item = CachedIndex(found.index, layout.spec, version, found.size, is_recorded=True)
+            index_cache.put(scope, item)
+        return nbytes
 
     def _cached_consolidated(self, layout: ArrayLayout) -> ConsolidatedIndex | None:
         if layout.index_key is None:
@@ -220,14 +217,10 @@ class RemoteIndexes:
         return item if isinstance(item, ConsolidatedIndex) else None
 
     async def _load(
-        self, key: str, layout: ArrayLayout
-    ) -> tuple[ConsolidatedIndex | None, int | None]:
-        cached = self._cached_consolidated(layout)
-        if cached is not None:  # another request has just ended
-            return cached, None
-        assert self._read_consolidated is not None, "see `get`"
+        self, read: _ReadConsolidated, key: str, layout: ArrayLayout
+    ) -> tuple[ConsolidatedIndex | None, int]:
         try:
-            found = await self._read_consolidated(key, index_cache.max_nbytes)
+            found = await read(key, index_cache.max_nbytes)
         except Exception:  # S3 forbids missing objects; a real failure shows when a shard is read
             found = Found(None, None)
         nbytes = 0 if found.value is None else len(found.value)

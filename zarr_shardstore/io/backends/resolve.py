@@ -30,9 +30,6 @@ class FsspecFileSystem(Protocol):
     def cat_file(self, *args: Any, **kwargs: Any) -> object:
         """Read a file."""
 
-    def pipe_file(self, *args: Any, **kwargs: Any) -> object:
-        """Write a file."""
-
 
 class FsspecPath(Protocol):
     """Mapper of fsspec, or a path of universal_pathlib: a directory of a file system."""
@@ -47,9 +44,6 @@ class ObstoreStore(Protocol):
 
     def get_ranges_async(self, *args: Any, **kwargs: Any) -> Any:
         """Read ranges of an object."""
-
-    def put_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Store an object."""
 
 
 BaseStoreLike: TypeAlias = (
@@ -81,14 +75,6 @@ def base_store_of(
     obstore store                        ``ObjectStore``
     other ``MutableMapping``             itself, values are plain bytes
     ===================================  =============================================
-
-    Raises
-    ------
-    SpecError
-        If `storage_options` are no mapping, or no URL takes them; if a path is that of a file
-        that is no zip archive, or of a zip archive that does not exist.
-    TypeError
-        If `store` is none of these.
     """
     is_remote_url = isinstance(store, str) and "://" in store and not store.startswith("file://")
     options = storage_options_of(storage_options)
@@ -145,13 +131,7 @@ def _store_at(path: Path) -> Store:
 def backend_of(
     store: BaseStore, options: FileOptions = DEFAULT_FILE_OPTIONS, *, is_static: bool = False
 ) -> Backend:
-    """Return the backend for a base store. Subclasses of stores keep their own methods.
-
-    Raises
-    ------
-    SpecError
-        If writes must survive a loss of power, and the base store does not tell when they do.
-    """
+    """Return the backend for a base store. Subclasses of stores keep their own methods."""
     if isinstance(store, Store) and directory_of(store) is not None:
         return LocalBackend(store, options)
     is_on_files = isinstance(store, Store) and root_of_files(store) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable
-from typing import TypeGuard
+from typing import Any
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
@@ -13,44 +13,29 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Wrap
 
 
 def scope_of_store(store: Store) -> tuple[Hashable, str]:
-    """Return the identity of the place of the objects of a store, and the path of its root there.
+    """Return the identity of the place of the objects of a store, and the prefix of its keys there.
 
-    Within this process both are equal for equal stores, where that can be told.
+    Within this process both are equal for equal stores, where that can be told. A store whose
+    prefix begins with that of another store of the same place lies inside it.
     """
     root = root_of_files(store)
+    store = innermost(store)
+    if isinstance(store, ZipStore):
+        root = os.path.join(os.path.realpath(str(store.path)), "")
     if root is not None:
         return "file", root
-    store = innermost(store)
     if isinstance(store, MemoryStore):
         return ("memory", id(store._store_dict)), ""
     if isinstance(store, FsspecStore):
         fs = getattr(store.fs, "sync_fs", store.fs)
-        return ("fsspec", _identity_of(fs)), f"{store.path}/"
+        return ("fsspec", _identity_of(fs)), f"{store.path.strip('/')}/".lstrip("/")
     if isinstance(store, ObjectStore):
-        return ("obstore", repr(store.store)), ""
-    return ("store", id(store)), ""
-
-
-def location_of(store: Store) -> tuple[Hashable, str]:
-    """Return the place of a store, and the path of its root there, which ends with a slash.
-
-    A store whose root begins with the root of another one lies inside it.
-    """
-    place, root = scope_of_store(store)
-    store = innermost(store)
-    if place == "file":
-        return place, root
-    if isinstance(store, ZipStore):
-        return "file", os.path.join(os.path.realpath(str(store.path)), "")
-    if isinstance(store, FsspecStore):
-        return place, f"{store.path.strip('/')}/".lstrip("/")
-    if isinstance(store, ObjectStore):
-        client = store.store
-        if type(client).__name__ != "MemoryStore" and hasattr(client, "config"):
+        client: Any = store.store
+        if hasattr(client, "config"):
             options = frozenset((name, repr(value)) for name, value in client.config.items())
-            prefix = str(getattr(client, "prefix", None) or "").strip("/")
-            return ("obstore", type(client), options), f"{prefix}/".lstrip("/")
-    return place, root
+            return ("obstore", type(client), options), f"{client.prefix or ''}/".lstrip("/")
+        return ("obstore", getattr(client, "url", id(client))), ""
+    return ("store", id(store)), ""
 
 
 def _identity_of(fs: AbstractFileSystem) -> Hashable:
@@ -69,15 +54,8 @@ def _identity_of(fs: AbstractFileSystem) -> Hashable:
 
 def root_of_files(store: Store) -> str | None:
     """Return the directory of a store whose objects are local files, with links resolved."""
-    store = innermost(store)
-    root: str | None = None
-    if isinstance(store, LocalStore):
-        root = str(store.root)
-    elif is_local_fsspec(store):
-        root = store.path
-    elif isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
-        root = str(getattr(store.store, "prefix", None) or "/")
-    return None if root is None else os.path.join(os.path.realpath(root), "")
+    directory = _directory(innermost(store))
+    return None if directory is None else os.path.join(os.path.realpath(directory), "")
 
 
 def directory_of(store: Store) -> str | None:
@@ -85,15 +63,19 @@ def directory_of(store: Store) -> str | None:
 
     ``None`` for wrappers and subclasses, which may do more, and for every other store.
     """
-    if type(store) is LocalStore:
-        return str(store.root)
+    is_plain = type(store) in (LocalStore, ObjectStore)
     if type(store) is FsspecStore:
-        fs = getattr(store.fs, "sync_fs", store.fs)
-        return str(fs._strip_protocol(store.path)) if type(fs) is LocalFileSystem else None
-    if type(store) is ObjectStore:
-        kind = type(store.store)
-        is_local = kind.__name__ == "LocalStore" and kind.__module__.split(".")[0] == "obstore"
-        return str(getattr(store.store, "prefix", None) or "/") if is_local else None
+        is_plain = type(getattr(store.fs, "sync_fs", store.fs)) is LocalFileSystem
+    return _directory(store) if is_plain else None
+
+
+def _directory(store: Store) -> str | None:
+    if isinstance(store, LocalStore):
+        return str(store.root)
+    if isinstance(store, FsspecStore) and is_local_fsspec(store):
+        return str(LocalFileSystem._strip_protocol(store.path))
+    if isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
+        return str(getattr(store.store, "prefix", None) or "/")
     return None
 
 
@@ -152,7 +134,7 @@ def deletes_only_by_key(store: Store) -> bool:
     )
 
 
-def is_local_fsspec(store: Store) -> TypeGuard[FsspecStore]:
+def is_local_fsspec(store: Store) -> bool:
     """Whether fsspec writes the objects into local files, in place."""
     return isinstance(store, FsspecStore) and "file" in _protocols(store)
 
