@@ -25,7 +25,6 @@ from obstore.store import LocalStore as ObstoreLocal, MemoryStore as ObstoreMemo
 from zarr_shardstore import (
     DraftHierarchyStore, ShardingMapping, ShardingStore, get_shard_info, shard_store
 )
-from zarr_shardstore.io.backends.resolve import BaseStoreLike
 
 typed: dict[str, bytes] = {}
 numbers: dict[str, int] = {}
@@ -46,12 +45,20 @@ class Mapper:
         self.fs = fs
 
 
-stores: list[BaseStoreLike] = [
-    "a.zarr", Path("a.zarr"), {}, typed, ObstoreMemory(), ObstoreLocal("/tmp"), S3Store("bucket"),
-    zarr.storage.MemoryStore(), zarr.storage.LocalStore("a"), ShardingMapping({}),
-    fsspec.filesystem("memory"), fsspec.get_mapper("memory://a"), FileSystem(),
-    Mapper("a", FileSystem()),
-]
+ShardingStore("a.zarr")
+ShardingStore(Path("a.zarr"))
+ShardingStore(ObstoreMemory())
+ShardingStore(ObstoreLocal("/tmp"))
+ShardingStore(S3Store("bucket"))
+ShardingStore({})
+ShardingStore(typed)
+ShardingStore(zarr.storage.MemoryStore())
+ShardingStore(zarr.storage.LocalStore("a"))
+ShardingStore(ShardingMapping({}))
+ShardingStore(fsspec.filesystem("memory"))
+ShardingStore(fsspec.get_mapper("memory://a"))
+ShardingStore(FileSystem())
+ShardingStore(Mapper("a", FileSystem()))
 ShardingStore("a", chunks_per_shard=8)
 ShardingStore("a", (2, 2))
 ShardingStore("a", np.array([2, 2]))

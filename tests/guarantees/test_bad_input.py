@@ -20,6 +20,7 @@ from zarr.storage import LocalStore, MemoryStore, StorePath
 
 import zarr_shardstore
 from tests.support.bases import BASES, put
+from tests.support.shard_bytes import MISSING, index_nbytes, index_of, places_in
 from zarr_shardstore import (
     CorruptShardError,
     ReadOnlyError,
@@ -56,13 +57,9 @@ def store(base: Any) -> ShardingStore:
 
 def edit_entry(shard: bytes, entry_id: int, offset: int, nbytes: int) -> bytes:
     """A native shard (2 x 2, crc32c at the end) with one entry of its index replaced."""
-    from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec, index_of_shard
-
-    spec = ShardingSpec((2, 2), ZEP2_INDEX)
-    index = index_of_shard(shard, spec)
-    index.fields = index.fields.copy()
-    index.fields[entry_id] = (offset, nbytes)
-    return shard[: -spec.index_nbytes] + index.encode(ZEP2_INDEX)
+    places = [place or (MISSING, MISSING) for place in places_in(shard, 4)]
+    places[entry_id] = (offset, nbytes)
+    return shard[: -index_nbytes(4)] + index_of(places)
 
 
 @pytest.mark.parametrize("n", [0, 3, 67, 71])

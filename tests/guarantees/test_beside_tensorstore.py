@@ -10,8 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import pytest
@@ -19,15 +18,15 @@ import zarr
 
 from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock, Locking, locked
+from zarr_shardstore.testing import lock_shard, system_calls
 
 ts = pytest.importorskip("tensorstore")
 
 N_WRITES = 100
 """Of each process in a round."""
 
-LOCKINGS: tuple[Locking, ...] = ("os", "lockfile")
+Locking: TypeAlias = Literal["os", "lockfile"]
+LOCKINGS: tuple[Locking, ...] = get_args(Locking)
 
 
 def kvstore(path: Path, locking: Locking = "os") -> dict[str, Any]:
@@ -153,19 +152,16 @@ def test_each_version_of_a_shard_has_its_own_time(
     the clock of the file system stands still, and a new file gets an old inode."""
     stopped_ns = time.time_ns() + offset_s * 10**9
 
-    def with_stopped_clock(name: str) -> Callable[..., None]:
-        call = getattr(fs, name)
-
+    def with_stopped_clock(name: str, call: Callable[..., None]) -> Callable[..., None]:
         def run(fd: int, *args: Any) -> None:
             call(fd, *args)
             os.utime(fd, ns=(stopped_ns, stopped_ns))
 
-        return run
+        return run if name in ("write_at", "truncate") else call
 
-    patched: dict[str, Any] = {name: with_stopped_clock(name) for name in ("write_at", "truncate")}
     m = ShardingMapping(tmp_path, chunks_per_shard=16, strategy=strategy)
     times = []
-    with mock.patch.multiple(fs, **patched):
+    with system_calls(with_stopped_clock):
         for i in range(32):
             m[f"data/root/a/c{i % 16}"] = bytes([i]) * 100 * (i + 1)
             times.append(os.stat(tmp_path / "data/root/a/c0").st_mtime_ns)
@@ -180,7 +176,7 @@ def test_each_version_of_a_shard_has_its_own_time(
 def test_tensorstore_waits_for_our_lock(locking: Locking, tmp_path: Path) -> None:
     store = ts.KvStore.open(kvstore(tmp_path, locking)).result()
     path = tmp_path / "a"
-    with locked(str(path), locking):
+    with lock_shard(path, locking):
         writing = store.write("a", b"theirs")
         time.sleep(0.2)  # without a lock it is done then
         assert not writing.done()
@@ -188,21 +184,4 @@ def test_tensorstore_waits_for_our_lock(locking: Locking, tmp_path: Path) -> Non
         path.write_bytes(b"ours")
     writing.result()
     assert path.read_bytes() == b"theirs"
-    assert os.listdir(tmp_path) == ["a"]
-
-
-def test_tensorstore_publishes_no_bytes_of_ours(tmp_path: Path) -> None:
-    """It writes into the lock file, and does not cut off what is there: nothing is."""
-    store = ts.KvStore.open(kvstore(tmp_path)).result()
-    lock = tmp_path / f"a{LOCK_SUFFIX}"
-    lock.write_bytes(bytes(100))  # as one that was killed leaves it
-    kept = KeptLock(str(lock))
-    kept.acquire(0)
-    kept.release()
-    store.write("a", b"theirs").result()
-    assert (tmp_path / "a").read_bytes() == b"theirs"
-    assert not kept.try_acquire(), "its file is the shard now"
-    kept.acquire(0)
-    kept.remove()
-    assert (tmp_path / "a").read_bytes() == b"theirs"
     assert os.listdir(tmp_path) == ["a"]

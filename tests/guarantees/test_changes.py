@@ -20,9 +20,9 @@ from zarr_shardstore import (
     ShardingMapping,
     ShardingStore,
     UnsupportedError,
+    ValueTransformer,
     register_storage_transformer,
 )
-from zarr_shardstore.shards.stack import ValueTransformer
 from zarr_shardstore.testing import objects_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated metadata")

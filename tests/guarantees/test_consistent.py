@@ -15,12 +15,10 @@ from unittest import mock
 import pytest
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, ObjectStore, WrapperStore
 
-from tests.support.bases import forget_open_shards, fsspec_local
+from tests.support.bases import fsspec_local
+from tests.support.side_files import JOURNAL_SUFFIX
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.format.ranges import Range
-from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.cached_files import ShardFileReader
-from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX, repair
+from zarr_shardstore.testing import forget, system_calls
 
 N_WRITES = 200
 KEYS = [f"data/root/a/c{i}" for i in range(4)]
@@ -32,16 +30,21 @@ class _Stopped:
     def __init__(self, write: Any) -> None:
         self.is_longer = threading.Event()
         self.go_on = threading.Event()
+        self.is_begun = False
         self._thread = threading.Thread(target=write)
 
-    def write_at(self, fd: int, pieces: Any, offset: int, write_at: Any = fs.write_at) -> None:
-        size = os.fstat(fd).st_size
-        write_at(fd, pieces, offset)
-        if offset > size > 0:  # not the journal, which begins with nothing
-            self.is_longer.set()
-            assert self.go_on.wait(60)
+    def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def write_at(fd: int, pieces: Any, offset: int) -> None:
+            size = os.fstat(fd).st_size
+            call(fd, pieces, offset)
+            if offset > size > 0:  # not the journal, which begins with nothing
+                self.is_longer.set()
+                assert self.go_on.wait(60)
+
+        return write_at if name == "write_at" else call
 
     def start(self) -> None:
+        self.is_begun = True
         self._thread.start()
         assert self.is_longer.wait(60)
         threading.Timer(0.05, self.go_on.set).start()
@@ -63,21 +66,18 @@ def test_a_writer_comes_while_nobody_holds_the_lock(is_over: bool, tmp_path: Pat
         m.flush()
 
     writer = _Stopped(write)
-    read = ShardFileReader.read
+    pread = os.pread
 
-    def read_late(file: ShardFileReader, *args: Any) -> memoryview:
-        if not writer.is_longer.is_set():
+    def read_late(*args: Any) -> bytes:
+        if threading.current_thread() is threading.main_thread() and not writer.is_begun:
             writer.start()
-            value = read(file, *args)
+            value = pread(*args)
             if is_over:
                 writer.end()
             return value
-        return read(file, *args)
+        return pread(*args)
 
-    with (
-        mock.patch.object(fs, "write_at", writer.write_at),
-        mock.patch.object(ShardFileReader, "read", read_late),
-    ):
+    with system_calls(writer.wrap), mock.patch.object(os, "pread", read_late):
         values = m.get_partial_values([(key, (0, None)) for key in KEYS])
     writer.end()
     assert values == [b"old", b"new", b"old", b"old"]
@@ -86,17 +86,18 @@ def test_a_writer_comes_while_nobody_holds_the_lock(is_over: bool, tmp_path: Pat
 @contextmanager
 def after_the_index(change: Callable[[], None]) -> Iterator[None]:
     """Make a change once, after a reader has read the index, and before it reads an entry."""
-    read = ShardFileReader.read
+    pread = os.pread
     is_begun = False
 
-    def read_late(file: ShardFileReader, byte_range: Any, *args: Any) -> memoryview:
+    def read_late(fd: int, nbytes: int, offset: int) -> bytes:
         nonlocal is_begun
-        if isinstance(byte_range, Range) and not is_begun:
+        is_entry = offset + nbytes < os.fstat(fd).st_size  # the index is the end
+        if is_entry and not is_begun:
             is_begun = True
             change()
-        return read(file, byte_range, *args)
+        return pread(fd, nbytes, offset)
 
-    with mock.patch.object(ShardFileReader, "read", read_late):
+    with mock.patch.object(os, "pread", read_late):
         yield
     assert is_begun
 
@@ -113,7 +114,7 @@ def test_bytes_that_a_reader_may_still_read_are_not_used_again(
 
     def change() -> None:
         m.erase(KEYS[1])
-        forget_open_shards(tmp_path)  # as if this process were another one
+        forget(tmp_path)  # as if this process were another one
         if is_damaged:
             journal = tmp_path / f"data/root/a/c0{JOURNAL_SUFFIX}"
             journal.write_bytes(journal.read_bytes()[:-1])
@@ -148,46 +149,48 @@ def test_another_store_of_this_process_reads_what_is_being_changed(
     other = ShardingMapping(OTHER_STORES[kind](tmp_path), chunks_per_shard=4)
     assert other[KEYS[0]] == b"old"
     writer = _Stopped(lambda: m.__setitem__(KEYS[2], bytes(100_000)))
-    with mock.patch.object(fs, "write_at", writer.write_at):
+    with system_calls(writer.wrap):
         writer.start()
         assert other[KEYS[0]] == b"old"
         writer.end()
     assert other[KEYS[2]] == bytes(100_000)
 
 
-def test_who_replaces_a_shard_repairs_it_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_replaces_a_shard_repairs_it_first(tmp_path: Path) -> None:
     """Other threads of the process read what a killed writer left as it will be then."""
     m = ShardingMapping(tmp_path, chunks_per_shard=4)
     m.update(dict.fromkeys(KEYS[:2], b"---"))
     m[KEYS[0]] = b"old"
-    write_at = fs.write_at
+    is_dead = False
 
-    def write_half(fd: int, pieces: Any, offset: int) -> None:
-        if [len(piece) for piece in pieces] == [16]:  # the entry of the index
-            write_at(fd, [pieces[0][:8]], offset)
-            raise OSError("killed")
-        write_at(fd, pieces, offset)
+    def killed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(fd: Any, *args: Any, **options: Any) -> Any:
+            nonlocal is_dead
+            if name == "write_at" and [len(piece) for piece in args[0]] == [16]:
+                is_dead = True
+                call(fd, [args[0][0][:8]], args[1])  # half of the entry of the index
+            if is_dead:
+                raise OSError("killed")
+            return call(fd, *args, **options)
 
-    with (
-        mock.patch.object(fs, "write_at", write_half),
-        mock.patch("zarr_shardstore.io.local.shard_files.repair", side_effect=OSError),
-        pytest.raises(OSError, match="killed"),
-    ):
+        return run
+
+    with system_calls(killed), pytest.raises(OSError, match="killed"):
         m[KEYS[0]] = b"new" * 100
-    forget_open_shards(tmp_path)  # as if that process were killed
+    forget(tmp_path)  # as if that process were killed
     is_begun, go_on = threading.Event(), threading.Event()
 
-    def repair_late(path: str) -> bool:
-        is_begun.set()
-        assert go_on.wait(60)
-        return repair(path)
+    def repair_late(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            is_begun.set()
+            assert go_on.wait(60)
+            return call(*args, **options)
 
-    monkeypatch.setattr("zarr_shardstore.io.local.open_shards.repair", repair_late)
+        return run if name == "write_at" else call
+
     writer = ShardingMapping(tmp_path, chunks_per_shard=4, locking="none")
     reader = ShardingMapping(tmp_path, chunks_per_shard=4)
-    with ThreadPoolExecutor() as threads:
+    with ThreadPoolExecutor() as threads, system_calls(repair_late):
         written = threads.submit(writer.__setitem__, KEYS[2], b"more")
         assert is_begun.wait(60)
         found = reader[KEYS[0]]

@@ -29,25 +29,24 @@ from zarr.core.sync import sync
 
 from tests.support import failing
 from tests.support.bases import put as put_object
-from tests.support.bases import wait_until_free
 from tests.support.failing import BASES, Base, open_files
 from tests.support.hierarchies import KINDS as HIERARCHIES
 from tests.support.hierarchies import ArrayOf, grid_coords
 from tests.support.rounds import N_ROUNDS
+from tests.support.side_files import LOCK_SUFFIX
 from tests.support.stops import files_in
-from zarr_shardstore import ShardingMapping, ShardingStore, UnpublishedError
-from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
-from zarr_shardstore.errors import (
-    CorruptShardError,
-    CorruptValueError,
-    ShardConflictError,
+from zarr_shardstore import (
+    ShardingMapping,
+    ShardingStore,
     SpecError,
+    UnpublishedError,
+    reshard,
+    set_index_cache_nbytes,
+    shard_store,
+    unshard_store,
 )
-from zarr_shardstore.io.index_cache import index_cache
-from zarr_shardstore.io.local import cached_files, locks
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX
-from zarr_shardstore.io.seal import seal_all
-from zarr_shardstore.testing.stores import Faults, Kind, objects_of
+from zarr_shardstore.errors import CorruptShardError, CorruptValueError, ShardConflictError
+from zarr_shardstore.testing import Faults, Kind, objects_of, tuned, wait_until_idle
 
 Values: TypeAlias = Mapping[str, bytes | None]
 Outcome: TypeAlias = "Sequence[bytes | None] | Exception | None"
@@ -253,7 +252,7 @@ class Worker:
         before = {k: set(values) for k, values in self.allowed.items()}
         with self.base.at_work():
             outcomes = self.caller(ops, self.store)
-        wait_until_free()
+        wait_until_idle()
         self.after_each()
         failed: list[Op] = []
         for op, outcome in zip(ops, outcomes, strict=True):
@@ -416,20 +415,20 @@ def test_one_system_call_fails(
             worker.after_each = lambda: check_files(root, faults)
         worker.work(WRITES)
         with faults.ignored():
-            seal_all()
+            ShardingMapping(root).flush()
         check_files(root, faults)
 
     with (
-        mock.patch.object(locks, "MAX_WAIT_S", 10.0),
         # Nothing is remembered: where a look at a remembered file fails, it is read once more.
-        mock.patch.object(cached_files, "MIN_AGE_NS", 10**18),
+        tuned(lock_wait_s=10.0, min_file_age_ns=10**18),
     ):
         sweep(run, kind)
 
 
 def check_files(root: Path, faults: Faults) -> None:
     """What a failed write leaves behind: the file of a lock that nobody holds, if that failed."""
-    index_cache.clear()  # with what is known of them, files are closed that are kept open
+    set_index_cache_nbytes(0)  # with what is known of them, files are closed that are kept open
+    set_index_cache_nbytes(64 << 20)
     assert open_files(root) == []
     left = [str(path) for path in root.rglob("*") if path.suffix == ".partial"]
     assert left == []
@@ -578,7 +577,7 @@ def succeeds(call: Callable[[], None], faults: Faults, *, is_last: bool) -> bool
         return True
     finally:
         sync(no_task_is_left())  # zarr lets other chunks go on after the first error
-        wait_until_free()
+        wait_until_idle()
 
 
 async def no_task_is_left() -> None:

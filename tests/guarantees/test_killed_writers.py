@@ -15,8 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from typing import Any, Literal, TypeAlias
 
 import pytest
 import zarr
@@ -25,16 +24,16 @@ import zarr_shardstore
 from tests.support import write_until_killed
 from tests.support.any_size import INDEX_CODECS, Location, declare
 from tests.support.processes import MAX_SECONDS
+from tests.support.shard_bytes import places_in
+from tests.support.side_files import is_side_file
 from tests.support.write_until_killed import Layers, State, applied, content, key_of, stored
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.io.local import locks
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX
-from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX, find_repair_of
-from zarr_shardstore.shards.sharding import WriteStrategy
+from zarr_shardstore.testing import tuned
 
 N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "168"))
 
 Change = dict[int, Layers | None]
+WriteStrategy: TypeAlias = Literal["append", "rewrite"]
 STRATEGIES: dict[str, tuple[WriteStrategy, ...]] = {
     "append": ("append",),
     "rewrite": ("rewrite",),
@@ -99,31 +98,38 @@ class Array:
     def __init__(self, root: Path, cps: int, checksum: str, location: Location) -> None:
         self.root = root
         self.cps = cps
+        self.checksum = checksum
+        self.location = location
         self.n_chunks = 5 * cps // 2
         self.state: State = {}
         self.version = 0
         declare(root, "z", self.n_chunks, cps, checksum=checksum, location=location)
 
-    def shard_files(self) -> list[Path]:
-        paths = [self.root / key_of(i) for i in range(-(-self.n_chunks // self.cps))]
-        return [path for path in paths if path.exists()]
-
     def side_files(self) -> list[str]:
         names = os.listdir(self.root / "z/c") if (self.root / "z/c").exists() else []
-        return [name for name in names if name.endswith((LOCK_SUFFIX, JOURNAL_SUFFIX))]
+        return [name for name in names if is_side_file(name)]
 
     def repairs(self) -> list[str]:
-        """What has to be done with the shards that are not whole."""
-        found = []
-        for path in self.shard_files():
-            with path.open("rb") as file:
-                repair = find_repair_of(str(path), file.fileno())
-            if repair is not None:
-                whole_entries = any(len(data) > 4 for _, data in repair.writes)
-                found.append(
-                    "cut" if repair.size is not None else "entries" if whole_entries else "checksum"
-                )
-        return found
+        """What is wrong in the bytes of the shards that are not whole, and that are read."""
+        reasons = []
+        found = self.found()
+        for shard in range(-(-self.n_chunks // self.cps)):
+            path = self.root / key_of(shard)
+            if path.exists():
+                first = shard * self.cps
+                ours = [found.get(i) for i in range(first, first + self.cps)]
+                try:
+                    if self._read_alone(path.read_bytes()) != ours:
+                        reasons.append("entries")
+                except AssertionError:
+                    reasons.append("checksum")
+        return reasons
+
+    def _read_alone(self, data: bytes) -> list[bytes | None]:
+        """The entries of a shard as its bytes say it, without a journal."""
+        checksum = self.checksum == "crc32c"
+        places = places_in(data, self.cps, checksum=checksum, location=self.location)
+        return [None if place is None else data[place[0] : sum(place)] for place in places]
 
     # ------------------------------------------------------------------ checks
 
@@ -276,7 +282,7 @@ def test_killed_writers(
     arrays = [
         Array(tmp_path / str(n), cps, checksum, location) for n, cps in enumerate((6, 6, 400))
     ]
-    with mock.patch.object(locks, "MAX_WAIT_S", 10.0):
+    with tuned(lock_wait_s=10.0):
         # Until one was killed in the middle of a change, where nobody else goes on and repairs it.
         changes_files = STRATEGIES[strategy] == ("append",)
         while kinds.total() < N_KILLS // N_CASES or (changes_files and not repairs):

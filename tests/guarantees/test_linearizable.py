@@ -60,7 +60,7 @@ from tests.support.shard_calls import (
     value,
 )
 from zarr_shardstore import ShardingStore
-from zarr_shardstore.testing.histories import Event, judge, short
+from zarr_shardstore.testing import Event, judge, short
 
 N_PROCESSES = 3
 MAX_CLIENTS = 4

@@ -7,6 +7,7 @@ The directory `outside` is a canary: every test says what it holds afterwards.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,9 @@ import zarr
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, LoggingStore, ObjectStore, WrapperStore
 
-from tests.support.bases import forget_open_shards, fsspec_local
+from tests.support.bases import fsspec_local
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, shard_store
-from zarr_shardstore.inspect.open_base import open_base
-from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.shard_files import ShardFile
+from zarr_shardstore.testing import forget, system_calls
 
 
 def obstore_local(root: Path) -> ObjectStore[Any]:
@@ -191,7 +190,6 @@ def test_links_to_what_is_no_file(tmp_path: Path, what: str) -> None:
     mapping = ShardingMapping(tmp_path / "root")
     assert mapping.get("link") is None
     assert mapping.get_partial_values([("link", (0, 5))]) == [None]
-    assert open_base(tmp_path / "root").values(["link"]) == [None]
     assert mapping.list() == []
     mapping["link"] = b"new"
     assert mapping["link"] == b"new"
@@ -334,7 +332,7 @@ def test_a_shard_that_has_another_name(
         (directory / "0.__lock").unlink()
     before = bytes_below(backup)
     if state == "left open by another":
-        forget_open_shards(tmp_path)
+        forget(tmp_path)
     assert values(mapping) == values(plain)
     CHANGES[change](mapping)
     CHANGES[change](plain)
@@ -348,29 +346,26 @@ def test_a_shard_that_has_another_name(
 
 @pytest.mark.parametrize("share", SHARED)
 @pytest.mark.parametrize("n_writes", range(5))
-def test_a_backup_of_what_a_killed_writer_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_writes: int, share: str
-) -> None:
+def test_a_backup_of_what_a_killed_writer_left(tmp_path: Path, n_writes: int, share: str) -> None:
     """Files that have another name are repaired as copies: the backup can be repaired as well."""
 
     class Killed(BaseException):
         pass
 
-    def write_until_killed(*args: Any) -> None:
-        nonlocal n_writes
-        if n_writes == 0:
-            raise Killed
-        n_writes -= 1
-        write_at(*args)
+    def until_killed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            nonlocal n_writes
+            n_writes -= name == "write_at" and n_writes >= 0
+            if n_writes < 0:
+                raise Killed  # nor does it clean up
+            return call(*args, **options)
+
+        return run
 
     mapping = new_array(tmp_path / "root", "append")
-    write_at = fs.write_at
-    with monkeypatch.context() as patch:
-        patch.setattr(fs, "write_at", write_until_killed)
-        patch.setattr(ShardFile, "_repair", lambda _: None)  # nor does it clean up
-        with suppress(Killed):
-            mapping.set("z/c/0", b"\x09")
-    forget_open_shards(tmp_path)
+    with system_calls(until_killed), suppress(Killed):
+        mapping.set("z/c/0", b"\x09")
+    forget(tmp_path)
     directory, backup = tmp_path / "root/z/c", tmp_path / "backup"
     backup.mkdir()
     for name in ("0", "0.__journal"):

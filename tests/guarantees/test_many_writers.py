@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import fsspec
 import pytest
@@ -30,10 +29,10 @@ from tests.support.shared_shards import (
     Writers,
     open_base,
 )
+from tests.support.side_files import LOCK_SUFFIX
 from tests.support.stops import files_in
 from zarr_shardstore import ShardConflictError, ShardingMapping
-from zarr_shardstore.io.local import locks
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX, locked
+from zarr_shardstore.testing import lock_shard, tuned
 
 N_CHUNKS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "128"))
 N_CHUNKS_ON_SERVERS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "48"))
@@ -125,7 +124,7 @@ def test_object_stores(started: Started, server: str, name: str, way: Way) -> No
 
 
 def _hold(path: str, locking: Any, begun: Any) -> None:
-    with locked(path, locking):
+    with lock_shard(path, locking):
         begun.set()
         time.sleep(600)
 
@@ -151,7 +150,7 @@ def test_a_lock_ends_with_its_process(holder: Any, tmp_path: Path) -> None:
     """Who waits for a process that hangs gets an error, and nothing is written; when it is
     killed, the next write works. Its lock is no key."""
     m = ShardingMapping(tmp_path, chunks_per_shard=4)
-    with mock.patch.object(locks, "MAX_WAIT_S", 0.1), pytest.raises(ShardConflictError, match="c0"):
+    with tuned(lock_wait_s=0.1), pytest.raises(ShardConflictError, match="c0"):
         m["data/root/a/c1"] = b"1"
     assert list(m) == []
     m["data/root/a/c7"] = b"7"  # another shard
@@ -171,7 +170,7 @@ def test_a_lock_file_outlives_its_process(holder: Any, tmp_path: Path) -> None:
     m = ShardingMapping(tmp_path, chunks_per_shard=4, locking="lockfile")
     lock = tmp_path / f"data/root/a/c0{LOCK_SUFFIX}"
     with (
-        mock.patch.object(locks, "MAX_WAIT_S", 0.1),
+        tuned(lock_wait_s=0.1),
         pytest.raises(ShardConflictError, match="remove") as caught,
     ):
         m["data/root/a/c1"] = b"1"
@@ -186,6 +185,6 @@ def test_an_erased_directory_does_not_stop_who_waits(tmp_path: Path) -> None:
     fs = fsspec.filesystem("file")
     path = str(tmp_path / "a/b/c")
     for _ in range(20):
-        with locked(path, "os"):
+        with lock_shard(path, "os"):
             pass
         fs.rm(str(tmp_path / "a"), recursive=True)

@@ -26,8 +26,8 @@ from tests.support.read_and_write import (
     element_of,
     is_erased,
 )
+from tests.support.side_files import is_side_file
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.io.local.files import is_side_file
 
 SECONDS = float(os.environ.get("ZARR_SHARDSTORE_SECONDS", "8"))
 STRATEGIES: tuple[Literal["append", "rewrite"], ...] = ("append", "append", "rewrite")

@@ -22,11 +22,9 @@ from unittest import mock
 import pytest
 from zarr.core.buffer import default_buffer_prototype
 
+from tests.support.shard_bytes import build_shard
 from zarr_shardstore import ShardingMapping, ShardingStore, set_index_cache_nbytes
-from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec, build_shard
-from zarr_shardstore.io.index_cache import index_cache
-from zarr_shardstore.io.local import cached_files
-from zarr_shardstore.io.local.cached_files import MISS, CachedShardFile
+from zarr_shardstore.testing import forget, tuned
 
 PROTOTYPE = default_buffer_prototype()
 N = 8
@@ -43,7 +41,7 @@ NEW: Values = {i: b"%d new" % i for i in range(N)}
 
 
 def shard_of(values: Values) -> bytes:
-    return build_shard(values, ShardingSpec((N,), DRAFT_INDEX))
+    return build_shard(values, N, checksum=False)
 
 
 def shuffled(values: Values) -> bytes:
@@ -113,9 +111,9 @@ CHANGES: dict[str, Change] = {
 
 @pytest.fixture(autouse=True)
 def _nothing_known() -> Iterator[None]:
-    index_cache.clear()
+    forget()
     yield
-    index_cache.clear()
+    forget()
 
 
 def make(tmp_path: Path, data: bytes) -> Path:
@@ -171,7 +169,19 @@ def test_that_would_be_wrong_without_a_look_at_the_file(tmp_path: Path, read: Re
     """The checks of this file can fail: without validation they do."""
     path = make(tmp_path, shard_of(OLD))
     store = warm_store(tmp_path, read)
-    with mock.patch.object(CachedShardFile, "is_current", return_value=True):
+    seen: dict[Any, os.stat_result] = {}
+
+    def stood_still(function: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def call(file: Any, *args: Any, **options: Any) -> os.stat_result:
+            return seen.get(file) or seen.setdefault(file, function(file, *args, **options))
+
+        return call
+
+    with (
+        mock.patch.object(os, "stat", stood_still(os.stat)),
+        mock.patch.object(os, "fstat", stood_still(os.fstat)),
+    ):
+        assert {i: read(store, i) for i in range(N)} == OLD
         overwrite(path, shuffled(NEW))
         assert {i: read(store, i) for i in range(N)} != NEW
 
@@ -260,7 +270,7 @@ def test_a_young_file_would_be_taken_for_an_old_one(tmp_path: Path) -> None:
     """The check above can fail: if young files are remembered it does."""
     path = make(tmp_path, shard_of(OLD))
     store = ShardingStore(tmp_path, chunks_per_shard=N)
-    with mock.patch.object(cached_files, "MIN_AGE_NS", -(10**18)):
+    with tuned(min_file_age_ns=-(10**18)):
         n_wrong, n_same = change_often(path, store, overwrite)
     assert n_same
     assert n_wrong
@@ -370,17 +380,26 @@ def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
                 assert blocking(store, i) == b"%05d" % i
             open_files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in _open_fds()]
             assert sum(path.startswith(str(directory)) for path in open_files) <= 128
-        assert len(index_cache) == n_shards
+        assert n_remembered(store, n_shards) == n_shards
         set_index_cache_nbytes(100_000)
-        assert index_cache.nbytes <= 100_000
-        assert 0 < len(index_cache) < n_shards
+        assert 0 < n_remembered(store, n_shards) < n_shards
         assert blocking(store, 0) == b"00000"
         set_index_cache_nbytes(0)
-        assert len(index_cache) == 0
+        assert n_remembered(store, n_shards) == 0
         assert blocking(store, 1) == b"00001"
-        assert len(index_cache) == 0
+        assert n_remembered(store, n_shards) == 0
     finally:
         set_index_cache_nbytes(64 * 1024 * 1024)
+
+
+def n_remembered(store: ShardingStore, n_shards: int) -> int:
+    """How many of the shards that were read last are read without a request for the index."""
+    for n in range(n_shards):
+        before = store.stats().index_requests
+        blocking(store, N * (n_shards - 1 - n))
+        if store.stats().index_requests > before:
+            return n
+    return n_shards
 
 
 def _open_fds() -> list[str]:
@@ -397,11 +416,11 @@ def test_damage_is_found_by_the_whole_procedure(tmp_path: Path) -> None:
     data[at : at + 8] = (10**9).to_bytes(8, "little")
     make(tmp_path, bytes(data))
     store = warm_store(tmp_path, blocking)
+    n_warm = store.stats().warm_reads
     with pytest.raises(Exception, match="c2"):
         blocking(store, 2)
+    assert store.stats().warm_reads == n_warm
     assert blocking(store, 3) == OLD[3]
-    file = cached_files.find_file(str(tmp_path.resolve() / SHARD))
-    assert file is None or file.read(str(tmp_path / SHARD), 2, None) is MISS
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)

@@ -36,14 +36,13 @@ from tests.support.file_layer import (
     RecordingLayer,
     Stop,
     Stopped,
-    restart,
     state_of,
     write_state,
 )
 from tests.support.rounds import N_ROUNDS
+from tests.support.shard_bytes import Location, build_shard, places_in
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.format.shard import IndexFormat, ShardingSpec, build_shard, index_of_shard
-from zarr_shardstore.io.local import fs, locks
+from zarr_shardstore.testing import forget, system_calls, tuned
 
 Model = dict[int, bytes]
 
@@ -61,8 +60,18 @@ CRC = {"name": "crc32c"}
 class Form:
     """How the array is declared, and its index stored."""
 
-    index: IndexFormat
+    checksum: bool
+    location: Location = "end"
     is_draft: bool = False
+
+    def build(self, values: Mapping[int, bytes]) -> bytes:
+        """A shard with these entries."""
+        return build_shard(values, CPS, checksum=self.checksum, location=self.location)
+
+    def places(self, shard: bytes) -> list[tuple[int, int]]:
+        """Offset and size of the entries of a shard that are there."""
+        found = places_in(shard, CPS, checksum=self.checksum, location=self.location)
+        return [place for place in found if place is not None]
 
     def chunk_key(self, entry_id: int) -> str:
         return f"{'data/root/a/c' if self.is_draft else 'a/c/'}{CPS + entry_id}"
@@ -72,13 +81,16 @@ class Form:
         return "data/root/a/c1" if self.is_draft else "a/c/1"
 
     def documents(self, codec: str) -> Mapping[str, bytes]:
-        return _draft_documents() if self.is_draft else _documents(self.index, codec)
+        return _draft_documents() if self.is_draft else self.v3_documents(codec)
+
+    def v3_documents(self, codec: str) -> Mapping[str, bytes]:
+        return _documents(self.checksum, self.location, codec)
 
     @cache  # noqa: B019
     def read_natively(self, shard: bytes | None, codec: str) -> Any:
         """The array as zarr-python finds it, chunk by chunk."""
         to_buffer = default_buffer_prototype().buffer.from_bytes
-        objects = {k: to_buffer(v) for k, v in _documents(self.index, codec).items()}
+        objects = {k: to_buffer(v) for k, v in self.v3_documents(codec).items()}
         if shard is not None:
             objects["a/c/1"] = to_buffer(shard)
         found: Any = zarr.open_array(MemoryStore(objects), path="a", mode="r")[:]
@@ -86,13 +98,13 @@ class Form:
 
 
 @cache
-def _documents(index: IndexFormat, codec: str) -> Mapping[str, bytes]:
+def _documents(checksum: bool, location: Location, codec: str) -> Mapping[str, bytes]:
     base: dict[str, bytes] = {}
     store = ShardingStore(
         base,
         chunks_per_shard=CPS,
-        index_codecs=[LITTLE, CRC] if index.checksum else [LITTLE],
-        index_location=index.location,
+        index_codecs=[LITTLE, CRC] if checksum else [LITTLE],
+        index_location=location,
     )
     zarr.create_array(
         store,
@@ -115,9 +127,9 @@ def _draft_documents() -> Mapping[str, bytes]:
 
 
 FORMS = {
-    "checksum": Form(IndexFormat(checksum=True)),
-    "start": Form(IndexFormat(checksum=True, location="start")),
-    "draft": Form(IndexFormat(checksum=False), is_draft=True),
+    "checksum": Form(checksum=True),
+    "start": Form(checksum=True, location="start"),
+    "draft": Form(checksum=False, is_draft=True),
 }
 
 
@@ -190,7 +202,7 @@ class Restart:
     """Another process goes on, after one that ended without flush."""
 
     def run(self, m: ShardingMapping, form: Form) -> None:
-        restart()
+        forget()
 
     def after(self, model: Model) -> Model:
         return model
@@ -282,9 +294,9 @@ SOME = ("new shard", "full new shard", "overwrite", "erase all, one by one", "gr
 
 def shard_like(form: Form, seed: int) -> bytes:
     """A chunk that is a shard with other values itself, and ends or begins in an index."""
-    shard = build_shard({0: b"wrong %d" % seed, 2: b"no"}, ShardingSpec((CPS,), form.index))
+    shard = form.build({0: b"wrong %d" % seed, 2: b"no"})
     pad = random.Random(seed).randbytes(CHUNK_NBYTES - len(shard))
-    return shard + pad if form.index.location == "start" else pad + shard
+    return shard + pad if form.location == "start" else pad + shard
 
 
 @cache
@@ -316,8 +328,7 @@ class Held:
         except FileNotFoundError:
             return None
         shard = os.pread(fd, os.fstat(fd).st_size, 0)
-        index = index_of_shard(shard, ShardingSpec((CPS,), form.index))
-        places = [e for i in range(CPS) if (e := index.entry(i)) is not None]
+        places = form.places(shard)
         return cls(fd, [(offset, shard[offset : offset + nbytes]) for offset, nbytes in places])
 
     def check(self) -> None:
@@ -374,7 +385,7 @@ class Run:
                 assert stop is not None
             else:
                 assert stop is None, "nobody noticed the stop"
-        restart()
+        forget()
         return layer.calls
 
     def release(self) -> None:
@@ -385,7 +396,7 @@ class Run:
 
     def close(self) -> None:
         self.release()
-        restart()
+        forget()
         shutil.rmtree(self.root)
 
 
@@ -546,9 +557,10 @@ def tmp_path(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def nobody_waits() -> Iterator[None]:
     """Of these processes only one is alive."""
-    monkeypatch.setattr(locks, "MAX_WAIT_S", 0.5)
+    with tuned(lock_wait_s=0.5):
+        yield
 
 
 APPEND = {"strategy": "append"}
@@ -580,7 +592,7 @@ def test_a_journal_does_nothing_to_a_file_of_another_program(
             fewer = dict(list(known.items())[1:])
             for theirs in (known, newer, fewer):
                 other = shard.with_name("other")
-                other.write_bytes(build_shard(theirs, ShardingSpec((CPS,), of_form.index)))
+                other.write_bytes(of_form.build(theirs))
                 other.replace(shard)
                 assert read_all(ShardingMapping(run.root, strategy="append"), of_form) == theirs
         check_recovery(run, theirs)
@@ -647,7 +659,7 @@ def test_recovery_stops_too(workload: str, form: str, tmp_path: Path) -> None:
                 assert stop is not None
             else:
                 assert stop is None
-        restart()
+        forget()
         state = frozenset(state_of(root).items()), len(run.models)
         if stop is not None and state not in seen:
             seen.add(state)
@@ -676,7 +688,7 @@ def test_recovery_stops_too(workload: str, form: str, tmp_path: Path) -> None:
 @contextmanager
 def not_synced() -> Iterator[None]:
     """Nothing here loses power, or only as the tests say."""
-    with mock.patch.object(fs, "sync"):
+    with system_calls(lambda name, call: (lambda _: None) if name == "sync" else call):
         yield
 
 
@@ -820,7 +832,7 @@ def test_loss_of_power_after_a_kill(workload: str, tmp_path: Path) -> None:
                 for step in load.stopped[:1]:
                     run.take(step, m)
             except Stopped:
-                restart()
+                forget()
             if not layer.is_dead:
                 break
             n_events = len(layer.events)

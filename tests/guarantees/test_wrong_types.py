@@ -35,8 +35,6 @@ from zarr_shardstore import (
     shard_store,
     to_native,
 )
-from zarr_shardstore.format.consolidated_index import with_consolidated_index
-from zarr_shardstore.metadata.documents import dump_document, node_of_document
 
 VALUES: list[Any] = [None, True, 5, -1, 1.5, "x", "sharding", [], [5], ["x"], {}, {"a": 5}]
 GONE = object()
@@ -55,7 +53,8 @@ def flat(zarr_format: int = 3, **options: Any) -> Base:
     if zarr_format == 2:
         zarr.consolidate_metadata(store, zarr_format=2)
     key = "a/zarr.json" if zarr_format == 3 else "a/.zarray"
-    base[key] = dump_document(with_consolidated_index(json.loads(base[key])))
+    doc = json.loads(base[key])
+    base[key] = json.dumps(doc | {"zarr_shardstore_index": {"must_understand": False}}).encode()
     return base
 
 
@@ -123,6 +122,11 @@ def attempt(ask: Callable[[], Any]) -> None:
         ask()
 
 
+def is_document(key: str) -> bool:
+    """Whether a key is that of the document of a v3 node, or of an array."""
+    return key.endswith((".array.json", "zarr.json", ".zarray"))
+
+
 def listed(store: ShardingStore) -> set[str]:
     """The keys of a listing until it ends, or raises an error of this package."""
     keys: set[str] = set()
@@ -140,7 +144,7 @@ def check(good: Base, base: Base, chunk: str) -> None:
     other = chunk.replace("a/c", "b/c") if "a/c" in chunk else chunk.replace("a/", "b/")
     is_of_a = re.compile(r"(data/root/|^)a/")
     kept = {key for key in ShardingMapping(good) if not is_of_a.search(key)}
-    assert kept | {key for key in base if node_of_document(key)} <= listed(ShardingStore(base))
+    assert kept | {key for key in base if is_document(key)} <= listed(ShardingStore(base))
     m = ShardingMapping(base)
     asks: list[Callable[[], Any]] = [
         *(partial(m.get, key) for key in (*base, chunk)),
@@ -156,7 +160,7 @@ def check(good: Base, base: Base, chunk: str) -> None:
         lambda: shard_store(base, chunks_per_shard=4, dry_run=True),
         lambda: m.set(chunk, b"x"),
         lambda: m.erase(chunk),
-        *(partial(m.set, key, ShardingMapping(good)[key]) for key in base if node_of_document(key)),
+        *(partial(m.set, key, ShardingMapping(good)[key]) for key in base if is_document(key)),
     ]
     for ask in asks:
         attempt(ask)
@@ -175,7 +179,7 @@ def documents(kind: str) -> tuple[Base, list[tuple[str, Steps]]]:
     keys = [
         key
         for key in good
-        if (node_of_document(key) or key.endswith((".zmetadata", ".zattrs")))
+        if (is_document(key) or key.endswith((".zmetadata", ".zattrs")))
         and not key.startswith(("b/", "meta/root/b"))
     ]
     return good, [(key, steps) for key in keys for steps in places(json.loads(good[key]))]

@@ -26,8 +26,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from tests.support.bases import BASES
-from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.convert.api import shard_store, unshard_store
+from zarr_shardstore import ShardingMapping, ShardingStore, shard_store, unshard_store
 from zarr_shardstore.testing import objects_of
 
 with warnings.catch_warnings():

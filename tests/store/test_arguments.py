@@ -18,9 +18,8 @@ import zarr
 from zarr.core.sync import sync
 
 import zarr_shardstore
-from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
+from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, set_index_cache_nbytes
 from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.io.index_cache import index_cache
 
 WRONG: list[Any] = [
     *(12345, -1, 1.5, True, None, "nonsense", b"raw", object(), slice(0, 1), range(0)),
@@ -104,7 +103,7 @@ def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A name that is no path yet becomes one here."""
     monkeypatch.chdir(tmp_path)
     yield
-    index_cache.resize(64 << 20)
+    set_index_cache_nbytes(64 << 20)
 
 
 @pytest.mark.parametrize("name", public_callables())

@@ -14,8 +14,9 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
-from tests.support.bases import BASES, temporary_directory, wait_until_free
+from tests.support.bases import BASES, temporary_directory
 from zarr_shardstore import ShardingMapping, ShardingStore, UnpublishedError
+from zarr_shardstore.testing import wait_until_idle
 
 N = 64
 CPS: Any = {"chunks_per_shard": 8}
@@ -210,7 +211,7 @@ def test_threads_and_tasks_lose_nothing(base_name: str, max_nbytes: int | None) 
         assert {k: m[k] for k in m} == {key(i): b"%d" % i for i in range(N)}
     assert seen(base) == {key(i): b"%d" % i for i in range(N)}
     assert not store._engine.operations.buffer.is_active
-    wait_until_free()
+    wait_until_idle()
 
 
 @pytest.mark.parametrize("base_name", ["dict", "local"])

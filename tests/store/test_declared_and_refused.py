@@ -398,8 +398,8 @@ def test_a_custom_separator_of_the_draft(separator: str) -> None:
 
 def test_a_custom_separator_in_tools_and_through_the_draft_store(tmp_path: Any) -> None:
     """Conversions there and back; zarr-python reads, writes and resizes the array."""
+    from tests.support.draft import ENTRY_POINT
     from zarr_shardstore import DraftHierarchyStore, reshard, unshard_store
-    from zarr_shardstore.draft.draft_translation import ENTRY_POINT
 
     base = {
         "zarr.json": json.dumps(ENTRY_POINT).encode(),

@@ -13,6 +13,7 @@ from zarr.core.sync import sync
 
 from tests.support.bases import BASES
 from tests.support.draft import (
+    ENTRY_POINT,
     GROUP,
     draft_array,
     listed,
@@ -24,7 +25,6 @@ from zarr_shardstore import (
     DraftHierarchyStore,
     ShardingStore,
 )
-from zarr_shardstore.draft.draft_translation import ENTRY_POINT
 from zarr_shardstore.testing import objects_of
 
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]

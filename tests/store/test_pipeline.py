@@ -27,7 +27,7 @@ from tests.support.pipeline_arrays import (
 )
 from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.store import pipeline as pipeline_module
+from zarr_shardstore.testing import tuned
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +80,7 @@ def test_any_sequence_of_reads_and_writes_equals_numpy(
     kind: str, nbytes: int, steps: list[Any], fill: int, write_empty: bool, is_local: bool
 ) -> None:
     base = LocalStore(temporary_directory()) if is_local else MemoryStore()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline_module, "_WRITE_NBYTES", nbytes)
-        patch.setattr(pipeline_module, "_READ_NBYTES", nbytes)
+    with tuned(pipeline_write_nbytes=nbytes, pipeline_read_nbytes=nbytes):
         z = make_array(
             make_store(kind, base),
             kind,

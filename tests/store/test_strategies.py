@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import itertools
 import multiprocessing
 import os
@@ -12,10 +13,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 from unittest import mock
 
 import numpy as np
@@ -27,16 +28,14 @@ from zarr.codecs import BytesCodec, ShardingCodec
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from tests.support.any_size import INDEX_CODECS, Location, declare
-from tests.support.bases import forget_open_shards, temporary_directory
+from tests.support.bases import temporary_directory
 from tests.support.rounds import N_ROUNDS
 from tests.support.stops import files_in
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore, SpecError, reshard
-from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local import open_shards as open_shards_module
-from zarr_shardstore.io.local.locks import KeptLock
-from zarr_shardstore.shards.sharding import WriteStrategy
+from zarr_shardstore.testing import forget, system_calls, tuned
 
 ROOT = "data/root/a/c"
+WriteStrategy: TypeAlias = Literal["append", "rewrite"]
 STRATEGIES: list[WriteStrategy] = ["append", "append", "rewrite"]
 INDEX_NBYTES = 8 * 16
 
@@ -57,13 +56,15 @@ def chunks(values: dict[int, bytes]) -> dict[str, bytes]:
 def counted() -> Iterator[list[int]]:
     """Bytes of each write of a file."""
     sizes: list[int] = []
-    write_at = fs.write_at
 
-    def count(fd: int, pieces: Any, offset: int) -> None:
-        sizes.append(sum(map(len, pieces)))
-        write_at(fd, pieces, offset)
+    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def count(fd: int, pieces: Any, offset: int) -> None:
+            sizes.append(sum(map(len, pieces)))
+            call(fd, pieces, offset)
 
-    with mock.patch.object(fs, "write_at", count):
+        return count if name == "write_at" else call
+
+    with system_calls(counting):
         yield sizes
 
 
@@ -212,50 +213,46 @@ def test_many_shards_do_not_exhaust_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n_gone", [0, 64])
-def test_shards_that_are_never_full_are_sealed_in_time(
-    n_gone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_that_are_never_full_are_sealed_in_time(n_gone: int, tmp_path: Path) -> None:
     """Those that were opened first, so that not each keeps two more files beside it; one with
     each write, if only to see that it is gone."""
-    forget_open_shards()  # those of other tests
+    forget()  # those of other tests
     gone = mapping(tmp_path / "gone", n=4)
     gone.update({f"{ROOT}{i}": b"1" for i in range(0, 4 * n_gone, 4)})
     shutil.rmtree(tmp_path / "gone", ignore_errors=True)
-    monkeypatch.setattr(open_shards_module, "_MAX_UNSEALED", 8)
     m = mapping(tmp_path, n=4)
     n = 60 + n_gone
     values = {i: bytes([i % 256]) for i in range(0, 4 * n, 4)}
-    for i, value in values.items():
-        m[f"{ROOT}{i}"] = value
     n_left = 20 + n_gone
-    deadline = time.monotonic() + 20
-    while len(list(tmp_path.rglob("*.__journal"))) > n_left and time.monotonic() < deadline:
-        time.sleep(0.01)
+    with tuned(unsealed_shards=8):
+        for i, value in values.items():
+            m[f"{ROOT}{i}"] = value
+        deadline = time.monotonic() + 20
+        while len(list(tmp_path.rglob("*.__journal"))) > n_left and time.monotonic() < deadline:
+            time.sleep(0.01)
     assert len(list(tmp_path.rglob("*.__journal"))) <= n_left
     assert dict(m) == chunks(values)
     m.flush()
     assert len(files_in(tmp_path)) == n
 
 
-def test_a_lock_that_fails_keeps_no_other_shard_unsealed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_fails_keeps_no_other_shard_unsealed(tmp_path: Path) -> None:
     """The end of its use is no reason to choose a shard that is then not sealed."""
-    forget_open_shards()  # those of other tests
+    forget()  # those of other tests
     m = mapping(tmp_path, n=4)
     for i in range(0, 40, 4):
         m[f"{ROOT}{i}"] = b"1"
-    first = next(path for path in open_shards_module.open_shards.files)
-    monkeypatch.setattr(open_shards_module, "_MAX_UNSEALED", 8)
-    with (
-        mock.patch.object(KeptLock, "acquire", side_effect=OSError("no locks")),
-        pytest.raises(OSError, match="no locks"),
-    ):
-        m[f"{ROOT}37"] = b"2"
-    m[f"{ROOT}37"] = b"3"
-    deadline = time.monotonic() + 20
-    while os.path.exists(f"{first}.__journal") and time.monotonic() < deadline:
-        time.sleep(0.01)
+    first = shard_of(tmp_path)
+    with tuned(unsealed_shards=8):
+        with (
+            mock.patch.object(fcntl, "fcntl", side_effect=OSError("no locks")),
+            pytest.raises(OSError, match="no locks"),
+        ):
+            m[f"{ROOT}37"] = b"2"
+        m[f"{ROOT}37"] = b"3"
+        deadline = time.monotonic() + 20
+        while os.path.exists(f"{first}.__journal") and time.monotonic() < deadline:
+            time.sleep(0.01)
     assert not os.path.exists(f"{first}.__journal")
     assert dict(m) == chunks({**dict.fromkeys(range(0, 40, 4), b"1"), 37: b"3"})
 
@@ -333,15 +330,18 @@ def test_flush_seals_also_after_a_write_that_failed(nth: int, tmp_path: Path) ->
     m = ShardingMapping(tmp_path)
     m.update({"z/c/0": b"0" * 30, "z/c/1": b"1" * 30})
     m["z/c/0"] = b"new" * 11
-    write_at, n_calls = fs.write_at, itertools.count(1)
+    n_calls = itertools.count(1)
 
-    def fail(fd: int, pieces: Any, offset: int) -> None:
-        n = next(n_calls)
-        if n == nth:
-            raise OSError(errno.ENOSPC, "no room")
-        write_at(fd, pieces, offset)
+    def failing(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def fail(fd: int, pieces: Any, offset: int) -> None:
+            n = next(n_calls)
+            if n == nth:
+                raise OSError(errno.ENOSPC, "no room")
+            call(fd, pieces, offset)
 
-    with mock.patch.object(fs, "write_at", fail), pytest.raises(OSError, match="no room"):
+        return fail if name == "write_at" else call
+
+    with system_calls(failing), pytest.raises(OSError, match="no room"):
         m["z/c/2"] = b"2" * 30
     m.flush()
     assert sorted(files_in(tmp_path)) == ["z/c/0", "z/zarr.json"]
@@ -399,7 +399,7 @@ def test_entries_of_any_size_survive_each_other(
     model: dict[str, bytes] = {}
     for number, (i, nbytes, strategy, is_elsewhere) in enumerate(changes, start=1):
         if is_elsewhere:
-            forget_open_shards(path)  # as if by another process
+            forget(path)  # as if by another process
         m, key = stores[strategy], f"z/c/{i}"
         match nbytes:
             case "flush":
@@ -414,7 +414,7 @@ def test_entries_of_any_size_survive_each_other(
         found = dict(stores["append"])
         del found["z/zarr.json"]
         assert found == model
-    forget_open_shards(path)
+    forget(path)
 
 
 @pytest.mark.parametrize("limit", [0, 3000, 10_000])

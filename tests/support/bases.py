@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import os
 import shutil
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
@@ -18,11 +16,6 @@ from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
-
-from zarr_shardstore.io import update_queue
-from zarr_shardstore.io.local.open_shards import _synchronized as one_thread_at_a_time
-from zarr_shardstore.io.local.open_shards import open_shards
-from zarr_shardstore.io.local.shard_files import ShardFile
 
 
 class OtherMapping(MutableMapping[str, bytes]):
@@ -82,34 +75,3 @@ def put(base: Any, key: str, value: bytes) -> None:
         sync(base.set(key, default_buffer_prototype().buffer.from_bytes(value)))
     else:
         base[key] = value
-
-
-def forget_open_shards(directory: Path | str = "/") -> None:
-    """As if this process had ended: the shards below are closed as they are, and unknown. Of other
-    directories shards may be sealed meanwhile, in threads."""
-    root = os.path.join(os.path.realpath(directory), "")
-    while (files := _forget_unless_in_use(root)) is None:
-        time.sleep(0.001)
-    for file in files:
-        file.close_all()
-
-
-@one_thread_at_a_time
-def _forget_unless_in_use(root: str) -> list[ShardFile] | None:
-    paths = [path for path in open_shards.files if path.startswith(root)]
-    if not open_shards._locked.keys().isdisjoint(paths):
-        return None
-    for path in paths:
-        open_shards._recent.pop(path, None)
-        open_shards._being_sealed.discard(path)
-    return [open_shards.files.pop(path) for path in paths]
-
-
-def wait_until_free() -> None:
-    """See that no shard stays held. A leader tells its callers first and leaves then, and a
-    shard of an earlier test may be sealed just now: a moment is enough, or it never ends."""
-    for _ in range(5000):
-        if not update_queue._queues:
-            return
-        time.sleep(0.001)
-    raise AssertionError(f"still held: {list(update_queue._queues)}")

@@ -31,7 +31,7 @@ from tests.support.shard_calls import (
     perform_blocking,
     run_program,
 )
-from zarr_shardstore.testing.histories import Event
+from zarr_shardstore.testing import Event
 
 __all__ = ["MAX_SECONDS", "Processes", "Where", "client_processes"]
 

@@ -18,7 +18,7 @@ from typing import Any
 import zarr
 from zarr.storage import LocalStore, ObjectStore
 
-from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
+from zarr_shardstore import reshard, shard_store, unshard_store
 
 
 def open_store(where: dict[str, Any]) -> Any:

@@ -11,9 +11,18 @@ from zarr.core.sync import sync
 from zarr_shardstore import (
     DraftHierarchyStore,
 )
-from zarr_shardstore.draft.draft_translation import ENTRY_POINT
 
 PROTOTYPE = default_buffer_prototype()
+
+_CORE = "https://purl.org/zarr/spec/protocol/core/3.0"
+
+ENTRY_POINT = {
+    "zarr_format": _CORE,
+    "metadata_encoding": _CORE,
+    "metadata_key_suffix": ".json",
+    "extensions": [],
+}
+"""Document ``zarr.json`` of a hierarchy."""
 
 
 def buffer(value: bytes) -> cpu.Buffer:

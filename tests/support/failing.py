@@ -23,8 +23,8 @@ from obstore.store import MemoryStore as ObstoreMemory
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
 from tests.support.bases import OtherMapping
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX
-from zarr_shardstore.testing.stores import BlockingFailingStore, FailingStore, Faults, half
+from tests.support.side_files import LOCK_SUFFIX
+from zarr_shardstore.testing import BlockingFailingStore, FailingStore, Faults, half
 
 
 class FailingMapping(OtherMapping):

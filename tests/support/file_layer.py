@@ -1,7 +1,7 @@
 """A file layer that stops at one call, as a kill does, and a record of what a disk was told.
 
-All that changes shards goes through `zarr_shardstore.io.local.fs`; besides, locks and
-temporary files are made and removed by `os` itself. Both are caught here.
+All that changes shards goes through the calls of `zarr_shardstore.testing.system_calls`; besides,
+locks and temporary files are made and removed by `os` itself. Both are caught here.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
-from zarr_shardstore.io import update_queue
-from zarr_shardstore.io.local import fs, locks
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX
-from zarr_shardstore.io.local.open_shards import open_shards
+from tests.support.side_files import LOCK_SUFFIX
+from zarr_shardstore.testing import system_calls
 
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial")
 
@@ -76,15 +74,13 @@ class FileLayer:
 
     @contextmanager
     def installed(self) -> Iterator[FileLayer]:
-        wrapped: dict[str, Any] = {name: self._caught(name) for name in fs.SYSTEM_CALLS}
         system: dict[str, Any] = {
             name: self._system_caught(name) for name in ("open", "unlink", "mkdir")
         }
-        with mock.patch.multiple(fs, **wrapped), mock.patch.multiple(os, **system):
+        with system_calls(self._caught), mock.patch.multiple(os, **system):
             yield self
 
-    def _caught(self, name: str) -> Callable[..., Any]:
-        call = getattr(fs, name)
+    def _caught(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **options: self._run(name, call, args, options)
 
     def _system_caught(self, name: str) -> Callable[..., Any]:
@@ -299,13 +295,6 @@ def _truncated(nbytes: int) -> Callable[[Any, tuple[float, float]], Any]:
 def path_of(file: int | str) -> str:
     """Path of a file, also if it is open."""
     return os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else file
-
-
-def restart() -> None:
-    """Forget what a killed process would have forgotten."""
-    locks.reset_after_fork()
-    open_shards.reset_after_fork()
-    update_queue._queues.clear()
 
 
 def state_of(root: Path) -> dict[str, bytes]:

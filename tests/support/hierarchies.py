@@ -12,8 +12,8 @@ import obstore
 from zarr.storage import ObjectStore
 
 from tests.support.bases import BASES as COMMON_BASES
+from tests.support.draft import ENTRY_POINT
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.draft.draft_translation import ENTRY_POINT
 from zarr_shardstore.testing import objects_of
 
 Coords = tuple[int, ...]

@@ -13,7 +13,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
-from zarr_shardstore.testing.histories import Event
+from zarr_shardstore.testing import Event
 
 __all__ = [
     "CHUNKS_PER_SHARD",

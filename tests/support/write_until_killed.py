@@ -21,14 +21,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from zarr.core.buffer import cpu
 
 from tests.support.any_size import HEADER, encode
+from tests.support.side_files import is_side_file
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.files import is_side_file
+from zarr_shardstore.testing import system_calls
 
 Layers: TypeAlias = list[list[int]]
 State: TypeAlias = dict[int, Layers]
@@ -146,7 +147,9 @@ def applied(state: State, new: Mapping[int, Layers | None]) -> State:
 # ------------------------------------------------------------------- the process
 
 
-def stop_at(n: int, only_shards: bool, stop: Callable[[], None], rng: random.Random) -> None:
+def stop_at(
+    n: int, only_shards: bool, stop: Callable[[], None], rng: random.Random
+) -> AbstractContextManager[None]:
     """Call `stop` before the n-th call that changes a file; writes are made in two halves, so
     that it may be in the middle of one. With `only_shards` only those count that change a shard
     in its place."""
@@ -170,17 +173,18 @@ def stop_at(n: int, only_shards: bool, stop: Callable[[], None], rng: random.Ran
 
         return count_and_call
 
-    for name in fs.SYSTEM_CALLS:
-        setattr(fs, name, counted(getattr(fs, name)))
-    write_half = fs.write_at
+    def in_halves(write_half: Callable[..., Any]) -> Callable[..., Any]:
+        def write_at(fd: int, pieces: list[bytes], offset: int) -> None:
+            data = b"".join(pieces)
+            middle = rng.randint(0, len(data))
+            write_half(fd, [data[:middle]], offset)
+            write_half(fd, [data[middle:]], offset + middle)
 
-    def write_at(fd: int, pieces: list[bytes], offset: int) -> None:
-        data = b"".join(pieces)
-        middle = rng.randint(0, len(data))
-        write_half(fd, [data[:middle]], offset)
-        write_half(fd, [data[middle:]], offset + middle)
+        return write_at
 
-    fs.write_at = write_at  # type: ignore[assignment]
+    return system_calls(
+        lambda name, call: in_halves(counted(call)) if name == "write_at" else counted(call)
+    )
 
 
 def wait_here(log: int) -> None:
@@ -203,7 +207,7 @@ def write(request: dict[str, Any]) -> None:
         rng = random.Random(request["seed"])
         if request["stop_at"]:
             n, only_shards = request["stop_at"]
-            stop_at(n, only_shards, lambda: wait_here(log), rng)
+            stop_at(n, only_shards, lambda: wait_here(log), rng).__enter__()  # for good
         state = {int(i): layers for i, layers in request["state"].items()}
         m = ShardingMapping(request["path"], **request["options"])
         store = ShardingStore(request["path"], **request["options"])

@@ -26,11 +26,17 @@ from typer.testing import CliRunner, Result
 
 import zarr_shardstore
 from tests.support.cli_stores import enter_directory_with_stores
-from zarr_shardstore import CorruptShardError, ShardingStore, SpecError
+from zarr_shardstore import (
+    ArrayReport,
+    ConversionReport,
+    CorruptShardError,
+    Progress,
+    ShardingStore,
+    SpecError,
+)
 from zarr_shardstore.cli import parameters
 from zarr_shardstore.cli.app import app
 from zarr_shardstore.cli.output import ProgressBars, ProgressLines
-from zarr_shardstore.convert.report import ArrayReport, ConversionReport, Progress
 from zarr_shardstore.inspect.shard_map import printable
 
 ROOT = Path(__file__).parents[2]

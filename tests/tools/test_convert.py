@@ -33,15 +33,17 @@ from tests.support.hierarchies import (
 )
 from zarr_shardstore import (
     DraftHierarchyStore,
+    Progress,
     ShardingMapping,
     ShardingStore,
     SpecError,
     UnsupportedError,
     get_shard_info,
+    reshard,
+    shard_store,
+    unshard_store,
 )
 from zarr_shardstore.convert import in_place
-from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
-from zarr_shardstore.convert.report import Progress
 from zarr_shardstore.errors import ReadOnlyError, UnfinishedConversionError
 from zarr_shardstore.inspect import find
 from zarr_shardstore.shards.requests import Get, GetMany, GetSize, ListDir, ListPrefix

@@ -20,8 +20,7 @@ from zarr.storage import LocalStore, MemoryStore, ObjectStore, WrapperStore
 
 from tests.support.bases import OtherMapping, fsspec_memory
 from tests.support.stops import InCaller, empty_directories, files_in
-from zarr_shardstore import ShardingStore, SpecError
-from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
+from zarr_shardstore import ShardingStore, SpecError, reshard, shard_store, unshard_store
 from zarr_shardstore.testing import objects_of
 
 DATA = np.arange(1, 36, dtype="<i2").reshape(5, 7)

@@ -39,9 +39,8 @@ from tests.support.hierarchies import (
     view,
 )
 from tests.support.rounds import N_ROUNDS
-from zarr_shardstore import ShardingMapping
+from zarr_shardstore import ShardingMapping, reshard, shard_store, unshard_store
 from zarr_shardstore.convert import transfer
-from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
 from zarr_shardstore.testing import objects_of
 
 INDEXES: list[dict[str, Any]] = [

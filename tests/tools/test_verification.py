@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.bases import OtherMapping
 from tests.support.hierarchies import KINDS, ArrayOf, Coords, Kind, grid_coords
 from tests.support.rounds import N_ROUNDS
-from zarr_shardstore.convert.api import reshard, shard_store, unshard_store
+from zarr_shardstore import reshard, shard_store, unshard_store
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError
 from zarr_shardstore.inspect.open_base import STAGING
 

@@ -374,3 +374,23 @@ def test_an_interrupt_at_any_line_keeps_nothing(use: Callable[[str], None], path
         n += 1
     assert n > 10
     assert is_free(path, locking)
+
+
+def test_tensorstore_publishes_no_bytes_of_ours(tmp_path: Path) -> None:
+    """It writes into the lock file, and does not cut off what is there: nothing is."""
+    ts = pytest.importorskip("tensorstore")
+    context = {"file_io_locking": {"mode": "os"}, "file_io_sync": False}
+    spec = {"driver": "file", "path": f"{tmp_path}/", "context": context}
+    store = ts.KvStore.open(spec).result()
+    lock = tmp_path / f"a{LOCK_SUFFIX}"
+    lock.write_bytes(bytes(100))  # as one that was killed leaves it
+    kept = KeptLock(str(lock))
+    kept.acquire(0)
+    kept.release()
+    store.write("a", b"theirs").result()
+    assert (tmp_path / "a").read_bytes() == b"theirs"
+    assert not kept.try_acquire(), "its file is the shard now"
+    kept.acquire(0)
+    kept.remove()
+    assert (tmp_path / "a").read_bytes() == b"theirs"
+    assert os.listdir(tmp_path) == ["a"]

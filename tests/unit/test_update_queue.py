@@ -15,13 +15,13 @@ from unittest import mock
 import pytest
 from zarr.core.buffer import cpu
 
-from tests.support.bases import forget_open_shards
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.io import update_queue
 from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
 from zarr_shardstore.io.local.open_shards import ShardLock, open_shards
+from zarr_shardstore.testing import forget
 
 N = 16
 SHARD = "data/root/a/c0"
@@ -73,7 +73,7 @@ async def until_nobody_leads() -> None:
 
 def contents(path: Path) -> dict[str, bytes]:
     """What another process finds."""
-    forget_open_shards(path)
+    forget(path)
     return {name: bytes(value) for name, value in ShardingMapping(path, chunks_per_shard=N).items()}
 
 
@@ -139,7 +139,7 @@ async def test_much_work_takes_a_hop_before_it_begins(tmp_path: Path) -> None:
 
 async def test_a_shard_that_is_not_open_takes_a_hop(tmp_path: Path, threads: list[int]) -> None:
     store = opened(tmp_path)
-    forget_open_shards(tmp_path)
+    forget(tmp_path)
     threads.clear()
     await store.set(key(1), buffer(b"new"))
     assert threads
@@ -340,7 +340,7 @@ def test_a_failing_look_at_a_shard_keeps_no_lock(call: str, tmp_path: Path) -> N
     assert not open_shards.is_locked_by_me(path)
     with closing(KeptLock(path + LOCK_SUFFIX)) as other:
         other.acquire(0, "it is not held any more")
-    forget_open_shards(tmp_path)
+    forget(tmp_path)
 
 
 def test_a_lock_that_was_removed_is_none(tmp_path: Path) -> None:

@@ -1,15 +1,26 @@
 """Kit for tests of zarr stores, of this package's and of others.
 
 Stores that count the requests they get, stores that fail at chosen requests, and a checker of
-concurrent histories. Each works with any ``zarr.abc.store.Store``.
+concurrent histories work with any ``zarr.abc.store.Store``. The functions of
+`zarr_shardstore.testing.process` control what this package remembers, its limits, and its system
+calls on local files.
 """
 
-from zarr_shardstore.testing.histories import Event, Verdict, judge
+from zarr_shardstore.testing.histories import Event, Verdict, judge, short
+from zarr_shardstore.testing.process import (
+    forget,
+    lock_shard,
+    system_calls,
+    tuned,
+    wait_until_idle,
+)
 from zarr_shardstore.testing.stores import (
     BlockingFailingStore,
     CountingStore,
     FailingStore,
     Faults,
+    Kind,
+    half,
     objects_of,
 )
 
@@ -19,7 +30,15 @@ __all__ = [
     "Event",
     "FailingStore",
     "Faults",
+    "Kind",
     "Verdict",
+    "forget",
+    "half",
     "judge",
+    "lock_shard",
     "objects_of",
+    "short",
+    "system_calls",
+    "tuned",
+    "wait_until_idle",
 ]
