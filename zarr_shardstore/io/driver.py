@@ -22,28 +22,10 @@ from zarr_shardstore.io.backends.base import Backend, OpenFiles, ReplacedMeanwhi
 from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.local.fs import max_shards_of_a_write
-from zarr_shardstore.io.update_queue import (
-    blocked_loop,
-    commit,
-    commit_async,
-    running_loop,
-)
+from zarr_shardstore.io.update_queue import blocked_loop, commit, commit_async, running_loop
 from zarr_shardstore.io.write_epochs import UNSTABLE, announced, version_of
-from zarr_shardstore.shards.requests import (
-    ChangeShard,
-    Delete,
-    DeletePrefix,
-    Flow,
-    Found,
-    FoundIndex,
-    Get,
-    GetIndex,
-    Request,
-    Set,
-    SetIfNotExists,
-    SetWithGaps,
-    UpdateShard,
-)
+from zarr_shardstore.shards import requests
+from zarr_shardstore.shards.requests import Flow, Found, FoundIndex, Request, UpdateShard
 from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.updates import EntryUpdate
 
@@ -55,14 +37,16 @@ UpdateFlow: TypeAlias = Callable[
 """The write strategy: a flow that commits groups of updates of one shard, the first of which
 the request has."""
 
-_WRITES = (Set, SetIfNotExists, SetWithGaps, ChangeShard, Delete, DeletePrefix)
+_READS = (requests.Get, requests.GetIndex)
+_WRITES = (
+    requests.Set,
+    requests.SetIfNotExists,
+    requests.SetWithGaps,
+    requests.ChangeShard,
+    requests.Delete,
+    requests.DeletePrefix,
+)
 """Requests after which an object may be another one: readers of this process are told."""
-
-_PAUSE_S = 0.001
-"""Before a read that met a write in place is repeated: about what writing a shard takes."""
-
-_MAX_TORN_S = 10.0
-"""Then the reply is taken as it is: its checks find what is torn."""
 
 MAX_CONFLICT_S = 120.0
 """As long as for a lock. At 10 requests a second that is some hundred attempts."""
@@ -150,12 +134,11 @@ class Driver:
 
     async def _reply(self, batch: list[Request], opened: OpenFiles | None) -> list[Any]:
         """Return the replies to a batch; its updates are committed after the other requests."""
-        ask = self._ask if self.backend.replaces_at_once else self._ask_until_stable
         updates = [request for request in batch if isinstance(request, UpdateShard)]
         if not updates:
-            return await ask(batch, opened)
+            return await self._ask(batch, opened)
         others: list[Request] = [r for r in batch if not isinstance(r, UpdateShard)]
-        replies = iter(await ask(others, opened) if others else ())
+        replies = iter(await self._ask(others, opened) if others else ())
         if opened is not None:
             if opened:
                 opened.close()
@@ -179,61 +162,35 @@ class Driver:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _ask_until_stable(
-        self, requests: list[Request], opened: OpenFiles | None
-    ) -> list[Any]:
-        """Ask; repeat reads that may have seen half of a write of this process."""
-        replies = await self._ask(requests, opened)
-        end = time.monotonic() + _MAX_TORN_S
-        while time.monotonic() < end:
-            torn = [
-                i
-                for i, reply in enumerate(replies)
-                if isinstance(reply, Found | FoundIndex) and reply.version is UNSTABLE
-            ]
-            if not torn:
-                break
-            if opened is None:
-                await asyncio.sleep(_PAUSE_S)
-            else:
-                time.sleep(_PAUSE_S)
-            again = await self._ask([requests[i] for i in torn], opened)
-            for i, reply in zip(torn, again, strict=True):
-                replies[i] = reply
-        return replies
-
-    async def _ask(self, requests: list[Request], opened: OpenFiles | None) -> list[Any]:
+    async def _ask(self, batch: list[Request], opened: OpenFiles | None) -> list[Any]:
         """Ask the backend, and announce the writes among the requests as long as it takes."""
         backend = self.backend
-        before = None if backend.has_versions else self._epochs(requests)
+        before = None if backend.has_versions else self._epochs(batch)
         writes = [
-            backend.scope(r.prefix if isinstance(r, DeletePrefix) else r.key)
-            for r in requests
+            backend.scope(r.prefix if isinstance(r, requests.DeletePrefix) else r.key)
+            for r in batch
             if isinstance(r, _WRITES)
         ]
         loop = asyncio.get_running_loop() if opened is None else None
         with announced(writes, loop) if writes else nullcontext():
             if opened is None:
-                replies = await backend.perform_async(requests)
+                replies = await backend.perform_async(batch)
             else:
-                replies = backend.perform(requests, opened)
-        self.counters.count_round(requests, replies)
+                replies = backend.perform(batch, opened)
+        self.counters.count_round(batch, replies)
         if before is None:
             return replies
-        for i, after in enumerate(self._epochs(requests)):
+        for i, after in enumerate(self._epochs(batch)):
             reply = replies[i]
-            if not isinstance(reply, Found | FoundIndex):
-                continue
-            if reply.version is None or not backend.replaces_at_once:
-                version = (before[i], reply.version) if before[i] == after else UNSTABLE
+            if isinstance(reply, Found | FoundIndex) and reply.version is None:
+                version = before[i] if before[i] == after else UNSTABLE
                 replies[i] = reply._replace(version=version)
         return replies
 
-    def _epochs(self, requests: list[Request]) -> list[object]:
-        """The write epoch of each object that is read."""
+    def _epochs(self, batch: list[Request]) -> list[object]:
+        """Return the write epoch of each object that is read."""
         return [
-            version_of(self.backend.scope(r.key)) if isinstance(r, Get | GetIndex) else None
-            for r in requests
+            version_of(self.backend.scope(r.key)) if isinstance(r, _READS) else None for r in batch
         ]
 
     # ------------------------------------------------- for the update queue

@@ -61,9 +61,6 @@ class Backend(ABC):
     """Whether any later process can compare versions: `RecordIndex` works."""
     can_append: bool = False
     """Whether shards can be changed in place: `OpenShard` and its companions work."""
-    replaces_at_once: bool = True
-    """Whether a concurrent reader sees an object before or after a write, never between. If not,
-    a read waits for the writers of this process."""
     max_shards_at_once: Callable[[], int] | None = None
     """Number of shards that a read may now touch in two rounds; ``None``: any. A read of more
     shards runs in several parts."""

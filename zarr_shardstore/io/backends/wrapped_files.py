@@ -41,8 +41,15 @@ from zarr_shardstore.io.local.files import (
 from zarr_shardstore.io.local.fs import MIN_AGE_NS, FileState, state_of
 from zarr_shardstore.io.local.open_shards import lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.io.write_epochs import version_of
 from zarr_shardstore.shards.requests import DeletePrefix, Found, Get, ListDir, Request
 from zarr_shardstore.shards.shard_writer import ShardWriter
+
+_PAUSE_S = 0.001
+"""Before a read that met a write in place is repeated: about what writing a shard takes."""
+
+_MAX_TORN_S = 10.0
+"""Then the reply is taken as it is: its checks find what is torn."""
 
 
 class WrappedFilesBackend(ZarrBackend):
@@ -60,15 +67,14 @@ class WrappedFilesBackend(ZarrBackend):
         assert root is not None, "the store is one of local files"
         self._root = root
         self.max_requests_at_once = None
-        self.replaces_at_once = not is_local_fsspec(innermost(store))  # fsspec writes in place
+        self._overwrites = is_local_fsspec(innermost(store))
 
     def lock(
         self,
         key: str,
         fits: Callable[[ShardWriter], bool] | None = None,  # noqa: ARG002  it is async
     ) -> AbstractContextManager[bool]:
-        overwrites = not self.replaces_at_once
-        return lock_to_replace(self._root + key, self._options.locking, overwrites=overwrites)
+        return lock_to_replace(self._root + key, self._options.locking, overwrites=self._overwrites)
 
     def refuse_links(self, key: str) -> None:
         refuse_links(self._root, key)
@@ -98,13 +104,23 @@ class WrappedFilesBackend(ZarrBackend):
     async def _perform_one(self, request: Request) -> Any:
         match request:
             case Get(together=None):
-                return await self._get_checked(request)
+                return await self._get_stable(request)
             case DeletePrefix(prefix) if self._removes_through_links(prefix):
                 await asyncio.to_thread(remove_directory, self._root, prefix)
                 return None
             case ListDir(prefix) if not is_directory(self._root + prefix):
                 return []  # of a file fsspec lists the file itself
         return await super()._perform_one(request)
+
+    async def _get_stable(self, request: Get) -> Found:
+        """Read; repeat a read that may have seen half of a write of this process in place."""
+        scope, end = self.scope(request.key), time.monotonic() + _MAX_TORN_S
+        while True:
+            epoch = version_of(scope)
+            found = await self._get_checked(request)
+            if not self._overwrites or version_of(scope) == epoch or time.monotonic() > end:
+                return found
+            await asyncio.sleep(_PAUSE_S)
 
     async def _get_checked(self, request: Get) -> Found:
         path = self._root + request.key
