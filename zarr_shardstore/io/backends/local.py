@@ -32,55 +32,11 @@ from zarr_shardstore.io.backends.base import (
 from zarr_shardstore.io.backends.store_traits import directory_of
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.index_cache import index_cache
-from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.cached_files import (
-    CachedShardFile,
-    ShardFileReader,
-    cache_file,
-    find_file,
-    forget_below,
-    read_when_consistent,
-    reopen,
-)
-from zarr_shardstore.io.local.files import (
-    keys_below,
-    link_below,
-    link_on_way,
-    names_in,
-    read_files,
-    refuse_links,
-    remove_directory,
-    size_of_file,
-    tidy,
-)
+from zarr_shardstore.io.local import cached_files, files, fs
 from zarr_shardstore.io.local.open_shards import ShardLock, lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import found_index, index_get
-from zarr_shardstore.shards.requests import (
-    ChangeShard,
-    CloseListing,
-    CloseShard,
-    Delete,
-    DeletePrefix,
-    Exists,
-    Found,
-    FoundIndex,
-    Get,
-    GetIndex,
-    GetMany,
-    GetSize,
-    ListDir,
-    ListPage,
-    ListPrefix,
-    Move,
-    OpenShard,
-    Recorded,
-    RecordIndex,
-    Request,
-    Set,
-    SetIfNotExists,
-    SetWithGaps,
-)
 from zarr_shardstore.shards.shard_writer import ShardWriter
 
 _MIN_AGE_ON_WEB_SERVERS_NS = 2_100_000_000
@@ -143,15 +99,15 @@ class LocalBackend(Backend):
         return self._root + key
 
     def refuse_links(self, key: str) -> None:
-        refuse_links(self._root, key)
+        files.refuse_links(self._root, key)
 
     def linked_directory(self, prefix: str) -> str | None:
-        return link_on_way(self._root, prefix) or link_below(self._root + prefix)
+        return files.link_on_way(self._root, prefix) or files.link_below(self._root + prefix)
 
-    def perform(self, batch: list[Request], opened: OpenFiles | None = None) -> list[Any]:
-        files = OpenFiles() if opened is None else opened
+    def perform(self, batch: list[requests.Request], opened: OpenFiles | None = None) -> list[Any]:
+        readers = OpenFiles() if opened is None else opened
         try:
-            return [self._perform_one(request, files) for request in batch]
+            return [self._perform_one(request, readers) for request in batch]
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
                 raise
@@ -160,119 +116,127 @@ class LocalBackend(Backend):
             ) from error
         finally:
             if opened is None:
-                files.close()
+                readers.close()
 
-    def _perform_one(self, request: Request, files: OpenFiles) -> Any:
+    def _perform_one(self, request: requests.Request, opened: OpenFiles) -> Any:
         match request:
-            case Get(key, byte_range, opened=True):
-                return Found(open_shards.files[self.real_root + key].read(byte_range), None)
-            case Get(key, byte_range, consistent=True):
-                return self._get_consistent(key, byte_range, files)
-            case Get(key, byte_range):
-                reader = files.get(key) or self._open(key, files)
+            case requests.Get(key, byte_range, opened=True):
+                file = open_shards.files[self.real_root + key]
+                return requests.Found(file.read(byte_range), None)
+            case requests.Get(key, byte_range, consistent=True):
+                return self._get_consistent(key, byte_range, opened)
+            case requests.Get(key, byte_range):
+                reader = opened.get(key) or self._open(key, opened)
                 if reader is None:
-                    return Found(None, None)
+                    return requests.Found(None, None)
                 value = reader.read(byte_range)
-                return Found(value, reader.version_now(), reader.size)
-            case GetIndex():
-                return self._get_index(request, files)
-            case RecordIndex(shard, waits):
+                return requests.Found(value, reader.version_now(), reader.size)
+            case requests.GetIndex():
+                return self._get_index(request, opened)
+            case requests.RecordIndex(shard, waits):
                 return self._record_index(shard, waits=waits)
-            case OpenShard(shard, data_end):
+            case requests.OpenShard(shard, data_end):
                 file = open_shards.files[self.real_root + shard.key]
                 file.owner = self
                 return file.open(shard, data_end)
-            case ChangeShard(key, steps):
+            case requests.ChangeShard(key, steps):
                 durable_below = self.real_root if self._is_durable else None
                 open_shards.files[self.real_root + key].take(steps, durable_below=durable_below)
-                _close(files, key)  # it has another size now
-            case GetMany(keys):
-                return read_files(self._root, keys)
-            case Exists(key):
-                return size_of_file(self._root + key) is not None
-            case GetSize(key):
-                return size_of_file(self._root + key)
-            case SetIfNotExists(key, value):
+                _close(opened, key)  # it has another size now
+            case requests.GetMany(keys):
+                return files.read_files(self._root, keys)
+            case requests.Exists(key):
+                return files.size_of_file(self._root + key) is not None
+            case requests.GetSize(key):
+                return files.size_of_file(self._root + key)
+            case requests.SetIfNotExists(key, value):
                 buffer = to_buffer(value)
                 fs.opening(lambda: sync(self._files.set_if_not_exists(key, buffer)))
                 if self._is_durable:
                     fs.sync_file(self._root + key)
                     fs.sync_directories(self._root + key, self._root)
-                _close(files, key)
-            case Set(key, value):
+                _close(opened, key)
+            case requests.Set(key, value):
                 self._store(key, [(0, [value])])
-                _close(files, key)
-            case SetWithGaps(key, parts):
+                _close(opened, key)
+            case requests.SetWithGaps(key, parts):
                 self._store(key, parts)
-                _close(files, key)
-            case CloseShard(key):
+                _close(opened, key)
+            case requests.CloseShard(key):
                 open_shards.files[self.real_root + key].end_journal()
-            case Delete(key):
+            case requests.Delete(key):
                 self._delete(key)
-                _close(files, key)
-            case DeletePrefix(prefix):
-                forget_below(self._root + prefix)
-                remove_directory(self._root, prefix)
-            case Move(key, to):
-                self._move(key, to)
-                _close(files, key)
-                _close(files, to)
-            case ListPrefix(prefix):
-                return list(keys_below(self._root, prefix))
-            case ListPage(cursor, n_keys):
-                cursor.pages = cursor.pages or IteratorPages(keys_below(self._root, cursor.prefix))
+                _close(opened, key)
+            case requests.DeletePrefix(prefix):
+                cached_files.forget_below(self._root + prefix)
+                files.remove_directory(self._root, prefix)
+            case requests.Move(key, to):
+                index_cache.forget(self._root + key)
+                if files.size_of_file(self._root + key) is not None:
+                    os.makedirs(os.path.dirname(self._root + to), exist_ok=True)
+                    os.replace(self._root + key, self._root + to)
+                _close(opened, key)
+                _close(opened, to)
+            case requests.ListPrefix(prefix):
+                return list(files.keys_below(self._root, prefix))
+            case requests.ListPage(cursor, n_keys):
+                if cursor.pages is None:
+                    cursor.pages = IteratorPages(files.keys_below(self._root, cursor.prefix))
                 return cursor.pages.next_page(n_keys)
-            case CloseListing(cursor):
+            case requests.CloseListing(cursor):
                 if cursor.pages:
                     cursor.pages.close()
-            case ListDir(prefix):
-                return names_in(self._root, prefix)
+            case requests.ListDir(prefix):
+                return files.names_in(self._root, prefix)
             case _:
                 raise TypeError(f"a backend does not perform {request!r}")
         return None
 
     def _open(
-        self, key: str, files: OpenFiles, cached: CachedShardFile | None = None
-    ) -> ShardFileReader | None:
-        if len(files) > 1 and len(files) >= fs.max_files_of_a_read():  # the oldest is closed first
-            _close(files, next(iter(files)))
+        self, key: str, opened: OpenFiles, cached: cached_files.CachedShardFile | None = None
+    ) -> cached_files.ShardFileReader | None:
+        if len(opened) > 1 and len(opened) >= fs.max_files_of_a_read():
+            _close(opened, next(iter(opened)))  # the oldest
         try:
-            reader = files[key] = ShardFileReader(self._root + key, cached)
+            reader = opened[key] = cached_files.ShardFileReader(self._root + key, cached)
         except fs.NO_FILE:
             return None
         return reader
 
-    def _get_index(self, request: GetIndex, files: OpenFiles) -> FoundIndex:
+    def _get_index(self, request: requests.GetIndex, opened: OpenFiles) -> requests.FoundIndex:
         shard, path = request.shard, self._root + request.key
-        cached = find_file(path)
+        cached = cached_files.find_file(path)
         if cached is not None and cached.has_spec(shard.layout.spec):
-            reader = self._open(shard.key, files, cached)
+            reader = self._open(shard.key, opened, cached)
             if reader is not None and cached.is_current(reader.handle.fd):
                 if cached.handle is None and self.keeps_handles:
-                    reopen(path, cached, reader.handle)
-                return FoundIndex(cached.index, reader.version, reader.size, was_requested=False)
+                    cached_files.reopen(path, cached, reader.handle)
+                found = reader.version, reader.size
+                return requests.FoundIndex(cached.index, *found, was_requested=False)
             index_cache.forget(path)  # it is stale
-            _close(files, shard.key)
-        found = found_index(request, self._perform_one(index_get(request), files))
-        reader = files.get(shard.key)
-        if reader is not None and found.decoded is not None and request.cache:
-            cache_file(path, found.decoded, shard.layout.spec, reader)
-        return found
+            _close(opened, shard.key)
+        read = found_index(request, self._perform_one(index_get(request), opened))
+        reader = opened.get(shard.key)
+        if reader is not None and read.decoded is not None and request.cache:
+            cached_files.cache_file(path, read.decoded, shard.layout.spec, reader)
+        return read
 
-    def _get_consistent(self, key: str, byte_range: ByteRange | None, files: OpenFiles) -> Found:
-        def open_again() -> ShardFileReader | None:
-            _close(files, key)  # another file may have the path
-            return self._open(key, files)
+    def _get_consistent(
+        self, key: str, byte_range: ByteRange | None, opened: OpenFiles
+    ) -> requests.Found:
+        def open_again() -> cached_files.ShardFileReader | None:
+            _close(opened, key)  # another file may have the path
+            return self._open(key, opened)
 
-        return read_when_consistent(self.real_root + key, open_again, byte_range)
+        return cached_files.read_when_consistent(self.real_root + key, open_again, byte_range)
 
-    def _record_index(self, shard: ShardRef, *, waits: bool) -> Recorded:
+    def _record_index(self, shard: ShardRef, *, waits: bool) -> requests.Recorded:
         if waits:
             time.sleep(_MIN_AGE_ON_WEB_SERVERS_NS / 1e9)
         path = self._root + shard.key
         before = fs.state_of(path)
-        found: FoundIndex
-        (found,) = self.perform([GetIndex(shard, consistent=True)])
+        found: requests.FoundIndex
+        (found,) = self.perform([requests.GetIndex(shard, consistent=True)])
         # A file with a journal is being changed, or was left by a killed writer.
         if before is None or found.decoded is None or os.path.exists(path + JOURNAL_SUFFIX):
             return None
@@ -286,7 +250,7 @@ class LocalBackend(Backend):
         os.sync()
 
     def tidy(self, directory: str) -> None:
-        tidy(self._root + directory)
+        files.tidy(self._root + directory)
 
     def upload(self, key: str, parts: Iterable[Sequence[Bytes]]) -> None:
         self._store(key, ((None, pieces) for pieces in parts))
@@ -318,22 +282,15 @@ class LocalBackend(Backend):
         self._end_journal(key)
         index_cache.forget(self._root + key)
         # Not LocalStore.delete: it removes a whole directory if the key names one.
-        if size_of_file(self._root + key) is not None:
+        if files.size_of_file(self._root + key) is not None:
             with suppress(FileNotFoundError):
                 fs.unlink(self._root + key)
             if self._is_durable:
                 fs.sync_directories(self._root + key, self._root)
 
-    def _move(self, key: str, to: str) -> None:
-        source, target = self._root + key, self._root + to
-        index_cache.forget(source)
-        if size_of_file(source) is not None:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.replace(source, target)
 
-
-def _close(files: OpenFiles, key: str) -> None:
+def _close(opened: OpenFiles, key: str) -> None:
     """Close a file after its key got another one, or none."""
-    reader = files.pop(key, None)
+    reader = opened.pop(key, None)
     if reader is not None:
         reader.close()

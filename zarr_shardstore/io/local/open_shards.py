@@ -30,7 +30,6 @@ _MAX_UNSEALED = 1024
 _MAX_LOOKED_AT = 64
 """Of them, to find one to seal."""
 
-
 _synchronized = synchronized()
 
 
@@ -61,6 +60,8 @@ class _OpenShards:
     def below(self, directory: str) -> list[ShardFile]:
         """Return the files of shards below a directory, a path that ends with a slash."""
         return [file for path, file in self.files.items() if path.startswith(directory)]
+
+    # ---------------------------------------------------------------- locks
 
     @contextmanager
     def replacing(self, path: str, *, in_this_thread: bool, overwrites: bool) -> Iterator[None]:
@@ -113,14 +114,9 @@ class _OpenShards:
         if file is None or not file.has_journal:
             self._drop(path)
 
-    def seal_one(self) -> None:
-        """Seal one of the shards that were opened first (rule 3)."""
-        idle = self._one_to_seal()
-        if idle is not None and self.seal_later is not None:
-            self.seal_later(idle)  # outside of our lock: this starts a thread
-
     @_synchronized
-    def _one_to_seal(self) -> ShardFile | None:
+    def one_to_seal(self) -> ShardFile | None:
+        """Return a shard to seal, one of those that were opened first (rule 3)."""
         for path in islice(self.files, _MAX_LOOKED_AT):
             if path not in self._locked and path not in self._being_sealed:
                 self._being_sealed.add(path)
@@ -155,11 +151,8 @@ class _OpenShards:
         """Forget all: the files are the parent's, and its locks would count as the child's."""
         for file in self.files.values():
             file.close_all()
-        self.files.clear()
-        self._recent.clear()
-        self._locked.clear()
-        self._replaced.clear()
-        self._being_sealed.clear()
+        for known in (self.files, self._recent, self._locked, self._replaced, self._being_sealed):
+            known.clear()
 
 
 open_shards = _OpenShards()
@@ -168,11 +161,7 @@ in_forked_child(open_shards.reset_after_fork)
 
 
 class ShardLock(AbstractContextManager[bool]):
-    """The lock of one shard, to change it in its place or to replace it.
-
-    With `fits` it is not waited for: the block may then run without the lock, and is told so. It
-    has the lock if the shard is open, no other writer has locked or changed it, and `fits` is true
-    of its `ShardWriter`. As a generator it would take 3 µs more, for each write.
+    """The lock of one shard. With `fits` it is that of `Backend.lock`.
 
     An exception may come at any line of `__exit__`, or just before it. Then the finalizer ends the
     lock, when nothing refers to this object any more. So the registry has a token instead of it.
@@ -208,8 +197,10 @@ class ShardLock(AbstractContextManager[bool]):
             self._file.release()
             open_shards.end_use(self._path)
             self._file = None
-            if len(open_shards.files) > _MAX_UNSEALED:
-                open_shards.seal_one()
+            if len(open_shards.files) > _MAX_UNSEALED and open_shards.seal_later is not None:
+                idle = open_shards.one_to_seal()
+                if idle is not None:
+                    open_shards.seal_later(idle)
 
     def __del__(self) -> None:
         file = getattr(self, "_file", None)

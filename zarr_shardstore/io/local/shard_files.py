@@ -31,13 +31,7 @@ from zarr_shardstore.format.ranges import ByteRange, resolve_range
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import NOT_FOUND, FileState, read_at, state_of
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
-from zarr_shardstore.shards.shard_writer import (
-    Barrier,
-    FileStep,
-    ShardWriter,
-    Truncate,
-    WriteAt,
-)
+from zarr_shardstore.shards.shard_writer import Barrier, FileStep, ShardWriter, Truncate, WriteAt
 
 JOURNAL_SUFFIX = ".__journal"
 
@@ -79,8 +73,7 @@ class ShardFile:
             raise
 
     def try_acquire(self, fits: Callable[[ShardWriter], bool]) -> bool:
-        """Take the lock of a shard that is open and fits, unless another process has it, or has
-        changed the shard."""
+        """Take the lock, if that is possible in the way of `Backend.lock`."""
         writer = self._writer
         if writer is None or not self._lock.try_acquire():
             return False
@@ -205,8 +198,7 @@ class ShardFile:
     def take(self, steps: Sequence[FileStep], *, durable_below: str | None) -> None:
         """Take all steps of a change with the files; then the writer is valid.
 
-        If the change must survive a loss of power, `durable_below` is a directory above the shard.
-        Then barriers sync, and the directories below it are synced once.
+        With `durable_below`, a directory above, barriers sync, and the directories are synced once.
         """
         is_durable = durable_below is not None
         if durable_below is not None and not self._is_synced:
@@ -264,10 +256,8 @@ def repair(path: str) -> bool:
     try:
         if _is_shared(os.lstat(path + JOURNAL_SUFFIX)):
             _separate(path + JOURNAL_SUFFIX)
-        fd = fs.open_to_change(path + JOURNAL_SUFFIX)
     except NOT_FOUND:
         return False
-    os.close(fd)
     try:
         if _is_shared(os.lstat(path)):
             _separate(path, is_shard=True)
@@ -292,15 +282,12 @@ def _write_repair(fd: int, repair: Repair) -> None:
 
 
 def _is_shared(status: os.stat_result) -> bool:
-    """Whether a file has other names, so that what is written into it changes those, too."""
+    """Whether a file has other names, which a change in its place would change, too."""
     return stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
 
 
 def _separate(path: str, *, is_shard: bool = False) -> None:
-    """Give a name a file of its own with the same bytes; a shard is repaired.
-
-    Other names keep the old file: those of a backup by hard links, or of a link to a shard.
-    """
+    """Give a name a file of its own with the same bytes; a shard is repaired (rule 4)."""
     source = fs.open_to_read(path)
     try:
         upload = fs.LocalUpload(path, os.path.dirname(path))
