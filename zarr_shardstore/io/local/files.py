@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 
@@ -41,43 +41,23 @@ def is_hidden(name: str) -> bool:
     return is_side_file(name) or is_consolidated_index_key(name)
 
 
-_FIRST_READ_NBYTES = 1 << 16
-_MORE_NBYTES = 1 << 22
-"""Bytes that one call asks for: of the first file, and of large ones."""
-
-
 def read_files(root: str, keys: Sequence[str]) -> list[Found]:
-    """Read whole files, each with the size that its file system states.
-
-    The first read asks for the size of the largest file so far and one byte, so few files cost
-    more than four system calls.
-    """
+    """Read whole files, each with the size that its file system states; a pipe or a device is no
+    file."""
     founds: list[Found] = []
-    add, open_file, read, seek, close = founds.append, fs.open_to_read, os.read, os.lseek, os.close
-    n_asked = _FIRST_READ_NBYTES
     for key in keys:
         try:
-            fd = open_file(root + key)
+            fd = fs.open_to_read(root + key)
         except NO_FILE:
-            add(Found(None, None))
+            founds.append(Found(None, None))
             continue
         try:
-            data = read(fd, n_asked)
-            # A pipe seems to be empty, and a device never ends.
-            if len(data) in (0, n_asked) and not stat.S_ISREG(os.fstat(fd).st_mode):
-                add(Found(None, None))
-                continue
-            size = seek(fd, 0, os.SEEK_END)
-            if len(data) < size:
-                seek(fd, len(data), os.SEEK_SET)
-                parts = [data, *iter(lambda fd=fd: read(fd, _MORE_NBYTES), b"")]  # type: ignore[misc]
-                data = b"".join(parts)
-                n_asked = max(n_asked, min(len(data) + 1, _MORE_NBYTES))
-            add(Found(memoryview(data), None, size))
-        except (IsADirectoryError, BlockingIOError):
-            add(Found(None, None))
+            status = os.fstat(fd)
+            is_file = stat.S_ISREG(status.st_mode)
+            value = fs.read_at(fd, 0, status.st_size) if is_file else None
+            founds.append(Found(value, None, None if value is None else status.st_size))
         finally:
-            close(fd)
+            os.close(fd)
     return founds
 
 
@@ -110,8 +90,8 @@ def names_in(root: str, prefix: str) -> list[str]:
 
 
 def _has_keys(entry: os.DirEntry[str], root: str, prefix: str) -> bool:
-    if not is_directory_entry(entry):
-        return is_file_entry(entry)
+    if not _is(entry.is_dir):
+        return _is(entry.is_file)
     leads_back = entry.is_symlink() and _leads_back(entry.path, root, prefix)
     return not leads_back and holds_a_file(entry.path)
 
@@ -124,18 +104,11 @@ def _leads_back(link: str, root: str, prefix: str) -> bool:
     return any(os.path.join(os.path.realpath(path), "").startswith(target) for path in above)
 
 
-def is_directory_entry(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a directory, or a link to one; false if it cannot be looked at."""
+def _is(kind: Callable[[], bool]) -> bool:
+    """Whether an entry of a directory is of a kind, or a link to such; false if it cannot be
+    looked at."""
     try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
-def is_file_entry(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a file, or a link to one: no pipe, no device, no link that leads nowhere."""
-    try:
-        return entry.is_file()
+        return kind()
     except OSError:
         return False
 
@@ -154,8 +127,8 @@ def link_on_way(root: str, key: str) -> str | None:
 
 
 def link_below(directory: str) -> str | None:
-    """Return the path of a link to a directory, however deep in a directory; ``None``: no link."""
-    for top, names, _ in os.walk(directory, onerror=raise_if_broken):
+    """Return the path of a link to a directory, however deep in a directory."""
+    for top, names, _ in os.walk(directory, onerror=_raise_if_broken):
         for name in names:
             if _is_link(path := os.path.join(top, name)):
                 return path
@@ -194,7 +167,7 @@ def holds_a_file(directory: str) -> bool:
         lambda: any(
             any(not is_hidden(name) for name in names)
             or any(_is_link(os.path.join(top, name)) for name in directories)
-            for top, directories, names in os.walk(directory, onerror=raise_if_broken)
+            for top, directories, names in os.walk(directory, onerror=_raise_if_broken)
         )
     )
 
@@ -230,8 +203,8 @@ def is_directory(path: str) -> bool:
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
-def raise_if_broken(error: OSError) -> None:
-    """Raise an error of listing a directory, unless it is gone or forbidden."""
+def _raise_if_broken(error: OSError) -> None:
+    # A directory that is gone or forbidden is left out.
     if not isinstance(error, (*NO_FILE, PermissionError)):
         raise error
 
@@ -266,20 +239,20 @@ def _parts_of(root: str, prefix: str) -> Iterator[tuple[list[str], list[str]]]:
     try:
         entries = fs.scan(root + prefix)
     except OSError as error:
-        raise_if_broken(error)
+        _raise_if_broken(error)
         return
     with entries:
         while True:
             try:
                 part = list(islice(entries, _NAMES_AT_ONCE))
             except OSError as error:
-                raise_if_broken(error)
+                _raise_if_broken(error)
                 return
             files: list[str] = []
             directories: list[str] = []
             for entry in part:
-                if not is_directory_entry(entry):
-                    if not is_hidden(entry.name) and is_file_entry(entry):
+                if not _is(entry.is_dir):
+                    if not is_hidden(entry.name) and _is(entry.is_file):
                         files.append(prefix + entry.name)
                 elif not entry.is_symlink():
                     directories.append(f"{prefix}{entry.name}/")
