@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
@@ -12,29 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format import shard
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
-from zarr_shardstore.format.shard import (
-    DRAFT_INDEX,
-    ZEP2_INDEX,
-    IndexFormat,
-    ShardingSpec,
-    check_chunks_per_shard,
-)
+from zarr_shardstore.format.shard import IndexFormat, ShardingSpec
 from zarr_shardstore.metadata.auto_shards import choose_chunks_per_shard
 from zarr_shardstore.metadata.declaration import Declared
 from zarr_shardstore.metadata.documents import Geometry, Node, chunk_nbytes
-from zarr_shardstore.metadata.transformer_list import (
-    SHARDING,
-    TransformerSpec,
-    sharding_transformer,
-)
+from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec
+from zarr_shardstore.metadata.transformer_list import sharding_transformer as spell_sharding
 
 Rule: TypeAlias = (
     SupportsIndex | Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]] | Literal["auto"] | None
 )
 ChunksPerShard: TypeAlias = Rule | Mapping[str, Rule]
 _Normal: TypeAlias = Coords | int | Literal["auto"] | None
+Rules: TypeAlias = _Normal | dict[str, _Normal]
 V3Declaration: TypeAlias = Literal["codec", "storage_transformers"]
 
 _UNKNOWN_NBYTES = 1_000_000
@@ -45,36 +38,22 @@ _UNKNOWN_NBYTES = 1_000_000
 class ShardingPolicy:
     """Sharding of new arrays; `ShardingStore` documents the options."""
 
-    chunks_per_shard: InitVar[ChunksPerShard] = None
+    rules: Rules = None
+    """Chunks per shard of every array, or by path and pattern."""
     declaration: V3Declaration = "codec"
     """Form of the declaration of v3 arrays; v2 and the draft have one form each."""
     transformers: tuple[TransformerSpec, ...] | None = None
     """The stack; ``None``: sharding alone."""
     index: IndexFormat | None = None
     """Form of the shard index; ``None``: with a checksum, except in the draft's transformer."""
-    rules: _Normal | dict[str, _Normal] = field(init=False)
-    """Chunks per shard of every array, or by path and pattern."""
-
-    def __post_init__(self, chunks_per_shard: ChunksPerShard) -> None:
-        rules: _Normal | dict[str, _Normal]
-        if isinstance(chunks_per_shard, Mapping):
-            rules = {}
-            for path, rule in chunks_per_shard.items():
-                if not isinstance(path, str):
-                    raise SpecError(f"chunks_per_shard maps array paths, got {path!r}")
-                rules[path.strip("/")] = _normalize(rule)
-        else:
-            rules = _normalize(chunks_per_shard)
-        object.__setattr__(self, "rules", rules)
 
     def rule_of(self, path: str) -> _Normal:
         """Return the rule for an array; of several patterns the first that matches."""
-        rules = self.rules
-        if not isinstance(rules, dict):
-            return rules
-        if path in rules:
-            return rules[path]
-        return next((rule for name, rule in rules.items() if fnmatchcase(path, name)), None)
+        if not isinstance(self.rules, dict):
+            return self.rules
+        if path in self.rules:
+            return self.rules[path]
+        return next((rule for name, rule in self.rules.items() if fnmatchcase(path, name)), None)
 
     def names_without_array(self, paths: Sequence[str]) -> list[str]:
         """Return the paths and patterns of the option that match none of these arrays."""
@@ -108,7 +87,7 @@ class ShardingPolicy:
                 "is none: pass an int or a tuple for it"
             )
         if isinstance(rule, int):
-            return check_chunks_per_shard((rule,) * ndim)
+            return shard.check_chunks_per_shard((rule,) * ndim)
         if len(rule) != ndim:
             raise SpecError(
                 f"chunks_per_shard={rule} has {len(rule)} dimensions, the array {path!r} has "
@@ -128,15 +107,14 @@ class ShardingPolicy:
             cps: Coords | None = choose_chunks_per_shard(grid_shape, nbytes)[0]
         else:
             cps = self.chunks_per_shard_of(node.path, ndim)
-        sharding = []
+        sharding: list[TransformerSpec] = []
         if cps is not None:
-            index = self.index or self.default_index(node)
-            sharding.append(sharding_transformer(ShardingSpec(cps, index)))
-        if self.transformers is None:
-            return self.declare(node, tuple(sharding))
-        stack: list[TransformerSpec] = []
-        for spec in self.transformers:
-            stack += [spec] if spec.name != SHARDING or spec.configuration else sharding
+            sharding = [spell_sharding(ShardingSpec(cps, self.index or self.default_index(node)))]
+        stack = sharding
+        if self.transformers is not None:
+            stack = []
+            for spec in self.transformers:
+                stack += [spec] if spec.name != SHARDING or spec.configuration else sharding
         return self.declare(node, tuple(stack))
 
     def declaration_without_metadata(self, node: Node, ndim: int) -> Declared | None:
@@ -144,7 +122,7 @@ class ShardingPolicy:
         cps = self.chunks_per_shard_of(node.path, ndim)
         if cps is None:
             return None
-        return self.declare(node, (sharding_transformer(ShardingSpec(cps, DRAFT_INDEX)),))
+        return self.declare(node, (spell_sharding(ShardingSpec(cps, shard.DRAFT_INDEX)),))
 
     def declare(self, node: Node, transformers: tuple[TransformerSpec, ...]) -> Declared | None:
         """Return the declaration of transformers in a document of this hierarchy."""
@@ -162,7 +140,19 @@ class ShardingPolicy:
         has_draft_form = node.hierarchy == "draft" or (
             node.hierarchy == "v3" and self.declaration == "storage_transformers"
         )
-        return DRAFT_INDEX if has_draft_form else ZEP2_INDEX
+        return shard.DRAFT_INDEX if has_draft_form else shard.ZEP2_INDEX
+
+
+def parse_rules(chunks_per_shard: ChunksPerShard) -> Rules:
+    """Parse the option ``chunks_per_shard``."""
+    if not isinstance(chunks_per_shard, Mapping):
+        return _normalize(chunks_per_shard)
+    rules: dict[str, _Normal] = {}
+    for path, rule in chunks_per_shard.items():
+        if not isinstance(path, str):
+            raise SpecError(f"chunks_per_shard maps array paths, got {path!r}")
+        rules[path.strip("/")] = _normalize(rule)
+    return rules
 
 
 def _normalize(rule: Rule) -> _Normal:
@@ -173,8 +163,8 @@ def _normalize(rule: Rule) -> _Normal:
             raise TypeError
         given: Any = rule.tolist() if isinstance(rule, np.ndarray) else rule
         if isinstance(given, Iterable):
-            return check_chunks_per_shard([operator.index(n) for n in given])
-        return check_chunks_per_shard([operator.index(given)])[0]
+            return shard.check_chunks_per_shard([operator.index(n) for n in given])
+        return shard.check_chunks_per_shard([operator.index(given)])[0]
     except TypeError as error:
         raise SpecError(
             "chunks_per_shard is a whole number, or one for each dimension as in (2, 2), 'auto', "

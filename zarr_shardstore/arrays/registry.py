@@ -77,16 +77,13 @@ def make_stack(specs: Sequence[TransformerSpec], array: ArrayContext) -> Stack:
 
 def find_factory(name: str) -> TransformerFactory:
     """Return the storage transformer of that name, or raise `UnsupportedError`."""
-    factory = _factories.get(name)
-    if factory is not None:
-        return factory
-    found = [e for e in entry_points(group=ENTRY_POINTS) if e.name == name]
-    if not found:
-        known = {*_factories, *(e.name for e in entry_points(group=ENTRY_POINTS))}
+    if name in _factories:
+        return _factories[name]
+    installed = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    if name not in installed:
+        known = ", ".join(map(repr, sorted({*_factories, *installed})))
         raise UnsupportedError(
             f"the storage transformer {name!r} is not known: install the package that provides "
-            f"it (entry point {ENTRY_POINTS!r}), or register it; known are "
-            f"{', '.join(map(repr, sorted(known)))}"
+            f"it (entry point {ENTRY_POINTS!r}), or register it; known are {known}"
         )
-    loaded: TransformerFactory = found[0].load()
-    return _factories.setdefault(name, loaded)
+    return _factories.setdefault(name, installed[name].load())

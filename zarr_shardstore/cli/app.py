@@ -190,7 +190,7 @@ def _compact(store: str, as_json: bool, **options: Any) -> None:
 
 @_command(
     *("consolidate", "packed.zarr raw"),
-    *("store", "below", "storage_options", "dry_run", "as_json"),
+    *("store", "path", "storage_options", "dry_run", "as_json"),
 )
 def _consolidate(
     store: str, path: str, storage_options: dict[str, Any] | None, dry_run: bool, as_json: bool
@@ -215,7 +215,7 @@ def _consolidate(
 
 @_command(
     *("map", "packed.zarr raw --html map.html"),
-    *("store", "array", "png", "html", "storage_options", "as_json"),
+    *("store", "path", "png", "html", "storage_options", "as_json"),
 )
 def _draw_map(
     store: str, path: str, png: Path | None, html: Path | None, as_json: bool, **options: Any
@@ -236,15 +236,7 @@ def _draw_map(
         typer.echo(json.dumps(shards.as_dict()))
     elif not drawn:
         width, n_lines = get_terminal_size((80, 46))
-        is_ascii = not _can_show_blocks()
+        is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
         text = render_text(shards, width=width, height=max(8, n_lines - 6), is_ascii=is_ascii)
         typer.echo(text, nl=False)
     output.fail_if_damaged(shards.errors)
-
-
-def _can_show_blocks() -> bool:
-    try:
-        "·░▒▓█×".encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -17,15 +17,19 @@ from typing import Any, Literal, TypeAlias
 
 import typer
 
+from zarr_shardstore.arrays.policy import V3Declaration
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.shard import EntryOrder
 
 Rule: TypeAlias = "str | int | tuple[int, ...] | None"
+_Texts = list[str] | None
 
 _STORE = "A local path, or a URL that fsspec knows."
 _CHUNKS_PER_SHARD = (
     "Chunks in a shard: 'auto', '8' for every dimension, '8,8,4', or 'none'. For some arrays, "
     "repeatedly: 'raw/*=8,8,4', 'labels=none'."
 )
+_STORAGE_OPTION = "fsspec option 'key=value' of the store; repeatable."
 
 
 def _argument(name: str, help: str, default: Any = "") -> Parameter:
@@ -35,61 +39,42 @@ def _argument(name: str, help: str, default: Any = "") -> Parameter:
 
 
 def _option(
-    flag: str, kind: Any, help: str, default: Any = None, *, name: str = "", **more: Any
+    name: str, kind: Any, help: str, default: Any = None, *, flag: str = "", **more: Any
 ) -> Parameter:
-    info = typer.Option(default, flag, help=help, **more)
-    name = name or flag.removeprefix("--").replace("-", "_")
+    info = typer.Option(default, flag or f"--{name.replace('_', '-')}", help=help, **more)
     return Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=info)
 
 
-def _storage_option(flag: str, name: str) -> Parameter:
-    help = "fsspec option 'key=value' of the store; repeatable."
-    return _option(flag, list[str] | None, help, name=name)
-
-
-PARAMETERS = {
-    "store": _argument("store", _STORE, ...),
-    "source": _argument("source", f"The store to convert. {_STORE}", ...),
-    "destination": _argument(
+_ALL = [
+    _argument("store", _STORE, ...),
+    _argument("source", f"The store to convert. {_STORE}", ...),
+    _argument(
         "destination", "Where the result goes. Without it the store is converted in place.", None
     ),
-    "array": _argument("path", "Of the array; the root, if left out."),
-    "below": _argument("path", "Only arrays at or below it."),
-    "prefix": _argument("prefix", "Only chunks whose keys start with it."),
-    "chunks_per_shard": _option("--chunks-per-shard", list[str], _CHUNKS_PER_SHARD, ["auto"]),
-    "new_chunks_per_shard": _option("--chunks-per-shard", list[str], _CHUNKS_PER_SHARD, ...),
-    "paths": _option(
-        "--path", list[str] | None, "Only this array, group or pattern; repeatable.", name="paths"
-    ),
-    "declaration": _option(
-        "--declaration",
-        Literal["codec", "storage_transformers"] | None,
-        "How v3 metadata says that an array is sharded.",
-    ),
-    "index_location": _option(
-        "--index-location", Literal["start", "end"] | None, "Where in a shard its index is."
-    ),
-    "order": _option(
-        "--order",
-        Literal["morton", "C", "F"],
-        "In which order the chunks of a shard are written.",
-        "morton",
-    ),
-    "workers": _option("--workers", int | None, "Threads, or processes, that work.", min=1),
-    "processes": _option("--processes", bool, "Work in processes instead of threads.", False),
-    "storage_options": _storage_option("--source-option", "storage_options"),
-    "source_options": _storage_option("--source-option", "source_options"),
-    "destination_options": _storage_option("--destination-option", "destination_options"),
-    "ome": _option("--ome", bool, "Also bring OME-Zarr metadata to version 0.5.", False),
-    "zarr_format": _option("--zarr-format", int, "Format of the new metadata.", 3, min=2, max=3),
-    "png": _option("--png", Path | None, "Draw into this file, with matplotlib."),
-    "html": _option("--html", Path | None, "Draw into a page, which loads nothing."),
-    "dry_run": _option("--dry-run", bool, "Say what would be done, and change nothing.", False),
-    "yes": _option("--yes", bool, "Replace what is stored without asking.", False),
-    "as_json": _option("--json", bool, "Print the report as JSON.", False, name="as_json"),
-    "debug": _option("--debug", bool, "Show tracebacks of errors.", False),
-}
+    _argument("path", "Of an array, or to consolidate of a group; the root, if left out."),
+    _argument("prefix", "Only chunks whose keys start with it."),
+    _option("chunks_per_shard", list[str], _CHUNKS_PER_SHARD, ["auto"]),
+    _option("paths", _Texts, "Only this array, group or pattern; repeatable.", flag="--path"),
+    _option("declaration", V3Declaration | None, "How v3 metadata says that an array is sharded."),
+    _option("index_location", Literal["start", "end"] | None, "Where in a shard its index is."),
+    _option("order", EntryOrder, "In which order the chunks of a shard are written.", "morton"),
+    _option("workers", int | None, "Threads, or processes, that work.", min=1),
+    _option("processes", bool, "Work in processes instead of threads.", False),
+    _option("storage_options", _Texts, _STORAGE_OPTION, flag="--source-option"),
+    _option("source_options", _Texts, _STORAGE_OPTION, flag="--source-option"),
+    _option("destination_options", _Texts, _STORAGE_OPTION, flag="--destination-option"),
+    _option("ome", bool, "Also bring OME-Zarr metadata to version 0.5.", False),
+    _option("zarr_format", int, "Format of the new metadata.", 3, min=2, max=3),
+    _option("png", Path | None, "Draw into this file, with matplotlib."),
+    _option("html", Path | None, "Draw into a page, which loads nothing."),
+    _option("dry_run", bool, "Say what would be done, and change nothing.", False),
+    _option("yes", bool, "Replace what is stored without asking.", False),
+    _option("as_json", bool, "Print the report as JSON.", False, flag="--json"),
+    _option("debug", bool, "Show tracebacks of errors.", False),
+]
+PARAMETERS = {parameter.name: parameter for parameter in _ALL}
 """All parameters of the commands, as typer reads them from a signature."""
+PARAMETERS["new_chunks_per_shard"] = _option("chunks_per_shard", list[str], _CHUNKS_PER_SHARD, ...)
 
 
 def parse(name: str, value: Any) -> Any:
@@ -147,11 +132,7 @@ def _rule_of(text: str) -> Rule:
 
 
 def parse_storage_options(values: Sequence[str] | None) -> dict[str, Any] | None:
-    """Parse storage options of fsspec; a value that is no JSON is text.
-
-    >>> parse_storage_options(["anon=true", "profile=mine"])
-    {'anon': True, 'profile': 'mine'}
-    """
+    """Parse storage options of fsspec; a value that is no JSON is text."""
     options: dict[str, Any] = {}
     for value in values or ():
         key, sign, text = value.partition("=")
@@ -205,24 +186,20 @@ def is_same(source: str, destination: str) -> bool:
 
 @contextmanager
 def executor_of(n_workers: int | None, *, is_processes: bool) -> Iterator[Executor | None]:
-    """Make the executor of a command; ``None``: that of the tools.
-
-    Processes are spawned, not forked: threads of this one may hold locks.
-    """
+    """Make the executor of a command; ``None``: that of the tools."""
     if n_workers is None and not is_processes:
         yield None
         return
-    executor: Executor
+    executor: Executor = ThreadPoolExecutor(n_workers)
     if is_processes:
-        # An interrupt from the terminal reaches all processes; this one alone reacts to it.
         executor = ProcessPoolExecutor(
             n_workers,
+            # Spawned, not forked: threads of this process may hold locks.
             multiprocessing.get_context("spawn"),
+            # An interrupt from the terminal reaches all processes; this one alone reacts to it.
             initializer=signal.signal,
             initargs=(signal.SIGINT, signal.SIG_IGN),
         )
-    else:
-        executor = ThreadPoolExecutor(n_workers)
     try:
         yield executor
     except BaseException:

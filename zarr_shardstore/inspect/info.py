@@ -32,42 +32,18 @@ _MAX_ERRORS = 20
 class ArrayInfo:
     """One array. Shapes are in elements, grids in chunks or shards, sizes in bytes.
 
-    Parameters
-    ----------
-    path, hierarchy
-        ``""`` is the root; ``"v3"``, ``"v2"`` or ``"draft"``.
-    declaration : {"codec", "storage_transformers", "filters"}, optional
-        The form in which its metadata declares sharding and other storage transformers;
-        ``None`` if it declares none.
-    shape, dtype, chunk_shape, shard_shape, chunks_per_shard, chunk_grid_shape, shard_grid_shape
-        From its document, the data type as it is spelled there. ``None`` where the document
-        does not say, or the array has no shards.
-    n_chunks, n_objects, n_chunks_of_grid, n_objects_of_grid
-        Number of stored chunks and objects, and of all in the grid. Objects are shards, or chunks
-        if the array has no shards.
-    fill
-        Fraction of the chunks of the grid that are stored; 0 where there are none.
-    stored_nbytes
-        Size of all objects: `chunk_nbytes` + `index_nbytes` + `dead_nbytes`, unless entries
-        overlap or lie outside the array, shards cannot be read, or transformers add bytes.
-    chunk_nbytes, index_nbytes, dead_nbytes
-        Bytes of stored chunks, of shard indexes, and of shards that no entry and no index use.
-    smallest, mean, largest
-        Size of an object; ``None`` if there is none.
-    shares_objects
-        True if the objects are those of the v3 array at the same path, as after a migration
-        of metadata. Totals count them once.
-    n_errors, errors
-        Number of damaged shards, and of reasons why the array could not be read; the first ones.
-    notes
-        Facts that these figures do not show.
+    A figure is ``None`` if the document does not tell it, or if it is one of shards and there are
+    none. Objects are the shards, or else the chunks.
     """
 
     path: str
+    """``""`` is the root."""
     hierarchy: Hierarchy
     declaration: Declaration | None = None
+    """The form in which its metadata declares sharding and other storage transformers."""
     shape: Coords | None = None
     dtype: str | None = None
+    """As it is spelled in the document."""
     chunk_shape: Coords | None = None
     shard_shape: Coords | None = None
     chunks_per_shard: Coords | None = None
@@ -78,17 +54,27 @@ class ArrayInfo:
     n_objects: int = 0
     n_objects_of_grid: int = 0
     fill: float = 0.0
+    """Fraction of the chunks of the grid that are stored; 0 where there are none."""
     stored_nbytes: int = 0
+    """Size of all objects: `chunk_nbytes` + `index_nbytes` + `dead_nbytes`, unless entries overlap
+    or lie outside the array, shards cannot be read, or transformers add bytes."""
     chunk_nbytes: int = 0
     index_nbytes: int = 0
     dead_nbytes: int = 0
+    """Bytes of shards that no entry and no index use."""
     smallest: int | None = None
     mean: float | None = None
     largest: int | None = None
+    """Sizes of objects; ``None`` if there is none."""
     shares_objects: bool = False
+    """True if the objects are those of the v3 array at the same path, as after a migration of
+    metadata. Totals count them once."""
     n_errors: int = 0
+    """Damaged shards, and reasons why the array could not be read."""
     errors: tuple[str, ...] = ()
+    """The first of them."""
     notes: tuple[str, ...] = ()
+    """Facts that these figures do not show."""
 
     @property
     def is_sharded(self) -> bool:
@@ -104,17 +90,11 @@ class StoreInfo(Mapping[str, Any]):
     any array is sharded, ``"shard_count"`` is the number of shards in their grids. ``"arrays"`` has
     for each sharded array its ``"name"``, ``"grid_shape"`` and ``"shard_shape"``, both in chunks,
     and ``"shard_count"``.
-
-    Parameters
-    ----------
-    store : str
-        The base store.
-    arrays : tuple of ArrayInfo
-        Sorted by path.
     """
 
     store: str
     arrays: tuple[ArrayInfo, ...]
+    """Sorted by path."""
     n_sharded: int = field(init=False)
     n_chunks: int = field(init=False)
     n_objects: int = field(init=False)

@@ -71,18 +71,11 @@ class ShardMap:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the map as JSON can hold it; the fill of an unreadable shard is null."""
+        names = ("path", "is_sharded", "shape", "grid_shape", "chunks_per_shard", "errors")
+        report = {name: getattr(self, name) for name in names}
         fill = self.fill.astype(object)
         fill[np.isnan(self.fill)] = None
-        return {
-            "path": self.path,
-            "is_sharded": self.is_sharded,
-            "shape": list(self.shape),
-            "grid_shape": list(self.grid_shape),
-            "chunks_per_shard": list(self.chunks_per_shard),
-            "counts": self.counts(),
-            "fill": fill.tolist(),
-            "errors": list(self.errors),
-        }
+        return {**report, "counts": self.counts(), "fill": fill.tolist()}
 
     def counts(self) -> dict[str, int]:
         """Count the cells that are full, partial, missing (no chunk is stored) and unreadable."""
@@ -239,20 +232,18 @@ def render_text(
 ) -> str:
     """Draw a map with one character for each place; legend and titles come on top."""
     signs = _ASCII if is_ascii else _BLOCKS
-    title_width = 0
+    title_width = title_height = 0
     if len(shards.shape) > 2:
         title_width = len(f"[{', '.join(f'{n}:{n}' for n in shards.shape[:-2])}, :, :]")
+        title_height = 2  # with the empty line above it
 
     def n_across(columns: int) -> int:
         return max(1, (width + _GAP) // (columns + _GAP))
 
-    title_height = 2 if title_width else 0  # with the empty line above it
-    panels, factors = cut_into_panels(
-        shards,
-        max(1, height - title_height),
-        width,
-        lambda rows, columns: height // (rows + title_height) * n_across(max(columns, title_width)),
-    )
+    def max_panels(rows: int, columns: int) -> int:
+        return height // (rows + title_height) * n_across(max(columns, title_width))
+
+    panels, factors = cut_into_panels(shards, max(1, height - title_height), width, max_panels)
     blocks = [
         [panel.title] * bool(panel.title)
         + ["".join(signs[level] for level in row) for row in panel.levels()]
@@ -295,25 +286,22 @@ def render_figure(shards: ShardMap, file_format: Literal["png", "svg"]) -> bytes
         raise SpecError(
             "pictures are drawn with matplotlib: pip install 'zarr-shardstore[examples]'"
         ) from error
-    panels, factors = cut_into_panels(
-        shards,
-        _MAX_SIDE,
-        _MAX_SIDE,
-        lambda rows, columns: min(64, _MAX_SIDE**2 // (rows * columns)),
-    )
+
+    def max_panels(rows: int, columns: int) -> int:
+        return min(64, _MAX_SIDE**2 // (rows * columns))
+
+    panels, factors = cut_into_panels(shards, _MAX_SIDE, _MAX_SIDE, max_panels)
     across = math.ceil(math.sqrt(max(1, len(panels))))
     down = max(1, -(-len(panels) // across))
     figure = Figure(figsize=(max(6, 2.2 * across), max(4, 2.2 * down + 1)), layout="constrained")
     title = "\n".join([_headline(shards), *_scale("place", shards, factors)])
     figure.suptitle(title, fontsize=10, parse_math=False)
     colors, norm = ListedColormap(_COLORS), BoundaryNorm(range(7), 6)
-    all_axes = figure.subplots(down, across, squeeze=False).flat
-    for axes, panel in zip(all_axes, panels, strict=False):
+    for axes in figure.subplots(down, across, squeeze=False).flat:
+        axes.set_axis_off()
+    for axes, panel in zip(figure.axes, panels, strict=False):
         axes.imshow(panel.levels(), cmap=colors, norm=norm, interpolation="nearest", aspect="auto")
         axes.set_title(panel.title, fontsize=8)
-        axes.set(xticks=(), yticks=())
-    for axes in figure.axes[len(panels) :]:
-        axes.set_axis_off()
     legend = [
         Patch(facecolor=_COLORS[_LEVELS[state][-1]], edgecolor="grey", label=f"{state} {n:,}")
         for state, n in shards.counts().items()

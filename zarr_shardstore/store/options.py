@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
-from zarr_shardstore.arrays.policy import ChunksPerShard, ShardingPolicy, V3Declaration
+from zarr_shardstore.arrays.policy import ChunksPerShard, ShardingPolicy, V3Declaration, parse_rules
 from zarr_shardstore.arrays.registry import find_factory
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import items_of, whole_number
@@ -99,7 +99,8 @@ class ShardingOptions:
             if (given := getattr(self, name)) is not None:
                 setattr(self, name, whole_number(name, given))
         index = _parse_index(self.index_codecs, self.index_location)
-        self.policy = ShardingPolicy(self.chunks_per_shard, declaration, transformers, index)
+        rules = parse_rules(self.chunks_per_shard)
+        self.policy = ShardingPolicy(rules, declaration, transformers, index)
         self.files = FileOptions(self.locking, self.durability)
         limits: dict[str, Any] = {
             "max_gap_bytes": self.max_gap_bytes,
@@ -107,7 +108,7 @@ class ShardingOptions:
         }
         self.reading = ReadOptions(**{name: n for name, n in limits.items() if n is not None})
         # As they were understood: what was given may be changed later, or cannot be pickled.
-        self.chunks_per_shard = self.policy.rules
+        self.chunks_per_shard = rules
         if transformers is not None:
             self.storage_transformers = spell_transformers(transformers)
         if index is not None:
