@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from zarr_shardstore.io.backends.mapping import MappingBackend
-from zarr_shardstore.shards.index_reads import found_indexes, index_gets
-from zarr_shardstore.shards.requests import Flow, Found, Request
+from zarr_shardstore.shards.index_reads import found_index, index_get
+from zarr_shardstore.shards.requests import Flow, Found, GetIndex, Request
 
 T = TypeVar("T")
 
@@ -44,7 +44,10 @@ class Recorder:
         try:
             batch = next(flow)
             while True:
-                gets = index_gets(batch)  # an index is bytes here
+                # An index is bytes here.
+                gets: list[Request] = [
+                    index_get(r) if isinstance(r, GetIndex) else r for r in batch
+                ]
                 self.batches.append(gets)
                 replies: list[Any] = []
                 for request, reply in zip(gets, backend.perform(gets), strict=True):
@@ -58,7 +61,10 @@ class Recorder:
                         reply = Found(value, version, size)
                     replies.append(reply)
                 self._between(len(self.batches))
-                batch = flow.send(found_indexes(batch, replies))
+                for i, request in enumerate(batch):
+                    if isinstance(request, GetIndex):
+                        replies[i] = found_index(request, replies[i])
+                batch = flow.send(replies)
         except StopIteration as stop:
             result: T = stop.value
             return result

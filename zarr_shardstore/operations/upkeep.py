@@ -25,7 +25,7 @@ from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.metadata.documents import Node, document_key, dump_document, parse_json
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.shards.append import seal_shard
-from zarr_shardstore.shards.index_reads import index_nbytes_of, rounds_of
+from zarr_shardstore.shards.index_reads import rounds_of
 from zarr_shardstore.shards.requests import Flow, Recorded, RecordIndex, Set, UpdateShard
 from zarr_shardstore.shards.rewrite import compact_shard
 from zarr_shardstore.shards.sharding import split_at_sharding
@@ -129,7 +129,7 @@ def _record(
 ) -> Flow[list[ShardRef]]:
     """Add the indexes of shards to the consolidated ones; return the shards that are too young."""
     young: list[ShardRef] = []
-    for part in rounds_of(requests, lambda request: index_nbytes_of(request.shard)):
+    for part in rounds_of(requests, lambda request: request.shard.layout.spec.index_nbytes):
         replies: list[Recorded] = yield [*part]
         for request, found in zip(part, replies, strict=True):
             layout, key = request.shard.layout, request.shard.key

@@ -9,13 +9,13 @@ Source: sharding storage transformer draft, "Binary shard format"; ZEP 2, "index
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from zarr_shardstore.errors import CorruptShardError, ShardConflictError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix
 from zarr_shardstore.format.shard import IndexDamageError, ShardIndex, index_of_shard
-from zarr_shardstore.shards.requests import Flow, Found, FoundIndex, Get, GetIndex, GetSize, Request
+from zarr_shardstore.shards.requests import Flow, Found, FoundIndex, Get, GetIndex, GetSize
 
 T = TypeVar("T")
 
@@ -75,23 +75,6 @@ def rounds_of(items: Iterable[T], nbytes_of: Callable[[T], int]) -> Iterator[lis
         yield part
 
 
-def index_nbytes_of(shard: ShardRef) -> int:
-    return shard.layout.spec.index_nbytes
-
-
-def index_gets(batch: Sequence[Request]) -> list[Request]:
-    """Replace each `GetIndex` of a batch by its `index_get`."""
-    return [index_get(r) if isinstance(r, GetIndex) else r for r in batch]
-
-
-def found_indexes(batch: Sequence[Request], replies: Sequence[Any]) -> list[Any]:
-    """Return the replies to a batch, from the replies to its `index_gets`."""
-    return [
-        found_index(request, reply) if isinstance(request, GetIndex) else reply
-        for request, reply in zip(batch, replies, strict=True)
-    ]
-
-
 def corrupt(shard: ShardRef, damage: IndexDamageError, hint: str = "") -> CorruptShardError:
     """Return the error that names the shard, the chunk and the bytes of a damage."""
     return CorruptShardError(
@@ -109,12 +92,11 @@ def read_indexes(
 
     Raise `CorruptShardError` if an index cannot be decoded.
     """
-    indexes: list[ShardIndex | None] = []
-    for index in (yield from try_read_indexes(shards, cache=cache)):
+    indexes = yield from try_read_indexes(shards, cache=cache)
+    for index in indexes:
         if isinstance(index, CorruptShardError):
             raise index
-        indexes.append(index)
-    return indexes
+    return indexes  # type: ignore[return-value]
 
 
 def try_read_indexes(

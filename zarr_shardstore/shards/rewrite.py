@@ -13,6 +13,7 @@ erase_values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -62,78 +63,79 @@ def rewrite_shard(
     outcomes: list[Exception | None] = [None] * len(groups)
     left = list(range(len(groups)))
     while left:
-        failed = yield from _try_update(shard, [groups[i] for i in left], order)
-        if failed is None:
+        old = yield from _read_entries_to_keep(shard, [u for i in left for u in groups[i]])
+        new: dict[int, Bytes | None] = {}
+        for i in left:
+            try:
+                apply_updates(shard, groups[i], old or {}, new)
+            except Exception as error:  # also of a transformer: it fails its own group only
+                outcomes[i] = error
+                left.remove(i)  # what it replaces was perhaps not read: plan without it
+                break
+        else:
+            if old is not None and new:
+                entries = {i: v for i, v in {**old, **new}.items() if v is not None}
+                build = partial(build_shard, entries, shard.layout.spec, order)
+                yield [Set(shard.key, build()) if entries else Delete(shard.key, placeholder=build)]
             break
-        # What the failed group replaces was perhaps not read: plan without it.
-        position, error = failed
-        outcomes[left.pop(position)] = error
     return outcomes
 
 
-def _try_update(
-    shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], order: EntryOrder
-) -> Flow[tuple[int, Exception] | None]:
-    """Commit all groups. If one fails commit none; return its position and its error."""
-    updates = [update for group in groups for update in group]
-    replaced = replaced_entries(shard, updates)
-    old: dict[int, Bytes] = {}
-    if replaced is None or not (yield from _is_replaced_whole(shard, replaced)):
-        if all(isinstance(update, DeleteEntry) for update in updates):
-            (index,) = yield from read_indexes([shard])
-            if index is None or all(index.entry(update.entry_id) is None for update in updates):
-                return None
-        old = yield from _read_entries_to_keep(shard, updates)
-    new: dict[int, Bytes | None] = {}
-    for position, group in enumerate(groups):
-        try:
-            apply_updates(shard, group, old, new)
-        except Exception as error:  # also of a transformer: it fails its own group only
-            return position, error
-    if not new:
-        return None
-    entries = {i: v for i, v in {**old, **new}.items() if v is not None}
-    spec = shard.layout.spec
-    build = partial(build_shard, entries, spec, order)
-    yield [Set(shard.key, build()) if entries else Delete(shard.key, placeholder=build)]
-    return None
-
-
-def replaced_entries(
+def _read_entries_to_keep(
     shard: ShardRef, updates: Sequence[EntryUpdate]
-) -> dict[int, int | None] | None:
+) -> Flow[dict[int, Bytes] | None]:
+    """Return the stored entries but for those whose first update replaces them, which may be
+    damaged. ``None``: the updates erase only what is missing."""
+    replaced = replaced_entries(shard, updates)
+    if replaced is not None and (yield from _is_replaced_whole(shard, replaced)):
+        return {}
+    if all(isinstance(update, DeleteEntry) for update in updates):
+        (index,) = yield from read_indexes([shard])
+        if index is None or all(index.entry(update.entry_id) is None for update in updates):
+            return None
+    (found,) = yield from read_whole_shards([shard])
+    if found.value is None:
+        return {}
+    first = [i for i, is_replaced in replaced_first(updates).items() if is_replaced]
+    try:
+        return dict(split_shard(found.value, shard.layout.spec, without=first))
+    except IndexDamageError as damage:
+        hint = KEEP_HINT if damage.entry_id is not None else "; nothing was written"
+        raise corrupt(shard, damage, hint) from damage
+
+
+def replaced_entries(shard: ShardRef, updates: Sequence[EntryUpdate]) -> dict[int, float] | None:
     """Return the entries that get new values, if these are all in the array and depend on no
     stored value; else ``None``.
 
-    Where pieces are written from 0 on, the entry comes with their number of bytes: the new value is
-    known if the stored one is not longer.
+    Each entry comes with the largest size of a stored value that does not matter: infinity, or
+    the number of bytes that pieces write from 0 on.
     """
     if len(updates) < shard.n_grid_entries:  # a number: sets of all entries are large
         return None
-    replaced: dict[int, int | None] = {}
+    replaced: dict[int, float] = {}
     for update in updates:
         i = update.entry_id
         match update:
             case DeleteEntry() | SetEntry(only_if_missing=False):
-                replaced[i] = None
-            case _ if replaced.get(i, 0) is None:
+                replaced[i] = math.inf
+            case _ if replaced.get(i) == math.inf:
                 pass  # the value before this update is known
             case PatchEntry() if (nbytes := update.nbytes_from_start) is not None:
-                replaced[i] = max(nbytes, replaced.get(i) or 0)
+                replaced[i] = max(nbytes, replaced.get(i, 0))
             case _:
                 return None
     return replaced if replaced.keys() >= set(shard.grid_entries().tolist()) else None
 
 
-def _is_replaced_whole(shard: ShardRef, replaced: dict[int, int | None]) -> Flow[bool]:
+def _is_replaced_whole(shard: ShardRef, replaced: dict[int, float]) -> Flow[bool]:
     """Whether no stored byte of the shard survives the updates.
 
-    A value written from 0 on keeps the tail of a longer stored one. Behind the edge of the array
-    there may be entries: another store has appended to the array, or the array was cut and its
-    chunks were kept. If there is a shard its index decides.
+    Behind the edge of the array there may be entries: another store has appended to the array, or
+    the array was cut and its chunks were kept. If there is a shard its index decides.
     """
-    patched = {i: nbytes for i, nbytes in replaced.items() if nbytes is not None}
-    if not patched and len(replaced) == shard.layout.spec.n_entries:
+    is_certain = min(replaced.values(), default=math.inf) == math.inf
+    if is_certain and len(replaced) == shard.layout.spec.n_entries:
         return True
     (exists,) = yield [Exists(shard.key)]
     if not exists:
@@ -141,41 +143,22 @@ def _is_replaced_whole(shard: ShardRef, replaced: dict[int, int | None]) -> Flow
     try:
         (index,) = yield from read_indexes([shard])
     except (CorruptShardError, CorruptValueError):
-        if patched:
+        if not is_certain:
             raise
         # With a damaged index no entry can be read, so none is lost. But perhaps only the reply was
         # damaged: read the whole shard.
         try:
             (found,) = yield from read_whole_shards([shard])
-            spec = shard.layout.spec
             if found.value is None:
                 return True
-            index = index_of_shard(found.value, spec)
+            index = index_of_shard(found.value, shard.layout.spec)
         except (IndexDamageError, CorruptValueError):
             return True
     if index is None:
         return True
-    if not replaced.keys() >= set(index.present_ids().tolist()):
-        return False
-    stored = {i: index.entry(i) for i in patched}
-    return all(e is None or e[1] <= patched[i] for i, e in stored.items())
-
-
-def _read_entries_to_keep(
-    shard: ShardRef, updates: Sequence[EntryUpdate]
-) -> Flow[dict[int, Bytes]]:
-    """Return the stored entries but for those whose first update replaces them, which may be
-    damaged."""
-    replaced = [i for i, yes in replaced_first(updates).items() if yes]
-    (found,) = yield from read_whole_shards([shard])
-    if found.value is None:
-        return {}
-    spec = shard.layout.spec
-    try:
-        return dict(split_shard(found.value, spec, without=replaced))
-    except IndexDamageError as damage:
-        hint = KEEP_HINT if damage.entry_id is not None else "; nothing was written"
-        raise corrupt(shard, damage, hint) from damage
+    ids = index.present_ids()
+    sizes = zip(ids.tolist(), index.fields[ids, 1].tolist(), strict=True)
+    return all(nbytes <= replaced.get(i, -1) for i, nbytes in sizes)
 
 
 def apply_updates(

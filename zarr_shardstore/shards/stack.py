@@ -25,7 +25,7 @@ import crc32c as _crc32c
 from zarr_shardstore.errors import CorruptValueError, SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.ranges import resolve_range
-from zarr_shardstore.shards.index_reads import found_indexes, index_gets
+from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import (
     Delete,
@@ -33,6 +33,7 @@ from zarr_shardstore.shards.requests import (
     Flow,
     Found,
     Get,
+    GetIndex,
     GetSize,
     Modify,
     Request,
@@ -202,8 +203,12 @@ def handle(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
 
     def perform(is_update: bool, part: list[Request]) -> Flow[list[Any]]:
         if not is_update:  # transformers below a sharding know bytes only
-            replies = yield from run_above(stack[1:], stack[0].perform(index_gets(part)))
-            return found_indexes(part, replies)
+            below = [index_get(r) if isinstance(r, GetIndex) else r for r in part]
+            replies = yield from run_above(stack[1:], stack[0].perform(below))
+            return [
+                found_index(request, reply) if isinstance(request, GetIndex) else reply
+                for request, reply in zip(part, replies, strict=True)
+            ]
         # The driver runs the commit of a shard later, above the stack that the shard lies on.
         return (yield [replace(r, below=stack) for r in part if isinstance(r, UpdateShard)])
 
