@@ -397,6 +397,8 @@ class Tracer:
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event != "line" or not self._is_on or frame.f_lasti in _ends_of_with(frame.f_code):
             return self._line
+        if self._case.raised == "MemoryError" and frame.f_code.co_code[frame.f_lasti] == _NOP:
+            return self._line  # a line with only ``try:`` allocates nothing
         number = next(self._numbers)
         if not self._case.line:
             self.positions.append(_place(frame))
@@ -412,6 +414,9 @@ class Tracer:
                     if task is not None and loop is not None and not loop.is_closed():
                         loop.call_soon_threadsafe(task.cancel)
         return self._line
+
+
+_NOP = dis.opmap["NOP"]
 
 
 @cache

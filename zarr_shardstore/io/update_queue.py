@@ -262,6 +262,7 @@ def _commit(
     except Exception as error:
         outcome = error
     _settle(group, outcome)
+    del group, outcome  # or they and the traceback of an error keep each other, and so the lock
     return True
 
 

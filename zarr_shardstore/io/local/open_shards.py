@@ -163,8 +163,9 @@ in_forked_child(open_shards.reset_after_fork)
 class ShardLock(AbstractContextManager[bool]):
     """The lock of one shard. With `fits` it is that of `Backend.lock`.
 
-    An exception may come at any line of `__exit__`, or just before it. Then the finalizer ends the
-    lock, when nothing refers to this object any more. So the registry has a token instead of it.
+    An exception may come at any line of `__exit__`, or just before it. `__exit__` then ends the
+    lock again: whatever keeps the exception keeps this object, through the traceback. What is left
+    to the finalizer ends when nothing refers to this object, so the registry has a token of it.
     """
 
     __slots__ = ("_file", "_fits", "_path", "_token")
@@ -193,14 +194,18 @@ class ShardLock(AbstractContextManager[bool]):
             raise
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.release()
-            open_shards.end_use(self._path)
-            self._file = None
-            if len(open_shards.files) > _MAX_UNSEALED and open_shards.seal_later is not None:
-                idle = open_shards.one_to_seal()
-                if idle is not None:
-                    open_shards.seal_later(idle)
+        try:
+            if self._file is not None:
+                self._file.release()
+                open_shards.end_use(self._path)
+                self._file = None
+                if len(open_shards.files) > _MAX_UNSEALED and open_shards.seal_later is not None:
+                    idle = open_shards.one_to_seal()
+                    if idle is not None:
+                        open_shards.seal_later(idle)
+        except BaseException:
+            self.__del__()
+            raise
 
     def __del__(self) -> None:
         file = getattr(self, "_file", None)
