@@ -65,11 +65,9 @@ class DraftNodes:
         shown: list[bytes | None] = []
         for path, (array, group) in zip(paths, stored, strict=True):
             if array is not None:
-                key = array_key(path)
-                shown.append(_translated(key, draft.array_of_draft, _parse(key, array)))
+                shown.append(_translated(array_key(path), array, draft.array_of_draft))
             elif group is not None:
-                key = group_key(path)
-                shown.append(_translated(key, draft.group_of_draft, _parse(key, group)))
+                shown.append(_translated(group_key(path), group, draft.group_of_draft))
             elif (path == "" and has_entry_point) or await self.has_nodes_below(path):
                 shown.append(dump_document(draft.group_of_draft({})))
             else:
@@ -99,8 +97,7 @@ class DraftNodes:
         written if the draft cannot express the document.
         """
         key = v3_key(path)
-        doc = _parse(key, value)
-        kind = doc.get("node_type")
+        kind = _parse(key, value).get("node_type")
         if kind not in ("array", "group"):
             raise SpecError(f"{key!r}: a Zarr v3 document has the node_type 'array' or 'group'")
         ((array, group),), has_entry_point = await self.stored([path])
@@ -115,7 +112,7 @@ class DraftNodes:
             before, other, translate = group, array, draft.group_to_draft
             own_key, other_key = group_key(path), array_key(path)
         old = None if before is None else parse_json(before)
-        await self.store.set(own_key, _translated(key, translate, doc, old))
+        await self.store.set(own_key, _translated(key, value, translate, old))
         if other is not None:
             await self.store.delete(other_key)
         if not has_entry_point:
@@ -247,13 +244,14 @@ class DraftNodes:
     async def _data_prefixes(self, directory: str) -> list[str]:
         """Return the prefixes below which values are stored whose v3 keys are in a directory."""
         prefixes = [DRAFT_DATA_ROOT + directory]
-        candidate = draft.v3_candidate(directory.removesuffix("/"))
-        if candidate is not None:
-            path, suffix = candidate
-            for geometry in (await self.arrays([path])).values():
-                in_array = draft.directory_to_draft(geometry, suffix)
-                if in_array is not None:
-                    prefixes.append(Node("draft", path).chunk_prefix + in_array)
+        path, suffix = draft.v3_candidate(directory.removesuffix("/")) or ("", "")
+        geometry = (await self.arrays([path])).get(path) if suffix else None
+        if geometry is None or geometry.encoding.separator != "/":
+            return prefixes
+        marker, *numbers = suffix.split("/")
+        if marker == "c" and len(numbers) < len(geometry.shape):
+            in_array = f"c{'/'.join(numbers)}/" if numbers else ""
+            prefixes.append(Node("draft", path).chunk_prefix + in_array)
         return prefixes
 
 
@@ -275,10 +273,14 @@ def _parse(key: str, value: bytes | memoryview) -> Document:
 
 
 def _translated(
-    key: str, translate: Callable[..., Document], doc: Document, *old: Document | None
+    key: str,
+    value: bytes | memoryview,
+    translate: Callable[..., Document],
+    *stored: Document | None,
 ) -> bytes:
     """Return the bytes of a translated document; an error names its key."""
+    doc = _parse(key, value)
     try:
-        return dump_document(translate(doc, *old))
+        return dump_document(translate(doc, *stored))
     except (SpecError, UnsupportedError) as error:
         raise type(error)(f"{key!r}: {error}") from error

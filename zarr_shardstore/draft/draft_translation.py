@@ -84,9 +84,6 @@ ENTRY_POINT: Document = {
 }
 """Document ``zarr.json`` of a hierarchy; zarr-python 2.18 takes only these members."""
 
-_CHUNK_MEMBERS = ("data_type", "chunk_grid", "chunk_memory_layout", "compressor")
-"""Members that say how chunks are stored: another value means another array."""
-
 
 def array_key(path: str) -> str:
     """Return the key of the document of an array; the root's path is ``""``."""
@@ -200,17 +197,6 @@ def place_to_write(key: str, places: Sequence[str]) -> str:
     return places[0]
 
 
-def directory_to_draft(geometry: Geometry, suffix: str) -> str | None:
-    """Return the directory of the chunks in a v3 directory ``c/3``; ``None`` if it has none."""
-    marker, *numbers = suffix.split("/")
-    if geometry.encoding.separator != "/" or marker != "c" or len(numbers) >= len(geometry.shape):
-        return None
-    return f"c{'/'.join(numbers)}/" if numbers else ""
-
-
-# ------------------------------------------------------------------------- documents
-
-
 def check_entry_point(doc: Mapping[str, Any] | None) -> None:
     """Refuse an entry point that is not that of a known draft hierarchy."""
     if doc is None or not str(doc.get("zarr_format", _CORE)).startswith("https://"):
@@ -282,9 +268,10 @@ def array_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = No
         before = _translated_array(array_of_draft(stored))
     except (SpecError, UnsupportedError):
         return translated  # the stored array cannot be shown, so this is another one
-    if not all(is_same_json(before.get(name), translated.get(name)) for name in _CHUNK_MEMBERS):
-        return translated
-    same = {n for n in before.keys() & translated if is_same_json(before[n], translated[n])}
+    names = {*before, *translated, "compressor"}
+    same = {name for name in names if is_same_json(before.get(name), translated.get(name))}
+    if not same.issuperset({"data_type", "chunk_grid", "chunk_memory_layout", "compressor"}):
+        return translated  # chunks are stored in another way, so this is another array
     kept = {n: member for n, member in stored.items() if n in same or n not in before}
     return {**kept, **{n: member for n, member in translated.items() if n not in same}}
 

@@ -84,9 +84,6 @@ class DraftHierarchyStore(Store):
     ['meta/root.group.json', 'meta/root/foo.array.json', 'zarr.json']
     """
 
-    _store: ShardingStore
-    _nodes: DraftNodes
-
     def __init__(self, store: BaseStoreLike, *, read_only: bool = False) -> None:
         if not isinstance(store, ShardingStore):
             store = ShardingStore(store, read_only=read_only)
@@ -172,9 +169,7 @@ class DraftHierarchyStore(Store):
         return value
 
     async def get_partial_values(
-        self,
-        prototype: BufferPrototype,
-        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
         """Return values or ranges of values, ``None`` for missing keys."""
         requests = list(key_ranges)
@@ -238,24 +233,23 @@ class DraftHierarchyStore(Store):
         return self._store.batch(max_nbytes=max_nbytes)
 
     async def set(self, key: str, value: Buffer) -> None:
-        self._check_writable()
-        path = _path_of_document(key)
-        if path is not None:
-            await self._nodes.write(path, as_view(value))
-            return
-        (places,) = await self._nodes.places([key])
-        await self._store.set(place_to_write(key, places), value)
+        await self._set(key, value, only_if_missing=False)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """Store a value if there is none; an implicit group becomes one with a document."""
+        await self._set(key, value, only_if_missing=True)
+
+    async def _set(self, key: str, value: Buffer, *, only_if_missing: bool) -> None:
         self._check_writable()
         path = _path_of_document(key)
         if path is not None:
-            await self._nodes.write(path, as_view(value), only_if_missing=True)
+            await self._nodes.write(path, as_view(value), only_if_missing=only_if_missing)
             return
         (places,) = await self._nodes.places([key])
         place = place_to_write(key, places)
-        if not await self.exists(key):
+        if not only_if_missing:
+            await self._store.set(place, value)
+        elif not await self.exists(key):
             await self._store.set_if_not_exists(place, value)
 
     async def delete(self, key: str) -> None:

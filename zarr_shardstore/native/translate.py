@@ -101,21 +101,18 @@ def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
         return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
     has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
     _check_members(doc, _V2_MEMBERS)
-    _geometry(doc)
-    declared = find_declaration(doc)
-    plain = dict(doc) if declared is None else strip(doc, "filters")
     with complete_document():
-        fill_value = plain["fill_value"]
+        declared = find_declaration(doc)
+        plain = doc if declared is None else strip(doc, "filters")
+        geometry, fill_value = _geometry(plain), plain["fill_value"]
         filters = list(plain.get("filters") or ())
         is_object = plain["dtype"] == _OBJECT and bool(filters)
         data_type = None if is_object else parse_numpy(plain["dtype"])
         if is_object and filters[0].get("id") not in SERIALIZERS:
             raise UnsupportedError(f"objects encoded by {filters[0]!r} have no v3 data type")
         chain = Chain(data_type, plain.get("order", "C"), filters, plain.get("compressor"))
-        geometry = _geometry(plain)
-        attributes, names = to_dimension_names(
-            attributes, len(geometry.shape), fill_value, data_type
-        )
+        ndim = len(geometry.shape)
+        attributes, names = to_dimension_names(attributes, ndim, fill_value, data_type)
         translated = v3_array(geometry, chain, fill_value, attributes)
     if names is not None:
         translated["dimension_names"] = names
@@ -130,13 +127,12 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
         _check_members(doc, V3_GROUP_MEMBERS)
         return {"zarr_format": 2}, attributes_of(doc)
     has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
-    _geometry(doc)
-    declared = find_declaration(doc)
-    plain = dict(doc) if declared is None else strip(doc, declared.how)
-    _check_members(plain, V3_ARRAY_MEMBERS)
-    if has_sharding_codec(plain):
-        raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
     with complete_document():
+        declared = find_declaration(doc)
+        plain = doc if declared is None else strip(doc, declared.how)
+        _check_members(plain, V3_ARRAY_MEMBERS)
+        if has_sharding_codec(plain):
+            raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
         geometry = _geometry(plain)
         chain = chain_of_codecs(plain["codecs"], plain["data_type"], len(geometry.shape))
         fill_value = plain["fill_value"]
@@ -212,14 +208,11 @@ def _masked(fill_value: Any, data_type: DataType | None) -> Any:
     if fill_value is None or data_type is None:
         return None
     value = fill_value_of_v2(fill_value, data_type)
-    match data_type.kind:
-        case "b" | "i" | "u" | "S" | "U":
-            return value
-        case "f":
-            return _float64(value)
-        case "c":
-            return [_float64(part) for part in value]
-    return None
+    if data_type.kind == "f":
+        return _float64(value)
+    if data_type.kind == "c":
+        return [_float64(part) for part in value]
+    return value if data_type.kind in "biuSU" else None
 
 
 def _float64(value: float | str) -> str:
@@ -253,9 +246,6 @@ def _check_members(doc: Mapping[str, Any], known: Set[str]) -> None:
             f"its document has the members {unknown}, which have no place in the other format: "
             "remove them if they are not needed"
         )
-
-
-# -------------------------------------------------------------------------- OME-Zarr
 
 
 def to_ome_05(attributes: Mapping[str, Any]) -> Document:
