@@ -35,10 +35,7 @@ _KEYS_PER_ROUND = 1000
 
 
 class DraftNodes:
-    """Documents and keys of the draft hierarchy in a `ShardingStore`.
-
-    Thread safety: that of the store below.
-    """
+    """Documents and keys of the draft hierarchy in a `ShardingStore`."""
 
     def __init__(self, store: ShardingStore) -> None:
         self.store = store
@@ -189,9 +186,18 @@ class DraftNodes:
         if prefix and not prefix.endswith("/") and await self.arrays([prefix]):
             prefix += "/"
         directory = prefix[: prefix.rfind("/") + 1]
-        async for key in self._list_documents(directory):
-            if key.startswith(prefix):
-                yield key
+        own = directory.removesuffix("/")
+        (document,) = await self.read([own])
+        seen = {own}
+        if document is not None and v3_key(own).startswith(prefix):
+            yield v3_key(own)
+        async for key in self.store.list_prefix(DRAFT_META_ROOT + directory):
+            path = draft.node_of_meta_key(key)
+            while path is not None and path not in seen:  # else its parents are listed, too
+                seen.add(path)
+                if v3_key(path).startswith(prefix):
+                    yield v3_key(path)
+                path = path.rpartition("/")[0]
         listed: set[str] = set()  # the chunk of a 0-d array may have two places
         for base_prefix in await self._data_prefixes(directory):
             async for part in _in_parts(self.store.list_prefix(base_prefix)):
@@ -226,20 +232,6 @@ class DraftNodes:
                     names.add(key.removeprefix(directory).partition("/")[0])
         for name in sorted(names):
             yield name
-
-    async def _list_documents(self, directory: str) -> AsyncIterator[str]:
-        """List the v3 keys of the documents in a directory, that of its own node first."""
-        own = directory.removesuffix("/")
-        (document,) = await self.read([own])
-        seen = {own}
-        if document is not None:
-            yield v3_key(own)
-        async for key in self.store.list_prefix(DRAFT_META_ROOT + directory):
-            path = draft.node_of_meta_key(key)
-            while path is not None and path not in seen:  # else its parents are listed, too
-                seen.add(path)
-                yield v3_key(path)
-                path = path.rpartition("/")[0]
 
     async def _data_prefixes(self, directory: str) -> list[str]:
         """Return the prefixes below which values are stored whose v3 keys are in a directory."""

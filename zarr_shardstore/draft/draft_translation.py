@@ -26,8 +26,7 @@ fill_value ``null``       the zero of the data type
 other members             not shown; kept where the same array is written again
 ========================  =================================================================
 
-A document is the parsed JSON object. The functions never change their argument. A document that
-the other hierarchy cannot express raises `UnsupportedError`, one that is not valid `SpecError`.
+The functions never change their argument.
 
 Source: Zarr v3 draft of 2022, "Storage keys", "Metadata"; zarr-python 2.13 to 2.18,
 ``zarr/meta.py``, and ``_chunk_key`` in ``zarr/core.py``; Zarr v3 core, "Chunk key encoding", "Array
@@ -48,18 +47,9 @@ from zarr_shardstore.format.keys import (
     is_separator,
     v3_candidates,
 )
-from zarr_shardstore.metadata import codecs, data_types
+from zarr_shardstore.metadata import codecs, data_types, documents
 from zarr_shardstore.metadata.declaration import Document
-from zarr_shardstore.metadata.documents import (
-    V3_ARRAY_MEMBERS,
-    V3_GROUP_MEMBERS,
-    Geometry,
-    Node,
-    attributes_of,
-    complete_document,
-    document_key,
-    is_same_json,
-)
+from zarr_shardstore.metadata.documents import Geometry, Node, attributes_of, document_key
 from zarr_shardstore.metadata.transformer_list import name_and_options, name_of
 
 DRAFT_META_ROOT = "meta/root/"
@@ -70,9 +60,7 @@ ENTRY_POINT_KEY = "zarr.json"
 _V2_DOCUMENTS = (".zarray", ".zgroup", ".zattrs", ".zmetadata")
 _ARRAY = ".array.json"
 _GROUP = ".group.json"
-
 _IS_ODD = re.compile(r"c[0-9].*[0-9]")
-
 _COMPRESSORS = "https://purl.org/zarr/spec/codec/"
 _CORE = "https://purl.org/zarr/spec/protocol/core/3.0"
 
@@ -218,7 +206,7 @@ def group_of_draft(doc: Mapping[str, Any]) -> Document:
 
 def group_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> Document:
     """Return the draft document of a group, from its v3 document."""
-    _check_members(doc, V3_GROUP_MEMBERS)
+    _check_members(doc, documents.V3_GROUP_MEMBERS)
     if doc.get("consolidated_metadata") is not None:
         raise UnsupportedError(
             "the draft has no consolidated metadata: leave the group unconsolidated"
@@ -240,13 +228,18 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
             f"the array has the filters {attributes['filters']!r} (in its attributes), which "
             "are not translated: read it by zarr-python 2"
         )
-    with complete_document():
+    with documents.complete_document():
         data_type = data_types.parse_draft(doc["data_type"])
         grid = doc["chunk_grid"]
         shape, chunk_shape = tuple(doc["shape"]), tuple(grid["chunk_shape"])
         separator = grid.get("separator", "/")
         is_regular = grid["type"] == "regular" and len(shape) == len(chunk_shape)
-        compressor = _compressor_config(doc.get("compressor"))
+        compressor = doc.get("compressor")
+        if compressor is not None:
+            name = str(compressor.get("codec"))
+            if name.startswith(_COMPRESSORS):
+                name = name.removeprefix(_COMPRESSORS).split("/")[0]
+            compressor = {**(compressor.get("configuration") or {}), "id": name}
     if not is_regular or not is_separator("draft", separator):
         raise UnsupportedError(f"the chunk grid {grid!r} is not known")
     chain = codecs.Chain(data_type, doc.get("chunk_memory_layout", "C"), compressor=compressor)
@@ -269,7 +262,7 @@ def array_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = No
     except (SpecError, UnsupportedError):
         return translated  # the stored array cannot be shown, so this is another one
     names = {*before, *translated, "compressor"}
-    same = {name for name in names if is_same_json(before.get(name), translated.get(name))}
+    same = {n for n in names if documents.is_same_json(before.get(n), translated.get(n))}
     if not same.issuperset({"data_type", "chunk_grid", "chunk_memory_layout", "compressor"}):
         return translated  # chunks are stored in another way, so this is another array
     kept = {n: member for n, member in stored.items() if n in same or n not in before}
@@ -277,12 +270,12 @@ def array_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = No
 
 
 def _translated_array(doc: Mapping[str, Any]) -> Document:
-    _check_members(doc, V3_ARRAY_MEMBERS)
+    _check_members(doc, documents.V3_ARRAY_MEMBERS)
     if doc.get("storage_transformers"):
         raise UnsupportedError(
             "storage transformers are written by the ShardingStore below: pass chunks_per_shard="
         )
-    with complete_document():
+    with documents.complete_document():
         shape = list(doc["shape"])
         grid_name, grid = name_and_options(doc["chunk_grid"])
         if grid_name != "regular":
@@ -339,16 +332,6 @@ def _parse_codecs(
     return layout, codecs.bytes_endian(rest[0]), compressor
 
 
-def _compressor_config(compressor: Any) -> Document | None:
-    """Return the numcodecs configuration of a draft document's compressor, if there is one."""
-    if compressor is None:
-        return None
-    name = str(compressor.get("codec"))
-    if name.startswith(_COMPRESSORS):
-        name = name.removeprefix(_COMPRESSORS).split("/")[0]
-    return {**(compressor.get("configuration") or {}), "id": name}
-
-
 def _dimension_names(doc: Mapping[str, Any]) -> Document:
     """Return the names, if any; a member of this name may hold something else in the draft."""
     names = doc.get("dimension_names")
@@ -359,9 +342,7 @@ def _dimension_names(doc: Mapping[str, Any]) -> Document:
 
 
 def _check_members(doc: Mapping[str, Any], known: Set[str]) -> None:
-    unknown = sorted(doc.keys() - known)
-    if unknown:
-        raise UnsupportedError(f"the draft has no place for the members {unknown}")
+    documents.check_members(doc, known, "the draft")
     if doc.get("zarr_format") != 3:
         raise UnsupportedError(
             f"only documents of zarr_format 3 are translated, got {doc.get('zarr_format')!r}"

@@ -13,15 +13,8 @@ from typing import Any
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
+from zarr_shardstore.draft import draft_translation as draft
 from zarr_shardstore.draft.draft_nodes import DraftNodes
-from zarr_shardstore.draft.draft_translation import (
-    DRAFT_META_ROOT,
-    directory_of,
-    draft_candidate_of,
-    node_of_v3_key,
-    place_to_write,
-    v3_candidate,
-)
 from zarr_shardstore.errors import ReadOnlyError, SpecError
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, check_key, check_prefix
 from zarr_shardstore.format.ranges import resolve_range
@@ -246,7 +239,7 @@ class DraftHierarchyStore(Store):
             await self._nodes.write(path, as_view(value), only_if_missing=only_if_missing)
             return
         (places,) = await self._nodes.places([key])
-        place = place_to_write(key, places)
+        place = draft.place_to_write(key, places)
         if not only_if_missing:
             await self._store.set(place, value)
         elif not await self.exists(key):
@@ -267,18 +260,18 @@ class DraftHierarchyStore(Store):
         path = check_prefix(prefix).removesuffix("/")
         if path == "":
             await self._nodes.stored([])
-        directory = directory_of(path)
-        candidates = (v3_candidate(path), draft_candidate_of(path))
+        directory = draft.directory_of(path)
+        candidates = (draft.v3_candidate(path), draft.draft_candidate_of(path))
         paths = [candidate[0] for candidate in candidates if path and candidate is not None]
         # Documents last: if this is cut short, what is left is still an array.
         if await self._nodes.arrays(paths):  # chunks of an array around the directory
             keys = [key async for key in self._nodes.list_prefix(directory)]
-            others = [key for key in keys if node_of_v3_key(key) is None]
+            others = [key for key in keys if draft.node_of_v3_key(key) is None]
             places = await self._nodes.places(others)
             await self._store._erase_values(place for at in places for place in at)
         else:
             await self._store.delete_dir(DRAFT_DATA_ROOT + directory)
-        await self._store.delete_dir(DRAFT_META_ROOT + directory)
+        await self._store.delete_dir(draft.DRAFT_META_ROOT + directory)
         await self._nodes.erase(path)
 
     async def clear(self) -> None:
@@ -307,7 +300,7 @@ class DraftHierarchyStore(Store):
         placed: list[tuple[str, Buffer | None]] = []
         found = await self._nodes.places([key for key, _ in items])
         for (key, value), places in zip(items, found, strict=True):
-            at = places if value is None else (place_to_write(key, places),)
+            at = places if value is None else (draft.place_to_write(key, places),)
             placed += [(place, value) for place in at]
         await self._store._set_or_erase(placed)
 
@@ -327,4 +320,4 @@ class DraftHierarchyStore(Store):
 def _path_of_document(key: str) -> str | None:
     """Check a key, and return the path of the node whose document it names."""
     check_key(key)
-    return node_of_v3_key(key)
+    return draft.node_of_v3_key(key)

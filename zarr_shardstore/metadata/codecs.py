@@ -30,15 +30,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.metadata.data_types import (
-    DataType,
-    Endian,
-    endian_of,
-    fill_value_of_v2,
-    parse_numpy,
-    parse_v3,
-    v3_data_type,
-)
+from zarr_shardstore.metadata import data_types
+from zarr_shardstore.metadata.data_types import DataType, Endian, endian_of, parse_numpy
 from zarr_shardstore.metadata.documents import Geometry
 from zarr_shardstore.metadata.transformer_list import name_and_options
 
@@ -75,12 +68,8 @@ _OF_VALUES: dict[Any, Config] = {
 """Options of compressors, filters of bytes and filters of values, with numcodecs' defaults. A
 filter has no default for ``None``."""
 
-_DTYPES = {
-    "delta": ("dtype", "astype"),
-    "fixedscaleoffset": ("dtype", "astype"),
-    "quantize": ("dtype", "astype"),
-    "astype": ("decode_dtype", "encode_dtype"),
-}
+_DTYPES = dict.fromkeys(("delta", "fixedscaleoffset", "quantize"), ("dtype", "astype"))
+_DTYPES["astype"] = ("decode_dtype", "encode_dtype")
 """Options of filters that name the data types of decoded and of encoded values."""
 
 SERIALIZERS = {"vlen-utf8": "string", "vlen-bytes": "variable_length_bytes"}
@@ -111,8 +100,8 @@ def v3_array(
 ) -> Config:
     """Return the v3 document of an array, from what v2 or the draft says of its chunks."""
     if chain.data_type is not None:
-        data_type = v3_data_type(chain.data_type)
-        fill_value = fill_value_of_v2(fill_value, chain.data_type)
+        data_type = data_types.v3_data_type(chain.data_type)
+        fill_value = data_types.fill_value_of_v2(fill_value, chain.data_type)
     else:
         data_type = SERIALIZERS[chain.filters[0]["id"]]
         fill_value = "" if fill_value in (None, 0) else fill_value
@@ -182,7 +171,7 @@ def chain_of_codecs(codecs: Any, data_type: Any, ndim: int) -> Chain:
     guesses: tuple[Endian, Endian] = ("big", "little") if endian == "big" else ("little", "big")
     for guess in guesses:
         try:
-            chain = Chain(parse_v3(data_type, guess), order, filters, compressor)
+            chain = Chain(data_types.parse_v3(data_type, guess), order, filters, compressor)
             again = [c for c in codecs_of_chain(chain, ndim) if c["name"] == "bytes"]
         except UnsupportedError as failed:
             error = error or failed
@@ -237,10 +226,10 @@ def compressor_of_codec(codec: Any) -> Config:
 def split_layout(codecs: Any, ndim: int) -> tuple[Order, list[Any]]:
     """Return the order of values that codecs begin with, and the codecs after that."""
     rest = list(codecs)
-    if not rest or name_and_options(rest[0])[0] != "transpose":
+    name, options = name_and_options(rest[0]) if rest else ("", {})
+    if name != "transpose":
         return "C", rest
-    order = name_and_options(rest[0])[1].get("order")
-    same = list(range(ndim))
+    order, same = options.get("order"), list(range(ndim))
     if order in ("C", same):
         return "C", rest[1:]
     if order in ("F", same[::-1]):

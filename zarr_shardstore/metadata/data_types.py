@@ -72,9 +72,6 @@ _EXTENSIONS = {
 }
 """The extension that zarr-python 2.18 writes with a type, "TODO" included."""
 
-_NAMED_FLOATS = ("NaN", "Infinity", "-Infinity")
-_NAT = -(2**63)
-
 
 def endian_of(data_type: DataType) -> Endian | None:
     """Return the byte order; ``None`` where bytes have no order."""
@@ -170,7 +167,7 @@ def fill_value_of_v3(value: Any, data_type: DataType) -> Any:
     elif kind == "c" and isinstance(value, list | tuple):
         value = [_without_bits(part, data_type.itemsize // 2) for part in value]
     elif kind in "mM" and value == "NaT":
-        value = _NAT
+        value = -(2**63)
     elif kind == "V" and isinstance(value, list):
         try:
             value = _base64(bytes(value))
@@ -213,7 +210,7 @@ def _normal(value: Any, data_type: DataType) -> Any:
 
 
 def _normal_float(value: Any, data_type: DataType, nbytes: int) -> float | str:
-    if isinstance(value, str) and value in _NAMED_FLOATS:
+    if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
         return value
     if not isinstance(value, int | float):
         raise _no_value(value, data_type)

@@ -31,6 +31,7 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import ShardingSpec
 from zarr_shardstore.metadata.transformer_list import (
+    CODEC_MEMBERS,
     SHARDING,
     SHARDING_URIS,
     TransformerSpec,
@@ -55,13 +56,8 @@ MARKER = "zarr_shardstore"
 encoding of a v3 array."""
 
 _CODEC = "sharding_indexed"
-_CODEC_MEMBERS = {"name", "configuration", "must_understand"}
-_CODEC_OPTIONS = {"chunk_shape", "codecs", "index_codecs", "index_location"}
 _NAMES = (_CODEC, MARKER, f"numcodecs.{MARKER}", *SHARDING_URIS)
 """Names that declare sharding if they are in codecs, filters or extensions."""
-
-_WITH_LIST = {"chunk_key_encoding", MARKER, "codecs"}
-"""Members of a v3 document with a list that may name sharding, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,9 @@ def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declare
     by_list = kind != "v2" and "storage_transformers" in members
     known = {"v3": {"codecs"}, "v2": {"filters"}, "draft": set[str]()}[kind]
     if by_list:
-        known = {"storage_transformers"} | (_WITH_LIST if kind == "v3" else set())
+        known = {"storage_transformers"}
+        if kind == "v3":  # these may name sharding, too
+            known |= {"chunk_key_encoding", MARKER, "codecs"}
     for member in members:
         if member not in known:
             raise UnsupportedError(
@@ -268,11 +266,10 @@ def _declared_by_marker(doc: Mapping[str, Any]) -> Declared:
 
 def _marker_of(doc: Mapping[str, Any]) -> Mapping[str, Any]:
     filters = doc.get("filters")
-    found = [f for f in filters if _is_marker(f)] if isinstance(filters, list) else []
+    found: list[Document] = list(filter(_is_marker, filters)) if isinstance(filters, list) else []
     if len(found) != 1:
         raise SpecError(f"filters is a list that has the marker {MARKER!r} once, got {filters!r}")
-    marker: Mapping[str, Any] = found[0]
-    return marker
+    return found[0]
 
 
 def _with_chunk_shape(doc: Mapping[str, Any], chunk_shape: list[int]) -> Document:
@@ -311,19 +308,20 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
             "the sharding codec stands beside or inside other codecs, so shards hold something "
             "else than chunks: native='passthrough' leaves it to zarr"
         )
-    check_known_members(codec, _CODEC_MEMBERS, f"the codec {_CODEC!r}")
+    check_known_members(codec, CODEC_MEMBERS, f"the codec {_CODEC!r}")
     configuration = codec.get("configuration")
     if not isinstance(configuration, Mapping) or not isinstance(configuration.get("codecs"), list):
         raise SpecError(f"the codec {_CODEC!r} needs a list of codecs, got {codec!r}")
-    check_known_members(configuration, _CODEC_OPTIONS, f"the codec {_CODEC!r}")
+    options = {"chunk_shape", "codecs", "index_codecs", "index_location"}
+    check_known_members(configuration, options, f"the codec {_CODEC!r}")
     chunk_shape, index = _shape_at(configuration, "chunk_shape"), index_format(configuration)
     grid = doc.get("chunk_grid")
-    options = grid.get("configuration") if isinstance(grid, Mapping) else None
-    if name_of(grid) != "regular" or not isinstance(options, Mapping):
+    shards = grid.get("configuration") if isinstance(grid, Mapping) else None
+    if name_of(grid) != "regular" or not isinstance(shards, Mapping):
         raise UnsupportedError(
             f"the chunk grid {grid!r} of a sharded array is not known, only 'regular'"
         )
-    shard_shape = _shape_at(options, "chunk_shape")
+    shard_shape = _shape_at(shards, "chunk_shape")
     if len(chunk_shape) != len(shard_shape) or len(chunk_shape) != _ndim(doc):
         raise SpecError(
             f"the array has {_ndim(doc)} dims, its shards {list(shard_shape)} and the chunks in "

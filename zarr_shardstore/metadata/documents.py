@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -41,17 +41,10 @@ from zarr_shardstore.errors import SpecError, UnfinishedConversionError, Unsuppo
 from zarr_shardstore.format.consolidated_index import declares_consolidated_index
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, Coords, is_separator
 from zarr_shardstore.format.layout import chunk_grid_shape
+from zarr_shardstore.metadata import declaration
 from zarr_shardstore.metadata.data_types import parse_draft, parse_numpy, parse_v3
-from zarr_shardstore.metadata.declaration import (
-    Declaration,
-    Native,
-    chunk_key_encoding,
-    chunks_per_shard,
-    find_declaration,
-    format_of,
-    values_in,
-)
-from zarr_shardstore.metadata.transformer_list import TransformerSpec
+from zarr_shardstore.metadata.declaration import Declaration, Native, format_of, values_in
+from zarr_shardstore.metadata.transformer_list import CODEC_MEMBERS, TransformerSpec
 
 Hierarchy = Literal["draft", "v3", "v2"]
 
@@ -70,9 +63,6 @@ _MAX_DEPTH = 200
 
 _WORDS = (b"sharding", b"shardstore", b"storage_transformers")
 """Each declaration has one of these words."""
-
-_DRAFT_GRID = {"type", "chunk_shape", "separator"}
-_EXTENSION_MEMBERS = {"name", "configuration", "must_understand"}
 
 _MARKER = "zarr_shardstore.unfinished_conversion"
 _MARKER_MESSAGE = "the array is being converted: run the same command again to finish it"
@@ -167,6 +157,15 @@ def attributes_of(doc: Mapping[str, Any]) -> dict[str, Any]:
     return dict(attributes)
 
 
+def check_members(doc: Mapping[str, Any], known: Set[str], target: str) -> None:
+    """Refuse a document with members that the target of its translation has not."""
+    unknown = sorted(doc.keys() - known)
+    if unknown:
+        raise UnsupportedError(
+            f"{target} has no place for the members {unknown}: remove them if they are not needed"
+        )
+
+
 @contextmanager
 def complete_document() -> Iterator[None]:
     """Raise `SpecError` where an array document lacks a member, or has one of another type."""
@@ -237,7 +236,7 @@ def parse_array(
             f"the array {node.path!r} is being converted, or a conversion was interrupted: wait "
             "for it, or run that command again, which finishes it; nothing is lost"
         )
-    found = find_declaration(doc, native)
+    found = declaration.find_declaration(doc, native)
     geometry = plain_geometry(node.hierarchy, doc) if format_of(doc) == node.hierarchy else None
     if found is None:
         return ArrayDocument(node, geometry)
@@ -246,7 +245,7 @@ def parse_array(
             "it is sharded, and its shape, its chunk grid or the keys of its chunks have a form "
             "that is not known here"
         )
-    cps = chunks_per_shard(found, len(geometry.shape))
+    cps = declaration.chunks_per_shard(found, len(geometry.shape))
     chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
     geometry = Geometry(geometry.shape, chunk_shape, geometry.encoding)
     return ArrayDocument(
@@ -261,11 +260,12 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
         match hierarchy:
             case "draft":
                 grid = doc["chunk_grid"]
-                is_known = grid["type"] == "regular" and grid.keys() <= _DRAFT_GRID
+                members_of_grid = {"type", "chunk_shape", "separator"}
+                is_known = grid["type"] == "regular" and grid.keys() <= members_of_grid
                 chunk_shape = grid["chunk_shape"]
                 style, separator = "draft", grid.get("separator", "/")
             case "v3":
-                grid, encoding = doc["chunk_grid"], chunk_key_encoding(doc)
+                grid, encoding = doc["chunk_grid"], declaration.chunk_key_encoding(doc)
                 chunk_shape = grid["configuration"]["chunk_shape"]
                 if isinstance(encoding, str):
                     encoding = {"name": encoding}
@@ -275,7 +275,7 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
                     grid["name"] == "regular"
                     and len(grid["configuration"]) == 1
                     and style in ("default", "v2")
-                    and encoding.keys() <= _EXTENSION_MEMBERS
+                    and encoding.keys() <= CODEC_MEMBERS
                     and options.keys() <= {"separator"}
                 )
             case "v2":
@@ -389,8 +389,8 @@ def all_members(doc: Mapping[str, Any]) -> Mapping[str, Any]:
 def consolidated_v3(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the member ``consolidated_metadata`` of a v3 group, from documents by path below."""
     empty = {"kind": "inline", "must_understand": False, "metadata": {}}
-    copies = {}
-    for path, doc in sorted(metadata.items()):
-        is_group = doc.get("node_type") == "group"
-        copies[path] = {**doc, "consolidated_metadata": {**empty}} if is_group else {**doc}
+    copies = {
+        path: {**doc, "consolidated_metadata": empty} if doc.get("node_type") == "group" else doc
+        for path, doc in sorted(metadata.items())
+    }
     return {**empty, "metadata": copies}

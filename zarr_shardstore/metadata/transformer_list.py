@@ -28,9 +28,7 @@ _SHARDING_URI = "https://purl.org/zarr/spec/storage_transformers/sharding/1.0"
 SHARDING_URIS = (_SHARDING_URI, _SHARDING_URI.replace("https:", "http:"))
 
 _NAME_MEMBERS = ("name", "storage_transformer", "extension")
-_TRANSFORMER_MEMBERS = {*_NAME_MEMBERS, "type", "configuration", "must_understand"}
-_CODEC_MEMBERS = {"name", "configuration", "must_understand"}
-_SHARDING_OPTIONS = {"chunks_per_shard", "index_codecs", "index_location"}
+CODEC_MEMBERS = {"name", "configuration", "must_understand"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class TransformerSpec:
     """One storage transformer as metadata states it, in any spelling.
 
     A reader that does not know it must refuse the values, if `must_understand`. A sharding is
-    parsed when the dimensions of its array are known.
+    parsed when the dimensions of its array are known, which an option of a store has not.
     """
 
     name: str
@@ -70,10 +68,7 @@ def check_known_members(value: Mapping[str, Any], known: Set[str], what: str) ->
 
 
 def transformer_specs(transformers: Any, ndim: int | None = None) -> tuple[TransformerSpec, ...]:
-    """Read a list of storage transformers, of known and unknown names, of an array of `ndim` dims.
-
-    `sharding_spec` parses shardings that are read without `ndim`, as in an option of a store.
-    """
+    """Read a list of storage transformers, also unknown ones, of an array of `ndim` dimensions."""
     if not isinstance(transformers, Sequence) or isinstance(transformers, str | bytes):
         raise SpecError(f"storage_transformers is a list, got {transformers!r}")
     return tuple(_transformer_spec(transformer, ndim) for transformer in transformers)
@@ -101,7 +96,7 @@ def _transformer_spec(transformer: Any, ndim: int | None) -> TransformerSpec:
         return TransformerSpec(names[0], dict(configuration), must_understand)
     if n_sharding < len(names):
         raise SpecError(f"a storage transformer has one name, got {names}")
-    check_known_members(given, _TRANSFORMER_MEMBERS, "the sharding transformer")
+    check_known_members(given, {*_NAME_MEMBERS, "type", *CODEC_MEMBERS}, "the sharding transformer")
     for layout in (given.get("type", "indexed"), configuration.get("format", "indexed")):
         if layout != "indexed":
             raise UnsupportedError(f"the sharding format {layout!r} is not known, only 'indexed'")
@@ -146,7 +141,8 @@ def sharding_spec(transformer: TransformerSpec, ndim: int) -> ShardingSpec:
 
 def parse_sharding(configuration: Mapping[str, Any], ndim: int) -> ShardingSpec:
     """Read the configuration of a ``sharding`` transformer of an array of `ndim` dimensions."""
-    check_known_members(configuration, _SHARDING_OPTIONS, "the sharding transformer")
+    options = {"chunks_per_shard", "index_codecs", "index_location"}
+    check_known_members(configuration, options, "the sharding transformer")
     cps = configuration.get("chunks_per_shard")
     if not isinstance(cps, Sequence) or isinstance(cps, str):
         raise SpecError(
@@ -177,7 +173,7 @@ def index_format(configuration: Mapping[str, Any]) -> IndexFormat:
     if not isinstance(codecs, Sequence) or isinstance(codecs, str):
         raise SpecError(f"index_codecs is a list, got {codecs!r}")
     for codec in codecs:
-        check_known_members(codec if isinstance(codec, Mapping) else {}, _CODEC_MEMBERS, "a codec")
+        check_known_members(codec if isinstance(codec, Mapping) else {}, CODEC_MEMBERS, "a codec")
     names, options = zip(*map(name_and_options, codecs), strict=True) if codecs else ((), ({},))
     endian: Any = options[0].pop("endian", None)
     is_known = (

@@ -296,8 +296,7 @@ class DocumentChange:
 
 
 def _make_native(before: Node, after: Node, ome: bool) -> str | None:
-    reason = None
-    stored, v2 = before.get("zarr.json"), _v2(before)
+    reason, stored, v2 = None, before.get("zarr.json"), _v2(before)
     if stored is not None:
         after["zarr.json"] = _native(stored, ome)
         is_changed = _is_array(stored) and after["zarr.json"] != stored

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from zarr_shardstore.errors import UnsupportedError
@@ -43,13 +43,9 @@ from zarr_shardstore.format.consolidated_index import (
     with_consolidated_index,
     without_consolidated_index,
 )
+from zarr_shardstore.metadata import data_types, documents
 from zarr_shardstore.metadata.codecs import SERIALIZERS, Chain, chain_of_codecs, v3_array
-from zarr_shardstore.metadata.data_types import (
-    DataType,
-    fill_value_of_v2,
-    fill_value_of_v3,
-    parse_numpy,
-)
+from zarr_shardstore.metadata.data_types import DataType
 from zarr_shardstore.metadata.declaration import (
     Declaration,
     Declared,
@@ -60,14 +56,7 @@ from zarr_shardstore.metadata.declaration import (
     has_sharding_codec,
     strip,
 )
-from zarr_shardstore.metadata.documents import (
-    V3_ARRAY_MEMBERS,
-    V3_GROUP_MEMBERS,
-    Geometry,
-    attributes_of,
-    complete_document,
-    plain_geometry,
-)
+from zarr_shardstore.metadata.documents import Geometry, attributes_of, complete_document
 from zarr_shardstore.metadata.transformer_list import SHARDING
 
 _OF_CHUNKS = {"shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters"}
@@ -97,17 +86,17 @@ def redeclare(doc: Mapping[str, Any], how: Literal["codec", "storage_transformer
 def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
     """Return the native v3 document of a v2 array, sharded or not, or of a v2 group."""
     if "shape" not in doc:
-        _check_members(doc, {"zarr_format"})
+        documents.check_members(doc, {"zarr_format"}, "v3")
         return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
     has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
-    _check_members(doc, _V2_MEMBERS)
+    documents.check_members(doc, _V2_MEMBERS, "v3")
     with complete_document():
         declared = find_declaration(doc)
         plain = doc if declared is None else strip(doc, "filters")
         geometry, fill_value = _geometry(plain), plain["fill_value"]
         filters = list(plain.get("filters") or ())
         is_object = plain["dtype"] == _OBJECT and bool(filters)
-        data_type = None if is_object else parse_numpy(plain["dtype"])
+        data_type = None if is_object else data_types.parse_numpy(plain["dtype"])
         if is_object and filters[0].get("id") not in SERIALIZERS:
             raise UnsupportedError(f"objects encoded by {filters[0]!r} have no v3 data type")
         chain = Chain(data_type, plain.get("order", "C"), filters, plain.get("compressor"))
@@ -124,13 +113,13 @@ def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
 def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     """Return v2 document and attributes of a v3 group, or array, which is marked if sharded."""
     if doc.get("node_type") == "group":
-        _check_members(doc, V3_GROUP_MEMBERS)
+        documents.check_members(doc, documents.V3_GROUP_MEMBERS, "v2")
         return {"zarr_format": 2}, attributes_of(doc)
     has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
     with complete_document():
         declared = find_declaration(doc)
         plain = doc if declared is None else strip(doc, declared.how)
-        _check_members(plain, V3_ARRAY_MEMBERS)
+        documents.check_members(plain, documents.V3_ARRAY_MEMBERS, "v2")
         if has_sharding_codec(plain):
             raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
         geometry = _geometry(plain)
@@ -143,7 +132,7 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
         )
     data_type = chain.data_type
     if data_type is not None:
-        fill_value = fill_value_of_v3(fill_value, data_type)
+        fill_value = data_types.fill_value_of_v3(fill_value, data_type)
     attributes, fill_value = to_attributes(
         attributes_of(plain), plain.get("dimension_names"), fill_value, data_type
     )
@@ -194,7 +183,7 @@ def to_attributes(
             raise UnsupportedError(
                 f"its {_MASKED!r} is another value than its fill value, and v2 has one for both"
             )
-    elif data_type is not None and fill_value == fill_value_of_v2(None, data_type):
+    elif data_type is not None and fill_value == data_types.fill_value_of_v2(None, data_type):
         fill_value = None
     return changed, fill_value
 
@@ -207,7 +196,7 @@ def _masked(fill_value: Any, data_type: DataType | None) -> Any:
     """Return the ``_FillValue`` that says in v3 what a fill value says in v2, or ``None``."""
     if fill_value is None or data_type is None:
         return None
-    value = fill_value_of_v2(fill_value, data_type)
+    value = data_types.fill_value_of_v2(fill_value, data_type)
     if data_type.kind == "f":
         return _float64(value)
     if data_type.kind == "c":
@@ -233,19 +222,10 @@ def _declare(plain: Document, declared: Declared, how: Declaration) -> Document:
 
 def _geometry(doc: Mapping[str, Any]) -> Geometry:
     """Return the geometry of an array, which is refused if its chunk keys are not known here."""
-    geometry = plain_geometry("v2" if format_of(doc) == "v2" else "v3", doc)
+    geometry = documents.plain_geometry("v2" if format_of(doc) == "v2" else "v3", doc)
     if geometry is None:
         raise UnsupportedError("its chunk grid or chunk keys have a form that is not known")
     return geometry
-
-
-def _check_members(doc: Mapping[str, Any], known: Set[str]) -> None:
-    unknown = sorted(doc.keys() - known)
-    if unknown:
-        raise UnsupportedError(
-            f"its document has the members {unknown}, which have no place in the other format: "
-            "remove them if they are not needed"
-        )
 
 
 def to_ome_05(attributes: Mapping[str, Any]) -> Document:
