@@ -50,7 +50,6 @@ class CachedIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes, about."""
         return len(self.index.fields) * ENTRY_NBYTES + _ITEM_NBYTES
 
 
@@ -70,9 +69,6 @@ class IndexCache:
         self.find = self._items.get
         """Return the item of an object; its user sets `was_used`."""
 
-    def __len__(self) -> int:
-        return len(self._items)
-
     def get(self, scope: Hashable, spec: ShardingSpec) -> _Item | None:
         """Return the index of an object, if it was decoded with this spec."""
         item = self._items.get(scope)
@@ -84,20 +80,18 @@ class IndexCache:
     @_synchronized
     def put(self, scope: Hashable, item: _Item) -> None:
         """Cache an index."""
-        nbytes = item.nbytes
-        if scope in self._items:
-            self._drop(scope)
-        if nbytes > self.max_nbytes:
-            return
-        self._items[scope] = item
-        self.nbytes += nbytes
-        if self.nbytes > self.max_nbytes:
-            self._shrink()
+        self.forget(scope)
+        if item.nbytes <= self.max_nbytes:
+            self._items[scope] = item
+            self.nbytes += item.nbytes
+            self.resize(self.max_nbytes)
 
+    @_synchronized
     def forget(self, scope: Hashable) -> None:
         """Drop the index of an object."""
-        if scope in self._items:
-            self._drop(scope)
+        item = self._items.pop(scope, None)
+        if item is not None:
+            self.nbytes -= item.nbytes
 
     def scopes(self) -> list[Hashable]:
         """Return the identities of all objects with a cached index."""
@@ -105,24 +99,9 @@ class IndexCache:
 
     @_synchronized
     def resize(self, max_nbytes: int) -> None:
-        """Set another bound, in bytes."""
+        """Set another bound, in bytes, and evict what exceeds it."""
         self.max_nbytes = max_nbytes
-        self._shrink()
-
-    @_synchronized
-    def clear(self) -> None:
-        """Drop all."""
-        self._items.clear()
-        self.nbytes = 0
-
-    @_synchronized
-    def _drop(self, scope: Hashable) -> None:
-        item = self._items.pop(scope, None)
-        if item is not None:
-            self.nbytes -= item.nbytes
-
-    def _shrink(self) -> None:
-        while self.nbytes > self.max_nbytes and self._items:
+        while self.nbytes > max_nbytes and self._items:
             scope, item = self._items.popitem(last=False)
             if item.was_used:  # a second chance, so that a use needs no lock
                 item.was_used = False
@@ -131,6 +110,12 @@ class IndexCache:
                 self.nbytes -= item.nbytes
         if not self._items:  # an exception may have come between two counts
             self.nbytes = 0
+
+    @_synchronized
+    def clear(self) -> None:
+        """Drop all."""
+        self._items.clear()
+        self.nbytes = 0
 
 
 index_cache = IndexCache(_DEFAULT_MAX_NBYTES)

@@ -210,7 +210,8 @@ class LocalBackend(Backend):
             reader = self._open(shard.key, opened, cached)
             if reader is not None and cached.is_current(reader.handle.fd):
                 if cached.handle is None and self.keeps_handles:
-                    cached_files.reopen(path, cached, reader.handle)
+                    cached.handle = reader.handle
+                    cached_files.keep_open(path)
                 found = reader.version, reader.size
                 return requests.FoundIndex(cached.index, *found, was_requested=False)
             index_cache.forget(path)  # it is stale

@@ -52,14 +52,6 @@ from zarr_shardstore.format.ranges import ByteRange, Range, resolve_range
 from zarr_shardstore.format.shard import MISSING, ShardIndex, ShardingSpec
 from zarr_shardstore.io.index_cache import CachedIndex, index_cache
 from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.fs import (
-    MIN_AGE_NS,
-    NO_FILE,
-    close_when_short,
-    max_cached_files,
-    read_at,
-    state_of,
-)
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, shared
 from zarr_shardstore.io.local.open_shards import open_shards
 from zarr_shardstore.io.local.shard_files import find_repair_of
@@ -149,10 +141,9 @@ class CachedShardFile(CachedIndex):
         entry_ids: Sequence[int],
         byte_ranges: Sequence[ByteRange | None] | None,
     ) -> list[bytes | memoryview | None] | None:
-        """Return values of entries, or ranges of them, as the shard had them at one moment.
+        """Return values of entries, or ranges of them, of one moment; ``None`` as `MISS` of `read`.
 
-        ``None``: as `MISS` of `read`. Cost: a read for each, as planning fewer takes as long, and
-        one ``stat``.
+        Cost: a read for each, as planning fewer takes as long, and one ``stat``.
         """
         values: list[bytes | memoryview | None] = []
         for i, entry_id in enumerate(entry_ids):
@@ -206,15 +197,9 @@ _open: OrderedDict[str, None] = OrderedDict()
 def cache_file(path: str, index: ShardIndex, spec: ShardingSpec, reader: ShardFileReader) -> None:
     """Cache a file and the index that was read from it, unless it is too young (rule 4)."""
     changed_ns = max(reader.status.st_mtime_ns, reader.status.st_ctime_ns)
-    if reader.opened_ns - changed_ns >= MIN_AGE_NS:
+    if reader.opened_ns - changed_ns >= fs.MIN_AGE_NS:
         index_cache.put(path, CachedShardFile(index, spec, reader.handle, reader.status))
-        _keep_open(path)
-
-
-def reopen(path: str, file: CachedShardFile, handle: FileHandle) -> None:
-    """Give a cached file a descriptor again."""
-    file.handle = handle
-    _keep_open(path)
+        keep_open(path)
 
 
 def forget_below(directory: str) -> None:
@@ -225,8 +210,9 @@ def forget_below(directory: str) -> None:
 
 
 @_synchronized
-def _keep_open(path: str) -> None:
-    most = max_cached_files()
+def keep_open(path: str) -> None:
+    """Keep the descriptor of a cached file open, and close those of others beyond the limit."""
+    most = fs.max_cached_files()
     _open[path] = None
     _open.move_to_end(path)
     while len(_open) > most:
@@ -251,14 +237,11 @@ def _close_all() -> None:
     _open.clear()
 
 
-close_when_short(_close_all)
+fs.close_when_short(_close_all)
 
 
 class ShardFileReader:
-    """A file that is open for the reads of one flow.
-
-    If the index came from a cached file, any writer makes another version.
-    """
+    """A file that is open for the reads of one flow; with `cached`, its index came from there."""
 
     __slots__ = ("_cached", "_n_overwrites", "handle", "opened_ns", "size", "status", "version")
 
@@ -284,11 +267,8 @@ class ShardFileReader:
             del self.handle
 
     def version_now(self) -> object:
-        """Return the version of bytes that are read now.
-
-        It differs from `version` if this process has written another shard into any file, or if the
-        index came from the cache and a writer has changed the file since.
-        """
+        """Return the version of bytes that are read now: another one if this process has written a
+        shard into any file, or if the index was cached and a writer has changed the file since."""
         if self._n_overwrites != open_shards.n_overwrites:
             return object()
         if self._cached is not None and not self._cached.is_current(self.handle.fd):
@@ -303,20 +283,15 @@ class ShardFileReader:
         if repair is not None and repair.size is not None:
             self.size = repair.size
         start, stop = resolve_range(byte_range, self.size)
-        data = read_at(fd, start, stop)
-        if repair is not None and repair.writes:
-            data = memoryview(_overlaid(data, start, repair))
-        return data
-
-
-def _overlaid(data: memoryview, start: int, repair: Repair) -> bytes:
-    """Apply the writes of a repair to bytes of a file from `start` on."""
-    buffer = bytearray(data)
-    for offset, new in repair.writes:
-        first, stop = max(offset, start), min(offset + len(new), start + len(data))
-        if first < stop:
-            buffer[first - start : stop - start] = new[first - offset : stop - offset]
-    return bytes(buffer)
+        data = fs.read_at(fd, start, stop)
+        if repair is None or not repair.writes:
+            return data
+        buffer = bytearray(data)
+        for offset, new in repair.writes:
+            first, stop = max(offset, start), min(offset + len(new), start + len(data))
+            if first < stop:
+                buffer[first - start : stop - start] = new[first - offset : stop - offset]
+        return memoryview(buffer).toreadonly()
 
 
 def read_consistent(path: str, byte_range: ByteRange | None) -> Found:
@@ -327,7 +302,7 @@ def read_consistent(path: str, byte_range: ByteRange | None) -> Found:
             opened.close()
             try:
                 return opened.enter_context(closing(ShardFileReader(path)))
-            except NO_FILE:
+            except fs.NO_FILE:
                 return None
 
         return read_when_consistent(path, open_again, byte_range)._replace(version=None)
@@ -342,7 +317,7 @@ def read_when_consistent(
     """
     is_ours = open_shards.is_locked_by_me(path)
     while True:
-        before = state_of(path)
+        before = fs.state_of(path)
         with nullcontext(True) if is_ours else shared(path) as is_locked:
             reader = open_again()
             found = Found(None, None)
@@ -351,5 +326,5 @@ def read_when_consistent(
                 found = Found(value, reader.version, reader.size)
         # Without a lock a writer may have come before the bytes were read. If it is gone, too,
         # it has replaced the file, or made it longer: a shard without a journal has no gap.
-        if is_locked or (not os.path.exists(path + LOCK_SUFFIX) and state_of(path) == before):
+        if is_locked or (not os.path.exists(path + LOCK_SUFFIX) and fs.state_of(path) == before):
             return found

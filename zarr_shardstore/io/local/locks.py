@@ -63,9 +63,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPN
 class KeptLock:
     """The operating system's lock on a file of its own, which stays open between two uses.
 
-    Taking and releasing it costs four system calls, 3 µs; with making and removing the file, 50 µs.
-    A child process does not have the lock. Any number of shared locks may be taken at a time; for
-    them no file is made.
+    With making and removing the file it would cost 50 µs instead of 3. A child process does not
+    have the lock. Any number of shared locks may be taken at a time; for them no file is made.
 
     Thread safety: for one thread at a time.
     """
@@ -83,14 +82,9 @@ class KeptLock:
     def acquire(self, max_wait_s: float | None = None, message: str | None = None) -> None:
         """Take the lock; the file and its directory are made.
 
-        Raises
-        ------
-        ShardConflictError
-            With `message`, if it is not free within `max_wait_s` seconds, or `MAX_WAIT_S`.
-        UnsupportedError
-            If the file system has no locks.
-        FileNotFoundError
-            If the lock is shared, and there is no such file.
+        Raises `ShardConflictError`, with `message`, if it is not free within `max_wait_s` seconds,
+        or `MAX_WAIT_S`; `UnsupportedError` if the file system has no locks; `FileNotFoundError` if
+        the lock is shared, and there is no such file.
         """
         deadline = time.monotonic() + (MAX_WAIT_S if max_wait_s is None else max_wait_s)
         pause = _FIRST_PAUSE_S
@@ -158,7 +152,7 @@ class KeptLock:
             self.close()
 
     def close(self) -> None:
-        """Release the lock if it is taken, and close the file, which stays."""
+        """Release the lock, and close the file, which stays."""
         _close(self._fds)
 
     def __del__(self) -> None:
@@ -242,15 +236,13 @@ def _has_name(status: os.stat_result, name: str) -> bool:
 # ------------------------------------------------------------------------------- locks
 
 if sys.platform == "linux":
-
-    def _whole_file(kind: int) -> bytes:
-        """Pack a ``struct flock`` with offsets of 64 bits: type, whence, start, length, process."""
-        return struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0)
-
-    _OFD_LOCKS = {
-        fcntl.LOCK_SH: _whole_file(fcntl.F_RDLCK),
-        fcntl.LOCK_EX: _whole_file(fcntl.F_WRLCK),
-        fcntl.LOCK_UN: _whole_file(fcntl.F_UNLCK),
+    _OFD_LOCKS = {  # ``struct flock`` of the whole file: type, whence, start, length, process
+        kind: struct.pack("hhqqi0q", of_fcntl, os.SEEK_SET, 0, 0, 0)
+        for kind, of_fcntl in (
+            (fcntl.LOCK_SH, fcntl.F_RDLCK),
+            (fcntl.LOCK_EX, fcntl.F_WRLCK),
+            (fcntl.LOCK_UN, fcntl.F_UNLCK),
+        )
     }
 
 
@@ -275,11 +267,7 @@ def _set_lock(fd: int, kind: int) -> bool:
 
 @contextmanager
 def locked(path: str, locking: Locking) -> Iterator[None]:
-    """Lock a shard file, which need not exist, blocking until the lock is free.
-
-    The file of the lock is removed at the end. Raises `ShardConflictError` if another process keeps
-    the lock for two minutes.
-    """
+    """Lock a shard file, which need not exist, blocking; the file of the lock is removed."""
     if locking == "none":
         yield
         return
@@ -295,8 +283,7 @@ def locked(path: str, locking: Locking) -> Iterator[None]:
 def shared(path: str) -> Iterator[bool]:
     """Lock a shard file together with other readers, blocking until no writer has the lock.
 
-    False: there was no lock file, so no writer was there; one may have come since. Raises
-    `ShardConflictError` if a writer keeps the lock for two minutes.
+    False: there was no lock file, so no writer was there; one may have come since.
     """
     lock = KeptLock(path + LOCK_SUFFIX, is_shared=True)
     is_locked = True
