@@ -15,7 +15,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
 from zarr_shardstore.draft import draft_translation as draft
 from zarr_shardstore.draft.draft_nodes import DraftNodes
-from zarr_shardstore.errors import ReadOnlyError, SpecError
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, check_key, check_prefix
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
@@ -130,8 +130,7 @@ class DraftHierarchyStore(Store):
         super().close()
 
     def _check_writable(self) -> None:
-        if self.read_only:
-            raise ReadOnlyError
+        self._store._check_writable()
 
     @property
     def supports_writes(self) -> bool:

@@ -202,7 +202,11 @@ def _translate(
         base.check_writable()
     change = DocumentChange(base.run(_read_documents()), paths)
     plan(change)
-    writes, removals = change.writes(), change.removals()
+    before, after = _by_key(change.before), _by_key(change.after)
+    writes = [key for key, doc in after.items() if not is_same_json(doc, before.get(key))]
+    writes.sort(key=lambda key: (-key.count("/"), _WRITTEN.index(key.rpartition("/")[2])))
+    removals = [key for key in before if key not in after]
+    removals.sort(key=lambda key: (key.count("/"), _REMOVED.index(key.rpartition("/")[2])))
     changed = {key.rpartition("/")[0] for key in (*writes, *removals)}
     entries = [
         NativeEntry(path, "translated" if path in changed else "skipped", reason)
@@ -212,7 +216,7 @@ def _translate(
         base.check_replaceable()
         try:
             for _, keys in groupby(writes, key=_round_of):
-                base.perform([Set(key, documents.dump_document(writes[key])) for key in keys])
+                base.perform([Set(key, documents.dump_document(after[key])) for key in keys])
             for _, keys in groupby(removals, key=_round_of):
                 base.perform([Delete(key) for key in keys])
         finally:
@@ -281,18 +285,6 @@ class DocumentChange:
             for key, doc in _by_key(self.after).items()
             if key.startswith(prefix) and key.rpartition("/")[2] in names
         }
-
-    def writes(self) -> dict[str, Document]:
-        """Return the documents to write, in order."""
-        before, after = _by_key(self.before), _by_key(self.after)
-        changed = [key for key, doc in after.items() if not is_same_json(doc, before.get(key))]
-        changed.sort(key=lambda k: (-k.count("/"), _WRITTEN.index(k.rpartition("/")[2])))
-        return {key: after[key] for key in changed}
-
-    def removals(self) -> list[str]:
-        """Return the keys of documents to remove, in order."""
-        gone = _by_key(self.before).keys() - _by_key(self.after).keys()
-        return sorted(gone, key=lambda k: (k.count("/"), _REMOVED.index(k.rpartition("/")[2])))
 
 
 def _make_native(before: Node, after: Node, ome: bool) -> str | None:
