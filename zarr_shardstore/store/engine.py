@@ -51,7 +51,7 @@ class ShardingEngine:
     def __init__(self, base: BaseStore, options: ShardingOptions) -> None:
         self.base = base
         self.options = options
-        backend = backend_of(base, options.files, is_static=options.static)
+        backend = backend_of(base, options.backend)
         strategy = _strategy_for(options.strategy, backend)
         self.appends = strategy == "append"
         self.operations = Operations(

@@ -11,7 +11,7 @@ from zarr_shardstore.arrays.registry import find_factory
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import items_of, whole_number
 from zarr_shardstore.format.shard import ZEP2_INDEX, EntryOrder, IndexFormat, check_order
-from zarr_shardstore.io.backends.base import Durability, FileOptions
+from zarr_shardstore.io.backends.base import BackendOptions, Durability
 from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.metadata.transformer_list import (
@@ -71,7 +71,7 @@ class ShardingOptions:
     max_coalesced_bytes: int | None = field(default=None, compare=False)
     static: bool = False
     policy: ShardingPolicy = field(init=False)
-    files: FileOptions = field(init=False)
+    backend: BackendOptions = field(init=False)
     reading: ReadOptions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class ShardingOptions:
         index = _parse_index(self.index_codecs, self.index_location)
         rules = parse_rules(self.chunks_per_shard)
         self.policy = ShardingPolicy(rules, declaration, transformers, index)
-        self.files = FileOptions(self.locking, self.durability)
+        self.backend = BackendOptions(self.locking, self.durability, self.static)
         limits: dict[str, Any] = {
             "max_gap_bytes": self.max_gap_bytes,
             "max_coalesced_bytes": self.max_coalesced_bytes,

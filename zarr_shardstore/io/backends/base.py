@@ -1,4 +1,4 @@
-"""Interface of a base store to a driver, and the options of stores of local files."""
+"""Interface of a base store to a driver, and its options."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from typing import Any, Literal, TypeAlias, get_args
 from zarr.core.sync import sync
 
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.io.concurrency import worker_pool
+from zarr_shardstore.io.concurrency import gather_bounded, worker_pool
 from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.shards.requests import Request, Set
 from zarr_shardstore.shards.shard_listing import VersionedKeys
 from zarr_shardstore.shards.shard_writer import ShardWriter
 
-Mode: TypeAlias = Literal["inline", "thread", "async"]
-"""Place of the work for an async caller: in the call itself (memory), in a worker thread (blocking
-I/O, one hop for each batch), or in the event loop (an async base store)."""
+MAX_CONCURRENCY = 64
+"""Concurrent requests of one batch; zarr's own limit of 10 is one of chunks."""
 
 
 class OpenFiles(dict[str, Any]):
@@ -51,8 +50,9 @@ class Backend(ABC):
     memory, which only this process has.
     """
 
-    mode: Mode = "async"
-    """Place of the work for an async caller."""
+    mode: Literal["inline", "thread", "async"] = "async"
+    """Place of the work for an async caller: in the call itself (memory), in a worker thread
+    (blocking I/O, one hop for each batch), or in the event loop (an async base store)."""
     can_block: bool = True
     """Whether `perform` may be called."""
     has_versions: bool = False
@@ -62,11 +62,10 @@ class Backend(ABC):
     can_append: bool = False
     """Whether shards can be changed in place: `OpenShard` and its companions work."""
     max_shards_at_once: Callable[[], int] | None = None
-    """Number of shards that a read may now touch in two rounds; ``None``: any. A read of more
-    shards runs in several parts."""
+    """Number of shards that a read may now touch in two rounds; larger reads run in parts."""
     max_requests_at_once: int | None = None
-    """Number of concurrent requests of one batch behind a network; ``None``: no network. Behind a
-    network a round of requests takes much longer than the bytes of a small shard."""
+    """Number of concurrent requests of one batch behind a network; ``None``: no network. There a
+    round of requests takes much longer than the bytes of a small shard."""
 
     @abstractmethod
     def scope(self, key: str) -> Hashable:
@@ -111,21 +110,26 @@ class Backend(ABC):
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         """Perform requests concurrently, or in one hop to a worker thread."""
-        if self.mode == "thread":
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(worker_pool(), self.perform, batch)
-        return self.perform(batch)
+        match self.mode:
+            case "inline":
+                return self.perform(batch)
+            case "thread":
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(worker_pool(), self.perform, batch)
+        if len(batch) == 1:
+            return [await self._reply(batch[0])]
+        return await gather_bounded([self._reply(r) for r in batch], MAX_CONCURRENCY)
+
+    async def _reply(self, request: Request) -> Any:
+        raise TypeError(f"a backend does not perform {request!r}")
 
     def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
         """Store an object piece by piece, in one step, blocking; nothing if an error is raised.
 
         Here the object is in memory: the base store takes whole objects only.
         """
-        requests: list[Request] = [Set(key, b"".join([b"".join(pieces) for pieces in parts]))]
-        if self.can_block:
-            self.perform(requests)
-        else:
-            sync(self.perform_async(requests))
+        request = Set(key, b"".join([b"".join(pieces) for pieces in parts]))
+        sync(self.perform_async([request]))
 
     def persist(self) -> None:  # noqa: B027
         """Wait until all that was written would survive a loss of power, blocking."""
@@ -133,27 +137,22 @@ class Backend(ABC):
     def tidy(self, directory: str) -> None:  # noqa: B027
         """Remove directories without files, and temporary files of killed writers, blocking.
 
-        The caller must see to it that nothing writes below the directory.
+        Nothing may write below the directory.
         """
 
 
 class IteratorPages:
-    """Pages of an iterator of keys.
-
-    Thread safety: any thread may call any method; `close` waits for a page that is being read.
-    """
+    """Pages of an iterator of keys. Any thread may close it, and waits for a page being read."""
 
     def __init__(self, keys: Iterator[str]) -> None:
         self._keys = keys
         self._lock = threading.Lock()
 
     def next_page(self, n_keys: int) -> VersionedKeys:
-        """Return at most so many of the next keys; none if there are no more."""
         with self._lock:
             return VersionedKeys(islice(self._keys, n_keys))
 
     def close(self) -> None:
-        """Close what the iterator has open; there are no more keys."""
         with self._lock:
             if isinstance(self._keys, Generator):
                 self._keys.close()
@@ -178,13 +177,15 @@ Durability: TypeAlias = Literal["process", "power"]
 
 
 @dataclass(frozen=True, slots=True)
-class FileOptions:
-    """Options of stores of local files."""
+class BackendOptions:
+    """Options of a base store."""
 
     locking: Locking = "os"
-    """Mode of the locks between processes, see `zarr_shardstore.io.local.locks`."""
+    """Mode of the locks of local files, see `zarr_shardstore.io.local.locks`."""
     durability: Durability = "process"
     """Event that a finished write survives: the end of its process, or a loss of power."""
+    is_static: bool = False
+    """Whether there are no other writers."""
 
     def __post_init__(self) -> None:
         if self.locking not in get_args(Locking):
@@ -193,7 +194,7 @@ class FileOptions:
             raise SpecError(f"durability is 'process' or 'power', got {self.durability!r}")
 
 
-DEFAULT_FILE_OPTIONS = FileOptions()
+DEFAULT_OPTIONS = BackendOptions()
 
 
 PART_NBYTES = 8 * 1024 * 1024

@@ -23,9 +23,9 @@ from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends.base import (
-    DEFAULT_FILE_OPTIONS,
+    DEFAULT_OPTIONS,
     Backend,
-    FileOptions,
+    BackendOptions,
     IteratorPages,
     OpenFiles,
 )
@@ -51,7 +51,7 @@ class LocalBackend(Backend):
     has_versions = True
     has_lasting_versions = True
 
-    def __init__(self, store: Store, options: FileOptions = DEFAULT_FILE_OPTIONS) -> None:
+    def __init__(self, store: Store, options: BackendOptions = DEFAULT_OPTIONS) -> None:
         directory = directory_of(store)
         assert directory is not None, "the objects of the store are local files"
         self.store = store

@@ -43,11 +43,7 @@ class MappingBackend(Backend):
     def scope(self, key: str) -> Hashable:
         return ("mapping", id(self.mapping), key)
 
-    def perform(
-        self,
-        batch: list[Request],
-        opened: OpenFiles | None = None,  # noqa: ARG002
-    ) -> list[Any]:
+    def perform(self, batch: list[Request], _: OpenFiles | None = None) -> list[Any]:
         return [self._perform_one(request) for request in batch]
 
     def _perform_one(self, request: Request) -> Any:

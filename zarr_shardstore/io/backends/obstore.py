@@ -44,16 +44,15 @@ from zarr.storage import ObjectStore
 from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
 from zarr_shardstore.io.backends.base import (
-    DEFAULT_FILE_OPTIONS,
+    DEFAULT_OPTIONS,
     PART_NBYTES,
     Backend,
-    FileOptions,
+    BackendOptions,
     ReplacedMeanwhileError,
     write_stream,
 )
 from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
-from zarr_shardstore.io.backends.zarr_store import MAX_CONCURRENCY, ZarrBackend
-from zarr_shardstore.io.concurrency import gather_bounded
+from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Found, FoundIndex, Recorded, Request
 
@@ -83,16 +82,10 @@ class ObstoreBackend(ZarrBackend):
 
     store: ObjectStore[Any]
 
-    def __init__(
-        self,
-        store: ObjectStore[Any],
-        options: FileOptions = DEFAULT_FILE_OPTIONS,
-        *,
-        is_static: bool = False,
-    ) -> None:
-        super().__init__(store, options, is_static=is_static)
+    def __init__(self, store: ObjectStore[Any], options: BackendOptions = DEFAULT_OPTIONS) -> None:
+        super().__init__(store, options)
         self._indexes: RemoteIndexes = RemoteIndexes(
-            self, self.scope, is_static=is_static, read_consolidated=self._get_at_most
+            self, self.scope, is_static=options.is_static, read_consolidated=self._get_at_most
         )
         self.has_lasting_versions = True
         self._is_web_server = type(store.store).__name__ == "HTTPStore"
@@ -145,7 +138,7 @@ class ObstoreBackend(ZarrBackend):
                 await obstore.delete_async(self.store.store, part)
         return [None] * len(keys)
 
-    async def _perform_one(self, request: Request) -> Any:
+    async def _reply(self, request: Request) -> Any:
         match request:
             case requests.RecordIndex():
                 return await self._record_index(request)
@@ -153,7 +146,7 @@ class ObstoreBackend(ZarrBackend):
                 with suppress(FileNotFoundError):
                     await obstore.rename_async(self.store.store, key, to)
                 return None
-        return await super()._perform_one(request)
+        return await super()._reply(request)
 
     async def _record_index(self, request: requests.RecordIndex) -> Recorded:
         found = await self._indexes.get(requests.GetIndex(request.shard))
@@ -284,12 +277,7 @@ class _Optimistic(Backend):
     def scope(self, key: str) -> Hashable:
         return self._backend.scope(key)
 
-    async def perform_async(self, batch: list[Request]) -> list[Any]:
-        return await gather_bounded(
-            [self._perform_one(request) for request in batch], MAX_CONCURRENCY
-        )
-
-    async def _perform_one(self, request: Request) -> Any:
+    async def _reply(self, request: Request) -> Any:
         match request:
             case requests.Delete(key, placeholder) if placeholder and self._expected.get(key):
                 request = requests.Set(key, placeholder())

@@ -16,7 +16,7 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, ZipSto
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import storage_options_of
-from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, Backend, FileOptions
+from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, Backend, BackendOptions
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.io.backends.store_traits import directory_of, is_in_memory, root_of_files
@@ -128,9 +128,7 @@ def _store_at(path: Path) -> Store:
     return LocalStore(path)
 
 
-def backend_of(
-    store: BaseStore, options: FileOptions = DEFAULT_FILE_OPTIONS, *, is_static: bool = False
-) -> Backend:
+def backend_of(store: BaseStore, options: BackendOptions = DEFAULT_OPTIONS) -> Backend:
     """Return the backend for a base store. Subclasses of stores keep their own methods."""
     if isinstance(store, Store) and directory_of(store) is not None:
         return LocalBackend(store, options)
@@ -144,8 +142,8 @@ def backend_of(
     if type(store) is ObjectStore:
         from zarr_shardstore.io.backends.obstore import ObstoreBackend  # obstore is optional
 
-        return ObstoreBackend(store, options, is_static=is_static)
+        return ObstoreBackend(store, options)
     if isinstance(store, Store):
         kind = WrappedFilesBackend if is_on_files else ZarrBackend
-        return kind(store, options, is_static=is_static)
+        return kind(store, options)
     return MappingBackend(store)

@@ -21,7 +21,7 @@ from typing import Any
 from zarr.abc.store import Store
 from zarr.storage import ObjectStore
 
-from zarr_shardstore.io.backends.base import DEFAULT_FILE_OPTIONS, FileOptions
+from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, BackendOptions
 from zarr_shardstore.io.backends.store_traits import (
     deletes_only_by_key,
     innermost,
@@ -55,14 +55,8 @@ _MAX_TORN_S = 10.0
 class WrappedFilesBackend(ZarrBackend):
     """Reads and writes through a store's own methods, beside writers that append to its files."""
 
-    def __init__(
-        self,
-        store: Store,
-        options: FileOptions = DEFAULT_FILE_OPTIONS,
-        *,
-        is_static: bool = False,
-    ) -> None:
-        super().__init__(store, options, is_static=is_static)
+    def __init__(self, store: Store, options: BackendOptions = DEFAULT_OPTIONS) -> None:
+        super().__init__(store, options)
         root = root_of_files(store)
         assert root is not None, "the store is one of local files"
         self._root = root
@@ -87,21 +81,21 @@ class WrappedFilesBackend(ZarrBackend):
 
     # ------------------------------------------------------------ requests
 
-    def _perform_one_blocking(self, request: Request) -> Any:
+    def _reply_blocking(self, request: Request) -> Any:
         if not isinstance(request, Get):
-            return super()._perform_one_blocking(request)
+            return super()._reply_blocking(request)
         path = self._root + request.key
         before, began_ns = state_of(path), time.time_ns()
         found: Found | None = None
         if not _is_appended_to(path):
-            found = super()._perform_one_blocking(request)
+            found = super()._reply_blocking(request)
             if request.consistent and not _is_consistent(path, before):
                 found = None
         if found is None:
             found = read_consistent(path, request.byte_range)
         return found._replace(version=_version_since(path, before, began_ns))
 
-    async def _perform_one(self, request: Request) -> Any:
+    async def _reply(self, request: Request) -> Any:
         match request:
             case Get(together=None):
                 return await self._get_stable(request)
@@ -110,7 +104,7 @@ class WrappedFilesBackend(ZarrBackend):
                 return None
             case ListDir(prefix) if not is_directory(self._root + prefix):
                 return []  # of a file fsspec lists the file itself
-        return await super()._perform_one(request)
+        return await super()._reply(request)
 
     async def _get_stable(self, request: Get) -> Found:
         """Read; repeat a read that may have seen half of a write of this process in place."""
@@ -128,7 +122,7 @@ class WrappedFilesBackend(ZarrBackend):
         found: Found | None = None
         if not _is_appended_to(path):
             try:
-                found = await super()._perform_one(request)
+                found = await super()._reply(request)
             except Exception:  # obstore's, of a file that is cut while it is read
                 if _is_consistent(path, before):
                     raise

@@ -19,10 +19,11 @@ from zarr.storage import FsspecStore, MemoryStore, ZipStore
 
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.io.backends.base import (
-    DEFAULT_FILE_OPTIONS,
+    DEFAULT_OPTIONS,
+    MAX_CONCURRENCY,
     PART_NBYTES,
     Backend,
-    FileOptions,
+    BackendOptions,
     OpenFiles,
     next_page,
     write_stream,
@@ -43,9 +44,6 @@ from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import check_whole, found_index, index_get
 from zarr_shardstore.shards.requests import Found, Request
 from zarr_shardstore.shards.shard_writer import ShardWriter
-
-MAX_CONCURRENCY = 64
-"""Concurrent requests of one batch; zarr's own limit of 10 is one of chunks."""
 
 _N_ATTEMPTS_OF_RANGE = 10
 """Attempts to read a range of an object that is replaced repeatedly."""
@@ -75,23 +73,17 @@ class ZarrBackend(Backend):
     Cost: one call of the store for each request, up to 64 concurrently.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        options: FileOptions = DEFAULT_FILE_OPTIONS,
-        *,
-        is_static: bool = False,
-    ) -> None:
+    def __init__(self, store: Store, options: BackendOptions = DEFAULT_OPTIONS) -> None:
         self.store = store
+        self._options = options
         self._place, self._path = scope_of_store(store)
         self._single_flight: SingleFlight[Found] = SingleFlight()
-        self._indexes: RemoteIndexes | None = None
-        if is_static and not has_sync_surface(store):  # zarr's stores that have one are not remote
-            identity = object()
-            self._indexes = RemoteIndexes(self, lambda key: (identity, key), is_static=True)
-        self._options = options
         self.can_block = has_sync_surface(store)
         self.max_requests_at_once = None if is_in_memory(store) else MAX_CONCURRENCY
+        self._indexes: RemoteIndexes | None = None
+        if options.is_static and not self.can_block:  # zarr's stores that block are not remote
+            identity = object()
+            self._indexes = RemoteIndexes(self, lambda key: (identity, key), is_static=True)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ZarrBackend) and bool(self.store == other.store)
@@ -131,18 +123,14 @@ class ZarrBackend(Backend):
 
     # ------------------------------------------------------------ blocking
 
-    def perform(
-        self,
-        batch: list[Request],
-        opened: OpenFiles | None = None,  # noqa: ARG002
-    ) -> list[Any]:
-        return [self._perform_one_blocking(request) for request in batch]
+    def perform(self, batch: list[Request], _: OpenFiles | None = None) -> list[Any]:
+        return [self._reply_blocking(request) for request in batch]
 
-    def _perform_one_blocking(self, request: Request) -> Any:
+    def _reply_blocking(self, request: Request) -> Any:
         store: Any = self.store  # has the sync surface, see `can_block`
         match request:
             case requests.GetIndex():
-                return found_index(request, self._perform_one_blocking(index_get(request)))
+                return found_index(request, self._reply_blocking(index_get(request)))
             case requests.Get(key, byte_range):
                 asked = None if self._cuts(byte_range) else byte_range
                 found = _found_of(store.get_sync(key, byte_range=byte_request_of(asked)))
@@ -154,7 +142,7 @@ class ZarrBackend(Backend):
             case requests.Delete(key):
                 store.delete_sync(key)
             case _:
-                return sync(self._perform_one(request))
+                return sync(self._reply(request))
         return None
 
     def _cuts(self, byte_range: ByteRange | None) -> bool:
@@ -163,20 +151,13 @@ class ZarrBackend(Backend):
 
     # --------------------------------------------------------------- async
 
-    async def perform_async(self, batch: list[Request]) -> list[Any]:
-        if len(batch) == 1:
-            return [await self._perform_one(batch[0])]
-        return await gather_bounded(
-            [self._perform_one(request) for request in batch], MAX_CONCURRENCY
-        )
-
     async def read(
         self,
         get: requests.Get,
         unless: ObjectVersion | None = None,  # noqa: ARG002  there are no versions here
     ) -> Found | None:
         """Read an object for `RemoteIndexes`; ``None``: it still has the version `unless`."""
-        found: Found = await self._perform_one(get)
+        found: Found = await self._reply(get)
         return found
 
     def _changing(self, key: str) -> AbstractContextManager[None]:
@@ -186,7 +167,7 @@ class ZarrBackend(Backend):
         """Whether a key is reached through a link below the root."""
         return False
 
-    async def _perform_one(self, request: Request) -> Any:
+    async def _reply(self, request: Request) -> Any:
         inner = innermost(self.store)
         if isinstance(inner, ZipStore) and not inner._is_open:
             await inner._ensure_open()  # its listings do not open it
@@ -194,12 +175,12 @@ class ZarrBackend(Backend):
         match request:
             case requests.GetIndex():
                 if self._indexes is None:
-                    return found_index(request, await self._perform_one(index_get(request)))
+                    return found_index(request, await self._reply(index_get(request)))
                 return await self._indexes.get(request)
             case requests.Get(key, byte_range, together=together) if together is not None:
                 alone = request._replace(together=None)
                 scope = (key, byte_range, together)
-                found, _ = await self._single_flight.join(scope, lambda: self._perform_one(alone))
+                found, _ = await self._single_flight.join(scope, lambda: self._reply(alone))
                 return found
             case requests.Get(key, byte_range):
                 return await self._get(key, byte_range)
