@@ -40,7 +40,7 @@ from tests.support.hierarchies import (
 )
 from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, reshard, shard_store, unshard_store
-from zarr_shardstore.convert import transfer
+from zarr_shardstore.convert import task
 from zarr_shardstore.testing import objects_of
 
 INDEXES: list[dict[str, Any]] = [
@@ -56,9 +56,9 @@ ORDERS: Any = ["C", "F", "morton"]
 def batches_of(nbytes: int) -> Iterator[None]:
     """Small rounds, so that small data are read in many, and large values in pieces."""
     with (
-        mock.patch.object(transfer, "ROUND_NBYTES", nbytes),
-        mock.patch.object(transfer, "_MAX_ROUND", 5),
-        mock.patch.object(transfer, "_MAX_GAP_NBYTES", min(4, nbytes)),
+        mock.patch.object(task, "ROUND_NBYTES", nbytes),
+        mock.patch.object(task, "_MAX_ROUND", 5),
+        mock.patch.object(task, "_MAX_GAP_NBYTES", min(4, nbytes)),
     ):
         yield
 

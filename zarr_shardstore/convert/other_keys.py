@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import crc32c
 
-from zarr_shardstore.convert.transfer import read_object
+from zarr_shardstore.convert.task import read_object
 from zarr_shardstore.errors import CorruptValueError, SpecError
 from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.inspect.open_base import BaseStoreHandle

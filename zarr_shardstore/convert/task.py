@@ -2,20 +2,27 @@
 
 A task is independent of all others, small and picklable, and may be repeated. What an earlier run
 wrote is compared with the source, and written again only if it differs.
+
+Values are read in rounds of bounded size, in the order in which they are written. The index of a
+shard tells the size of each entry. There a round is cut by bytes, and a value that is larger than a
+round comes in pieces. Of an object of its own only the size before compression is known: a round
+reads as many objects as fit then. Where that size is unknown, or large, the sizes of the objects
+are requested first.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
+from typing import TypeAlias
 
 import crc32c
 import numpy as np
+import numpy.typing as npt
 
 from zarr_shardstore.convert.regions import ArrayLocation, ArrayRegion
-from zarr_shardstore.convert.transfer import ReadRound, RegionValues, read_objects
 from zarr_shardstore.errors import (
     CorruptShardError,
     CorruptValueError,
@@ -24,14 +31,29 @@ from zarr_shardstore.errors import (
 )
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef, grid_box
-from zarr_shardstore.format.shard import EntryOrder, packed_index
+from zarr_shardstore.format.ranges import Range, plan_spans
+from zarr_shardstore.format.shard import MISSING, EntryOrder, IndexDamageError, packed_index
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
-from zarr_shardstore.shards.requests import Delete, Exists, Set
+from zarr_shardstore.shards.index_reads import check_whole, corrupt, read_indexes
+from zarr_shardstore.shards.requests import Delete, Exists, Get, Set
+
+ROUND_NBYTES = 8 * 1024 * 1024
+"""Bytes that one worker reads before it writes them."""
+
+_MAX_ROUND = 4096
+"""Values that are read in one round, however small they are."""
+
+_MAX_GAP_NBYTES = 64 * 1024
+"""Unwanted bytes of a shard that are read along: usually the next request wants them."""
 
 _NOT_THE_SAME = (
     "what was written reads back as something else; nothing was removed. Check the disk or the "
     "store, and run the same again"
 )
+
+_Ints: TypeAlias = npt.NDArray[np.int64]
+_ById: TypeAlias = dict[int, tuple[int, int]]
+"""Size and crc32c of values by entry id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +88,16 @@ class TaskResult:
     was_there: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ReadRound:
+    """Some values by entry id; or one piece of a large value, not its first, or not its last."""
+
+    ids: list[int]
+    values: Sequence[memoryview]
+    continues: bool = False
+    has_more: bool = False
+
+
 @dataclass(slots=True)
 class _Checksums:
     """Sizes and crc32c of values, in the order in which the values were met."""
@@ -73,13 +105,6 @@ class _Checksums:
     ids: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     crcs: list[int] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, rounds: Iterable[ReadRound]) -> _Checksums:
-        checksums = cls()
-        for found in rounds:
-            checksums.add(found)
-        return checksums
 
     def add(self, found: ReadRound) -> None:
         if found.continues:
@@ -91,11 +116,18 @@ class _Checksums:
         self.sizes += map(len, found.values)
         self.crcs += map(crc32c.crc32c, found.values)
 
-    def by_id(self) -> dict[int, tuple[int, int]]:
+    def by_id(self) -> _ById:
         return dict(zip(self.ids, zip(self.sizes, self.crcs, strict=True), strict=True))
 
     def result(self, n_objects: int, *, was_there: bool = False) -> TaskResult:
         return TaskResult(len(self.ids), n_objects, sum(self.sizes), was_there)
+
+
+def _checksums_of(rounds: Iterable[ReadRound]) -> _Checksums:
+    checksums = _Checksums()
+    for found in rounds:
+        checksums.add(found)
+    return checksums
 
 
 def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
@@ -120,20 +152,21 @@ def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
     return _write_shard(task, region, values)
 
 
-def _checksums_in_target(task: ArrayTask, region: ArrayRegion) -> dict[int, tuple[int, int]]:
-    values = RegionValues(task.target, region, task.nominal_nbytes)
-    return _Checksums.of(values.rounds()).by_id()
+def _find_in_target(task: ArrayTask, region: ArrayRegion) -> tuple[_ById, Exception | None]:
+    """Return the checksums of the values of the target; none, and the error, if it is not whole."""
+    try:
+        values = RegionValues(task.target, region, task.nominal_nbytes)
+        return _checksums_of(values.rounds()).by_id(), None
+    except (CorruptShardError, ShardConflictError) as error:
+        return {}, error
 
 
 def _compare(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> TaskResult:
     """Raise `SpecError` if the values of the target are not those of the source."""
-    expected = _Checksums.of(values.rounds()).by_id()
-    damage: Exception | None = None
-    try:
-        if _checksums_in_target(task, region) == expected:
-            return TaskResult(0, 0, 0, was_there=True)
-    except (CorruptShardError, ShardConflictError) as error:
-        damage = error
+    expected = _checksums_of(values.rounds()).by_id()
+    found, damage = _find_in_target(task, region)
+    if found == expected and damage is None:
+        return TaskResult(0, 0, 0, was_there=True)
     box = grid_box(region.coords, region.shape, task.source.grid_shape)
     where = ", ".join(f"{start} to {stop - 1}" for start, stop in box)
     raise SpecError(
@@ -150,11 +183,9 @@ def _compare(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> Task
 def _write_shard(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> TaskResult:
     base, shard = task.target.base, task.target.layout.shard(region.coords)
     if task.may_be_there:
-        there = {}
-        with suppress(CorruptShardError, ShardConflictError):  # it may not be whole
-            there = _checksums_in_target(task, region)
+        there, _ = _find_in_target(task, region)
         if there:
-            expected = _Checksums.of(values.rounds())
+            expected = _checksums_of(values.rounds())
             if there == expected.by_id():
                 return expected.result(1, was_there=True)
     written = _upload_shard(base, shard, values)
@@ -162,12 +193,9 @@ def _write_shard(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> 
         if task.may_be_there:
             base.perform([Delete(shard.key)])
         return TaskResult(0, 0, 0)
-    try:
-        is_same = _checksums_in_target(task, region) == written.by_id()
-    except (CorruptShardError, ShardConflictError) as error:
-        raise CorruptShardError(_NOT_THE_SAME, shard_key=shard.key) from error
-    if not is_same:
-        raise CorruptShardError(_NOT_THE_SAME, shard_key=shard.key)
+    found, damage = _find_in_target(task, region)
+    if found != written.by_id():
+        raise CorruptShardError(_NOT_THE_SAME, shard_key=shard.key) from damage
     return written.result(1)
 
 
@@ -225,7 +253,7 @@ def _write_objects(task: ArrayTask, region: ArrayRegion, values: RegionValues) -
 
 def _pieces_of_value(
     first: ReadRound, rounds: Iterator[ReadRound], written: _Checksums
-) -> Iterator[Sequence[bytes | memoryview]]:
+) -> Iterator[Sequence[memoryview]]:
     yield first.values
     for found in rounds:
         written.add(found)
@@ -237,8 +265,197 @@ def _pieces_of_value(
 def _verify_objects(base: BaseStoreHandle, keys: Mapping[int, str], written: _Checksums) -> None:
     """Read values back; raise `CorruptValueError` if one differs."""
     sizes = np.array(written.sizes, dtype=np.int64)
-    stored = read_objects(base, [keys[i] for i in written.ids], written.ids, sizes, check=False)
-    found = _Checksums.of(stored).by_id()
+    stored = _read_objects(base, [keys[i] for i in written.ids], written.ids, sizes, check=False)
+    found = _checksums_of(stored).by_id()
     for i, checksum in written.by_id().items():
         if found.get(i) != checksum:
             raise CorruptValueError(_NOT_THE_SAME, key=keys[i])
+
+
+# ----------------------------------------------------------------------- reads
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRanges:
+    """Byte ranges of values in the order in which they are read; `which` tells the key of each."""
+
+    keys: list[str]
+    which: _Ints
+    starts: _Ints
+    stops: _Ints
+    ids: _Ints
+
+
+class RegionValues:
+    """The values of a region at one location; the nominal size is that before compression.
+
+    Cost: one index request for each shard that the region touches, if there are shards; one
+    request for each size, if values may be too large for memory.
+    """
+
+    def __init__(
+        self, location: ArrayLocation, region: ArrayRegion, nominal_nbytes: int | None
+    ) -> None:
+        self._base = location.base
+        self._ids = region.ids
+        self._ranges: ValueRanges | None = None
+        if location.spec is not None:
+            self._ranges = _ranges_in_shards(location, region)
+            return
+        self._keys = region.keys(location)
+        if nominal_nbytes is None or nominal_nbytes > ROUND_NBYTES:
+            self.ranges()
+        else:
+            self._sizes = np.full(len(self._keys), nominal_nbytes, dtype=np.int64)
+
+    def ranges(self) -> ValueRanges:
+        """Return the ranges of the stored values; request the sizes of objects if necessary."""
+        if self._ranges is None:
+            sizes = self._base.sizes(self._keys)
+            stored = [i for i, size in enumerate(sizes) if size is not None]
+            self._ranges = ValueRanges(
+                [self._keys[i] for i in stored],
+                np.arange(len(stored)),
+                np.zeros(len(stored), dtype=np.int64),
+                np.array([sizes[i] for i in stored], dtype=np.int64),
+                self._ids[stored].astype(np.int64),
+            )
+        return self._ranges
+
+    def rounds(self) -> Iterator[ReadRound]:
+        """Read all stored values in order; a changed size raises `ShardConflictError`."""
+        if self._ranges is not None:
+            return _read_ranges(self._base, self._ranges)
+        return _read_objects(self._base, self._keys, self._ids.tolist(), self._sizes, check=True)
+
+
+def _ranges_in_shards(location: ArrayLocation, region: ArrayRegion) -> ValueRanges:
+    """Find the values of a region in the indexes of its shards."""
+    spec, layout = location.spec, location.layout
+    assert spec is not None
+    cps = np.array(spec.chunks_per_shard, dtype=np.intp)
+    inside = np.unravel_index(region.ids, region.shape) if region.shape else ()
+    coords = np.array(inside, dtype=np.intp).reshape(len(cps), len(region.ids)).T
+    coords += np.array(region.coords, np.intp) * np.array(region.shape, np.intp)
+    shard_coords = coords // cps
+    firsts, which = np.unique(shard_coords, axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    shards = [layout.shard(tuple(c)) for c in firsts.tolist()]
+    sizes = location.base.sizes([shard.key for shard in shards])
+    strides = [math.prod(spec.chunks_per_shard[dim + 1 :]) for dim in range(len(cps))]
+    entry_ids = (coords - shard_coords * cps) @ np.array(strides, dtype=np.intp)
+    fields = np.full((len(coords), 2), MISSING, dtype=np.uint64)
+    stored = [(i, size) for i, size in enumerate(sizes) if size is not None]
+    indexes = location.base.run(read_indexes([shards[i] for i, _ in stored]))
+    for (i, size), index in zip(stored, indexes, strict=True):
+        if index is None:
+            continue
+        try:
+            index.check_entries(size, spec)
+        except IndexDamageError as damage:
+            raise corrupt(shards[i], damage, "; nothing was removed") from damage
+        members = which == i
+        fields[members] = index.fields[entry_ids[members]]
+    present = np.flatnonzero((fields != MISSING).any(axis=1))
+    starts, nbytes = fields[present].astype(np.int64).T
+    return ValueRanges(
+        [shard.key for shard in shards],
+        which[present].astype(np.int64),
+        starts,
+        starts + nbytes,
+        region.ids[present].astype(np.int64),
+    )
+
+
+def _cut(sizes: _Ints) -> Iterator[tuple[int, int]]:
+    """Cut values into rounds; one that is larger than a round is alone."""
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(ends):
+        limit = int(ends[start] - sizes[start]) + ROUND_NBYTES
+        stop = min(int(np.searchsorted(ends, limit, side="right")), start + _MAX_ROUND)
+        stop = max(stop, start + 1)
+        yield start, stop
+        start = stop
+
+
+def _read_objects(
+    base: BaseStoreHandle, keys: Sequence[str], ids: Sequence[int], sizes: _Ints, *, check: bool
+) -> Iterator[ReadRound]:
+    """Read whole objects of about these sizes; missing ones are left out.
+
+    With `check`, a truncated reply raises `ShardConflictError`.
+    """
+    for start, stop in _cut(sizes):
+        if sizes[start] > ROUND_NBYTES:
+            yield from read_object(base, keys[start], ids[start])
+            continue
+        values = base.values(keys[start:stop], check=check)
+        there = [(i, v) for i, v in zip(ids[start:stop], values, strict=True) if v is not None]
+        if there:
+            yield ReadRound([i for i, _ in there], [v for _, v in there])
+
+
+def read_object(base: BaseStoreHandle, key: str, entry_id: int = 0) -> Iterator[ReadRound]:
+    """Read one object of any size; nothing if it is missing."""
+    (size,) = base.sizes([key])
+    if size is None:
+        return
+    if size > ROUND_NBYTES:
+        zero = np.zeros(1, dtype=np.int64)
+        yield from _read_ranges(base, ValueRanges([key], zero, zero, zero + size, zero + entry_id))
+        return
+    (found,) = base.perform([Get(key)])
+    yield ReadRound([entry_id], [check_whole(key, found.value, size)])
+
+
+def _read_ranges(base: BaseStoreHandle, wanted: ValueRanges) -> Iterator[ReadRound]:
+    """Read byte ranges in rounds; ranges that are near to each other share a request."""
+    nbytes = wanted.stops - wanted.starts
+    for start, stop in _cut(nbytes):
+        if nbytes[start] > ROUND_NBYTES:
+            yield from _pieces_of_range(base, wanted, start)
+        else:
+            yield ReadRound(wanted.ids[start:stop].tolist(), _read(base, wanted, start, stop))
+
+
+def _pieces_of_range(base: BaseStoreHandle, wanted: ValueRanges, i: int) -> Iterator[ReadRound]:
+    """Read one range that is larger than a round."""
+    key, entry_id = wanted.keys[int(wanted.which[i])], int(wanted.ids[i])
+    first, last = int(wanted.starts[i]), int(wanted.stops[i])
+    for start in range(first, last, ROUND_NBYTES):
+        stop = min(start + ROUND_NBYTES, last)
+        (found,) = base.perform([Get(key, Range(start, stop))])
+        piece = check_whole(key, found.value, stop - start)
+        yield ReadRound([entry_id], [piece], continues=start > first, has_more=stop < last)
+
+
+def _read(base: BaseStoreHandle, wanted: ValueRanges, start: int, stop: int) -> list[memoryview]:
+    """Read the ranges from position `start` to `stop`, which fit into one round."""
+    part = slice(start, stop)
+    which, starts, stops = wanted.which[part], wanted.starts[part], wanted.stops[part]
+    first, last = int(starts[0]), int(stops[-1])
+    if first < last and np.array_equal(starts[1:], stops[:-1]) and (which == which[0]).all():
+        # Mostly shards are read as they were written: one request, and a slice for each value.
+        key = wanted.keys[int(which[0])]
+        (found,) = base.perform([Get(key, Range(first, last))])
+        data = check_whole(key, found.value, last - first)
+        return [data[lo:hi] for lo, hi in pairwise([0, *(stops - first).tolist()])]
+    values: list[memoryview] = [memoryview(b"")] * (stop - start)
+    batch: list[Get] = []
+    members: list[list[tuple[int, int, int]]] = []
+    for number in np.unique(which).tolist():
+        positions = np.flatnonzero((which == number) & (stops > starts))
+        ranges = list(zip(starts[positions].tolist(), stops[positions].tolist(), strict=True))
+        for span in plan_spans(
+            ranges, max_gap_bytes=_MAX_GAP_NBYTES, max_coalesced_bytes=ROUND_NBYTES
+        ):
+            batch.append(Get(wanted.keys[number], Range(span.start, span.stop)))
+            parts = [(int(positions[m]), *ranges[m]) for m in span.members]
+            members.append([(i, lo - span.start, hi - span.start) for i, lo, hi in parts])
+    for get, found, parts in zip(batch, base.perform(batch), members, strict=True):
+        assert isinstance(get.byte_range, Range)
+        data = check_whole(get.key, found.value, get.byte_range.stop - get.byte_range.start)
+        for i, lo, hi in parts:
+            values[i] = data[lo:hi]
+    return values

@@ -160,12 +160,11 @@ def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
     return founds
 
 
-def check_whole(key: str, value: memoryview | None, nbytes: int | None) -> None:
-    """Raise `ShardConflictError` if not exactly `nbytes` of an object came; ``None``: no object."""
-    n_found = None if value is None else len(value)
-    if n_found == nbytes:
-        return
-    found = "is gone" if n_found is None else f"gave {n_found} of {nbytes or 0} bytes"
+def check_whole(key: str, value: memoryview | None, nbytes: int | None) -> memoryview:
+    """Return what came of an object; raise `ShardConflictError` unless it has `nbytes`."""
+    if value is not None and len(value) == nbytes:
+        return value
+    found = "is gone" if value is None else f"gave {len(value)} of {nbytes or 0} bytes"
     raise ShardConflictError(
         f"object {key!r} {found}: the reply was cut off, or the object was changed; let no other "
         "program write to the array, and run the same again"
