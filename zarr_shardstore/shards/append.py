@@ -13,17 +13,15 @@ Source: sharding storage transformer draft, "API implementation", set_partial_va
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from zarr_shardstore.errors import CorruptShardError
 from zarr_shardstore.format.layout import ShardRef
-from zarr_shardstore.format.ranges import Range
+from zarr_shardstore.format.ranges import Range, plan_spans
 from zarr_shardstore.format.shard import (
-    MISSING,
     Bytes,
     EntryOrder,
     IndexDamageError,
-    ShardIndex,
     lay_out,
 )
 from zarr_shardstore.shards.index_reads import corrupt
@@ -32,7 +30,6 @@ from zarr_shardstore.shards.requests import (
     CloseShard,
     Delete,
     Flow,
-    Found,
     Get,
     OpenShard,
     SetWithGaps,
@@ -82,7 +79,13 @@ def append_to_shard(
     if replaced_entries(shard, updates) is not None:
         return (yield from rewrite_shard(shard, groups, order=order))
     writer = yield from _open(shard)
-    current = {} if writer is None else (yield from _read_old_values(writer, updates))
+    current: dict[int, Bytes | None] = {}
+    if writer is not None:
+        # Values on which the first update of their entry depends.
+        patched = [i for i, is_replaced in replaced_first(updates).items() if not is_replaced]
+        ids = [i for i in patched if writer.entry(i) is not None]
+        if ids:
+            current |= yield from _read_entries(writer, ids, _NOTHING_WRITTEN)
     outcomes: list[Exception | None] = []
     new: dict[int, Bytes | None] = {}
     for group in groups:
@@ -160,57 +163,33 @@ def _open(shard: ShardRef, data_end: int | None = None) -> Flow[ShardWriter | No
     return writer  # type: ignore[no-any-return]
 
 
-# ------------------------------------------------------------------------------- values
-
-
-def _read_old_values(
-    writer: ShardWriter, updates: Iterable[EntryUpdate]
-) -> Flow[dict[int, Bytes | None]]:
-    """Return the stored values of entries whose first update depends on them."""
-    shard, replaced = writer.shard, replaced_first(updates)
-    ids = [i for i, yes in replaced.items() if not yes and writer.entry(i) is not None]
-    if not ids:
-        return {}
+def _read_entries(
+    writer: ShardWriter, ids: Sequence[int], hint: str, *, at_once: bool = False
+) -> Flow[dict[int, Bytes]]:
+    """Return the stored values of entries that are present; `at_once` reads what lies between."""
+    shard, size = writer.shard, writer.size
     try:
-        places = writer.index().entries(ids, writer.size, shard.layout.spec)
+        places = writer.index().entries(ids, size, shard.layout.spec)
     except IndexDamageError as damage:
-        raise corrupt(shard, damage, _NOTHING_WRITTEN) from damage
-    ranges = [Range(offset, offset + nbytes) for offset, nbytes in filter(None, places)]
-    values = yield from _read_ranges(shard, ranges)
-    return dict(zip(ids, values, strict=True))
-
-
-def _read_ranges(shard: ShardRef, ranges: Sequence[Range]) -> Flow[list[memoryview]]:
-    """Read ranges of an opened shard that its index says are there."""
-    founds: list[Found] = yield [Get(shard.key, wanted, opened=True) for wanted in ranges]
-    values: list[memoryview] = []
-    for wanted, found in zip(ranges, founds, strict=True):
-        if found.value is None or len(found.value) != wanted.stop - wanted.start:
-            damage = IndexDamageError(
-                "the shard ends before; nothing was written",
-                byte_range=(wanted.start, wanted.stop),
-            )
-            raise corrupt(shard, damage) from damage
-        values.append(found.value)
+        raise corrupt(shard, damage, hint) from damage
+    ranges = [(offset, offset + nbytes) for offset, nbytes in filter(None, places)]
+    limit = size if at_once else 0
+    spans = plan_spans(ranges, max_gap_bytes=limit, max_coalesced_bytes=limit)
+    founds = yield [Get(shard.key, Range(s.start, s.stop), opened=True) for s in spans]
+    values: dict[int, Bytes] = dict.fromkeys(ids, b"")
+    for span, found in zip(spans, founds, strict=True):
+        if found.value is None or len(found.value) != span.stop - span.start:
+            cut = IndexDamageError("the shard ends before", byte_range=(span.start, span.stop))
+            raise corrupt(shard, cut, _NOTHING_WRITTEN) from cut
+        for member in span.members:
+            start, stop = ranges[member]
+            values[ids[member]] = found.value[start - span.start : stop - span.start]
     return values
 
 
-def _read_live_entries(writer: ShardWriter, without: Iterable[int] = ()) -> Flow[dict[int, Bytes]]:
-    shard = writer.shard
-    fields = writer.index().fields.copy()
-    fields[list(without)] = MISSING
-    index = ShardIndex(fields)
-    try:
-        index.check_entries(writer.size, shard.layout.spec)
-    except IndexDamageError as damage:
-        raise corrupt(shard, damage, KEEP_HINT) from damage
-    ids = index.present_ids()
-    stop = int(fields[ids].sum(axis=1).max(initial=0))
-    (data,) = yield from _read_ranges(shard, [Range(0, stop)])
-    return {
-        i: data[offset : offset + nbytes]
-        for i, (offset, nbytes) in zip(ids.tolist(), fields[ids].tolist(), strict=True)
-    }
+def _read_live_entries(writer: ShardWriter, without: Container[int] = ()) -> Flow[dict[int, Bytes]]:
+    ids = [i for i in writer.index().present_ids().tolist() if i not in without]
+    return (yield from _read_entries(writer, ids, KEEP_HINT, at_once=True))
 
 
 # ------------------------------------------------------------------------------- writes
