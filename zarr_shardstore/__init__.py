@@ -42,7 +42,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
-    from zarr_shardstore.arrays.registry import (
+    from zarr_shardstore.arrays.stored_array import (
         register_storage_transformer as register_storage_transformer,
     )
     from zarr_shardstore.convert.api import reshard as reshard
@@ -79,7 +79,7 @@ __version__ = "0.1.0"
 _MODULES = {
     name: f"zarr_shardstore.{module}"
     for module, names in {
-        "arrays.registry": ("register_storage_transformer",),
+        "arrays.stored_array": ("register_storage_transformer",),
         "convert.api": ("reshard", "shard_store", "unshard_store"),
         "convert.report": ("ArrayReport", "ConversionReport", "Progress"),
         "draft.hierarchy_store": ("DraftHierarchyStore",),

@@ -11,7 +11,7 @@ Source: spec_notes/decisions/0009-stack.md.
 
 from __future__ import annotations
 
-from zarr_shardstore.arrays.registry import TransformerFactory, register_storage_transformer
+from zarr_shardstore.arrays.stored_array import TransformerFactory, register_storage_transformer
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
 from zarr_shardstore.shards.requests import (
     Delete,

@@ -1,12 +1,21 @@
-"""A stored array: its document, and the stack of transformers that the document declares."""
+"""A stored array: its document, and the stack of transformers that the document declares.
+
+Transformers are made by name: those of this package, those that the process registers, and those
+of other packages. Another package adds one by an entry point. The object takes the configuration
+(a mapping) and the array (an `ArrayContext`) and returns a `StorageTransformer`::
+
+    [project.entry-points."zarr_shardstore.storage_transformers"]
+    "example.org/rot13" = "example_package:rot13"
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from importlib.metadata import entry_points
+from reprlib import repr as short
+from typing import Any, TypeAlias
 
-from zarr_shardstore.arrays.registry import make_stack
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import (
     CONSOLIDATED_INDEX_NAME,
@@ -16,9 +25,22 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, is_inside
 from zarr_shardstore.metadata.declaration import Native, strip
 from zarr_shardstore.metadata.documents import ArrayDocument, Node, chunk_nbytes, parse_array
+from zarr_shardstore.metadata.transformer_list import SHARDING
 from zarr_shardstore.shards.read import ReadOptions
-from zarr_shardstore.shards.sharding import ShardingTransformer
-from zarr_shardstore.shards.stack import ArrayContext, Stack
+from zarr_shardstore.shards.sharding import ShardingTransformer, sharding
+from zarr_shardstore.shards.stack import (
+    ArrayContext,
+    ReadOnlyTransformer,
+    Stack,
+    StorageTransformer,
+    crc32c,
+)
+
+TransformerFactory: TypeAlias = Callable[[Mapping[str, Any], ArrayContext], StorageTransformer]
+
+_ENTRY_POINTS = "zarr_shardstore.storage_transformers"
+
+_factories: dict[str, TransformerFactory] = {SHARDING: sharding, "crc32c": crc32c}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +135,57 @@ class ArrayReader:
             index_key=index_key,
             chunk_nbytes=nbytes,
         )
-        stack = make_stack(document.transformers, context)
+        stack: list[StorageTransformer] = []
+        passed_over: list[str] = []
+        for transformer in document.transformers:
+            try:
+                factory = find_factory(transformer.name)
+            except UnsupportedError:
+                if transformer.must_understand:
+                    raise
+                passed_over.append(transformer.name)
+            else:
+                stack.append(factory(transformer.configuration, context))
+        if passed_over:  # values can be read, and none can be written
+            stack.insert(0, ReadOnlyTransformer(node.path, tuple(passed_over)))
         if sum(isinstance(transformer, ShardingTransformer) for transformer in stack) > 1:
             raise UnsupportedError(
                 "it has more than one sharding in its storage transformers; shards of shards "
                 "cannot be updated safely"
             )
-        return stack
+        return tuple(stack)
+
+
+def register_storage_transformer(name: str, factory: TransformerFactory) -> None:
+    """Register a storage transformer in this process.
+
+    Parameters
+    ----------
+    name
+        Name in metadata; a URI, or a name with a domain, so that it is unique.
+    factory
+        Called with the configuration and the array, each time a document is parsed.
+
+    Raises
+    ------
+    SpecError
+        If the name is taken by another one, or it is no text, or the factory is not callable.
+    """
+    if not isinstance(name, str) or not callable(factory):
+        raise SpecError(f"name is a str and factory is callable, got {short((name, factory))}")
+    if _factories.setdefault(name, factory) is not factory:
+        raise SpecError(f"there is a storage transformer {name!r} already")
+
+
+def find_factory(name: str) -> TransformerFactory:
+    """Return the storage transformer of that name, or raise `UnsupportedError`."""
+    if name in _factories:
+        return _factories[name]
+    installed = {entry.name: entry for entry in entry_points(group=_ENTRY_POINTS)}
+    if name not in installed:
+        known = ", ".join(map(repr, sorted({*_factories, *installed})))
+        raise UnsupportedError(
+            f"the storage transformer {name!r} is not known: install the package that provides "
+            f"it (entry point {_ENTRY_POINTS!r}), or register it; known are {known}"
+        )
+    return _factories.setdefault(name, installed[name].load())

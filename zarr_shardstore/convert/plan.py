@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from zarr_shardstore.arrays.policy import ShardingPolicy
-from zarr_shardstore.arrays.registry import find_factory
+from zarr_shardstore.arrays.stored_array import find_factory
 from zarr_shardstore.convert.regions import ArrayLocation, block_shape, random_coords
 from zarr_shardstore.convert.report import Action
 from zarr_shardstore.convert.task import ArrayTask

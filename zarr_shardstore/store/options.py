@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from zarr_shardstore.arrays.policy import ChunksPerShard, ShardingPolicy, V3Declaration, parse_rules
-from zarr_shardstore.arrays.registry import find_factory
+from zarr_shardstore.arrays.stored_array import find_factory
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import items_of, whole_number
 from zarr_shardstore.format.shard import ZEP2_INDEX, EntryOrder, IndexFormat, check_order
