@@ -104,7 +104,7 @@ class ObstoreBackend(ZarrBackend):
         # The writer aborts when it leaves its block by an exception, and only then.
         write_stream(writer, lambda: writer.__exit__(RuntimeError, RuntimeError(), None), parts)
 
-    async def read(self, get: requests.Get, unless: ObjectVersion | None = None) -> Found | None:
+    async def read(self, get: requests.Get, unless: ObjectVersion | None = None, /) -> Found | None:
         byte_range = get.byte_range
         if unless is None or unless.etag is None or unless.size is None or byte_range is None:
             return await super().read(get)
@@ -123,20 +123,18 @@ class ObstoreBackend(ZarrBackend):
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         keys = [request.key for request in batch if isinstance(request, requests.Delete)]
-        if len(keys) == len(batch) > 1:
-            # GCS stops at a missing object, and some servers take one key a request.
-            with suppress(Exception):
-                return await self._delete_many(keys)
-        return await super().perform_async(batch)
-
-    async def _delete_many(self, keys: list[str]) -> list[None]:
-        with ExitStack() as changes:
-            for key in keys:
-                changes.enter_context(self._indexes.changing(key))
-            for i in range(0, len(keys), _MAX_KEYS_OF_DELETE):
-                part = keys[i : i + _MAX_KEYS_OF_DELETE]
-                await obstore.delete_async(self.store.store, part)
-        return [None] * len(keys)
+        if len(keys) < len(batch) or len(batch) == 1:
+            return await super().perform_async(batch)
+        try:
+            with ExitStack() as changes:
+                for key in keys:
+                    changes.enter_context(self._indexes.changing(key))
+                for i in range(0, len(keys), _MAX_KEYS_OF_DELETE):
+                    part = keys[i : i + _MAX_KEYS_OF_DELETE]
+                    await obstore.delete_async(self.store.store, part)
+                return [None] * len(keys)
+        except Exception:  # GCS stops at a missing object, and some servers take one key a request
+            return await super().perform_async(batch)
 
     async def _reply(self, request: Request) -> Any:
         match request:
@@ -153,9 +151,8 @@ class ObstoreBackend(ZarrBackend):
         version = found.version
         if found.decoded is None or found.size is None or not isinstance(version, ObjectVersion):
             return None
-        if version.etag is None or not version.is_strong:
-            return None
-        return IndexCopy(found.decoded, version.etag, found.size)
+        etag = version.etag if version.is_strong else None
+        return None if etag is None else IndexCopy(found.decoded, etag, found.size)
 
     async def _listed(self, prefix: str) -> AsyncGenerator[tuple[str, object], None]:
         async for page in obstore.list(self.store.store, prefix=prefix):

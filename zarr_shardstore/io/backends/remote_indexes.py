@@ -69,7 +69,7 @@ class ObjectVersion:
 
 
 class _Reader(Protocol):
-    async def read(self, get: Get, unless: ObjectVersion | None = None) -> Found | None:
+    async def read(self, get: Get, unless: ObjectVersion | None = None, /) -> Found | None:
         """Read an object or a range of it; ``None``: it still has the version `unless`."""
 
 

@@ -7,10 +7,10 @@ then reads in another way.
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
@@ -44,6 +44,8 @@ from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import check_whole, found_index, index_get
 from zarr_shardstore.shards.requests import Found, Request
 from zarr_shardstore.shards.shard_writer import ShardWriter
+
+T = TypeVar("T")
 
 _N_ATTEMPTS_OF_RANGE = 10
 """Attempts to read a range of an object that is replaced repeatedly."""
@@ -97,9 +99,7 @@ class ZarrBackend(Backend):
         return self._place, self._path + key
 
     def lock(
-        self,
-        key: str,
-        fits: Callable[[ShardWriter], bool] | None = None,
+        self, key: str, fits: Callable[[ShardWriter], bool] | None = None
     ) -> AbstractContextManager[bool] | None:
         if self._options.locking != "none" and is_shared_without_locks(self.store):
             _warn_of_other_writers()
@@ -151,12 +151,7 @@ class ZarrBackend(Backend):
 
     # --------------------------------------------------------------- async
 
-    async def read(
-        self,
-        get: requests.Get,
-        unless: ObjectVersion | None = None,  # noqa: ARG002  there are no versions here
-    ) -> Found | None:
-        """Read an object for `RemoteIndexes`; ``None``: it still has the version `unless`."""
+    async def read(self, get: requests.Get, _: ObjectVersion | None = None, /) -> Found | None:
         found: Found = await self._reply(get)
         return found
 
@@ -190,12 +185,7 @@ class ZarrBackend(Backend):
                 # For fsspec's `exists` an object is missing whatever fails.
                 return await self._size(key) is not None
             case requests.Exists(key):
-                try:
-                    return await store.exists(key)
-                except Exception as error:
-                    if has_no_such_key(error):
-                        return False
-                    raise
+                return await _unless_no_such_key(store.exists(key), False)
             case requests.GetSize(key):
                 return await self._size(key)
             case requests.Set(key, value):
@@ -228,7 +218,7 @@ class ZarrBackend(Backend):
                 except NotADirectoryError:  # fsspec, where a local file has this name
                     return []
             case _:
-                raise TypeError(f"a backend does not perform {request!r}")
+                return await super()._reply(request)
         return None
 
     # --------------------------------------------------------------- reads
@@ -241,7 +231,7 @@ class ZarrBackend(Backend):
             # No suffix ranges here (Azure), or an error for a range behind the end (obstore).
             if byte_range is not None:
                 return await self._get_within(key, byte_range)
-            if has_no_such_key(error) and await self._size(key) is None:
+            if has_no_such_key(error):
                 return Found(None, None)
             raise
 
@@ -278,15 +268,11 @@ class ZarrBackend(Backend):
     async def _size(self, key: str) -> int | None:
         """Return the size of an object in bytes; ``None`` if there is none."""
         try:
-            size = await self.store.getsize(key)
+            size = await _unless_no_such_key(self.store.getsize(key), None)
             # icechunk returns 0 for a missing chunk.
-            return size if size or await self.store.exists(key) else None
+            return None if size == 0 and not await self.store.exists(key) else size
         except FileNotFoundError:
             return None
-        except Exception as error:
-            if has_no_such_key(error):
-                return None
-            raise
 
     # ------------------------------------------------------ directories
 
@@ -300,8 +286,8 @@ class ZarrBackend(Backend):
             await store.delete_dir(prefix.removesuffix("/"))
             return
         # FsspecStore.clear stops at the first directory that it has removed already.
-        for key in [key async for key in store.list_prefix(prefix)]:
-            if key.startswith(prefix) and not self._is_linked(key):
+        for key in [key async for key, _ in self._listed(prefix)]:
+            if not self._is_linked(key):
                 await store.delete(key)
 
     async def _listed(self, prefix: str) -> AsyncGenerator[tuple[str, object], None]:
@@ -341,6 +327,15 @@ class ZarrBackend(Backend):
             check_whole(key, found.value, await self._size(key))
             await store.set(to, to_buffer(found.value))
             await store.delete(key)
+
+
+async def _unless_no_such_key(reply: Awaitable[T], default: T) -> T:
+    try:
+        return await reply
+    except Exception as error:
+        if has_no_such_key(error):
+            return default
+        raise
 
 
 def _found_of(value: Buffer | None) -> Found:
