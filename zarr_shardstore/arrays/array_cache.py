@@ -1,7 +1,7 @@
 """Cache of parsed array metadata.
 
 Each document is read once and dropped when any store in this process changes metadata. Changes by
-other processes are seen after `ArrayCache.refresh`; a resize is seen without it, because a key
+other processes are seen after `invalidate_documents`; a resize is seen without it, because a key
 outside the grid drops the document before it is refused.
 
 The content is a `Generation`. An operation takes the current one once and puts its replies only
@@ -33,9 +33,6 @@ _MAX_ERASED = 1024
 
 _MAX_KEY_TABLES = 8
 """Each is tried in turn."""
-
-_MAX_READS = 2
-"""Attempts to read a whole document."""
 
 CachedArray: TypeAlias = "StoredArray | ShardStoreError | None"
 """What is at a place: an array, the error of a bad document, or no array."""
@@ -236,28 +233,27 @@ def read_documents(keys: Sequence[str], together: Hashable | None = None) -> Flo
 
 
 def complete_documents(keys: Sequence[str], replies: Sequence[Found]) -> Flow[list[Found]]:
-    """Return replies to reads of documents, without those that were too short.
+    """Return replies to reads of documents; read those again that were too short.
 
     A document that is cut off would count as none: its shards would be taken for chunks, and
     chunks would overwrite them. The beginning of a JSON object is no JSON object. So a document
-    that cannot be parsed is asked for its size, and read again if it is longer. If the second
-    reply is too short again, it is an `OSError`.
+    that cannot be parsed is asked for its size, and read again if it is longer. A second reply
+    that is too short is an `OSError`.
     """
     whole = list(replies)
-    for n_left in reversed(range(_MAX_READS)):
-        doubtful = [
-            i
-            for i, (value, size) in enumerate((reply.value, reply.size) for reply in whole)
+    for is_last in (False, True):
+        nbytes = {
+            i: len(value)
+            for i, (value, _, size) in enumerate(whole)
             if value is not None and size != len(value) and parse_json(value) is None
-        ]
-        if not doubtful:
-            break
-        sizes: list[int | None] = yield [GetSize(keys[i]) for i in doubtful]
-        nbytes = {i: len(whole[i].value or b"") for i in doubtful}
-        left = [i for i, size in zip(doubtful, sizes, strict=True) if size not in (None, nbytes[i])]
+        }
+        sizes: list[int | None] = []
+        if nbytes:
+            sizes = yield [GetSize(keys[i]) for i in nbytes]
+        left = [i for i, size in zip(nbytes, sizes, strict=True) if size not in (None, nbytes[i])]
         if not left:
             break
-        if not n_left:
+        if is_last:
             n_read = nbytes[left[0]]
             raise OSError(errno.EIO, f"reading all of it gave {n_read} bytes only", keys[left[0]])
         again: list[Found] = yield [Get(keys[i]) for i in left]

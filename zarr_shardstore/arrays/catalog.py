@@ -131,12 +131,12 @@ class Catalog:
         """
         path = directory.removesuffix("/")
         # "foo/c/96/" continues to a chunk key, if foo is an array of enough dimensions.
-        nodes = [node for parent, _ in v3_candidates(path) for node in _flat_nodes(parent)]
+        nodes = [node for parent, _ in v3_candidates(path) for node in flat_nodes(parent)]
         candidate = draft_candidate(path)
         if candidate is not None:
             nodes.append(Node("draft", candidate[0]))
         if or_own:
-            nodes[:0] = _flat_nodes(path)
+            nodes[:0] = flat_nodes(path)
             if directory.startswith(DRAFT_DATA_ROOT):
                 nodes.append(Node("draft", path[len(DRAFT_DATA_ROOT) :]))
         arrays = yield from self.arrays.lookup(nodes)
@@ -152,23 +152,15 @@ class Catalog:
                     return found
         return None
 
-    def has_array(self, path: str) -> Flow[bool]:
-        """Whether there is an array document of Zarr v3 or v2 at `path`."""
-        arrays = yield from self.arrays.lookup(_flat_nodes(path))
-        return any(array is not None for array in arrays.values())
-
     def may_lack_metadata(self, directory: str) -> bool:
         """Whether a directory may be, or be inside, an array that only the option declares."""
         cached = self.arrays.current().arrays
-        segments = directory.removesuffix("/").split("/")
-        parents = ["/".join(segments[:n]) for n in range(len(segments) + 1)]
-        root = DRAFT_DATA_ROOT.removesuffix("/")
-        places = [_flat_nodes(path) for path in parents]
-        places += [
-            [Node("draft", path[len(root) + 1 :])]
-            for path in parents
-            if path == root or path.startswith(DRAFT_DATA_ROOT)
-        ]
+        parts = directory.removesuffix("/").split("/")
+        parents = ["/".join(parts[:n]) for n in range(len(parts) + 1)]
+        places = [flat_nodes(path) for path in parents]
+        if directory.startswith(DRAFT_DATA_ROOT):
+            cut = len(DRAFT_DATA_ROOT)
+            places += [[Node("draft", path[cut:])] for path in parents if len(path) >= cut - 1]
         return any(
             self._policy.needs_no_metadata(nodes[0].hierarchy, nodes[0].path)
             and not any(node in cached for node in nodes)
@@ -246,7 +238,7 @@ class Catalog:
         places = [
             (node, suffix)
             for path, suffix in odd_candidates(key)
-            for node in ([Node("draft", path)] if is_draft else _flat_nodes(path))
+            for node in ([Node("draft", path)] if is_draft else flat_nodes(path))
         ]
         odd = dict.fromkeys(node for node, _ in places)
         missing = [n for n in odd if not any(n in cache for cache in known)]
@@ -270,7 +262,7 @@ class Catalog:
             if self._policy.needs_no_metadata("draft", draft[0]):
                 return  # a chunk by the option; no document of another hierarchy is read
         for path, suffix in v3_candidates(key):
-            yield [Node("v3", path)] if suffix.startswith("c") else _flat_nodes(path), suffix
+            yield [Node("v3", path)] if suffix.startswith("c") else flat_nodes(path), suffix
 
     def _locate_by_rule(self, node: Node, key: str, suffix: str, in_grid: bool) -> _Found:
         """Cut a key of an array without a document, by the spelling of the key itself."""
@@ -302,7 +294,7 @@ def _layout_by_rule(node: Node, encoding: ChunkKeyEncoding, cps: Coords) -> Arra
     return ArrayLayout(node.path, node.chunk_prefix, encoding, None, spec)
 
 
-def _flat_nodes(path: str) -> list[Node]:
+def flat_nodes(path: str) -> list[Node]:
     """Return the places of an array whose keys are below its path; v3 comes first, as in zarr."""
     return [Node("v3", path), Node("v2", path)]
 

@@ -23,7 +23,12 @@ from zarr_shardstore.format.consolidated_index import (
 from zarr_shardstore.format.keys import draft_candidate
 from zarr_shardstore.format.shard import IndexDamageError, index_of_shard
 from zarr_shardstore.metadata import declaration, documents
-from zarr_shardstore.metadata.declaration import Declared, has_sharding_codec
+from zarr_shardstore.metadata.declaration import (
+    Declared,
+    declare_native,
+    has_sharding_codec,
+    sharding_shapes,
+)
 from zarr_shardstore.metadata.documents import Geometry, Node, document_key, node_of_document
 from zarr_shardstore.metadata.transformer_list import SHARDING, sharding_spec
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix
@@ -95,14 +100,6 @@ class MetadataView:
         An array that is stored with the same chunks keeps its declaration, or stays plain. Any
         other array is new, and sharded by the policy. The other results are the array, and whether
         keys mean something else than before.
-
-        Raises
-        ------
-        UnsupportedError
-            If the array does sharding itself (``shards=``) and the policy shards it too, or its
-            chunk grid cannot be sharded.
-        SpecError
-            If the store's chunks_per_shard does not fit the array.
         """
         node = node_of_document(key)
         old = _Stored(None, None) if node is None else self._parsed(node, stored)
@@ -180,9 +177,9 @@ class MetadataView:
             if any(old.doc.get(name) != doc.get(name) for name in names):
                 return None
         elif declaration.is_native_by_choice(old.doc):
-            if declaration.sharding_shapes(old.doc) != declaration.sharding_shapes(doc):
+            if sharding_shapes(old.doc) != sharding_shapes(doc):
                 return None
-            doc = declaration.declare_native(doc)
+            doc = declare_native(doc)
         elif not geometry.has_same_chunks(before.geometry):
             return None
         elif before.declaration is not None:
@@ -197,16 +194,12 @@ class MetadataView:
             # Not the codecs as they are written: zarr spells out defaults that others leave out.
             shown = self._document_to_user(old.doc, old.array)
             kept = self._as_update(node, doc, old)
-            if kept is not None and declaration.sharding_shapes(
-                shown
-            ) == declaration.sharding_shapes(doc):
+            if kept is not None and sharding_shapes(shown) == sharding_shapes(doc):
                 return kept
         if self._reader.native == "passthrough":
             return doc
         if self._policy.rule_of(node.path) is None:
-            return declaration.declare_native(
-                doc
-            )  # zarr shards it; the mark tells each later store
+            return declare_native(doc)  # zarr shards it; the mark tells each later store
         raise UnsupportedError(
             f"the array {node.path!r} was created with shards= (a sharding_indexed codec), but "
             "this store does the sharding: leave shards= away, or leave the array out of "

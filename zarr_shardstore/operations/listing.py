@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.arrays.array_cache import ArrayCache
-from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
+from zarr_shardstore.arrays.catalog import Catalog, TransformedKey, flat_nodes
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError, SpecError
 from zarr_shardstore.format.arguments import array_path, items_of
@@ -186,7 +186,8 @@ class Listing:
         """
         prefix = check_prefix(prefix)
         if is_path and prefix and not prefix.endswith("/"):
-            prefix += "/" if (yield from self._catalog.has_array(prefix)) else ""
+            arrays = yield from self._catalog.arrays.lookup(flat_nodes(prefix))
+            prefix += "/" if any(array is not None for array in arrays.values()) else ""
         yield from self._flusher.flush_below(prefix)
         directories = yield from self._base_directories(prefix)
         return KeyStream(self._catalog, KeyPages(directories), prefix)
