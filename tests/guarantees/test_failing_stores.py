@@ -180,7 +180,7 @@ async def perform_async(op: Op, store: ShardingStore) -> Outcome:
         case "patch":
             await store._set_partial_values(op.pieces)
         case "erase":
-            await store._erase_values(op.values)
+            await store._set_or_erase([(key, None) for key in op.values])
         case "batch":
             async with store.batch():
                 for part in op.parts:

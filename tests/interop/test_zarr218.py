@@ -76,7 +76,7 @@ def test_our_shards_are_read_there(tmp_path: Path, order: str) -> None:
     """Written chunk by chunk and in batches, in every order; all read with equal values."""
     shutil.copytree(GOLDEN / "meta", tmp_path / "meta")
     shutil.copy(GOLDEN / "zarr.json", tmp_path)
-    m = ShardingMapping(str(tmp_path), order=order)  # type: ignore[arg-type]
+    m = ShardingMapping(str(tmp_path), order=order)
     chunks = expected_chunks()
     one_by_one = [k for k in chunks if "/a/" in k]
     for key in reversed(one_by_one):

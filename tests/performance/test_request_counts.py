@@ -182,7 +182,7 @@ async def test_erasing_a_whole_shard_is_one_delete_and_no_read(base: CountingSto
     """By keys, and by a prefix in the grid."""
     await fill(base)
     store = make_store(base)
-    await store._erase_values([key(i, j) for i in range(4) for j in range(4, 8)])
+    await store._set_or_erase([(key(i, j), None) for i in range(4) for j in range(4, 8)])
     assert base.writes == [("delete", key(0, 1))]
     assert base.reads == []
 

@@ -311,7 +311,7 @@ class Async:
         self._run(self.s.compact(prefix))
 
     def erase_values(self, keys: list[str]) -> None:
-        self._run(self.s._erase_values(keys))
+        self._run(self.s._set_or_erase([(key, None) for key in keys]))
 
     def erase_prefix(self, prefix: str) -> None:
         self._run(self.s._erase_prefix(prefix))

@@ -228,7 +228,7 @@ async def perform(store: ShardingStore, call: Call) -> object:
         case Erase((key,)):
             await store.delete(key)
         case Erase(keys):
-            await store._erase_values(keys)
+            await store._set_or_erase([(key, None) for key in keys])
         case Read(ranges):
             requests = [(key, RangeByteRequest(start, stop)) for key, start, stop in ranges]
             found = await store.get_partial_values(default_buffer_prototype(), requests)

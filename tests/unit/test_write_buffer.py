@@ -30,6 +30,7 @@ from zarr_shardstore.shards.requests import (
     Set,
     SetIfNotExists,
     SetPartial,
+    UpdateShard,
 )
 from zarr_shardstore.shards.rewrite import rewrite_shard
 from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, MapEntry, PatchEntry, SetEntry
@@ -116,47 +117,39 @@ def test_whole_values_ask_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("update", "expected"),
+    ("update", "stored"),
     [
-        (PatchEntry(1, ((3, b"!"),)), {1: b"one!"}),
-        (PatchEntry(2, ((0, b"two"),)), {2: b"two"}),
-        (SetEntry(1, b"1", only_if_missing=True), {}),
-        (SetEntry(2, b"2", only_if_missing=True), {2: b"2"}),
-        (MapEntry(3, lambda old: bytes(old or b"")[::-1]), {3: b"eerht"}),
+        (PatchEntry(1, ((3, b"!"),)), OLD | {1: b"one!"}),
+        (PatchEntry(2, ((0, b"two"),)), OLD | {2: b"two"}),
+        (SetEntry(1, b"1", only_if_missing=True), OLD),
+        (SetEntry(2, b"2", only_if_missing=True), OLD | {2: b"2"}),
+        (MapEntry(3, lambda old: bytes(old or b"")[::-1]), OLD | {3: b"eerht"}),
     ],
 )
-def test_what_depends_on_a_stored_value_reads_that(
-    update: EntryUpdate, expected: dict[int, bytes]
+def test_what_depends_on_a_stored_value_is_committed(
+    update: EntryUpdate, stored: dict[int, bytes]
 ) -> None:
-    """The index and the entry; a second time nothing, if something is buffered."""
+    """The driver gets the update, and takes along what is buffered."""
     buffer = open_buffer()
-    recorder = put(buffer, update)
-    assert 1 <= len(recorder.batches) <= 2
-    assert values(buffer) == expected
+    recorder = put(buffer, SetEntry(0, b"zero"))
+    shard = shard_of()
+    chunk = ChunkRef(shard.chunk_key(update.entry_id), shard, update.entry_id)
+    flow = perform_buffered([request_of(shard, update)], [chunk], ReadOptions(), buffer)
+    (request,) = next(flow)
+    assert isinstance(request, UpdateShard)
+    recorder.run(commit(buffer, [request.updates]))
+    found = split_shard(recorder.objects[KEY], DRAFT_SPEC)
+    assert {i: bytes(v) for i, v in found.items()} == stored
+    assert values(buffer) == {}
 
 
 def test_a_group_with_a_bad_piece_is_buffered_in_no_part() -> None:
     """Its error is raised."""
     buffer = open_buffer()
+    put(buffer, SetEntry(1, b"one"))
     with pytest.raises(SpecError, match="lies outside"):
         put(buffer, SetEntry(0, b"x"), PatchEntry(1, ((9, b"!"),)))
-    assert values(buffer) == {}
-
-
-def test_a_value_that_was_published_meanwhile_is_read_again() -> None:
-    """Between the read of the old value and its use another writer was faster."""
-    buffer = open_buffer()
-    recorder = Recorder({KEY: build_shard(OLD, DRAFT_SPEC)})
-
-    def another(n: int) -> None:
-        if n == 2:
-            put(buffer, SetEntry(1, b"theirs"), recorder=recorder)
-            recorder.run(commit(buffer))
-            assert values(buffer) == {}
-
-    recorder._between = another
-    put(buffer, PatchEntry(1, ((0, b"T"),)), recorder=recorder)
-    assert values(buffer) == {1: b"Theirs"}
+    assert values(buffer) == {1: b"one"}
 
 
 def test_a_commit_takes_along_what_is_buffered() -> None:

@@ -120,7 +120,7 @@ class DraftNodes:
         """Remove the documents of a node; also the entry point, if there is nothing else."""
         if path == "":
             await self.stored([])
-        await self.store._erase_values([array_key(path), group_key(path)])
+        await self.store._set_or_erase([(array_key(path), None), (group_key(path), None)])
         if path == "" and not await self.has_nodes_below(""):
             await self.store.delete(draft.ENTRY_POINT_KEY)
 

@@ -251,7 +251,7 @@ class DraftHierarchyStore(Store):
             await self._nodes.erase(path)
             return
         (places,) = await self._nodes.places([key])
-        await self._store._erase_values(places)
+        await self._store._set_or_erase([(place, None) for place in places])
 
     async def delete_dir(self, prefix: str) -> None:
         """Erase a node with all below it, or the values in a directory of chunks."""
@@ -267,7 +267,7 @@ class DraftHierarchyStore(Store):
             keys = [key async for key in self._nodes.list_prefix(directory)]
             others = [key for key in keys if draft.node_of_v3_key(key) is None]
             places = await self._nodes.places(others)
-            await self._store._erase_values(place for at in places for place in at)
+            await self._store._set_or_erase([(place, None) for at in places for place in at])
         else:
             await self._store.delete_dir(DRAFT_DATA_ROOT + directory)
         await self._store.delete_dir(draft.DRAFT_META_ROOT + directory)

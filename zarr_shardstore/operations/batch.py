@@ -26,7 +26,6 @@ from zarr_shardstore.errors import ShardConflictError, SpecError, UnpublishedErr
 from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.shards.requests import Flow
-from zarr_shardstore.shards.stack import Stack
 from zarr_shardstore.shards.updates import (
     DeleteEntry,
     EntryUpdate,
@@ -34,7 +33,6 @@ from zarr_shardstore.shards.updates import (
     PatchEntry,
     SetEntry,
     apply_pieces,
-    replaced_first,
     replaces_value,
 )
 from zarr_shardstore.synchronized import in_forked_child, synchronized
@@ -47,7 +45,7 @@ _entered: ContextVar[tuple[weakref.ref[Batch], ...]] = ContextVar("_entered", de
 
 
 class Batch:
-    """A block of writes to one store; made by its ``batch`` method.
+    """A block of writes to one store, whose ``batch`` method makes it.
 
     Use it by ``with`` or by ``async with``. While it is open, writes and erasures of chunks of
     sharded arrays are buffered in memory, and reads through the same store see them. A shard is
@@ -80,7 +78,7 @@ class Batch:
     done before the block ends: later writes are stored immediately.
 
     Cost: no request for whole values and erasures. `set_partial_values` and
-    ``set_if_not_exists`` read the values that they depend on, once. Shards that are being
+    ``set_if_not_exists`` of a value that is not buffered flush its shard. Shards that are being
     stored are in memory besides `max_nbytes`.
     """
 
@@ -174,9 +172,6 @@ BufferedUpdate: TypeAlias = SetEntry | DeleteEntry
 _ENTRY_NBYTES = 100
 """Memory of an erased or an empty entry, in bytes: the objects that represent it."""
 
-_N_BUCKETS = 1024
-"""Shards that share a bucket may read a stored value again unnecessarily."""
-
 _synchronized = synchronized()
 _buffers: weakref.WeakSet[WriteBuffer] = weakref.WeakSet()
 
@@ -186,7 +181,6 @@ class BufferedShard:
     """Buffered updates of one shard, by entry id."""
 
     shard: ShardRef
-    below: Stack
     updates: dict[int, BufferedUpdate] = field(default_factory=dict)
     """Updates that no commit has taken yet."""
     snapshot: dict[int, BufferedUpdate] = field(default_factory=dict)
@@ -197,8 +191,13 @@ class BufferedShard:
     """Why the last commit of a snapshot failed."""
 
     def find(self, entry_id: int) -> BufferedUpdate | None:
-        update = self.updates.get(entry_id)
-        return self.snapshot.get(entry_id) if update is None else update
+        return self.updates.get(entry_id) or self.snapshot.get(entry_id)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether there is more than deletions."""
+        updates = [*self.snapshot.values(), *self.updates.values()]
+        return any(isinstance(update, SetEntry) for update in updates)
 
     @property
     def is_full(self) -> bool:
@@ -224,17 +223,11 @@ class WriteBuffer:
         self.nbytes = 0
         """Memory of the buffered updates, in bytes, without snapshots."""
         self._max_nbytes: int | None = None
+        """Smallest limit of the open blocks; ``None``: new updates are not buffered."""
         self._shards: dict[str, BufferedShard] = {}
         self._full: dict[str, None] = {}
-        self._n_entered = 0
-        self._n_commits = [0] * _N_BUCKETS
         self._blocks: list[weakref.ref[Batch]] = []
         _buffers.add(self)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether new updates are buffered."""
-        return self._max_nbytes is not None
 
     @_synchronized
     def find(self, shard: ShardRef, entry_id: int) -> BufferedUpdate | None:
@@ -262,52 +255,30 @@ class WriteBuffer:
                 chunk_keys[key] = list(map(buffered.shard.chunk_key, entry_ids))
         return chunk_keys
 
-    def n_commits(self, shard: ShardRef) -> int:
-        """Return a number that changes when stored values of a shard may have changed."""
-        # Commits are counted only in a batch, so each block counts for those before it.
-        return self._n_entered + self._n_commits[hash(shard.key) % _N_BUCKETS]
-
     # ------------------------------------------------------------ buffering
 
     @_synchronized
-    def put(
-        self,
-        shard: ShardRef,
-        below: Stack,
-        updates: Sequence[EntryUpdate],
-        stored: Mapping[int, bytes | memoryview | None],
-        n_commits: int,
-    ) -> bool:
+    def put(self, shard: ShardRef, updates: Sequence[EntryUpdate]) -> bool:
         """Buffer updates of one shard, all or none.
 
-        `stored` has stored values of entries. They are ignored if `n_commits` has changed since
-        before they were read. Return false, and buffer nothing, if no block is open or a stored
-        value is missing.
+        Return false, and buffer nothing, if no block is open or an update depends on a stored
+        value.
         """
-        if not self.is_open:
+        if self._max_nbytes is None:
             return False
-        buffered = self._shards.get(shard.key) or BufferedShard(shard, below)
+        buffered = self._shards.get(shard.key) or BufferedShard(shard)
         if not buffered.shard.layout.has_same_entries(shard.layout):
             raise ShardConflictError(
                 f"shard {shard.key!r}: another store declared the array again while a batch "
                 "buffered values of it; end the batch, then write again"
             )
-        if self.n_commits(shard) != n_commits:
-            stored = {}
-        new = _without_reads(shard, updates, buffered, stored)
+        new = _new_states(shard, updates, buffered)
         if new is None:
             return False
-        if new:
-            self._shards[shard.key] = buffered
-            buffered.shard, buffered.below = shard, below
-            self._add(buffered, new)
+        self._shards[shard.key] = buffered
+        buffered.shard = shard
+        self._add(buffered, new)
         return True
-
-    @_synchronized
-    def entries_to_read(self, shard: ShardRef, updates: Sequence[EntryUpdate]) -> list[int]:
-        """Return the ids of the entries whose stored value the updates depend on."""
-        replaced = replaced_first(updates)
-        return [i for i, yes in replaced.items() if not yes and self.find(shard, i) is None]
 
     @_synchronized
     def due(self) -> list[str]:
@@ -315,12 +286,11 @@ class WriteBuffer:
         due = list(self._full)
         self._full = {}
         nbytes_left = self.nbytes - sum(self._shards[key].nbytes for key in due)
-        for buffered in sorted(self._shards.values(), key=attrgetter("nbytes"), reverse=True):
-            if self._max_nbytes is None or nbytes_left <= self._max_nbytes:
-                break
-            if buffered.updates and buffered.shard.key not in due:
-                due.append(buffered.shard.key)
-                nbytes_left -= buffered.nbytes
+        if self._max_nbytes is not None and nbytes_left > self._max_nbytes:
+            for buffered in sorted(self._shards.values(), key=attrgetter("nbytes"), reverse=True):
+                if nbytes_left > self._max_nbytes and buffered.shard.key not in due:
+                    due.append(buffered.shard.key)
+                    nbytes_left -= buffered.nbytes
         return due
 
     # -------------------------------------------------------------- commits
@@ -342,7 +312,6 @@ class WriteBuffer:
     @_synchronized
     def end_commit(self, buffered: BufferedShard, error: BaseException | None = None) -> None:
         """Forget a snapshot that is stored; after an error merge it back below newer updates."""
-        self.count_commit(buffered.shard)  # a commit that failed may have stored values, too
         buffered.error = error if isinstance(error, Exception) else None
         is_buffered = self._shards.get(buffered.shard.key) is buffered  # otherwise it was dropped
         if error is not None and is_buffered:
@@ -354,9 +323,10 @@ class WriteBuffer:
             self._set_state()
 
     @_synchronized
-    def count_commit(self, shard: ShardRef) -> None:
-        """Note that stored values of a shard may have changed."""
-        self._n_commits[hash(shard.key) % _N_BUCKETS] += 1
+    def forget(self, buffered: BufferedShard) -> None:
+        """Drop the updates of one shard."""
+        self._clear_updates(buffered)
+        self.end_commit(buffered)
 
     @_synchronized
     def drop(self, directory: str) -> None:
@@ -371,15 +341,7 @@ class WriteBuffer:
     def enter(self, block: Batch) -> None:
         """Buffer updates from now on."""
         self.is_active = True
-        self._n_entered += 1
-        buffer = weakref.ref(self)
-
-        def forget(_: weakref.ref[Batch]) -> None:
-            alive = buffer()
-            if alive is not None:
-                alive.end(None)
-
-        self._blocks.append(weakref.ref(block, forget))
+        self._blocks.append(weakref.ref(block, lambda _: self.end(None)))
         self._set_state()
 
     @_synchronized
@@ -406,11 +368,6 @@ class WriteBuffer:
     def has_open(self, block: Batch) -> bool:
         """Whether a block is open and not about to end."""
         return not block.is_leaving and any(ref() is block for ref in self._blocks)
-
-    def reset(self) -> None:
-        """Drop everything in a child process: the parent stores what it has buffered."""
-        self._blocks = []
-        self.end(None)
 
     # -------------------------------------------------------------- details
 
@@ -445,15 +402,12 @@ def _nbytes_of(update: BufferedUpdate) -> int:
     return max(len(update.value), _ENTRY_NBYTES) if isinstance(update, SetEntry) else _ENTRY_NBYTES
 
 
-def _without_reads(
-    shard: ShardRef,
-    updates: Sequence[EntryUpdate],
-    buffered: BufferedShard,
-    stored: Mapping[int, bytes | memoryview | None],
+def _new_states(
+    shard: ShardRef, updates: Sequence[EntryUpdate], buffered: BufferedShard
 ) -> dict[int, BufferedUpdate] | None:
     """Return the new states of entries after updates, one after another.
 
-    Entries that stay as they are stored are left out. ``None``: a stored value is missing.
+    ``None``: one of them depends on a stored value.
     """
     new: dict[int, BufferedUpdate] = {}
     for update in updates:
@@ -461,19 +415,12 @@ def _without_reads(
         before = new.get(i) or buffered.find(i)
         old = before.value if isinstance(before, SetEntry) else None
         if before is None and not replaces_value(update):
-            if i not in stored:
-                return None
-            old = stored[i]
+            return None
         match update:
             case DeleteEntry():
                 new[i] = update
-            case SetEntry(only_if_missing=True) if old is not None:
-                if before is not None:
-                    new[i] = before
             case SetEntry(_, value, only_if_missing):
-                # Another store may set the entry before the flush, and is then the first. But if
-                # this batch has deleted the entry, the value replaces whatever is stored.
-                new[i] = SetEntry(i, _own(value), only_if_missing and before is None)
+                new[i] = SetEntry(i, _own(old if only_if_missing and old is not None else value))
             case PatchEntry():
                 new[i] = SetEntry(i, apply_pieces(shard.chunk_key(i), old, update.pieces))
             case MapEntry():
@@ -488,5 +435,7 @@ def _own(value: bytes | memoryview) -> bytes:
 
 @in_forked_child
 def _reset() -> None:
+    """Drop everything: the parent stores what it has buffered."""
     for buffer in list(_buffers):
-        buffer.reset()
+        buffer._blocks = []
+        buffer.end(None)

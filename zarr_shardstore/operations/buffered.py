@@ -17,11 +17,11 @@ from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.operations.batch import BufferedShard, BufferedUpdate, WriteBuffer
-from zarr_shardstore.shards.read import ReadOptions, read_entries
+from zarr_shardstore.operations.batch import BufferedUpdate, WriteBuffer
+from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import Exists, Flow, Found, Get, GetSize, Request, UpdateShard
 from zarr_shardstore.shards.sharding import entry_update, perform_on_chunks, split_at_sharding
-from zarr_shardstore.shards.stack import Stack, ValueTransformer, by_kind
+from zarr_shardstore.shards.stack import Stack, ValueTransformer
 from zarr_shardstore.shards.updates import EntryUpdate, SetEntry
 
 
@@ -30,55 +30,31 @@ def perform_buffered(
     chunks: Sequence[ChunkRef],
     reading: ReadOptions,
     buffer: WriteBuffer,
-    below: Stack = (),
 ) -> Flow[list[Any]]:
     """Reply to requests for chunks as `perform_on_chunks`; buffer the updates among them.
 
-    Cost: none for buffered chunks and for whole new values. Pieces, and values that are only
-    stored if there is none, read the entries that are not buffered.
+    Updates of a shard that depend on a stored value are committed. Cost: none for buffered chunks
+    and for whole new values.
     """
-    buffered: dict[int, Any] = {}
-    kinds: list[ShardRef | str | None] = []
+    replies: list[Any] = [None] * len(requests)
+    left: list[int] = []
+    writes: dict[ShardRef, list[int]] = {}
     for i, (request, chunk) in enumerate(zip(requests, chunks, strict=True)):
         if not isinstance(request, Get | GetSize | Exists):
-            kinds.append(chunk.shard)
+            writes.setdefault(chunk.shard, []).append(i)
         elif (update := buffer.find(chunk.shard, chunk.entry_id)) is not None:
-            buffered[i] = _reply(request, update)
-            kinds.append(None)
+            replies[i] = _reply(request, update)
         else:
-            kinds.append("read")
-
-    def flow_of(kind: ShardRef | str, pairs: list[tuple[Request, ChunkRef]]) -> Flow[list[Any]]:
-        if isinstance(kind, ShardRef):
-            updates = [entry_update(request, chunk.entry_id) for request, chunk in pairs]
-            return _buffer_updates(kind, updates, reading, buffer, below)
-        return perform_on_chunks([r for r, _ in pairs], [c for _, c in pairs], reading)
-
-    replies = yield from by_kind(list(zip(requests, chunks, strict=True)), kinds, flow_of)
-    for i, reply in buffered.items():
-        replies[i] = reply
+            left.append(i)
+    for shard, positions in writes.items():
+        updates = [entry_update(requests[i], chunks[i].entry_id) for i in positions]
+        if not buffer.put(shard, updates):
+            left += positions
+    if left:
+        flow = perform_on_chunks([requests[i] for i in left], [chunks[i] for i in left], reading)
+        for i, reply in zip(left, (yield from flow), strict=True):
+            replies[i] = reply
     return replies
-
-
-def _buffer_updates(
-    shard: ShardRef,
-    updates: Sequence[EntryUpdate],
-    reading: ReadOptions,
-    buffer: WriteBuffer,
-    below: Stack,
-) -> Flow[list[None]]:
-    """Buffer updates of one shard, all or none; if no batch is open, commit them."""
-    while buffer.is_open:
-        n_commits = buffer.n_commits(shard)
-        ids = buffer.entries_to_read(shard, updates)
-        values: Sequence[memoryview | None] = []
-        if ids:
-            chunks = [ChunkRef(shard.chunk_key(i), shard, i) for i in ids]
-            values = yield from read_entries(chunks, reading)
-        if buffer.put(shard, below, updates, dict(zip(ids, values, strict=True)), n_commits):
-            return [None] * len(updates)
-    yield [UpdateShard(shard, tuple(updates))]
-    return [None] * len(updates)
 
 
 def commit_with_buffered(
@@ -93,13 +69,7 @@ def commit_with_buffered(
     """
     buffered = buffer.take(shard) if buffer.is_active else None
     if buffered is None:
-        if not any(groups):
-            return [None] * len(groups)
-        try:
-            return (yield from commit(shard, groups))
-        finally:
-            if buffer.is_active:
-                buffer.count_commit(shard)
+        return (yield from commit(shard, groups)) if any(groups) else [None] * len(groups)
     try:
         error, *outcomes = yield from commit(shard, [tuple(buffered.snapshot.values()), *groups])
         if error is not None:
@@ -124,7 +94,7 @@ def with_buffer(stack: Stack, buffer: WriteBuffer) -> Stack:
     if not all(isinstance(transformer, ValueTransformer) for transformer in below):
         return stack
     above = stack[: len(stack) - len(below) - 1]
-    on_chunks = partial(perform_buffered, buffer=buffer, below=below)
+    on_chunks = partial(perform_buffered, buffer=buffer)
     return (*above, replace(sharding, on_chunks=on_chunks), *below)
 
 
@@ -210,7 +180,7 @@ class Flusher:
     def _commits(
         self, shard_keys: Sequence[str], failures: dict[str, Exception]
     ) -> Flow[list[UpdateShard]]:
-        """Return commits of shards as their arrays are declared now."""
+        """Return commits of shards whose arrays are still declared as they were."""
         try:
             found = yield from self.catalog.shards_of(shard_keys)
         except Exception as error:
@@ -222,33 +192,25 @@ class Flusher:
             if buffered is None:
                 continue
             buffered.error = None
-            commit = now if isinstance(now, ShardStoreError) else _commit_of(buffered, now)
-            if isinstance(commit, UpdateShard):
+            layout, commit = buffered.shard.layout, None
+            match now:
+                case ShardStoreError():
+                    failures[key] = now
+                    continue
+                case ShardRef() if layout.has_same_entries(now.layout):
+                    commit = UpdateShard(now, ())
+                case TransformedKey(_, array) if split := split_at_sharding(array.stack):
+                    if layout.has_same_entries(split[0].layout):
+                        commit = UpdateShard(buffered.shard, (), split[1])
+                case None if not buffered.has_values:  # the array was removed, as was wanted
+                    self.buffer.forget(buffered)
+                    continue
+            if commit is not None:
                 commits.append(commit)
-            else:
-                failures[key] = commit
+                continue
+            failures[key] = ShardConflictError(
+                f"shard {key!r}: another store removed the array {layout.path!r}, or declared it "
+                "anew, while a batch buffered values of it; write them again if they are still "
+                "wanted"
+            )
         return commits
-
-
-def _commit_of(
-    buffered: BufferedShard, now: ShardRef | TransformedKey | None
-) -> UpdateShard | ShardConflictError:
-    """Return the commit of a shard if its array is still declared as it was."""
-    layout = buffered.shard.layout
-    if isinstance(now, ShardRef):
-        if layout.has_same_entries(now.layout):
-            return UpdateShard(now, ())
-    elif isinstance(now, TransformedKey):
-        split = split_at_sharding(now.array.stack)
-        if split is not None and layout.has_same_entries(split[0].layout):
-            return UpdateShard(buffered.shard, (), split[1])
-    else:
-        updates = (buffered.snapshot | buffered.updates).values()
-        if not any(isinstance(update, SetEntry) for update in updates):
-            # The array was removed, and the updates only delete entries.
-            return UpdateShard(buffered.shard, (), buffered.below)
-    return ShardConflictError(
-        f"shard {buffered.shard.key!r}: another store removed the array {layout.path!r}, or "
-        "declared it anew, while a batch buffered values of it; write them again if they are "
-        "still wanted"
-    )

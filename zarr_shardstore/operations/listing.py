@@ -205,7 +205,7 @@ class Listing:
         the draft allows; with `is_exact`, only if they hold any, which the index of each shard
         below says. Keys are exact. A base store that lists names does not tell their kind.
         """
-        prefix = _as_directory(prefix)
+        prefix = as_directory(prefix)
         yield from self._flusher.flush_below(prefix)
         directory = yield from self._catalog.directory_of(prefix, or_own=True)
         if isinstance(directory, GridDirectory):
@@ -230,7 +230,7 @@ class Listing:
         Cost: that of `list_dir`. Where the base store does not tell the kind of a name, also one
         read for each name, in one round.
         """
-        prefix = _as_directory(prefix)
+        prefix = as_directory(prefix)
         kinds = yield from self.list_dir(prefix)
         unknown = [name for name, kind in kinds.items() if kind is None]
         if unknown:
@@ -290,9 +290,7 @@ def _may_hold(
             if not all(isinstance(transformer, ValueTransformer) for transformer in others):
                 return True  # the others may change keys
             shard = None if split is None else split[0].layout.shard_of_key(key)
-            if shard is None:
-                return key.startswith(prefix)
-            return _may_hold(base_key, shard, prefix)
+            return _may_hold(key, shard, prefix)
     return True
 
 
@@ -378,7 +376,8 @@ def _take_indexes(
                 take(shard, index)
 
 
-def _as_directory(prefix: str) -> str:
+def as_directory(prefix: str) -> str:
+    """Return a prefix as zarr means it: a directory, with or without its slash."""
     prefix = check_prefix(prefix)
     return prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
 

@@ -30,9 +30,8 @@ from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.arguments import items_of
 from zarr_shardstore.format.keys import check_key, check_prefix
-from zarr_shardstore.format.layout import ChunkRef, ShardRef, shard_coords_of
+from zarr_shardstore.format.layout import ChunkRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges, resolve_range
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.metadata.declaration import Native
@@ -50,32 +49,19 @@ from zarr_shardstore.operations.buffered import (
     with_buffer,
 )
 from zarr_shardstore.operations.listing import Listing, raise_first
+from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
+from zarr_shardstore.shards.index_reads import rounds_of
 from zarr_shardstore.shards.read import ReadOptions, read_entries, read_groups
-from zarr_shardstore.shards.requests import (
-    Delete,
-    DeletePrefix,
-    Exists,
-    Flow,
-    Found,
-    Get,
-    GetSize,
-    Request,
-    Set,
-    SetIfNotExists,
-    SetPartial,
-    UpdateShard,
-    ValueRequest,
-    relay,
-)
+from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.rewrite import rewrite_shard
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.sharding import (
-    ShardingTransformer,
     WriteStrategy,
     perform_on_chunks,
     shard_updates,
+    split_at_sharding,
 )
 from zarr_shardstore.shards.stack import Stack, by_kind, handle, run_above
 from zarr_shardstore.shards.updates import (
@@ -91,8 +77,8 @@ Value: TypeAlias = bytes | memoryview
 Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
 """The chunk or transformed key that a key names; ``None``: the key passes through."""
 
-_ERASURES_AT_ONCE = 1 << 18
-"""Erasures of entries in memory: about 25 MB."""
+_ERASURE_NBYTES = 100
+"""Memory of the erasure of an entry, in bytes."""
 
 
 class Operations:
@@ -129,7 +115,7 @@ class Operations:
         self._view = MetadataView(policy, reader)
 
     def update_shard(
-        self, request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
+        self, request: requests.UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
     ) -> Flow[Sequence[Exception | None]]:
         """Commit groups of updates of one shard by the write strategy; for the driver."""
         # Transformers below a sharding know whole shards only.
@@ -138,7 +124,7 @@ class Operations:
         return run_above(request.below, flow) if request.below else flow
 
     def fits_inline(
-        self, request: UpdateShard, updates: Sequence[EntryUpdate], opened: ShardWriter
+        self, request: requests.UpdateShard, updates: Sequence[EntryUpdate], opened: ShardWriter
     ) -> bool:
         """Whether `update_shard` only writes these updates into the gap of an opened shard."""
         return (
@@ -173,13 +159,14 @@ class Operations:
             for i, key in enumerate(keys)
             if not isinstance(owners[i], ChunkRef) and is_document(key)
         ]
-        requests = [Get(key, byte_range) for key, byte_range in key_ranges]
+        asked = [requests.Get(key, byte_range) for key, byte_range in key_ranges]
         for i in documents:
-            requests[i] = Get(keys[i])  # its view is another one
-        founds: list[Found | None] = yield from self._perform(requests, owners)
+            asked[i] = requests.Get(keys[i])  # its view is another one
+        founds: list[requests.Found | None] = yield from self._perform(asked, owners)
         values = [None if found is None else found.value for found in founds]
         whole = yield from complete_documents(
-            [keys[i] for i in documents], [founds[i] or Found(None, None) for i in documents]
+            [keys[i] for i in documents],
+            [founds[i] or requests.Found(None, None) for i in documents],
         )
         for i, found in zip(documents, whole, strict=True):
             byte_range = key_ranges[i][1]
@@ -194,7 +181,7 @@ class Operations:
     def exists(self, key: str) -> Flow[bool]:
         """Whether there is a value; for a chunk, by one read of its shard's index."""
         check_key(key)
-        return bool((yield from self._ask(Exists(key))))
+        return bool((yield from self._ask(requests.Exists(key))))
 
     def get_size(self, key: str) -> Flow[int | None]:
         """Return the size of a value in bytes; ``None`` if there is none. No chunk is read."""
@@ -202,10 +189,10 @@ class Operations:
         if is_document(key):
             value = yield from self.get(key)
             return None if value is None else len(value)
-        size: int | None = yield from self._ask(GetSize(key))
+        size: int | None = yield from self._ask(requests.GetSize(key))
         return size
 
-    def _ask(self, request: Exists | GetSize) -> Flow[Any]:
+    def _ask(self, request: requests.Exists | requests.GetSize) -> Flow[Any]:
         owners = yield from self._owners([request.key])
         (reply,) = yield from self._perform([request], owners)
         return reply
@@ -229,22 +216,22 @@ class Operations:
     ) -> Flow[None]:
         """Store whole values, then erase those that are ``None``; each shard is committed once.
 
-        If a key is not valid, or not for its array, no value of the call is written. An erased key
-        is no document.
+        If a key is not valid, or not for its array, no value of the call is written. A missing
+        value is no error to erase.
         """
         items = list(items)
-        request = SetIfNotExists if only_if_missing else Set
+        request = requests.SetIfNotExists if only_if_missing else requests.Set
         sets = [request(key, value) for key, value in items if value is not None]
         erased = [key for key, value in items if value is None]
         if not self.buffer.is_active:
-            changes = [*sets, *map(Delete, erased)]
+            changes = [*sets, *map(requests.Delete, erased)]
             chunk_of = self.arrays.current().chunk_of
             chunks = [chunk for each in changes if (chunk := chunk_of(each.key)) is not None]
             if len(chunks) == len(changes):
                 yield shard_updates(zip(changes, chunks, strict=True))
                 return
-        values: list[Set | SetIfNotExists] = []
-        documents: list[Set | SetIfNotExists] = []
+        values: list[requests.Set | requests.SetIfNotExists] = []
+        documents: list[requests.Set | requests.SetIfNotExists] = []
         for each in sets:
             check_key(each.key)
             (documents if is_document(each.key) else values).append(each)
@@ -253,6 +240,7 @@ class Operations:
         owners = yield from self._writable_owners(values)
         erasures, erased_owners = yield from self._erasures(erased)
         yield from self._perform([*values, *erasures], [*owners, *erased_owners])
+        yield from self._erase_documents([key for key in erased if is_document(key)])
 
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> Flow[None]:
         """Write pieces into values; each shard is committed once.
@@ -264,9 +252,11 @@ class Operations:
         for key, start, value in key_start_values:
             check_key(key)
             pieces.setdefault(key, []).append((start, value))
-        patches = [SetPartial(key, check_pieces(key, parts)) for key, parts in pieces.items()]
+        patches = [
+            requests.SetPartial(key, check_pieces(key, parts)) for key, parts in pieces.items()
+        ]
         owners = yield from self._writable_owners(patches)
-        requests: list[SetPartial] = []
+        asked: list[requests.SetPartial] = []
         chunk_owners: list[Owner] = []
         for owner, patch in zip(owners, patches, strict=True):
             if owner is None:  # perhaps a document: what is changed is what readers see
@@ -274,32 +264,11 @@ class Operations:
                 new = apply_pieces(patch.key, old, patch.pieces)
                 yield from self.set_many([(patch.key, new)])
             else:
-                requests.append(patch)
+                asked.append(patch)
                 chunk_owners.append(owner)
-        yield from self._perform(requests, chunk_owners)
+        yield from self._perform(asked, chunk_owners)
 
     # ------------------------------------------------------------- erasures
-
-    def erase_values(self, keys: Iterable[str]) -> Flow[None]:
-        """Erase values; those of one shard together. A missing key is no error."""
-        requests, owners = yield from self._erasures(keys)
-        documents = [request for request in requests if is_document(request.key)]
-        if not documents:
-            yield from self._perform(requests, owners)
-            return
-        # Documents last: an array is flushed while its document says where its chunks are.
-        others = [i for i, request in enumerate(requests) if request not in documents]
-        yield from self._perform([requests[i] for i in others], [owners[i] for i in others])
-        nodes = [node for request in documents if (node := node_of_document(request.key))]
-        arrays = yield from self.arrays.lookup(nodes)
-        for node in nodes:
-            yield from self.flusher.flush_array(node)
-        try:
-            yield [*documents]
-        finally:
-            for node in nodes:
-                array = arrays[node]
-                self.arrays.document_erased(node, array if isinstance(array, StoredArray) else None)
 
     def erase_prefix(self, prefix: str) -> Flow[None]:
         """Erase all values whose key starts with `prefix`; whole directories are relayed."""
@@ -327,37 +296,49 @@ class Operations:
             )
         )
         try:
-            yield [DeletePrefix(prefix)]
+            yield [requests.DeletePrefix(prefix)]
             self.buffer.drop(prefix)
         finally:
             if directory is None:  # otherwise there are no documents below
                 self.arrays.documents_changed(below=prefix)
 
-    def _erasures(self, keys: Iterable[str]) -> Flow[tuple[list[Delete], list[Owner]]]:
-        """Return the requests that erase values, and the owners of their keys."""
-        keys = items_of("keys", keys)
+    def _erasures(self, keys: Sequence[str]) -> Flow[tuple[list[requests.Delete], list[Owner]]]:
+        """Return the requests that erase values but documents, and the owners of their keys."""
         for key in keys:
             check_key(key)
-        keys = list(dict.fromkeys(keys))
+        keys = [key for key in dict.fromkeys(keys) if not is_document(key)]
         owners = yield from self._owners(keys)
         invalid = [
             key
             for key, owner in zip(keys, owners, strict=True)
             if isinstance(owner, InvalidChunkKey) and not owner.is_outside
         ]
-        objects: set[str] = set()
-        if invalid:
-            # LocalStore erases a whole directory if a key names one. Here that would be a
-            # directory of shards, which are not the chunks below the key. Only objects can be read.
-            founds: list[Found] = yield [Get(key, Range(0, 1)) for key in invalid]
-            objects = {k for k, f in zip(invalid, founds, strict=True) if f.value is not None}
-        erased: list[tuple[Delete, Owner]] = []
-        for key, owner in zip(keys, owners, strict=True):
-            if not isinstance(owner, InvalidChunkKey):
-                erased.append((Delete(key), owner))
-            elif key in objects:
-                erased.append((Delete(key), None))
+        # LocalStore erases a whole directory if a key names one. Here that would be a directory of
+        # shards, which are not the chunks below the key. Only objects can be read.
+        founds: list[requests.Found] = (
+            (yield [requests.Get(key, Range(0, 1)) for key in invalid]) if invalid else []
+        )
+        objects = {k for k, f in zip(invalid, founds, strict=True) if f.value is not None}
+        erased = [
+            (requests.Delete(key), None if key in objects else owner)
+            for key, owner in zip(keys, owners, strict=True)
+            if not isinstance(owner, InvalidChunkKey) or key in objects
+        ]
         return [request for request, _ in erased], [owner for _, owner in erased]
+
+    def _erase_documents(self, keys: Sequence[str]) -> Flow[None]:
+        """Erase documents, after their arrays were flushed where they say that the chunks are."""
+        nodes = [node for key in keys if (node := node_of_document(key)) is not None]
+        arrays = yield from self.arrays.lookup(nodes)
+        for node in nodes:
+            yield from self.flusher.flush_array(node)
+        try:
+            if keys:
+                yield [requests.Delete(key) for key in keys]
+        finally:
+            for node in nodes:
+                array = arrays[node]
+                self.arrays.document_erased(node, array if isinstance(array, StoredArray) else None)
 
     def _erase_listed(self, prefix: str) -> Flow[None]:
         """Erase below a prefix that cuts directories or shards.
@@ -368,8 +349,15 @@ class Operations:
         stream = yield from self.listing.stream(prefix)
         shards, keys = yield from stream.all_shards_and_keys()
         raise_first(stream.errors)  # so far nothing was erased
-        yield from _erase_in_shards(shards, prefix)
-        yield from self.erase_values(keys)
+        for part in rounds_of(shards, lambda s: s.layout.spec.n_entries * _ERASURE_NBYTES):
+            erasures = [
+                (shard, tuple(map(DeleteEntry, shard.entries_with(prefix).tolist())))
+                for shard in part
+            ]
+            updates = [requests.UpdateShard(*each) for each in erasures if each[1]]
+            if updates:
+                yield [*updates]
+        yield from self.set_many((key, None) for key in keys)
 
     # ------------------------------------------------- the owners of keys
 
@@ -382,7 +370,7 @@ class Operations:
                     owners[i] = self.catalog.chunk_without_document(key)
         return owners
 
-    def _writable_owners(self, writes: Sequence[ValueRequest]) -> Flow[list[Owner]]:
+    def _writable_owners(self, writes: Sequence[requests.ValueRequest]) -> Flow[list[Owner]]:
         """Return the owners of keys to be stored; refuse a key in an array that is no chunk key."""
         owners = yield from self.catalog.chunks_of([write.key for write in writes])
         for owner in owners:
@@ -390,7 +378,9 @@ class Operations:
                 raise SpecError(owner.message)
         return owners
 
-    def _perform(self, requests: Sequence[Request], owners: Sequence[Owner]) -> Flow[list[Any]]:
+    def _perform(
+        self, asked: Sequence[requests.Request], owners: Sequence[Owner]
+    ) -> Flow[list[Any]]:
         """Reply to requests for keys, in shared rounds. Keys outside a grid get ``None``."""
         is_buffered = self.buffer.is_active
         stacks: dict[Node, Stack] = {}
@@ -405,18 +395,20 @@ class Operations:
             else:
                 kinds.append("other" if owner is None or not owner.is_outside else None)
 
-        def flow_of(kind: Node | str, part: list[Request]) -> Flow[list[Any]]:
+        def flow_of(kind: Node | str, part: list[requests.Request]) -> Flow[list[Any]]:
             if isinstance(kind, Node):
                 return handle(stacks[kind], part)
             if kind == "other":
-                return relay(part)
+                return requests.relay(part)
             chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
             if is_buffered:
                 return perform_buffered(part, chunks, self._reading, self.buffer)
             return perform_on_chunks(part, chunks, self._reading)
 
-        replies = yield from by_kind(requests, kinds, flow_of)
-        if is_buffered and not all(isinstance(r, Get | GetSize | Exists) for r in requests):
+        replies = yield from by_kind(asked, kinds, flow_of)
+        if is_buffered and not all(
+            isinstance(r, requests.Get | requests.GetSize | requests.Exists) for r in asked
+        ):
             yield from self.flusher.flush_due()
         return replies
 
@@ -445,7 +437,7 @@ class Operations:
         (found,) = yield from read_documents([key])
         if only_if_missing and found.value is not None:
             return
-        request = SetIfNotExists if only_if_missing else Set
+        request = requests.SetIfNotExists if only_if_missing else requests.Set
         node = node_of_document(key)
         if node is not None and found.value is None:
             yield from self.flusher.flush_array(node)  # the view looks for stored chunks
@@ -466,46 +458,24 @@ class Operations:
                 self.arrays.current().put(node, array)
 
 
-def _erase_in_shards(shards: Sequence[ShardRef], prefix: str) -> Flow[None]:
-    """Erase the chunks whose keys start with `prefix`; each shard is written once."""
-    updates: list[Request] = []
-    n_erasures = 0
-    for shard in shards:
-        erasures = tuple(map(DeleteEntry, shard.entries_with(prefix).tolist()))
-        if erasures:
-            updates.append(UpdateShard(shard, erasures))
-            n_erasures += len(erasures)
-        if n_erasures > _ERASURES_AT_ONCE:
-            yield updates
-            updates, n_erasures = [], 0
-    if updates:
-        yield updates
-
-
 def is_document(key: str) -> bool:
     """Whether the view of a key may differ from its stored value."""
     return node_of_document(key) is not None or directory_of_v2_consolidated(key) is not None
 
 
-def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[Sequence[Hashable]]:
+def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[list[Hashable]]:
     """Return an id for each key: chunks of one shard have equal ids.
 
-    Keys of other arrays than that of the first have ids of their own. The ids are a hint for
-    callers that write whole shards together. Cost: none, or one document.
+    The ids are a hint for callers that write whole shards together.
     """
-    (owner,) = yield from catalog.chunks_of(keys[:1])
-    ids: list[Hashable] = [None] * len(keys)
-    for reads in catalog.arrays.current().reads_by_shard(keys):  # its array has a table now
-        for i in reads.positions:
-            ids[i] = reads.shard.key
-    stack = owner.array.stack if isinstance(owner, TransformedKey) else ()
-    layouts = [each.layout for each in stack if isinstance(each, ShardingTransformer)]
-    for i, key in enumerate(keys):
-        if ids[i] is None:
-            check_key(key)
-            ids[i] = key
-            if layouts and key.startswith(layouts[0].prefix):
-                coords = layouts[0].coords_of(key)
-                if coords is not None:
-                    ids[i] = shard_coords_of(coords, layouts[0].spec.chunks_per_shard)
+    ids: list[Hashable] = []
+    for key, owner in zip(keys, (yield from catalog.chunks_of(keys)), strict=True):
+        match owner:
+            case ChunkRef():
+                ids.append(owner.shard.key)
+            case TransformedKey(_, array) if (split := split_at_sharding(array.stack)) is not None:
+                chunk = split[0].chunk_of(requests.Get(key))
+                ids.append(key if chunk is None else chunk.shard.key)
+            case _:
+                ids.append(key)
     return ids

@@ -31,9 +31,6 @@ _MAX_LEVEL = 5
 """Highest level of a cached compressor, which takes up to 5 MiB; higher levels take far more, and
 so much time that making the compressor does not count."""
 
-_MAX_COMPRESSORS = 4
-"""Cached compressors of a thread, each for one level."""
-
 
 class _Zstd(threading.local):
     """Compressors and decompressor of one thread: each call changes their state.
@@ -58,14 +55,11 @@ def zstd_compress_of(codec: ZstdCodec) -> Callable[[Any], bytes]:
     options = codec.level, codec.checksum
 
     def compress(data: Any) -> bytes:
-        compressor = _zstd.compressors.get(options)
-        if compressor is None:
-            if len(_zstd.compressors) >= _MAX_COMPRESSORS:
-                _zstd.compressors.clear()
+        if options not in _zstd.compressors:
             level, checksum = options
             compressor = zstandard.ZstdCompressor(level=level, write_checksum=checksum)
-            _zstd.compressors[options] = compressor
-        return compressor.compress(data)
+            _zstd.compressors = {options: compressor}
+        return _zstd.compressors[options].compress(data)
 
     return compress
 

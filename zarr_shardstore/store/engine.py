@@ -17,7 +17,6 @@ from zarr.abc.store import Store
 
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_range
-from zarr_shardstore.io.backends.base import Backend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, backend_of
 from zarr_shardstore.io.concurrency import CallBatcher, worker_pool
@@ -27,7 +26,6 @@ from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, 
 from zarr_shardstore.operations.values import Operations
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Flow
-from zarr_shardstore.shards.sharding import Strategy, WriteStrategy
 from zarr_shardstore.store.options import ShardingOptions
 
 Value: TypeAlias = bytes | memoryview
@@ -52,8 +50,12 @@ class ShardingEngine:
         self.base = base
         self.options = options
         backend = backend_of(base, options.backend)
-        strategy = _strategy_for(options.strategy, backend)
-        self.appends = strategy == "append"
+        if options.strategy == "append" and not backend.can_append:
+            raise SpecError(
+                "strategy='append' changes files in their place: it is for local files, with "
+                f"locking='os', got {backend!r}; leave it away, or take 'rewrite'"
+            )
+        self.appends = backend.can_append and options.strategy != "rewrite"
         self.operations = Operations(
             options.policy,
             native=options.native,
@@ -63,7 +65,7 @@ class ShardingEngine:
                 max_requests_at_once=backend.max_requests_at_once,
             ),
             order=options.order,
-            strategy=strategy,
+            strategy="append" if self.appends else "rewrite",
             max_dead_nbytes=options.max_dead_bytes,
             refuse_links=backend.refuse_links,
         )
@@ -209,15 +211,3 @@ class ShardingEngine:
                 "see that a consolidated index still holds: open the store by its path, or through "
                 "obstore"
             )
-
-
-def _strategy_for(strategy: Strategy, backend: Backend) -> WriteStrategy:
-    """Return the strategy that an option means on a base store, or refuse the option."""
-    if strategy == "auto":
-        return "append" if backend.can_append else "rewrite"
-    if strategy == "append" and not backend.can_append:
-        raise SpecError(
-            f"strategy={strategy!r} changes files in their place: it is for local files, "
-            f"with locking='os', got {backend!r}; leave it away, or take 'rewrite'"
-        )
-    return strategy

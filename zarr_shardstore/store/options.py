@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias, TypedDict, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from zarr_shardstore.arrays.policy import ChunksPerShard, ShardingPolicy, V3Declaration, parse_rules
 from zarr_shardstore.arrays.stored_array import find_factory
@@ -29,24 +29,6 @@ Transformer: TypeAlias = str | Mapping[str, Any]
 Transformers: TypeAlias = Transformer | Sequence[Transformer] | None
 IndexCodecs: TypeAlias = Sequence[str | Mapping[str, Any]] | None
 IndexLocation: TypeAlias = Literal["start", "end"] | None
-
-
-class OptionArguments(TypedDict, total=False):
-    """Keyword arguments of `ShardingStore` that are options; it documents them."""
-
-    declaration: V3Declaration | None
-    storage_transformers: Transformers
-    index_codecs: IndexCodecs
-    index_location: IndexLocation
-    native: Native
-    order: EntryOrder
-    strategy: Strategy
-    locking: Locking
-    durability: Durability
-    max_dead_bytes: int | None
-    max_gap_bytes: int | None
-    max_coalesced_bytes: int | None
-    static: bool
 
 
 @dataclass(kw_only=True)

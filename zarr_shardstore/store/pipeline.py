@@ -125,8 +125,8 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
     zarr's own pipelines hand chunks over one by one. This one reads all chunks of a selection in
     one operation of the store. It writes them in one operation for each 16 MiB of whole shards.
-    Other stores, and arrays whose ``sharding_indexed`` codec is left to zarr, get zarr's
-    ``BatchedCodecPipeline``.
+    Other stores, arrays whose ``sharding_indexed`` codec is left to zarr, and those with a codec
+    that can only be awaited, get zarr's ``BatchedCodecPipeline``.
 
     Notes
     -----
@@ -160,39 +160,30 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     ) -> Any:
         """Read all chunks of a selection into `out`; tell of each whether it is stored."""
         batch = list(batch_info)
-        store = self._store_of(batch)
-        if store is None:
+        store, codec = self._store_of(batch), ChunkCodec.of(list(self))
+        if store is None or codec is None:
             return await super().read(batch, out, drop_axes)
-        codec = ChunkCodec.of(list(self))  # of an operation: pipelines are pickled
         is_present: dict[int, bool] = {}
         array = out.as_ndarray_like()
-        is_plain = codec is not None and codec.is_plain(batch[0][1])
+        is_plain = codec.is_plain(batch[0][1])
 
         def put(item: tuple[ChunkPart, Value | None]) -> None:
             part, value = item
-            assert codec is not None
-            if value is not None and is_plain and isinstance(array, np.ndarray):
+            if value is None:
+                part.put(None, out, drop_axes)
+            elif is_plain and isinstance(array, np.ndarray):
                 part.put(codec.decode_plain(value, part.spec), array, drop_axes)
-                return
-            buffer = to_buffer_of(value, part.spec.prototype)
-            chunk = None if buffer is None else codec.decode(buffer, part.spec)
-            part.put(chunk, out, drop_axes)
+            else:
+                buffer = part.spec.prototype.buffer.from_bytes(value)
+                part.put(codec.decode(buffer, part.spec), out, drop_axes)
 
         async def read_some(positions: list[int], parts: list[ChunkPart]) -> None:
             values = await store._get_values([part.key for part in parts])
             is_present.update((i, v is not None) for i, v in zip(positions, values, strict=True))
-            if codec is None:
-                specs = [part.spec for part in parts]
-                prototype = specs[0].prototype
-                buffers = [to_buffer_of(value, prototype) for value in values]
-                chunks = await self.decode_batch(zip(buffers, specs, strict=True))
-                for part, chunk in zip(parts, chunks, strict=True):
-                    part.put(chunk, out, drop_axes)
-            else:
-                nbytes = _nbytes(parts)
-                are_small = is_plain and nbytes < len(parts) * _SMALL_NBYTES
-                items = list(zip(parts, values, strict=True))
-                await map_in_threads(put, items, nbytes, are_small=are_small)
+            nbytes = _nbytes(parts)
+            are_small = is_plain and nbytes < len(parts) * _SMALL_NBYTES
+            items = list(zip(parts, values, strict=True))
+            await map_in_threads(put, items, nbytes, are_small=are_small)
 
         await _in_units(store, batch, _READ_NBYTES, read_some)
         return tuple(
@@ -207,16 +198,14 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     ) -> None:
         """Write `value` into all chunks of a selection; each shard is committed once."""
         batch = list(batch_info)
-        store = self._store_of(batch)
-        if store is None:
+        store, codec = self._store_of(batch), ChunkCodec.of(list(self))
+        if store is None or codec is None:
             await super().write(batch, value, drop_axes)
             return
-        codec = ChunkCodec.of(list(self))  # of an operation: pipelines are pickled
         encoding = asyncio.Lock()  # one unit after another; the others are stored concurrently
 
         def encode(item: tuple[ChunkPart, Buffer | None]) -> Buffer | None:
             part, old = item
-            assert codec is not None
             old_chunk = None if old is None else codec.decode(old, part.spec)
             chunk = part.chunk_to_write(value, old_chunk, drop_axes)
             return None if chunk is None else codec.encode(chunk, part.spec)
@@ -229,17 +218,8 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
                 for p in parts
             ]
             async with encoding:
-                if codec is None:
-                    specs = [part.spec for part in parts]
-                    chunks = await self.decode_batch(zip(old, specs, strict=True))
-                    new = [
-                        part.chunk_to_write(value, chunk, drop_axes)
-                        for part, chunk in zip(parts, chunks, strict=True)
-                    ]
-                    encoded = list(await self.encode_batch(zip(new, specs, strict=True)))
-                else:
-                    items = list(zip(parts, old, strict=True))
-                    encoded = await map_in_threads(encode, items, _nbytes(parts))
+                items = list(zip(parts, old, strict=True))
+                encoded = await map_in_threads(encode, items, _nbytes(parts))
             keys = [part.key for part in parts]
             await store._set_or_erase(zip(keys, encoded, strict=True))
 
@@ -258,16 +238,10 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         return store if is_one else None
 
 
-def _nbytes(parts: Iterable[ChunkPart]) -> int:
-    """Return the size of the decoded chunks in bytes; of texts the size of the pointers."""
-    size, last = 0, None
-    total = 0
-    for part in parts:
-        if part.spec is not last:  # usually all have the same
-            last = part.spec
-            size = math.prod(last.shape) * last.dtype.to_native_dtype().itemsize
-        total += size
-    return total
+def _nbytes(parts: Sequence[ChunkPart]) -> int:
+    """Return the size of decoded chunks of one array in bytes; of texts that of the pointers."""
+    spec = parts[0].spec
+    return len(parts) * math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
 
 
 async def _in_units(
@@ -290,7 +264,7 @@ async def _in_units(
         unit: list[int] = []
         unit_size = 0
         for shard in shards.values():
-            size = _nbytes(parts[i] for i in shard)
+            size = _nbytes([parts[i] for i in shard])
             if unit and unit_size + size > unit_nbytes:
                 yield unit_size, unit
                 unit, unit_size = [], 0

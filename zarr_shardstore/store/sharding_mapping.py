@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from operator import index
 from reprlib import repr as short
-from typing import Any, TypeAlias, TypeVar, Unpack
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.listing import Region, chunks_initialized, raise_first
 from zarr_shardstore.shards.requests import Flow
-from zarr_shardstore.store.options import OptionArguments, ShardingOptions
+from zarr_shardstore.store.options import ShardingOptions
 from zarr_shardstore.store.sharding_store import ShardingStore
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         *,
         storage_options: Mapping[str, Any] | None = None,
         read_only: bool = False,
-        **options: Unpack[OptionArguments],
+        **options: Any,
     ) -> None:
         if not isinstance(store, ShardingStore):
             store = ShardingStore(
@@ -244,7 +244,8 @@ class ShardingMapping(MutableMapping[str, bytes]):
 
     def erase_values(self, keys: Iterable[str]) -> None:
         """Erase values; each shard is written once, an emptied one removed."""
-        self._write(self._engine.operations.erase_values(keys))
+        erased = [(key, None) for key in items_of("keys", keys)]
+        self._write(self._engine.operations.set_many(erased))
 
     def erase_prefix(self, prefix: str) -> None:
         """Erase all values whose key starts with `prefix`; ``""`` and ``"/"`` mean all."""

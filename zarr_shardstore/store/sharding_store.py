@@ -20,7 +20,6 @@ from zarr.storage import MemoryStore
 from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
 from zarr_shardstore.errors import ReadOnlyError, SpecError
-from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.base import Durability
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, base_store_of
@@ -31,7 +30,12 @@ from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.io.seal import seal_all, seal_all_async
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.operations.batch import Batch
-from zarr_shardstore.operations.listing import Region, chunks_initialized, raise_first
+from zarr_shardstore.operations.listing import (
+    Region,
+    as_directory,
+    chunks_initialized,
+    raise_first,
+)
 from zarr_shardstore.operations.values import shard_ids
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import ListedKeys
@@ -547,7 +551,7 @@ class ShardingStore(Store):
         return size
 
     async def getsize_prefix(self, prefix: str) -> int:
-        flow = self._engine.operations.get_total_size(_directory(prefix))
+        flow = self._engine.operations.get_total_size(as_directory(prefix))
         return await self._run(flow, only_reads=True)
 
     # ------------------------------------------------------------------- writes
@@ -561,10 +565,10 @@ class ShardingStore(Store):
         await self._write(flow)
 
     async def delete(self, key: str) -> None:
-        await self._write(self._engine.operations.erase_values([key]))
+        await self._write(self._engine.operations.set_many([(key, None)]))
 
     async def delete_dir(self, prefix: str) -> None:
-        await self._write(self._engine.operations.erase_prefix(_directory(prefix)))
+        await self._write(self._engine.operations.erase_prefix(as_directory(prefix)))
 
     async def clear(self) -> None:
         await self.delete_dir("")
@@ -639,7 +643,7 @@ class ShardingStore(Store):
     def delete_sync(self, key: str) -> None:
         """As `delete`, blocking."""
         self._check_writable()
-        self._engine.driver.run(self._engine.operations.erase_values([key]))
+        self._engine.driver.run(self._engine.operations.set_many([(key, None)]))
 
     # --------------------------- the draft's operations, async
 
@@ -647,10 +651,6 @@ class ShardingStore(Store):
         """As `ShardingMapping.set_partial_values`."""
         pieces = [(key, start, own_bytes(value)) for key, start, value in key_start_values]
         await self._write(self._engine.operations.set_partial_values(pieces))
-
-    async def _erase_values(self, keys: Iterable[str]) -> None:
-        """As `ShardingMapping.erase_values`."""
-        await self._write(self._engine.operations.erase_values(keys))
 
     async def _erase_prefix(self, prefix: str) -> None:
         """As `ShardingMapping.erase_prefix`."""
@@ -669,9 +669,3 @@ class ShardingStore(Store):
     async def _set_or_erase(self, items: Iterable[tuple[str, Value | None]]) -> None:
         owned = [(key, None if value is None else own_bytes(value)) for key, value in items]
         await self._write(self._engine.operations.set_many(owned))
-
-
-def _directory(prefix: str) -> str:
-    """Return a prefix as zarr means it: a directory, with or without its slash."""
-    prefix = check_prefix(prefix)
-    return prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
