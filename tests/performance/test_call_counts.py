@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import pytest
 import zarr
@@ -19,7 +18,8 @@ from zarr.storage import LocalStore
 
 import zarr_shardstore
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.io import concurrency, update_queue
+from zarr_shardstore.io import update_queue
+from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.index_cache import index_cache
 
 PACKAGE = f"{Path(zarr_shardstore.__file__).parent}/"
@@ -57,14 +57,14 @@ def calls() -> Iterator[list[Function]]:
         if event == "call" and is_ours:
             seen.append((code.co_filename.removeprefix(PACKAGE), code.co_qualname))
 
-    with mock.patch.object(concurrency, "_pool", None):  # its threads begin below
-        threading.setprofile(note)
-        sys.setprofile(note)
-        try:
-            yield seen
-        finally:
-            sys.setprofile(None)
-            threading.setprofile(None)
+    worker_pool.cache_clear()  # its threads begin below
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield seen
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
 
 
 @pytest.fixture

@@ -207,7 +207,8 @@ def write(request: dict[str, Any]) -> None:
         rng = random.Random(request["seed"])
         if request["stop_at"]:
             n, only_shards = request["stop_at"]
-            stop_at(n, only_shards, lambda: wait_here(log), rng).__enter__()  # for good
+            stopping = stop_at(n, only_shards, lambda: wait_here(log), rng)
+            stopping.__enter__()  # for good, as long as it is referred to
         state = {int(i): layers for i, layers in request["state"].items()}
         m = ShardingMapping(request["path"], **request["options"])
         store = ShardingStore(request["path"], **request["options"])

@@ -26,10 +26,8 @@ def as_view(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
 
 
 def own_bytes(value: Buffer | bytes | bytearray | memoryview) -> bytes:
-    """Return the bytes of `value`, which the caller cannot change afterwards.
-
-    A cancelled caller may reuse its buffer while a commit still writes the value.
-    """
+    """Return the bytes of `value`: a cancelled caller may reuse its buffer while a commit still
+    writes the value."""
     return value if isinstance(value, bytes) else bytes(as_view(value))
 
 

@@ -16,17 +16,15 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 from zarr.core.config import config
 
-from zarr_shardstore.synchronized import in_forked_child, synchronized
+from zarr_shardstore.synchronized import in_forked_child
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-_synchronized = synchronized()
-_pool: ThreadPoolExecutor | None = None
 
 _INLINE_NBYTES = 64 * 1024
 """Work on less is done in the event loop: a hop to a thread and back takes about 150 µs."""
@@ -35,24 +33,17 @@ _INLINE_NBYTES_OF_SMALL = 512 * 1024
 """Of small items: 512 of 1 kB take about 2 ms there, and longer in threads."""
 
 
-@_synchronized
+@cache
 def worker_pool() -> ThreadPoolExecutor:
     """Return the threads for blocking work of async callers.
 
     A pool of our own, none of whose threads waits for a commit: leaders always find a thread.
     """
-    global _pool
-    if _pool is None:
-        n_threads = min(32, (os.cpu_count() or 1) + 4)
-        _pool = ThreadPoolExecutor(n_threads, thread_name_prefix="zarr-shardstore")
-    return _pool
+    n_threads = min(32, (os.cpu_count() or 1) + 4)
+    return ThreadPoolExecutor(n_threads, thread_name_prefix="zarr-shardstore")
 
 
-@in_forked_child
-def _reset() -> None:
-    """Forget the parent's threads: the child has none of them."""
-    global _pool
-    _pool = None
+in_forked_child(worker_pool.cache_clear)  # the child has none of its parent's threads
 
 
 async def map_in_threads(

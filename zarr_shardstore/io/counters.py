@@ -45,10 +45,7 @@ _synchronized = synchronized()
 
 
 class Counters:
-    """Counts for one store.
-
-    Thread safety: may be used from any thread.
-    """
+    """Counts for one store. Thread safety: may be used from any thread."""
 
     def __init__(self) -> None:
         self._requests = self._nbytes_read = self._rounds = 0
@@ -86,15 +83,8 @@ class Counters:
 
     @_synchronized
     def stats(self) -> Stats:
-        """Return the counts now."""
         # A look at such a counter counts, too.
         n_fast_reads = next(self._fast_reads) - self._n_looks
         self._n_looks += 1
-        return Stats(
-            requests=self._requests,
-            nbytes_read=self._nbytes_read,
-            rounds=self._rounds,
-            index_requests=self._index_requests,
-            index_hits=self._index_hits + n_fast_reads,
-            warm_reads=n_fast_reads,
-        )
+        hits = self._index_hits + n_fast_reads, n_fast_reads
+        return Stats(self._requests, self._nbytes_read, self._rounds, self._index_requests, *hits)

@@ -80,10 +80,12 @@ class IndexCache:
     @_synchronized
     def put(self, scope: Hashable, item: _Item) -> None:
         """Cache an index."""
-        self.forget(scope)
+        if scope in self._items:
+            self.forget(scope)
         if item.nbytes <= self.max_nbytes:
             self._items[scope] = item
             self.nbytes += item.nbytes
+        if self.nbytes > self.max_nbytes:
             self.resize(self.max_nbytes)
 
     @_synchronized

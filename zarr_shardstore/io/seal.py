@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from multiprocessing.util import Finalize, register_after_fork
 
 from zarr_shardstore.errors import CorruptShardError
@@ -50,12 +51,10 @@ async def seal_all_async(backend: Backend, order: EntryOrder) -> None:
     await loop.run_in_executor(_sealing_thread(), seal_all, backend, order)
 
 
+@cache
 def _sealing_thread() -> ThreadPoolExecutor:
     """Return a thread of its own: it waits for commits, which the worker threads make."""
-    global _sealers
-    if _sealers is None:
-        _sealers = ThreadPoolExecutor(1, thread_name_prefix="zarr-shardstore-seal")
-    return _sealers
+    return ThreadPoolExecutor(1, thread_name_prefix="zarr-shardstore-seal")
 
 
 def _seal_later(file: ShardFile) -> None:
@@ -97,9 +96,8 @@ def _seal_at_exit() -> None:
         seal_all()
 
 
-_sealers: ThreadPoolExecutor | None = None
-
 open_shards.seal_later = _seal_later
+in_forked_child(_sealing_thread.cache_clear)  # the child has none of its parent's threads
 
 atexit.register(_seal_at_exit)
 
@@ -110,10 +108,3 @@ def _seal_at_exit_of_child(_: object) -> None:
 
 
 register_after_fork(open_shards, _seal_at_exit_of_child)
-
-
-@in_forked_child
-def _reset() -> None:
-    """Forget the parent's thread: the child has none of its threads."""
-    global _sealers
-    _sealers = None

@@ -47,43 +47,40 @@ def _is_under_way(bucket: int) -> bool:
     """Return whether a write is under way. One whose event loop was closed is ended here."""
     for write, loop in list(_under_way.get(bucket, {}).items()):
         if loop is not None and loop.is_closed():
-            _end(bucket, write)
+            _end([bucket], write)
     return bucket in _under_way
 
 
 @_synchronized
-def _begin(bucket: int, write: object, loop: asyncio.AbstractEventLoop | None) -> None:
-    _under_way.setdefault(bucket, {})[write] = loop
+def _begin(buckets: list[int], write: object, loop: asyncio.AbstractEventLoop | None) -> None:
+    for bucket in buckets:
+        _under_way.setdefault(bucket, {})[write] = loop
 
 
 @_synchronized
-def _end(bucket: int, write: object) -> None:
+def _end(buckets: list[int], write: object) -> None:
     """Count a write as finished, once."""
-    writes = _under_way.get(bucket, {})
-    if write in writes:
-        _n_finished[bucket] += 1
-        del writes[write]
-        if not writes:
-            del _under_way[bucket]
+    for bucket in buckets:
+        writes = _under_way.get(bucket, {})
+        if write in writes:
+            _n_finished[bucket] += 1
+            del writes[write]
+            if not writes:
+                del _under_way[bucket]
 
 
 @contextmanager
 def announced(
     scopes: list[Hashable], loop: asyncio.AbstractEventLoop | None = None
 ) -> Iterator[None]:
-    """Announce a write of objects for as long as the block runs, which may wait in `loop`.
-
-    Thread safety: any number of writers, of any objects, may be under way.
-    """
+    """Announce a write of objects for as long as the block runs, which may wait in `loop`."""
     write = object()
     buckets = [hash(scope) % _N_BUCKETS for scope in scopes]
     try:
-        for bucket in buckets:
-            _begin(bucket, write, loop)
+        _begin(buckets, write, loop)
         yield
     finally:
-        for bucket in buckets:
-            _end(bucket, write)
+        _end(buckets, write)
 
 
 in_forked_child(_under_way.clear)  # the child has none of its parent's writers

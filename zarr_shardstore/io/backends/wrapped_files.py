@@ -30,15 +30,8 @@ from zarr_shardstore.io.backends.store_traits import (
 )
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 from zarr_shardstore.io.concurrency import worker_pool
+from zarr_shardstore.io.local import files, fs
 from zarr_shardstore.io.local.cached_files import read_consistent
-from zarr_shardstore.io.local.files import (
-    is_directory,
-    link_below,
-    link_on_way,
-    refuse_links,
-    remove_directory,
-)
-from zarr_shardstore.io.local.fs import MIN_AGE_NS, FileState, state_of
 from zarr_shardstore.io.local.open_shards import lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.io.write_epochs import version_of
@@ -71,13 +64,13 @@ class WrappedFilesBackend(ZarrBackend):
         return lock_to_replace(self._root + key, self._options.locking, overwrites=self._overwrites)
 
     def refuse_links(self, key: str) -> None:
-        refuse_links(self._root, key)
+        files.refuse_links(self._root, key)
 
     def linked_directory(self, prefix: str) -> str | None:
-        return link_on_way(self._root, prefix) or link_below(self._root + prefix)
+        return files.link_on_way(self._root, prefix) or files.link_below(self._root + prefix)
 
     def _is_linked(self, key: str) -> bool:
-        return link_on_way(self._root, key) is not None
+        return files.link_on_way(self._root, key) is not None
 
     # ------------------------------------------------------------ requests
 
@@ -85,7 +78,7 @@ class WrappedFilesBackend(ZarrBackend):
         if not isinstance(request, Get):
             return super()._reply_blocking(request)
         path = self._root + request.key
-        before, began_ns = state_of(path), time.time_ns()
+        before, began_ns = fs.state_of(path), time.time_ns()
         found: Found | None = None
         if not _is_appended_to(path):
             found = super()._reply_blocking(request)
@@ -100,9 +93,9 @@ class WrappedFilesBackend(ZarrBackend):
             case Get(together=None):
                 return await self._get_stable(request)
             case DeletePrefix(prefix) if self._removes_through_links(prefix):
-                await asyncio.to_thread(remove_directory, self._root, prefix)
+                await asyncio.to_thread(files.remove_directory, self._root, prefix)
                 return None
-            case ListDir(prefix) if not is_directory(self._root + prefix):
+            case ListDir(prefix) if not files.is_directory(self._root + prefix):
                 return []  # of a file fsspec lists the file itself
         return await super()._reply(request)
 
@@ -118,7 +111,7 @@ class WrappedFilesBackend(ZarrBackend):
 
     async def _get_checked(self, request: Get) -> Found:
         path = self._root + request.key
-        before, began_ns = state_of(path), time.time_ns()
+        before, began_ns = fs.state_of(path), time.time_ns()
         found: Found | None = None
         if not _is_appended_to(path):
             try:
@@ -136,29 +129,25 @@ class WrappedFilesBackend(ZarrBackend):
         return found._replace(version=_version_since(path, before, began_ns))
 
     def _removes_through_links(self, prefix: str) -> bool:
-        """Whether the store itself would follow links, or stop at one. obstore's removes what it
-        lists, and lists through links."""
+        # obstore's removes what it lists, and lists through links; others stop at a link.
         if deletes_only_by_key(self.store):
             return False
         is_obstore = isinstance(innermost(self.store), ObjectStore)
-        return is_obstore or link_on_way(self._root, prefix) is not None
+        return is_obstore or files.link_on_way(self._root, prefix) is not None
 
 
 def _is_appended_to(path: str) -> bool:
     return not open_shards.is_replaced(path) and os.path.exists(path + JOURNAL_SUFFIX)
 
 
-def _is_consistent(path: str, before: FileState) -> bool:
-    """Whether no writer has changed a file in its place since `before`.
-
-    True for a shard that this process is replacing: its commit, too, reads through here.
-    """
+def _is_consistent(path: str, before: fs.FileState) -> bool:
+    """Whether no writer has changed a file in its place since `before`; true for a shard that this
+    process is replacing, as its commit, too, reads through here."""
     if open_shards.is_replaced(path):
         return True
-    return not _is_appended_to(path) and state_of(path) == before
+    return not _is_appended_to(path) and fs.state_of(path) == before
 
 
-def _version_since(path: str, before: FileState, began_ns: int) -> object:
-    """Return the version of a read that began at a time when the file had the state `before`."""
-    is_young = before is not None and began_ns - before[2] < MIN_AGE_NS
-    return object() if is_young or state_of(path) != before else before
+def _version_since(path: str, before: fs.FileState, began_ns: int) -> object:
+    is_young = before is not None and began_ns - before[2] < fs.MIN_AGE_NS
+    return object() if is_young or fs.state_of(path) != before else before

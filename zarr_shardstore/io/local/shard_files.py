@@ -318,10 +318,8 @@ def _read_journal(path: str) -> Journal | None:
 
 def find_repair_of(path: str, fd: int) -> Repair | None:
     """Return the repair of an open shard by the journal of its path, if it needs one."""
-    journal = _read_journal(path)
-    if journal is None:
-        return None
-    return find_repair(journal, os.fstat(fd).st_size, lambda at, n: os.pread(fd, n, at))
+    size = os.fstat(fd).st_size
+    return find_repair(_read_journal(path), size, lambda at, n: os.pread(fd, n, at))
 
 
 def end_journal(path: str, is_durable: bool) -> None:
