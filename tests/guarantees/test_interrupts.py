@@ -15,6 +15,7 @@ import pytest
 
 import zarr_shardstore
 from tests.support import interrupts
+from tests.support.rounds import N_ROUNDS
 
 ROOT = Path(zarr_shardstore.__file__).parents[1]
 
@@ -43,15 +44,17 @@ def messages(records: list[dict[str, Any]]) -> str:
 
 def test_no_exception() -> None:
     """Each operation in each mode, without any: what the others are compared with."""
-    *failed, total = run("--configurations=60", "--lines=0", "--seed=0")
+    *failed, total = run("--configurations=40", "--lines=0", "--seed=0")
     assert not failed, messages(failed)
-    assert total["n"] == 60
+    assert total["n"] == 40
 
 
 @pytest.mark.parametrize("raised", ["KeyboardInterrupt", "MemoryError", "cancel"])
 def test_exception_at_any_line(raised: str) -> None:
     seed = int(os.environ.get(SEED, random.randrange(2**32)))
     only = json.dumps({"raised": raised})
-    *failed, total = run(f"--seed={seed}", "--configurations=23", "--lines=3", f"--only={only}")
+    *failed, total = run(
+        f"--seed={seed}", f"--configurations={12 * N_ROUNDS}", "--lines=3", f"--only={only}"
+    )
     assert not failed, f"{SEED}={seed}, {raised}\n{messages(failed)}"
-    assert total["n"] > 70
+    assert total["n"] > 36 * N_ROUNDS

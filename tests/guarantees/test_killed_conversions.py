@@ -29,7 +29,7 @@ from tests.support.stops import empty_directories, files_in, write_files
 from zarr_shardstore import ShardConflictError, ShardingStore, UnfinishedConversionError
 from zarr_shardstore.testing import objects_of
 
-N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "48"))
+N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "24"))
 N_KILLS_ON_S3 = max(6, N_KILLS * 2 // 7)
 
 Objects = dict[str, bytes]
@@ -123,7 +123,7 @@ def state_in(manifests: list[bytes]) -> str:
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Objects before each command, after it, and how long it takes."""
     root = tmp_path_factory.mktemp("killed")
-    values = create(LocalStore(root), (420, 450))
+    values = create(LocalStore(root), (210, 225))
     plain = files_in(root)
     shards = _after(root, "shard")
     before = {"shard": plain, "unshard": shards, "reshard": shards}

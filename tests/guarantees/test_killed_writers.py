@@ -30,7 +30,7 @@ from tests.support.write_until_killed import Layers, State, applied, content, ke
 from zarr_shardstore import ShardingMapping
 from zarr_shardstore.testing import tuned
 
-N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "168"))
+N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "84"))
 
 Change = dict[int, Layers | None]
 WriteStrategy: TypeAlias = Literal["append", "rewrite"]

@@ -250,7 +250,7 @@ def run_tasks(stores: Sequence[ShardingStore], programs: Sequence[Program]) -> l
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("base_name", BASES)
 @pytest.mark.parametrize("clients", ["threads, one store", "threads, a store each", "tasks"])
-@check_with(20)
+@check_with(12)
 @given(example=examples())
 def test_clients_of_one_process(
     clients: str,
@@ -286,7 +286,7 @@ def processes() -> Iterator[Processes]:
     [*(("local", options) for options in LOCAL_OPTIONS.values()), ("obstore local", [{}])],
     ids=[*(f"local, {name}" for name in LOCAL_OPTIONS), "obstore local"],
 )
-@check_with(50)
+@check_with(25)
 @given(example=examples())
 def test_clients_of_several_processes(
     kind: str,

@@ -35,7 +35,7 @@ from zarr_shardstore import ShardConflictError, ShardingMapping
 from zarr_shardstore.testing import lock_shard, tuned
 
 N_CHUNKS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "128"))
-N_CHUNKS_ON_SERVERS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "48"))
+N_CHUNKS_ON_SERVERS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "32"))
 """moto performs about 100 requests a second."""
 
 Started = Callable[[str], Any]

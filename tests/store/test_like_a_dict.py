@@ -22,7 +22,7 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Suf
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import LocalStore, ObjectStore, WrapperStore
 
-from tests.support.bases import BASES, fsspec_local, temporary_directory
+from tests.support.bases import ALL_BASES, fsspec_local, temporary_directory
 from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.testing import forget, objects_of
@@ -184,7 +184,7 @@ def cut(value: bytes | None, kind: str, a: int, b: int) -> bytes | None:
 
 STRATEGIES: dict[str, list[Literal["auto", "append", "rewrite"]]] = {
     name: ["auto", "append", "rewrite"] if name == "local" else ["auto", "rewrite"]
-    for name in BASES
+    for name in ALL_BASES
 }
 
 
@@ -419,7 +419,7 @@ def check_list_dir(listed: Any, model: dict[str, bytes], directory: str, case: C
 
 
 @pytest.mark.parametrize("driver_cls", [Blocking, Async])
-@pytest.mark.parametrize("base_name", list(BASES))
+@pytest.mark.parametrize("base_name", list(ALL_BASES))
 @settings(max_examples=40 * N_ROUNDS)
 @given(data=st.data())
 def test_like_a_dict(driver_cls: type, base_name: str, data: st.DataObject) -> None:
@@ -427,7 +427,7 @@ def test_like_a_dict(driver_cls: type, base_name: str, data: st.DataObject) -> N
 
     Stores that write with different strategies take turns."""
     case = data.draw(cases())
-    base = BASES[base_name]()
+    base = ALL_BASES[base_name]()
     strategies = data.draw(st.lists(st.sampled_from(STRATEGIES[base_name]), min_size=1, max_size=3))
     drivers = [
         driver_cls(ShardingStore(base, chunks_per_shard=case.cps, strategy=strategy))

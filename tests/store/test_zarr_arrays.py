@@ -21,7 +21,7 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
-from tests.support.bases import BASES
+from tests.support.bases import ALL_BASES
 from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import (
     ShardedCodecPipeline,
@@ -46,9 +46,9 @@ def pipeline(request: pytest.FixtureRequest) -> Any:
         yield request.param
 
 
-@pytest.fixture(params=list(BASES))
+@pytest.fixture(params=list(ALL_BASES))
 def base(request: pytest.FixtureRequest) -> Any:
-    return BASES[request.param]()
+    return ALL_BASES[request.param]()
 
 
 def plain(base: Any) -> Any:
@@ -313,7 +313,7 @@ def test_names_that_look_like_chunk_keys(base: Any) -> None:
 @pytest.mark.parametrize("name", ["local", "fsspec"])
 def test_an_array_beside_one_whose_name_starts_alike(name: str) -> None:
     """zarr lists the chunks of an array by its bare path, and means its directory."""
-    store = ShardingStore(BASES[name](), chunks_per_shard=2)
+    store = ShardingStore(ALL_BASES[name](), chunks_per_shard=2)
     z = make_array(store, np.ones((4, 4)), name="z")
     make_array(store, np.ones((4, 4)), name="zz")
     assert z.nchunks_initialized == 4

@@ -61,12 +61,14 @@ def temporary_directory() -> Path:
 
 BASES: dict[str, Callable[[], Any]] = {
     "dict": dict,
-    "mapping": OtherMapping,
     "memory": MemoryStore,
     "local": lambda: LocalStore(temporary_directory()),
     "fsspec": fsspec_memory,
-    "fsspec local": fsspec_local,
 }
+"""One of each kind that this package treats in a way of its own."""
+
+ALL_BASES = BASES | {"mapping": OtherMapping, "fsspec local": fsspec_local}
+"""With those that it serves as it serves another: a mapping as a dict, files as local files."""
 
 
 def put(base: Any, key: str, value: bytes) -> None:

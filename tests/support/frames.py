@@ -49,7 +49,7 @@ class Stream:
     checksum: bool = True
     location: Location = "end"
     strategy: str = "auto"
-    n_frames: int = 100
+    n_frames: int = 60
 
     def __str__(self) -> str:
         codec = "zstd" if self.compressed else "raw"
@@ -203,7 +203,7 @@ def failures(counts: Counter[str]) -> dict[str, int]:
 
 
 STREAMS = [
-    Stream("append", n_frames=400),
+    Stream("append", n_frames=200),
     Stream("set"),
     Stream("append", n=64, compressed=True),
     Stream("set", n=64, compressed=True),

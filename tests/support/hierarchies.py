@@ -11,7 +11,7 @@ from typing import Any
 import obstore
 from zarr.storage import ObjectStore
 
-from tests.support.bases import BASES as COMMON_BASES
+from tests.support.bases import ALL_BASES
 from tests.support.draft import ENTRY_POINT
 from zarr_shardstore import ShardingMapping
 from zarr_shardstore.testing import objects_of
@@ -20,7 +20,7 @@ Coords = tuple[int, ...]
 Chunks = dict[Coords, bytes]
 
 BASES: dict[str, Callable[[], Any]] = {
-    **COMMON_BASES,
+    **ALL_BASES,
     "obstore": lambda: ObjectStore(obstore.store.MemoryStore()),
 }
 
