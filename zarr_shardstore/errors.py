@@ -18,12 +18,15 @@ Errors of the base store pass through unwrapped. All of these pickle.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Self
 
 
 class ShardStoreError(Exception):
     """Base class of the errors of this package."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without `__init__`, whose arguments are not those of the message.
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class SpecError(ShardStoreError, ValueError):
@@ -77,15 +80,6 @@ class CorruptShardError(ShardStoreError):
         self.chunk_key = chunk_key
         self.byte_range = byte_range
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        rebuild = partial(
-            CorruptShardError,
-            shard_key=self.shard_key,
-            chunk_key=self.chunk_key,
-            byte_range=self.byte_range,
-        )
-        return rebuild, (self.message,)
-
 
 class CorruptValueError(ShardStoreError):
     """Error of a value whose bytes contradict the checksum of a storage transformer.
@@ -102,9 +96,6 @@ class CorruptValueError(ShardStoreError):
         super().__init__(f"value {key!r}: {message}")
         self.message = message
         self.key = key
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(CorruptValueError, key=self.key), (self.message,)
 
 
 class ShardConflictError(ShardStoreError):

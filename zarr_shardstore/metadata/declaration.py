@@ -38,6 +38,7 @@ from zarr_shardstore.metadata.transformer_list import (
     check_known_members,
     index_codecs,
     index_format,
+    name_and_options,
     name_of,
     sharding_spec,
     sharding_transformer,
@@ -217,15 +218,9 @@ def is_native_by_choice(doc: Mapping[str, Any]) -> bool:
 
 def sharding_shapes(doc: Mapping[str, Any]) -> list[Any]:
     """Return the chunk shapes of the sharding codecs of a v3 array, the outermost first."""
-    shapes = []
-    codecs = doc.get("codecs")
-    while isinstance(codecs, list) and (found := [c for c in codecs if name_of(c) == _CODEC]):
-        configuration = found[0].get("configuration") if isinstance(found[0], Mapping) else None
-        if not isinstance(configuration, Mapping):
-            break
-        shapes.append(configuration.get("chunk_shape"))
-        codecs = configuration.get("codecs")
-    return shapes
+    found = [value for value, _ in values_in(doc.get("codecs")) if isinstance(value, Mapping)]
+    options = [codec.get("configuration") for codec in found if name_of(codec) == _CODEC]
+    return [given.get("chunk_shape") for given in options if isinstance(given, Mapping)]
 
 
 def has_sharding_codec(doc: Mapping[str, Any]) -> bool:
@@ -309,15 +304,14 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
             "else than chunks: native='passthrough' leaves it to zarr"
         )
     check_known_members(codec, CODEC_MEMBERS, f"the codec {_CODEC!r}")
-    configuration = codec.get("configuration")
-    if not isinstance(configuration, Mapping) or not isinstance(configuration.get("codecs"), list):
+    _, configuration = name_and_options(codec)
+    if not isinstance(configuration.get("codecs"), list):
         raise SpecError(f"the codec {_CODEC!r} needs a list of codecs, got {codec!r}")
     options = {"chunk_shape", "codecs", "index_codecs", "index_location"}
     check_known_members(configuration, options, f"the codec {_CODEC!r}")
     chunk_shape, index = _shape_at(configuration, "chunk_shape"), index_format(configuration)
-    grid = doc.get("chunk_grid")
-    shards = grid.get("configuration") if isinstance(grid, Mapping) else None
-    if name_of(grid) != "regular" or not isinstance(shards, Mapping):
+    grid, shards = name_and_options(doc.get("chunk_grid"))
+    if grid != "regular":
         raise UnsupportedError(
             f"the chunk grid {grid!r} of a sharded array is not known, only 'regular'"
         )

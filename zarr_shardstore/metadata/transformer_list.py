@@ -57,7 +57,7 @@ def name_and_options(extension: Any) -> tuple[str, dict[str, Any]]:
     configuration = extension.get("configuration") if isinstance(extension, Mapping) else None
     if isinstance(name, str) and isinstance(configuration, Mapping | None):
         return name, dict(configuration or {})
-    raise SpecError(f"{extension!r} is no codec")
+    raise SpecError(f"{extension!r} has no name, or a configuration that is no object")
 
 
 def check_known_members(value: Mapping[str, Any], known: Set[str], what: str) -> None:
