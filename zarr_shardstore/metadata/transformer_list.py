@@ -89,7 +89,7 @@ def _transformer_spec(transformer: Any, ndim: int | None) -> TransformerSpec:
     )
     if not is_sound:
         raise SpecError(
-            f"a storage transformer is an object with name and configuration, got {transformer!r}"
+            f"a storage transformer is one with a name and a configuration, got {transformer!r}"
         )
     n_sharding = sum(name in (SHARDING, *SHARDING_URIS) for name in names)
     if not n_sharding:
