@@ -156,7 +156,6 @@ def test_unsharded_stores_are_unchanged(kind: str) -> None:
     assert objects_of(store) == objects_of(written) == before
 
 
-@on_each_base
 def test_written_in_shards(base: Any, kind: str) -> None:
     """Above, each key and byte that the package writes without sharding; below, few objects."""
     write, read = KINDS[kind]
