@@ -27,7 +27,7 @@ from zarr_shardstore.io.local.open_shards import open_shards
 
 _LIMITS = {
     "lock_wait_s": "io.local.locks.MAX_WAIT_S",
-    "min_file_age_ns": "io.local.cached_files.MIN_AGE_NS",
+    "min_file_age_ns": "io.local.fs.MIN_AGE_NS",
     "conflict_wait_s": "io.driver.MAX_CONFLICT_S",
     "conflict_pause_s": "io.backends.obstore._LONGEST_PAUSE_S",
     "unsealed_shards": "io.local.open_shards._MAX_UNSEALED",
@@ -37,9 +37,9 @@ _LIMITS = {
     "pipeline_read_nbytes": "store.pipeline._READ_NBYTES",
     "pipeline_write_nbytes": "store.pipeline._WRITE_NBYTES",
     "pipeline_group_nbytes": "store.pipeline._MAX_NBYTES_AT_ONCE",
-    "copy_nbytes": "convert.transfer.ROUND_NBYTES",
-    "copy_values": "convert.transfer._MAX_ROUND",
-    "copy_gap_nbytes": "convert.transfer._MAX_GAP_NBYTES",
+    "copy_nbytes": "convert.task.ROUND_NBYTES",
+    "copy_values": "convert.task._MAX_ROUND",
+    "copy_gap_nbytes": "convert.task._MAX_GAP_NBYTES",
     "chunk_names": "inspect.find._MAX_CHUNK_NAMES",
 }
 
