@@ -36,7 +36,7 @@ from zarr_shardstore import (
 )
 from zarr_shardstore.cli import parameters
 from zarr_shardstore.cli.app import app
-from zarr_shardstore.cli.output import ProgressBars, ProgressLines
+from zarr_shardstore.cli.output import ProgressBars, progress_lines
 from zarr_shardstore.inspect.shard_map import printable
 
 ROOT = Path(__file__).parents[2]
@@ -566,7 +566,7 @@ def test_a_rule_for_an_array_that_is_not_there(here: Path) -> None:
 def test_progress_lines_are_one_a_second_and_the_last() -> None:
     """However many tasks there are."""
     now, lines = 0.0, list[str]()
-    with ProgressLines(lines.append, lambda: now) as progress:
+    with progress_lines(lines.append, lambda: now) as progress:
         for n in range(1, 101):
             now = n / 40
             progress(replace(STEP, n_tasks=100, n_tasks_done=n, n_chunks=8 * n, n_bytes=1000 * n))

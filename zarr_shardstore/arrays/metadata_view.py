@@ -207,7 +207,6 @@ class MetadataView:
         )
 
     def _refuse_draft_name(self, node: Node, geometry: Geometry) -> None:
-        """Refuse an array whose chunk keys are also those of an array of the draft hierarchy."""
         if node.hierarchy == "draft":
             return
         key = node.chunk_prefix + geometry.encoding.encode((0,) * len(geometry.shape))

@@ -125,7 +125,6 @@ class ShardingPolicy:
         return self.declare(node, (spell_sharding(ShardingSpec(cps, shard.DRAFT_INDEX)),))
 
     def declare(self, node: Node, transformers: tuple[TransformerSpec, ...]) -> Declared | None:
-        """Return the declaration of transformers in a document of this hierarchy."""
         if not transformers:
             return None
         if node.hierarchy == "v2":
@@ -144,7 +143,6 @@ class ShardingPolicy:
 
 
 def parse_rules(chunks_per_shard: ChunksPerShard) -> Rules:
-    """Parse the option ``chunks_per_shard``."""
     if not isinstance(chunks_per_shard, Mapping):
         return _normalize(chunks_per_shard)
     rules: dict[str, _Normal] = {}

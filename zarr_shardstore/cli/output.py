@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Self
 
 import typer
 from rich.console import Console
@@ -64,7 +63,6 @@ def failures_as_sentences(*, debug: bool, resume: bool = False) -> Iterator[None
 
 
 def _sentence(error: Exception) -> str:
-    """Return the message of an error in one line, with its type if that is not ours."""
     text = printable(" ".join(str(error).split()))
     if isinstance(error, ShardStoreError):
         return text
@@ -75,7 +73,6 @@ def _sentence(error: Exception) -> str:
 
 
 def fail_if_damaged(errors: Sequence[str]) -> None:
-    """Name damaged shards, and end with status 1, if there are any."""
     for error in errors[:_MAX_ERRORS]:
         typer.echo(f"! {printable(error)}", err=True)
     if len(errors) > _MAX_ERRORS:
@@ -109,42 +106,38 @@ class ProgressBars(Bars):
         self.update(found[0].id, total=step.n_tasks, completed=step.n_tasks_done, rates=rates)
 
 
-class ProgressLines:
-    """Plain lines: at most one a second, and the last one. Call it with each step."""
+@contextmanager
+def progress_lines(
+    write: Callable[[str], object], clock: Callable[[], float] = time.monotonic
+) -> Iterator[OnProgress]:
+    """Write plain lines: at most one a second, and the last one."""
+    started: dict[str, float] = {}
+    written_at, unwritten = clock(), ""
 
-    def __init__(
-        self, write: Callable[[str], object], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._write, self._clock = write, clock
-        self._started: dict[str, float] = {}
-        self._written_at = clock()
-        self._unwritten: str | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        if self._unwritten is not None:
-            self._write(self._unwritten)
-
-    def __call__(self, step: Progress) -> None:
-        now = self._clock()
-        rates = _rates(step, now - self._started.setdefault(step.path, now))
-        self._unwritten = (
+    def show(step: Progress) -> None:
+        nonlocal written_at, unwritten
+        now = clock()
+        rates = _rates(step, now - started.setdefault(step.path, now))
+        unwritten = (
             f"{path_text(step.path)} {step.action}: {step.n_tasks_done:,} of {step.n_tasks:,} "
             f"tasks, {step.n_chunks:,} chunks, {decimal(step.n_bytes)}{rates and f', {rates}'}"
         )
-        if now - self._written_at >= _PAUSE_S:
-            self._write(self._unwritten)
-            self._unwritten, self._written_at = None, now
+        if now - written_at >= _PAUSE_S:
+            write(unwritten)
+            written_at, unwritten = now, ""
+
+    try:
+        yield show
+    finally:
+        if unwritten:
+            write(unwritten)
 
 
 def progress_on_stderr() -> AbstractContextManager[OnProgress]:
-    """Return bars if stderr is a terminal, else lines."""
     console = Console(stderr=True)
     if console.is_terminal:
         return ProgressBars(console)
-    return ProgressLines(lambda line: typer.echo(line, err=True))
+    return progress_lines(lambda line: typer.echo(line, err=True))
 
 
 def _rates(step: Progress, elapsed: float) -> str:
@@ -157,12 +150,10 @@ def _rates(step: Progress, elapsed: float) -> str:
 
 
 def path_text(path: str) -> str:
-    """Return a path to print; that of the root is ``/``."""
     return printable(path or "/")
 
 
 def info_text(info: StoreInfo) -> str:
-    """List the arrays of a store with their figures, then the totals."""
     rows = [_figures(array) for array in info.arrays]
     table = iter(_table([row for some in rows for row in some], right=(2, 3, 4)))
     lines = [printable(info.store)]
@@ -240,7 +231,6 @@ def conversion_text(report: ConversionReport) -> str:
 
 
 def compaction_text(report: CompactionReport, store: str) -> str:
-    """Say how many bytes a compaction removed, or in a dry run would remove."""
     if not report.n_compacted:
         return f"no shard in {printable(store)} has dead bytes"
     would_be = "would be " if report.dry_run else ""
@@ -251,7 +241,6 @@ def compaction_text(report: CompactionReport, store: str) -> str:
 
 
 def native_text(report: NativeReport) -> str:
-    """List what was done with the documents of each array and group, then the sum."""
     rows = [
         [path_text(entry.path), entry.action, printable(entry.reason)] for entry in report.entries
     ]

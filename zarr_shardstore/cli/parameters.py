@@ -78,7 +78,6 @@ PARAMETERS["new_chunks_per_shard"] = _option("chunks_per_shard", list[str], _CHU
 
 
 def parse(name: str, value: Any) -> Any:
-    """Return the argument of the tools that the text of a parameter stands for."""
     match name:
         case "source" | "store":
             return check_source(value)
@@ -92,13 +91,7 @@ def parse(name: str, value: Any) -> Any:
 
 
 def parse_chunks_per_shard(values: Sequence[str]) -> Rule | dict[str, Rule]:
-    """Parse the option ``--chunks-per-shard``, given once or once for each pattern.
-
-    >>> parse_chunks_per_shard(["8,8,4"])
-    (8, 8, 4)
-    >>> parse_chunks_per_shard(["raw/*=8", "labels=none", "*=auto"])
-    {'raw/*': 8, 'labels': None, '*': 'auto'}
-    """
+    """Parse the option ``--chunks-per-shard``, given once or once for each pattern."""
     rules: dict[str, Rule] = {}
     for value in values:
         pattern, sign, rule = value.rpartition("=")
@@ -132,7 +125,6 @@ def _rule_of(text: str) -> Rule:
 
 
 def parse_storage_options(values: Sequence[str] | None) -> dict[str, Any] | None:
-    """Parse storage options of fsspec; a value that is no JSON is text."""
     options: dict[str, Any] = {}
     for value in values or ():
         key, sign, text = value.partition("=")
@@ -177,7 +169,6 @@ def _can_ask() -> bool:
 
 
 def is_same(source: str, destination: str) -> bool:
-    """Return whether two texts name one store."""
     one, other = _local_path(source), _local_path(destination)
     if one is not None and other is not None:
         return os.path.realpath(one) == os.path.realpath(other)

@@ -166,7 +166,6 @@ def is_sharded(
 
 
 def sharded_paths(store: BaseStoreLike, path: str = "") -> list[str]:
-    """Return the paths of the arrays at or below a path whose shards are ours."""
     found = find_arrays(open_base(store), path or None)
     return sorted({array.node.path for array in found if _has_shards(array)})
 
@@ -255,7 +254,6 @@ def _info(
 
 
 def _counted(info: ArrayInfo, rounds: Iterable[Round]) -> ArrayInfo:
-    """Sum up the objects of an array."""
     n_chunks = n_objects = stored = chunk_nbytes = index_nbytes = dead = n_errors = 0
     extremes: list[int] = []
     errors: list[str] = []

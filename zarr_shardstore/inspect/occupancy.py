@@ -146,7 +146,6 @@ def _read_objects(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
 
 
 def _read_plain(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
-    """Read objects of an array without shards: each is a chunk."""
     sizes: list[int | None] = yield [GetSize(key) for key in keys]
     there = {key: size for key, size in zip(keys, sizes, strict=True) if size is not None}
     above = list(there.items())

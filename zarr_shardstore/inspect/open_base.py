@@ -57,16 +57,13 @@ class BaseStoreHandle:
         return self.driver.run(flow)
 
     def perform(self, batch: Sequence[requests.Request]) -> list[Any]:
-        """Perform independent requests; return their replies."""
         return self.run(requests.relay(batch)) if batch else []
 
     def seal(self) -> None:
-        """Seal every shard file that this process has appended to."""
         if not self.is_read_only:
             seal_all(self.backend)
 
     def sizes(self, keys: Sequence[str]) -> list[int | None]:
-        """Return the sizes of objects; ``None`` for each that is missing."""
         return self.perform([requests.GetSize(key) for key in keys])
 
     def values(self, keys: Sequence[str], *, check: bool = True) -> list[memoryview | None]:
@@ -90,15 +87,12 @@ class BaseStoreHandle:
         return [None if value is None else parse_json(value) for value in values]
 
     def write_documents(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
-        """Store documents by key, in one round."""
         self.perform([requests.Set(key, dump_document(doc)) for key, doc in documents.items()])
 
     def names(self, directory: str) -> list[str]:
-        """Return the names of the objects and directories in a directory."""
         return list(self.perform([requests.ListDir(directory)])[0])
 
     def is_same(self, other: BaseStoreHandle) -> bool:
-        """Return whether both are the same store."""
         here, there = self._location(), other._location()
         if here == there or self.backend.scope("") == other.backend.scope(""):
             return True
@@ -130,7 +124,6 @@ class BaseStoreHandle:
         return not isinstance(self.store, Store) or self.store.supports_deletes
 
     def check_replaceable(self) -> None:
-        """Raise `UnsupportedError` if objects of the store cannot be removed and replaced."""
         if not self.supports_deletes:
             raise UnsupportedError(
                 f"in {self.describe()} nothing can be removed or replaced; nothing was changed: "
@@ -153,12 +146,10 @@ class BaseStoreHandle:
             ) from error
 
     def check_writable(self) -> None:
-        """Raise `ReadOnlyError` if the store refuses writes."""
         if self.is_read_only or (isinstance(self.store, Store) and self.store.read_only):
             raise ReadOnlyError
 
     def describe(self) -> str:
-        """Return the name of the store for messages."""
         if isinstance(self.store, Store):
             return " ".join(str(self.store).split())  # icechunk's has several lines
         return repr(self.backend)

@@ -78,7 +78,6 @@ class ShardMap:
         return {**report, "counts": self.counts(), "fill": fill.tolist()}
 
     def counts(self) -> dict[str, int]:
-        """Count the cells that are full, partial, missing (no chunk is stored) and unreadable."""
         states = {
             "full": self.fill == 1,
             "partial": (self.fill > 0) & (self.fill < 1),
@@ -97,16 +96,6 @@ def shard_map(
     """Read the index of each shard of the array at `path`. No chunk is read.
 
     Of arrays of several hierarchies at one path it is the v3 one, else the v2 one.
-
-    >>> import zarr
-    >>> from zarr_shardstore import ShardingStore
-    >>> base = {}
-    >>> z = zarr.create_array(
-    ...     ShardingStore(base, chunks_per_shard=4), shape=(10,), chunks=(1,), dtype="u1"
-    ... )
-    >>> z[2:10] = 1
-    >>> shard_map(base).fill.tolist()
-    [0.5, 1.0, 1.0]
     """
     base = open_base(store, storage_options)
     found = arrays_at(base, path)
@@ -116,8 +105,9 @@ def shard_map(
     if array.document.geometry is None or array.grid_shape is None:
         raise UnsupportedError(f"the chunk grid or the chunk keys of {path!r} are not known here")
     grid = ObjectGrid(array)
+    is_sharded = grid.layout is not None
     if math.prod(grid.shape) > MAX_CELLS:
-        what = "chunks" if grid.layout is None else "shards"
+        what = "shards" if is_sharded else "chunks"
         raise UnsupportedError(
             f"the grid of {path!r} has {math.prod(grid.shape)} {what} {list(grid.shape)}, "
             f"a map has at most {MAX_CELLS}"
@@ -131,7 +121,6 @@ def shard_map(
             n_chunks = math.nan if cell.n_chunks is None else cell.n_chunks
             fill[cell.coords] = n_chunks / n_in_grid_box(cell.coords, cps, array.grid_shape)
     fill.flags.writeable = False
-    is_sharded = grid.layout is not None
     return ShardMap(array.node.path, is_sharded, fill, array.grid_shape, cps, tuple(errors))
 
 
@@ -276,7 +265,6 @@ def render_html(shards: ShardMap) -> str:
 
 
 def render_figure(shards: ShardMap, file_format: Literal["png", "svg"]) -> bytes:
-    """Draw a map with matplotlib."""
     try:
         from matplotlib import rc_context
         from matplotlib.colors import BoundaryNorm, ListedColormap
@@ -319,7 +307,6 @@ def _headline(shards: ShardMap) -> str:
 
 
 def _scale(place: str, shards: ShardMap, factors: Coords) -> list[str]:
-    """Return a line that says how many shards share a place, if several do."""
     if math.prod(factors) == 1:
         return []
     return [f"One {place} stands for {by(factors)} {_unit(shards)}."]
@@ -330,7 +317,6 @@ def _unit(shards: ShardMap) -> str:
 
 
 def by(numbers: Iterable[int]) -> str:
-    """Spell a shape."""
     return " × ".join(f"{n:,}" for n in numbers)
 
 
