@@ -273,10 +273,8 @@ class Catalog:
         elif suffix.startswith("c"):
             style = "default"
         encoding = ChunkKeyEncoding(style, separator)
-        coords: Coords | None = ()
-        if style == "v2" or suffix != "c":
-            n_numbers = suffix.replace(".", "/").removeprefix("c/").count("/") + 1
-            coords = encoding.decode(suffix, n_numbers)
+        n_numbers = suffix.replace(".", "/").removeprefix("c/").count("/") + 1
+        coords = encoding.decode(suffix, 0 if suffix == "c" else n_numbers)
         assert coords is not None, "candidates are well-formed"
         try:
             cps = self._policy.chunks_per_shard_of(node.path, len(coords))

@@ -11,7 +11,7 @@ of other packages. Another package adds one by an entry point. The object takes 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from reprlib import repr as short
 from typing import Any, TypeAlias
@@ -48,21 +48,13 @@ class StoredArray:
     """An array document, and the transformers between its chunks and the base store."""
 
     document: ArrayDocument
-    stack: Stack = ()
-    """Transformers, nearest to the array first; empty for plain chunks."""
-    node: Node = field(init=False)
-    """Place of the document."""
-    layout: ArrayLayout | None = field(init=False)
-    """Where chunks and shards are, if the stack is one sharding; these are treated together."""
-    grid_shape: Coords | None = field(init=False)
+    node: Node
+    grid_shape: Coords | None
     """Number of chunks along each dimension, if it is known."""
-
-    def __post_init__(self) -> None:
-        top = self.stack[0] if len(self.stack) == 1 else None
-        layout = top.layout if isinstance(top, ShardingTransformer) else None
-        object.__setattr__(self, "node", self.document.node)
-        object.__setattr__(self, "layout", layout)
-        object.__setattr__(self, "grid_shape", self.document.grid_shape)
+    stack: Stack
+    """Transformers, nearest to the array first; empty for plain chunks."""
+    layout: ArrayLayout | None
+    """Where chunks and shards are, if the stack is one sharding; these are treated together."""
 
     @property
     def has_unusual_separator(self) -> bool:
@@ -109,9 +101,14 @@ class ArrayReader:
         """
         try:
             document = parse_array(node, doc, self.native)
-            return None if document is None else StoredArray(document, self._stack(document, doc))
+            if document is None:
+                return None
+            stack = self._stack(document, doc)
         except (SpecError, UnsupportedError) as error:
             raise type(error)(f"the document of the array {node.path!r}: {error}") from error
+        top = stack[0] if len(stack) == 1 else None
+        layout = top.layout if isinstance(top, ShardingTransformer) else None
+        return StoredArray(document, node, document.grid_shape, stack, layout)
 
     def _stack(self, document: ArrayDocument, doc: Mapping[str, Any]) -> Stack:
         node, geometry, grid_shape = document.node, document.geometry, document.grid_shape

@@ -254,34 +254,29 @@ def _info(
 
 
 def _counted(info: ArrayInfo, rounds: Iterable[Round]) -> ArrayInfo:
-    n_chunks = n_objects = stored = chunk_nbytes = index_nbytes = dead = n_errors = 0
+    totals: dict[str, Any] = dict.fromkeys(_TOTALS, 0)
     extremes: list[int] = []
     errors: list[str] = []
     for part in rounds:
-        n_objects += len(part.object_nbytes)
-        stored += sum(part.object_nbytes)
+        totals["n_objects"] += len(part.object_nbytes)
+        totals["stored_nbytes"] += sum(part.object_nbytes)
+        totals["n_errors"] += len(part.errors())
+        for cell in part.cells:
+            totals["n_chunks"] += cell.n_chunks or 0
+            totals["chunk_nbytes"] += cell.chunk_nbytes
+            totals["index_nbytes"] += cell.index_nbytes
+            totals["dead_nbytes"] += cell.dead_nbytes
         sizes = extremes + part.object_nbytes
         extremes = [min(sizes), max(sizes)] if sizes else []
-        for cell in part.cells:
-            n_chunks += cell.n_chunks or 0
-            chunk_nbytes += cell.chunk_nbytes
-            index_nbytes += cell.index_nbytes
-            dead += cell.dead_nbytes
-        n_errors += len(part.errors())
         errors += part.errors()[: _MAX_ERRORS - len(errors)]
+    n_objects, n_in_grid = totals["n_objects"], info.n_chunks_of_grid
     return replace(
         info,
-        n_chunks=n_chunks,
-        n_objects=n_objects,
-        fill=n_chunks / info.n_chunks_of_grid if info.n_chunks_of_grid else 0.0,
-        stored_nbytes=stored,
-        chunk_nbytes=chunk_nbytes,
-        index_nbytes=index_nbytes,
-        dead_nbytes=dead,
+        **totals,
+        fill=totals["n_chunks"] / n_in_grid if n_in_grid else 0.0,
         smallest=extremes[0] if extremes else None,
-        mean=stored / n_objects if n_objects else None,
+        mean=totals["stored_nbytes"] / n_objects if n_objects else None,
         largest=extremes[1] if extremes else None,
-        n_errors=n_errors,
         errors=tuple(errors),
     )
 
