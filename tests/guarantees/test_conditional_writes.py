@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
 
 import obstore
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from obstore.exceptions import GenericError, NotSupportedError, PreconditionError
+from obstore.exceptions import GenericError, PreconditionError
 from obstore.store import MemoryStore
 from zarr.storage import ObjectStore
 
+from tests.support.shard_bytes import build_shard, places_in
 from zarr_shardstore import ShardConflictError, ShardingMapping
-from zarr_shardstore.format.ranges import Range, StartFrom, Suffix
-from zarr_shardstore.io import driver
-from zarr_shardstore.io.backends import obstore as obstore_backend
-from zarr_shardstore.io.backends.obstore import ObstoreBackend
-from zarr_shardstore.shards.requests import Found, Get
+from zarr_shardstore.testing import tuned
 
 KEYS = [f"data/root/a/c{i}" for i in range(4)]
 SHARD = "data/root/a/c0"
@@ -32,40 +28,50 @@ def mapping(base: Any) -> ShardingMapping:
     return ShardingMapping(ObjectStore(base), chunks_per_shard=4)
 
 
-def without_queue() -> Any:
-    """Stores of this process as if they were of different ones."""
-    return mock.patch.object(ObstoreBackend, "scope", lambda self, key: (id(self), key))
-
-
-def instead_of_put(put: Callable[[Put, ObstoreBackend, Any, str, Any], Awaitable[object]]) -> Any:
+def instead_of_put(put: Callable[[Put, Any, Any, str, Any], Awaitable[object]]) -> Any:
     """Something else is done where an object is stored with a condition."""
-    real = ObstoreBackend._put_with
+    put_async = obstore.put_async
 
-    async def stand_in(self: ObstoreBackend, mode: Any, key: str, value: Any) -> object:
-        return await put(real, self, mode, key, value)
+    async def real(store: Any, mode: Any, key: str, value: Any) -> object:
+        return await put_async(store, key, value, mode=mode, use_multipart=False)
 
-    return mock.patch.object(ObstoreBackend, "_put_with", stand_in)
+    async def stand_in(
+        store: Any, key: str, value: Any, mode: Any = None, **options: Any
+    ) -> object:
+        if mode is None:
+            return await put_async(store, key, value, **rest)
+        return await put(real, store, mode, key, value)
+
+    return mock.patch.object(obstore, "put_async", stand_in)
 
 
-def others_first(
-    ours: ShardingMapping, theirs: ShardingMapping, left: list[str], error: Exception | None = None
-) -> Any:
-    """Before a write of `ours` is sent the others set one of the keys that are left; with an error
-    it is not sent then."""
+def set_elsewhere(base: MemoryStore, key: str, value: bytes) -> None:
+    """Set a chunk as a process on another host does it."""
+    values: dict[int, bytes] = {}
+    with suppress(FileNotFoundError):
+        shard = obstore.get(base, SHARD).bytes().to_bytes()
+        places = places_in(shard, 4, checksum=False)
+        values = {i: shard[p[0] : sum(p)] for i, p in enumerate(places) if p is not None}
+    values[KEYS.index(key)] = value
+    obstore.put(base, SHARD, build_shard(values, 4, checksum=False))
 
-    async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
-        if left and self is ours._engine.driver.backend:
-            flow = theirs._engine.operations.set_many([(left.pop(), b"theirs")])
-            await theirs._engine.driver.run_async(flow)
+
+def others_first(base: MemoryStore, left: list[str], error: Exception | None = None) -> Any:
+    """Before a write is sent the others set one of the keys that are left; with an error it is not
+    sent then."""
+
+    async def put(real: Put, store: Any, mode: Any, key: str, value: Any) -> object:
+        if left:
+            set_elsewhere(base, left.pop(), b"theirs")
             if error is not None:
                 raise error
-        return await real(self, mode, key, value)
+        return await real(store, mode, key, value)
 
     return instead_of_put(put)
 
 
 def quick_retries() -> Any:
-    return mock.patch.object(obstore_backend, "_LONGEST_PAUSE_S", 0.001)
+    return tuned(conflict_pause_s=0.001)
 
 
 # --------------------------------------------------------------------- conflicts
@@ -76,19 +82,18 @@ def quick_retries() -> Any:
 def test_another_writer_between_read_and_write(is_there: bool, n_times: int) -> None:
     """The update begins anew: what both wrote is there."""
     base = MemoryStore()
-    ours, theirs = mapping(base), mapping(base)
+    ours = mapping(base)
     if is_there:
         ours[KEYS[0]] = b"old"
     left = list(range(n_times))
 
     async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
-        if left and self is ours._engine.driver.backend:
+        if left:
             n = left.pop()
-            flow = theirs._engine.operations.set_many([(KEYS[1 + n % 2], f"theirs {n}".encode())])
-            await theirs._engine.driver.run_async(flow)
+            set_elsewhere(base, KEYS[1 + n % 2], f"theirs {n}".encode())
         return await real(self, mode, key, value)
 
-    with without_queue(), instead_of_put(put):
+    with instead_of_put(put):
         ours[KEYS[3]] = b"ours"
     assert not left
     expected = {KEYS[1]: b"theirs 0", KEYS[3]: b"ours"}
@@ -102,10 +107,10 @@ def test_another_writer_between_read_and_write(is_there: bool, n_times: int) -> 
 def test_a_shard_that_is_emptied_while_another_writes() -> None:
     """It is not removed: it may be another one by then."""
     base = MemoryStore()
-    ours, theirs = mapping(base), mapping(base)
+    ours = mapping(base)
     ours[KEYS[0]] = b"old"
     left = [KEYS[1]]
-    with without_queue(), others_first(ours, theirs, left):
+    with others_first(base, left):
         del ours[KEYS[0]]
     assert not left
     assert dict(mapping(base)) == {KEYS[1]: b"theirs"}
@@ -114,10 +119,10 @@ def test_a_shard_that_is_emptied_while_another_writes() -> None:
 def test_another_writer_while_a_batch_is_published() -> None:
     """Each attempt takes what the batch holds."""
     base = MemoryStore()
-    ours, theirs = mapping(base), mapping(base)
+    ours = mapping(base)
     ours[KEYS[0]] = b"old"
     left = [KEYS[1], KEYS[2]]
-    with without_queue(), others_first(ours, theirs, left):
+    with others_first(base, left):
         with ours.batch():
             ours[KEYS[3]] = b"ours"
             del ours[KEYS[0]]
@@ -153,7 +158,7 @@ def test_who_always_comes_late_gets_an_error() -> None:
 
     stored = obstore.get(base, SHARD).bytes().to_bytes()
     with (
-        mock.patch.object(driver, "MAX_CONFLICT_S", 0.05),
+        tuned(conflict_wait_s=0.05),
         instead_of_put(put),
         pytest.raises(ShardConflictError, match="not written"),
     ):
@@ -226,11 +231,11 @@ def test_a_server_that_always_fails() -> None:
 def test_a_connection_that_is_lost_while_another_writes() -> None:
     """What both wrote is there."""
     base = MemoryStore()
-    ours, theirs = mapping(base), mapping(base)
+    ours = mapping(base)
     ours[KEYS[0]] = b"old"
     left = [KEYS[1]]
     lost = GenericError("connection reset by peer")
-    with without_queue(), others_first(ours, theirs, left, lost), quick_retries():
+    with others_first(base, left, lost), quick_retries():
         ours[KEYS[3]] = b"ours"
     assert not left
     assert dict(mapping(base)) == {KEYS[0]: b"old", KEYS[1]: b"theirs", KEYS[3]: b"ours"}
@@ -258,11 +263,29 @@ def test_a_store_that_ignores_conditions() -> None:
     assert dict(m) == {KEYS[2]: b"2"}
 
 
+@contextmanager
+def without_etags() -> Iterator[None]:
+    """Replies of a server that sends none."""
+    get_async, put_async = obstore.get_async, obstore.put_async
+
+    async def get(*args: Any, **options: Any) -> Any:
+        reply = await get_async(*args, **options)
+        value = await reply.bytes_async()
+        meta = {**reply.meta, "e_tag": None}
+        return mock.Mock(meta=meta, bytes_async=mock.AsyncMock(return_value=value))
+
+    async def put(*args: Any, **options: Any) -> Any:
+        return {**await put_async(*args, **options), "e_tag": None}
+
+    with mock.patch.multiple(obstore, get_async=get, put_async=put):
+        yield
+
+
 def test_a_store_without_etags() -> None:
     """Its shards are replaced without conditions, after a warning."""
     base = MemoryStore()
     ours = mapping(base)
-    with mock.patch.object(obstore_backend, "_version_of", return_value=None):
+    with without_etags():
         ours[KEYS[0]] = b"old"
         with pytest.warns(UserWarning, match="has no ETags.*one writer"):
             ours[KEYS[1]] = b"new"
@@ -310,90 +333,6 @@ def test_it_probes_once_and_stores_nothing_by_it() -> None:
 # ------------------------------------------------------------------------- reads
 
 
-@given(
-    nbytes=st.integers(0, 6),
-    byte_range=st.one_of(
-        st.none(),
-        st.tuples(st.integers(0, 8), st.integers(0, 8)).map(lambda p: Range(min(p), max(p))),
-        st.integers(0, 8).map(StartFrom),
-        st.integers(0, 8).map(Suffix),
-    ),
-)
-async def test_ranges(nbytes: int, byte_range: Any) -> None:
-    """The bytes that a slice of the value gives, with the version and the size of the object."""
-    base = MemoryStore()
-    value = bytes(range(nbytes))
-    obstore.put(base, "k", value)
-    (found,) = await ObstoreBackend(ObjectStore(base)).perform_async([Get("k", byte_range)])
-    match byte_range:
-        case None:
-            expected = value
-        case Range(start, stop):
-            expected = value[start:stop]
-        case StartFrom(start):
-            expected = value[start:]
-        case Suffix(n):
-            expected = value[-n:] if n else b""
-    assert found.value == expected
-    assert found.size in (None, nbytes)
-
-
-async def test_a_missing_object() -> None:
-    """It has no value and no version."""
-    backend = ObstoreBackend(ObjectStore(MemoryStore()))
-    assert await backend.perform_async([Get("k")]) == [Found(None, None)]
-
-
-class Azure(ObstoreBackend):
-    """It has no suffix ranges; between the size and the bytes another writer comes by."""
-
-    replacements: list[bytes | None]
-
-    async def _get_once(self, key: str, byte_range: Any) -> Found:
-        if isinstance(byte_range, Suffix):
-            raise NotSupportedError("suffix ranges")
-        if self.replacements:
-            value = self.replacements.pop(0)
-            if value is None:
-                obstore.delete(self.store.store, key)
-            else:
-                obstore.put(self.store.store, key, value)
-        return await super()._get_once(key, byte_range)
-
-
-@pytest.mark.parametrize(
-    ("replacements", "expected"),
-    [
-        ([], b"-old"),
-        ([b"shorter-one"], b"-one"),
-        ([b"a much longer one than before-two"], b"-two"),
-        ([b"1"], b"1"),
-        ([b""], b""),
-        ([None], None),
-        ([b"shorter-one", b"longer than that-two", b"3-three"], b"hree"),
-    ],
-)
-async def test_the_end_of_an_object_that_is_replaced(
-    replacements: list[bytes | None], expected: bytes | None
-) -> None:
-    """It is that of one state of the object, with its version."""
-    base = MemoryStore()
-    obstore.put(base, "k", b"this is the-old")
-    backend = Azure(ObjectStore(base))
-    backend.replacements = replacements
-    (found,) = await backend.perform_async([Get("k", Suffix(4))])
-    assert found.value == expected
-    if found.version is not None:
-        assert found.version.etag == obstore.head(base, "k")["e_tag"]
-
-
-async def test_the_end_of_what_is_not_there() -> None:
-    """A missing object, also where suffix ranges are not supported."""
-    backend = Azure(ObjectStore(MemoryStore()))
-    backend.replacements = []
-    assert await backend.perform_async([Get("k", Suffix(4))]) == [Found(None, None)]
-
-
 def test_a_shard_replaced_between_index_and_entry_is_read_again() -> None:
     """Also if another process does it: the versions differ."""
     base, other = MemoryStore(), MemoryStore()
@@ -402,17 +341,17 @@ def test_a_shard_replaced_between_index_and_entry_is_read_again() -> None:
         m[key] = b"long " + key.encode()
         n[key] = key.encode()
     replacement = obstore.get(other, SHARD).bytes().to_bytes()
-    real = ObstoreBackend._get_once
+    real = obstore.get_async
     n_gets = 0
 
-    async def get(self: Any, key: str, byte_range: Any) -> Found:
+    async def get(*args: Any, **options: Any) -> Any:
         nonlocal n_gets
         n_gets += 1
-        found = await real(self, key, byte_range)
+        found = await real(*args, **options)
         if n_gets == 1:
             obstore.put(base, SHARD, replacement)
         return found
 
-    with mock.patch.object(ObstoreBackend, "_get_once", get):
+    with mock.patch.object(obstore, "get_async", get):
         assert m[KEYS[2]] == KEYS[2].encode()
     assert n_gets > 2

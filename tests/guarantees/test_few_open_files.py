@@ -17,9 +17,8 @@ import pytest
 
 import zarr_shardstore
 from tests.support import few_files
+from tests.support.failing import open_files
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.open_shards import open_shards
 
 pytest.importorskip("resource")
 
@@ -60,8 +59,9 @@ def test_who_can_open_no_more_files(
     m = ShardingMapping(tmp_path, chunks_per_shard=4)
     keys = [f"data/root/c{i}" for i in (0, 4, 8)]
     m.update(dict.fromkeys(keys, b"a"))
-    assert len(open_shards.below(f"{tmp_path}/")) == 3
-    assert all(file._fd is not None for file in open_shards.below(f"{tmp_path}/"))
+    assert {path.removeprefix(f"{tmp_path}/") for path in open_files(tmp_path)} >= {
+        f"data/root/c{i}" for i in range(3)
+    }
     left = n_failures
     real = os.open
 
@@ -79,19 +79,6 @@ def test_who_can_open_no_more_files(
         else:
             with pytest.raises(OSError, match=os.strerror(code)):
                 m.get("note")
-    assert all(file._fd is None for file in open_shards.below(f"{tmp_path}/"))
+    assert open_files(tmp_path) == []
     m.update(dict.fromkeys(keys, b"b"))
     assert dict(m) == dict.fromkeys(keys, b"b")
-
-
-@pytest.mark.parametrize("limit", [20, 64, 256, 1024, 4096, 1 << 20])
-def test_what_is_kept_and_used_leaves_room(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    """Law: all shares together are less than the limit, for reads of many threads, too."""
-    monkeypatch.setattr(fs, "_limit", lambda: limit)
-    for n_threads in (1, 4, limit // 16 + 1):
-        monkeypatch.setattr("threading.active_count", lambda n=n_threads: n)
-        used = fs.max_cached_files() + 3 * fs.max_shards_of_writers()
-        used += n_threads * fs.max_files_of_a_read()
-        used += 3 * fs.max_shards_of_a_write()
-        assert used < limit
-        assert 1 <= fs.max_shards_of_a_read() < fs.max_files_of_a_read()

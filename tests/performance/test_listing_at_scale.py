@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,16 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from tests.support.bases import BASES, put
+from tests.support.shard_bytes import build_shard
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore
-from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec, build_shard
-from zarr_shardstore.io.local import files
-from zarr_shardstore.shards import index_reads, shard_listing
+from zarr_shardstore.testing import tuned
 
 CPS = 40
 
 
 def shard_of(cps: int) -> bytes:
     """A shard that is full of chunks of one byte."""
-    return build_shard(dict.fromkeys(range(cps), b"x"), ShardingSpec((cps,), ZEP2_INDEX))
+    return build_shard(dict.fromkeys(range(cps), b"x"), cps)
 
 
 def document(n_chunks: int) -> bytes:
@@ -76,11 +75,17 @@ class PagedStore(MemoryStore):
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small() -> Iterator[None]:
     """Pages of six base keys, rounds of two shards."""
-    monkeypatch.setattr(shard_listing, "KEYS_PER_PAGE", 6)
-    monkeypatch.setattr(index_reads, "_SHARDS_PER_ROUND", 2)
-    monkeypatch.setattr(files, "_NAMES_AT_ONCE", 4)
+    with tuned(keys_per_page=6, indexes_per_round=2, names_at_once=4):
+        yield
+
+
+@pytest.fixture
+def medium() -> Iterator[None]:
+    """Pages of 64 base keys."""
+    with tuned(keys_per_page=64, names_at_once=64):
+        yield
 
 
 @pytest.mark.usefixtures("small")
@@ -277,12 +282,9 @@ def peak_of(run: Callable[[], int], n_keys: int) -> int:
         tracemalloc.stop()
 
 
-def test_memory_does_not_grow_with_the_number_of_keys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("medium")
+def test_memory_does_not_grow_with_the_number_of_keys(tmp_path: Path) -> None:
     """240,000 keys take as much as 60,000: async, blocking, and for the sum of their sizes."""
-    monkeypatch.setattr(shard_listing, "KEYS_PER_PAGE", 64)
-    monkeypatch.setattr(files, "_NAMES_AT_ONCE", 64)
     peaks: dict[str, list[int]] = {}
     for n_shards in (150, 600):
         directory = tmp_path / str(n_shards)
@@ -297,12 +299,9 @@ def test_memory_does_not_grow_with_the_number_of_keys(
         assert many < 2_000_000, (name, many)
 
 
-def test_memory_of_values_that_pass_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("medium")
+def test_memory_of_values_that_pass_through(tmp_path: Path) -> None:
     """Ten times the files take as much."""
-    monkeypatch.setattr(shard_listing, "KEYS_PER_PAGE", 64)
-    monkeypatch.setattr(files, "_NAMES_AT_ONCE", 64)
     peaks: dict[str, list[int]] = {}
     for n_files in (500, 5_000):
         directory = tmp_path / str(n_files)

@@ -25,8 +25,7 @@ from tests.support.pipeline_arrays import (
     make_store,
 )
 from zarr_shardstore import ShardingStore
-from zarr_shardstore.store import pipeline as pipeline_module
-from zarr_shardstore.testing import CountingStore
+from zarr_shardstore.testing import CountingStore, tuned
 
 
 @pytest.fixture(autouse=True)
@@ -40,28 +39,23 @@ def shards_written(base: CountingStore) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("nbytes", [1, 200, 2**30])
-def test_an_array_is_written_with_one_set_for_each_shard(
-    nbytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pipeline_module, "_WRITE_NBYTES", nbytes)
-    monkeypatch.setattr(pipeline_module, "_MAX_NBYTES_AT_ONCE", 1)  # group commit cannot help
+def test_an_array_is_written_with_one_set_for_each_shard(nbytes: int) -> None:
     base = CountingStore()
     z = make_array(make_store("v3", base))
     base.forget()
-    z[...] = 1
+    # Group commit cannot help.
+    with tuned(pipeline_write_nbytes=nbytes, pipeline_group_nbytes=1):
+        z[...] = 1
     assert shards_written(base) == [("set", key) for key in SHARDS]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_array_is_written_with_one_set_for_each_object(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pipeline_module, "_WRITE_NBYTES", 1)
-    monkeypatch.setattr(pipeline_module, "_MAX_NBYTES_AT_ONCE", 1)
+def test_every_kind_of_array_is_written_with_one_set_for_each_object(kind: str) -> None:
     base = CountingStore()
     z = make_array(make_store(kind, base), kind)
     base.forget()
-    z[...] = 1
+    with tuned(pipeline_write_nbytes=1, pipeline_group_nbytes=1):
+        z[...] = 1
     keys = [key for what, key in base.writes if what == "set"]
     assert len(base.writes) == len(set(keys)) == (18 if kind == "plain chunks" else 4)
 
@@ -130,8 +124,6 @@ def test_an_array_is_read_in_two_rounds() -> None:
 
 def test_chunks_under_way_stay_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than the limit is encoded and not yet stored, and nothing is split."""
-    monkeypatch.setattr(pipeline_module, "_WRITE_NBYTES", 100)
-    monkeypatch.setattr(pipeline_module, "_MAX_NBYTES_AT_ONCE", 200)
     sizes: list[int] = []
     under_way: list[int] = []
     original = ShardingStore._set_or_erase
@@ -150,7 +142,8 @@ def test_chunks_under_way_stay_within_the_limit(monkeypatch: pytest.MonkeyPatch)
         ShardingStore(base, chunks_per_shard=4), shape=(160,), chunks=(5,), compressors=None
     )
     base.forget()
-    z[:] = 1
+    with tuned(pipeline_write_nbytes=100, pipeline_group_nbytes=200):
+        z[:] = 1
     n_chunks_at_once = 200 // 10
     assert max(sizes) <= n_chunks_at_once
     assert max(sizes) > 100 // 10, "one unit is encoded while another is stored"
@@ -174,15 +167,15 @@ class Failing(CountingStore):
 
 @pytest.mark.parametrize("nbytes", [1, 2**30])
 def test_an_error_of_the_base_store_reaches_the_caller_and_loses_nothing(
-    nbytes: int, monkeypatch: pytest.MonkeyPatch
+    nbytes: int,
 ) -> None:
-    monkeypatch.setattr(pipeline_module, "_WRITE_NBYTES", nbytes)
     base = Failing()
     z = make_array(make_store("v3", base))
-    z[...] = 1
-    base.refused = SHARDS[0]
-    with pytest.raises(ConnectionError, match=SHARDS[0]):
-        z[...] = 2
+    with tuned(pipeline_write_nbytes=nbytes):
+        z[...] = 1
+        base.refused = SHARDS[0]
+        with pytest.raises(ConnectionError, match=SHARDS[0]):
+            z[...] = 2
     found = z[...]
     assert (found[:6, :6] == 1).all(), "the shard that was refused is as before"
     assert set(np.unique(found)) == {1, 2}

@@ -12,6 +12,7 @@ it began, or anything later that was begun when it ended.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import struct
 import time
@@ -30,8 +31,6 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore
 
 from tests.support.any_size import HEADER, Location, declare, encode
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.format.ranges import ByteRange, Range
-from zarr_shardstore.io.local.cached_files import ShardFileReader
 
 Found: TypeAlias = int | Literal["present"] | None
 """What was seen of a chunk: its version; that it is there, or is missing."""
@@ -264,14 +263,14 @@ def read_mapping(
     """Read by the blocking interface, on local files; much happens between index and chunk."""
     board = Board(Path(board_path))
     rng = random.Random(rank)
-    read = ShardFileReader.read
+    pread = os.pread
 
-    def read_late(file: ShardFileReader, byte_range: ByteRange | None, *args: Any) -> memoryview:
-        if isinstance(byte_range, Range) and rng.random() < 0.1:
+    def read_late(*args: Any) -> bytes:
+        if rng.random() < 0.1:
             time.sleep(rng.uniform(0, 0.02))
-        return read(file, byte_range, *args)
+        return pread(*args)
 
-    ShardFileReader.read = read_late  # type: ignore[method-assign, assignment]
+    os.pread = read_late
     observer = Observer(board)
     m = ShardingMapping(root, chunks_per_shard=CHUNKS_PER_SHARD, read_only=True)
     board.start(rank, n_processes)

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import crc32c
 import numpy as np
@@ -40,8 +39,7 @@ from tests.support.hierarchies import (
 )
 from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, reshard, shard_store, unshard_store
-from zarr_shardstore.convert import task
-from zarr_shardstore.testing import objects_of
+from zarr_shardstore.testing import objects_of, tuned
 
 INDEXES: list[dict[str, Any]] = [
     {},
@@ -55,11 +53,7 @@ ORDERS: Any = ["C", "F", "morton"]
 @contextmanager
 def batches_of(nbytes: int) -> Iterator[None]:
     """Small rounds, so that small data are read in many, and large values in pieces."""
-    with (
-        mock.patch.object(task, "ROUND_NBYTES", nbytes),
-        mock.patch.object(task, "_MAX_ROUND", 5),
-        mock.patch.object(task, "_MAX_GAP_NBYTES", min(4, nbytes)),
-    ):
+    with tuned(copy_nbytes=nbytes, copy_values=5, copy_gap_nbytes=min(4, nbytes)):
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.flows import Recorder
+from tests.unit.flows import Recorder
 from zarr_shardstore.shards import shard_listing
 from zarr_shardstore.shards.requests import CloseListing, ListPage
 from zarr_shardstore.shards.shard_listing import KeyPages

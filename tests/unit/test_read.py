@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.flows import Recorder
+from tests.unit.flows import Recorder
 from zarr_shardstore.errors import CorruptShardError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef

@@ -1,0 +1,101 @@
+"""Reads of object stores by the backend: ranges, missing objects, and replaced ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import obstore
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from obstore.exceptions import NotSupportedError
+from obstore.store import MemoryStore
+from zarr.storage import ObjectStore
+
+from zarr_shardstore.format.ranges import Range, StartFrom, Suffix
+from zarr_shardstore.io.backends.obstore import ObstoreBackend
+from zarr_shardstore.shards.requests import Found, Get
+
+
+@given(
+    nbytes=st.integers(0, 6),
+    byte_range=st.one_of(
+        st.none(),
+        st.tuples(st.integers(0, 8), st.integers(0, 8)).map(lambda p: Range(min(p), max(p))),
+        st.integers(0, 8).map(StartFrom),
+        st.integers(0, 8).map(Suffix),
+    ),
+)
+async def test_ranges(nbytes: int, byte_range: Any) -> None:
+    """The bytes that a slice of the value gives, with the version and the size of the object."""
+    base = MemoryStore()
+    value = bytes(range(nbytes))
+    obstore.put(base, "k", value)
+    (found,) = await ObstoreBackend(ObjectStore(base)).perform_async([Get("k", byte_range)])
+    match byte_range:
+        case None:
+            expected = value
+        case Range(start, stop):
+            expected = value[start:stop]
+        case StartFrom(start):
+            expected = value[start:]
+        case Suffix(n):
+            expected = value[-n:] if n else b""
+    assert found.value == expected
+    assert found.size in (None, nbytes)
+
+
+async def test_a_missing_object() -> None:
+    """It has no value and no version."""
+    backend = ObstoreBackend(ObjectStore(MemoryStore()))
+    assert await backend.perform_async([Get("k")]) == [Found(None, None)]
+
+
+class Azure(ObstoreBackend):
+    """It has no suffix ranges; between the size and the bytes another writer comes by."""
+
+    replacements: list[bytes | None]
+
+    async def _get_once(self, key: str, byte_range: Any) -> Found:
+        if isinstance(byte_range, Suffix):
+            raise NotSupportedError("suffix ranges")
+        if self.replacements:
+            value = self.replacements.pop(0)
+            if value is None:
+                obstore.delete(self.store.store, key)
+            else:
+                obstore.put(self.store.store, key, value)
+        return await super()._get_once(key, byte_range)
+
+
+@pytest.mark.parametrize(
+    ("replacements", "expected"),
+    [
+        ([], b"-old"),
+        ([b"shorter-one"], b"-one"),
+        ([b"a much longer one than before-two"], b"-two"),
+        ([b"1"], b"1"),
+        ([b""], b""),
+        ([None], None),
+        ([b"shorter-one", b"longer than that-two", b"3-three"], b"hree"),
+    ],
+)
+async def test_the_end_of_an_object_that_is_replaced(
+    replacements: list[bytes | None], expected: bytes | None
+) -> None:
+    """It is that of one state of the object, with its version."""
+    base = MemoryStore()
+    obstore.put(base, "k", b"this is the-old")
+    backend = Azure(ObjectStore(base))
+    backend.replacements = replacements
+    (found,) = await backend.perform_async([Get("k", Suffix(4))])
+    assert found.value == expected
+    if found.version is not None:
+        assert found.version.etag == obstore.head(base, "k")["e_tag"]
+
+
+async def test_the_end_of_what_is_not_there() -> None:
+    """A missing object, also where suffix ranges are not supported."""
+    backend = Azure(ObjectStore(MemoryStore()))
+    backend.replacements = []
+    assert await backend.perform_async([Get("k", Suffix(4))]) == [Found(None, None)]
