@@ -39,7 +39,7 @@ def instead_of_put(put: Callable[[Put, Any, Any, str, Any], Awaitable[object]]) 
         store: Any, key: str, value: Any, mode: Any = None, **options: Any
     ) -> object:
         if mode is None:
-            return await put_async(store, key, value, **rest)
+            return await put_async(store, key, value, **options)
         return await put(real, store, mode, key, value)
 
     return mock.patch.object(obstore, "put_async", stand_in)

@@ -28,9 +28,7 @@ from zarr_shardstore import (
     to_native,
     unshard_store,
 )
-from zarr_shardstore.convert.compact import compact_store
 from zarr_shardstore.errors import ReadOnlyError, ShardStoreError, UnsupportedError
-from zarr_shardstore.inspect.open_base import open_base
 
 CONVERSIONS: dict[str, Callable[..., Any]] = {
     "shard": lambda source, to=None: shard_store(source, to, chunks_per_shard=(3, 2)),
@@ -41,7 +39,6 @@ IN_PLACE: dict[str, Callable[..., Any]] = {
     **CONVERSIONS,
     "to_native": to_native,
     "from_native": from_native,
-    "compact": compact_store,
     "compact of a mapping": lambda store: ShardingMapping(store).compact(),
     "consolidate": lambda store: ShardingMapping(store).consolidate_index(),
 }
@@ -302,19 +299,3 @@ def test_a_zip_is_written_once_and_only_by_this_process(tmp_path: Path) -> None:
     source: Store = ZipStore(str(tmp_path / "z.zip"), mode="r")
     unshard_store(source, tmp_path / "plain")
     np.testing.assert_array_equal(values_in(tmp_path / "plain"), EXPECTED)
-
-
-@pytest.mark.parametrize(
-    ("inner", "outer", "overlaps"),
-    [("x/y", "", True), ("x/y", "x", True), ("x", "xy", False), ("x", "x", True)],
-)
-def test_prefixes_of_one_bucket(inner: str, outer: str, overlaps: bool) -> None:
-    """A store inside another one, on object stores: seen without a request."""
-
-    def bucket(prefix: str) -> Any:
-        return open_base(obstore.store.S3Store(bucket="b", prefix=prefix or None, region="r"))
-
-    assert bucket(inner).overlaps(bucket(outer)) == overlaps
-    assert bucket(outer).overlaps(bucket(inner)) == overlaps
-    elsewhere = open_base(obstore.store.S3Store(bucket="c", region="r"))
-    assert not bucket(inner).overlaps(elsewhere)

@@ -16,7 +16,6 @@ from tests.support.hierarchies import KINDS, ArrayOf, Coords, Kind, grid_coords
 from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import reshard, shard_store, unshard_store
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError
-from zarr_shardstore.inspect.open_base import STAGING
 
 GRID = (3, 4)
 
@@ -104,7 +103,7 @@ def test_a_store_that_keeps_something_else(
     COMMANDS[command](expected)
 
     rng = Random(seed)
-    bad = BadStore(STAGING if in_place else "", nth, lambda value: damage(value, rng))
+    bad = BadStore(".zarr_shardstore/" if in_place else "", nth, lambda value: damage(value, rng))
     if in_place:
         bad.data |= source
         stores: tuple[Any, ...] = (bad,)

@@ -1,0 +1,28 @@
+"""Compaction of a whole store, by the function of the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.tools.test_destinations import EXPECTED, STORES, WORKS, tree, values_in
+from zarr_shardstore.convert.compact import compact_store
+from zarr_shardstore.errors import ShardStoreError
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_each_store_is_compacted_or_refused(store: str, tmp_path: Path) -> None:
+    """It works through a link, and what cannot be changed is refused unchanged."""
+    make, refused = STORES[store]
+    base = make(tmp_path, "compact")
+    before = tree(tmp_path)
+    if refused is WORKS:
+        compact_store(base)
+        np.testing.assert_array_equal(values_in(base), EXPECTED)
+        return
+    with pytest.raises(refused) as caught:
+        compact_store(base)
+    assert isinstance(caught.value, ShardStoreError)
+    assert tree(tmp_path) == before
