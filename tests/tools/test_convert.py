@@ -325,19 +325,23 @@ class Sizes(MemoryStore):
     """Documents, and objects of which only the sizes exist."""
 
     def __init__(self, data: dict[str, bytes], size: Callable[[str], int | None]) -> None:
-        super().__init__({key: cpu.Buffer.from_bytes(value) for key, value in data.items()})
+        requests: list[tuple[str, str]] = []
+
+        class Values(dict[str, Any]):
+            def __getitem__(self, key: str) -> Any:
+                requests.append(("get", key))
+                return super().__getitem__(key)
+
+        values = Values((key, cpu.Buffer.from_bytes(value)) for key, value in data.items())
+        super().__init__(values)
         self.data = data
         self.size = size
-        self.requests: list[tuple[str, str]] = []
+        self.requests = requests
         """Name and key of each."""
 
     def asked(self, name: str) -> list[str]:
         """The keys, or prefixes, of all requests of one name."""
         return [key for found, key in self.requests if found == name]
-
-    async def get(self, key: str, *args: Any, **options: Any) -> Any:
-        self.requests.append(("get", key))
-        return await super().get(key, *args, **options)
 
     async def getsize(self, key: str) -> int:
         self.requests.append(("getsize", key))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +42,67 @@ def test_public_names() -> None:
     assert set(zarr_shardstore.__all__) == set(dir(zarr_shardstore))
     with pytest.raises(AttributeError, match="no attribute 'Shardingstore'"):
         _ = zarr_shardstore.Shardingstore
+
+
+# ------------------------------------------------------------- tests of what users are promised
+
+TESTS = Path(__file__).parents[1]
+FILES = sorted(path for path in TESTS.rglob("*.py") if path.parent.name not in ("unit", "golden"))
+
+PUBLIC = re.compile(
+    r"zarr_shardstore(\.(transformers|errors|testing)(\.\w+)?|\.storage_transformers|\.__\w+__"
+    rf"|\.store\.pipeline\.ShardedCodecPipeline|\.({'|'.join(zarr_shardstore.__all__)}))?"
+)
+"""Modules that users import, the group of entry points, and the path that configurations have."""
+
+
+def internals_in(source: str) -> set[str]:
+    """The internals that a test imports, or names in a text: code, or a target of a patch."""
+    names: set[str] = set()
+    tree = ast.parse(source)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                names |= {alias.name for alias in node.names}
+            case ast.ImportFrom(module="zarr_shardstore"):
+                names |= {f"zarr_shardstore.{alias.name}" for alias in node.names}
+            case ast.ImportFrom(module=str(module)):
+                names |= {f"{module}.{alias.name}" for alias in node.names}
+            case ast.Attribute(value=ast.Name("zarr_shardstore"), attr=name):
+                names.add(f"zarr_shardstore.{name}")
+            case ast.Constant(value=str(text)) if id(node) not in docstrings:
+                names |= names_in(text)
+    names = {name for name in names if re.match(r"zarr_shardstore\b", name)}
+    return {name for name in names if not PUBLIC.fullmatch(name)}
+
+
+def names_in(text: str) -> set[str]:
+    """The dotted names in a text, or what it imports if it is code."""
+    if "import" in text:
+        with suppress(SyntaxError):
+            return internals_in(text)
+    return set(re.findall(r"zarr_shardstore(?:\.\w+)+", text))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
+def test_only_unit_tests_know_internals(path: Path) -> None:
+    """What users are promised is tested by public names and by `zarr_shardstore.testing`."""
+    assert internals_in(path.read_text()) == set()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import zarr_shardstore.io.local.fs",
+        "from zarr_shardstore import io",
+        "from zarr_shardstore.io.local import fs",
+        "from zarr_shardstore.store.pipeline import MISSING",
+        "mock.patch('zarr_shardstore.io.local.fs.write_at')",
+        "import_module('zarr_shardstore.io')",
+        "CODE = 'from zarr_shardstore.io import driver'",
+    ],
+)
+def test_internals_are_found(source: str) -> None:
+    """However they are named."""
+    assert internals_in(source)
