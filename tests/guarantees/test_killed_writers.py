@@ -107,7 +107,7 @@ class Array:
 
     def side_files(self) -> list[str]:
         names = os.listdir(self.root / "z/c") if (self.root / "z/c").exists() else []
-        return [name for name in names if is_side_file(name)]
+        return [name for name in names if is_side_file(name) and not name.endswith(".partial")]
 
     def repairs(self) -> list[str]:
         """What is wrong in the bytes of the shards that are not whole, and that are read."""

@@ -1,4 +1,4 @@
-"""Files that are written piece by piece."""
+"""Files that replace others in one step."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from zarr_shardstore.io.local.fs import LocalUpload
+from zarr_shardstore.io.local.fs import new_file, write_at
 
 
-def test_giving_up_closes_no_file_of_others(tmp_path: Path) -> None:
-    """A file that could not be renamed is closed once: its number is soon another file's."""
+def test_a_file_that_cannot_be_renamed_is_closed_once(tmp_path: Path) -> None:
+    """Its number is soon another file's; nothing is left of it."""
     target = tmp_path / "a"
     target.mkdir()
     (target / "b").write_bytes(b"")
-    upload = LocalUpload(str(target))
-    upload.write([b"1"])
-    with pytest.raises(OSError, match="a"):
-        upload.finish()
-    others = os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR)  # gets the number
-    upload.abort()
-    assert os.write(others, b"2") == 1
-    os.close(others)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "other"]
+    with pytest.raises(OSError, match="a"), new_file(str(target)) as fd:
+        write_at(fd, [b"1"], 0)
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(fd)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -258,20 +258,14 @@ class LocalBackend(Backend):
 
     def _store(self, key: str, parts: Iterable[tuple[int | None, Sequence[Bytes]]]) -> None:
         """Store pieces at offsets, or one behind the other."""
-        upload = None
-        try:
-            upload = fs.LocalUpload(self._root + key, self._root if self._is_durable else None)
+        with fs.new_file(self._root + key, self._root if self._is_durable else None) as fd:
+            end = 0
             for offset, pieces in parts:
-                if offset is not None:
-                    upload.skip_to(offset)
-                upload.write(pieces)
+                start = end if offset is None else offset  # holes take no room
+                fs.write_at(fd, pieces, start)
+                end = start + sum(map(len, pieces))
             self._end_journal(key)
             index_cache.forget(self._root + key)
-            upload.finish()
-        except BaseException:
-            if upload is not None:
-                upload.abort()
-            raise
 
     def _end_journal(self, key: str) -> None:
         """Remove the journal of a shard that is about to be replaced or removed."""

@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias, TypeVar
 
 from zarr_shardstore.errors import SpecError
@@ -232,67 +231,42 @@ def state_of(file: str | int) -> FileState:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-class LocalUpload:
-    """Temporary file in the directory of the target, which `finish` renames to the target.
+@contextmanager
+def new_file(path: str, durable_below: str | None = None) -> Iterator[int]:
+    """Open a new file, which replaces that of `path` in one step when the block has ended.
 
-    The temporary name ends as that of zarr's ``LocalStore`` and is short, because the name of the
-    target may be as long as possible. The file that a killed process leaves is not listed. With
-    `durable_below`, a directory above, file and directories survive a loss of power after `finish`.
+    Its temporary name ends as that of zarr's ``LocalStore`` and is short, because the name of the
+    path may be as long as possible. The file that a killed process leaves is not listed. With
+    `durable_below`, a directory above, file and directories survive a loss of power afterwards.
     """
-
-    def __init__(self, path: str, durable_below: str | None = None) -> None:
-        self._path = path
-        self._durable_below = durable_below
-        directory = os.path.dirname(path)
-        self._temporary = os.path.join(directory, f".{uuid.uuid4().hex}.partial")
-        self._is_open = False
-        self._nbytes = 0
+    directory = os.path.dirname(path)
+    temporary = os.path.join(directory, f".{uuid.uuid4().hex}.partial")
+    fds: list[int] = []
+    try:
         try:
-            try:
-                self.fd = open_new(self._temporary)
-            except FileNotFoundError:
-                os.makedirs(directory, exist_ok=True)
-                self.fd = open_new(self._temporary)
-            self._is_open = True
-        except BaseException:
-            self.abort()
-            raise
-
-    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        write_at(self.fd, pieces, self._nbytes)
-        self._nbytes += sum(map(len, pieces))
-
-    def skip_to(self, offset: int) -> None:
-        """Continue at `offset`, behind a hole that takes no room on the disk."""
-        self._nbytes = offset
-
-    def copy_mode(self, fd: int) -> None:
-        os.fchmod(self.fd, stat.S_IMODE(os.fstat(fd).st_mode))
-
-    def finish(self) -> None:
+            fds.append(open_new(temporary))
+        except FileNotFoundError:
+            os.makedirs(directory, exist_ok=True)
+            fds.append(open_new(temporary))
+        yield fds[0]
         try:
-            last_ns = os.lstat(self._path).st_mtime_ns
+            last_ns = os.lstat(path).st_mtime_ns
         except NOT_FOUND:
             last_ns = 0
-        renew_time(self.fd, last_ns)
-        if self._durable_below is not None:
-            sync(self.fd)  # first: otherwise the name may survive, and the bytes not
-        self._close()
-        replace(self._temporary, self._path)
-        if self._durable_below is not None:
-            sync_directories(self._path, self._durable_below)
-
-    def abort(self) -> None:
+        renew_time(fds[0], last_ns)
+        if durable_below is not None:
+            sync(fds[0])  # first: otherwise the name may survive, and the bytes not
+        os.close(fds.pop())  # once: afterwards the number may be that of another thread's file
+        replace(temporary, path)
+        if durable_below is not None:
+            sync_directories(path, durable_below)
+    except BaseException:
         with suppress(OSError):
-            self._close()
+            if fds:
+                os.close(fds.pop())
         with suppress(OSError):
-            os.unlink(self._temporary)
-
-    def _close(self) -> None:
-        """Close once: afterwards the number may be that of another thread's file."""
-        if self._is_open:
-            self._is_open = False
-            os.close(self.fd)
+            os.unlink(temporary)
+        raise
 
 
 def sync_file(path: str) -> None:

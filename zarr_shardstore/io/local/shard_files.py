@@ -290,20 +290,15 @@ def _separate(path: str, *, is_shard: bool = False) -> None:
     """Give a name a file of its own with the same bytes; a shard is repaired (rule 4)."""
     source = fs.open_to_read(path)
     try:
-        upload = fs.LocalUpload(path, os.path.dirname(path))
-        try:
-            upload.copy_mode(source)
+        with fs.new_file(path, os.path.dirname(path)) as fd:
+            os.fchmod(fd, stat.S_IMODE(os.fstat(source).st_mode))
             offset = 0
             while data := os.pread(source, _COPIED_NBYTES, offset):
-                upload.write([data])
+                fs.write_at(fd, [data], offset)
                 offset += len(data)
             found = find_repair_of(path, source) if is_shard else None
             if found is not None:
-                _write_repair(upload.fd, found)
-            upload.finish()
-        except BaseException:
-            upload.abort()
-            raise
+                _write_repair(fd, found)
     finally:
         os.close(source)
 
