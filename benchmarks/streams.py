@@ -35,7 +35,7 @@ from measuring import (
 )
 
 from zarr_shardstore import ShardingStore, get_shard_info
-from zarr_shardstore.shards.sharding import Strategy
+from zarr_shardstore.shards.stack import Strategy
 
 CHUNK = 64
 

@@ -29,9 +29,9 @@ from zarr_shardstore.shards.requests import (
     SetPartial,
     UpdateShard,
 )
-from zarr_shardstore.shards.sharding import ShardingTransformer
 from zarr_shardstore.shards.stack import (
     Crc32cTransformer,
+    ShardingTransformer,
     ValueTransformer,
     gather,
     handle,

@@ -27,13 +27,14 @@ from zarr_shardstore.metadata.declaration import Native, strip
 from zarr_shardstore.metadata.documents import ArrayDocument, Node, chunk_nbytes, parse_array
 from zarr_shardstore.metadata.transformer_list import SHARDING
 from zarr_shardstore.shards.read import ReadOptions
-from zarr_shardstore.shards.sharding import ShardingTransformer, sharding
 from zarr_shardstore.shards.stack import (
     ArrayContext,
     ReadOnlyTransformer,
+    ShardingTransformer,
     Stack,
     StorageTransformer,
     crc32c,
+    sharding,
 )
 
 TransformerFactory: TypeAlias = Callable[[Mapping[str, Any], ArrayContext], StorageTransformer]

@@ -117,6 +117,8 @@ class ArrayLayout:
 
     def coords_of(self, key: str) -> Coords | None:
         """Return the coordinates that a chunk key or a shard key spells; ``None`` if none."""
+        if not key.startswith(self.prefix):
+            return None
         return self.encoding.decode(key[len(self.prefix) :], self.spec.ndim)
 
     def shard_of_key(self, key: str) -> ShardRef | None:

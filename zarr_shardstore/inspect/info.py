@@ -17,7 +17,7 @@ from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.metadata.declaration import Declaration, has_sharding_codec
 from zarr_shardstore.metadata.documents import Hierarchy, Node
-from zarr_shardstore.shards.sharding import ShardingTransformer
+from zarr_shardstore.shards.stack import ShardingTransformer
 
 _TOTALS = (
     *("n_chunks", "n_objects", "stored_nbytes", "chunk_nbytes", "index_nbytes", "dead_nbytes"),

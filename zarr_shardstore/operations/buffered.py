@@ -20,8 +20,13 @@ from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.batch import BufferedUpdate, WriteBuffer
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import Exists, Flow, Found, Get, GetSize, Request, UpdateShard
-from zarr_shardstore.shards.sharding import entry_update, perform_on_chunks, split_at_sharding
-from zarr_shardstore.shards.stack import Stack, ValueTransformer
+from zarr_shardstore.shards.stack import (
+    Stack,
+    ValueTransformer,
+    entry_update,
+    perform_on_chunks,
+    split_at_sharding,
+)
 from zarr_shardstore.shards.updates import EntryUpdate, SetEntry
 
 

@@ -47,8 +47,13 @@ from zarr_shardstore.shards.shard_listing import (
     ListedKeys,
     VersionedKeys,
 )
-from zarr_shardstore.shards.sharding import split_at_sharding
-from zarr_shardstore.shards.stack import Stack, ValueTransformer, keys_above, run_above
+from zarr_shardstore.shards.stack import (
+    Stack,
+    ValueTransformer,
+    keys_above,
+    run_above,
+    split_at_sharding,
+)
 
 _TRANSFORMED_KEY_NBYTES = 160
 """Memory of a key above a stack of transformers with its size, in bytes."""

@@ -28,8 +28,7 @@ from zarr_shardstore.shards.append import seal_shard
 from zarr_shardstore.shards.index_reads import rounds_of
 from zarr_shardstore.shards.requests import Flow, Recorded, RecordIndex, Set, UpdateShard
 from zarr_shardstore.shards.rewrite import compact_shard
-from zarr_shardstore.shards.sharding import split_at_sharding
-from zarr_shardstore.shards.stack import Stack, run_above
+from zarr_shardstore.shards.stack import Stack, run_above, split_at_sharding
 from zarr_shardstore.shards.updates import EntryUpdate
 
 

@@ -57,13 +57,16 @@ from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.rewrite import rewrite_shard
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
-from zarr_shardstore.shards.sharding import (
+from zarr_shardstore.shards.stack import (
+    Stack,
     WriteStrategy,
+    by_kind,
+    handle,
     perform_on_chunks,
+    run_above,
     shard_updates,
     split_at_sharding,
 )
-from zarr_shardstore.shards.stack import Stack, by_kind, handle, run_above
 from zarr_shardstore.shards.updates import (
     DeleteEntry,
     EntryUpdate,

@@ -1,4 +1,4 @@
-"""The stack of storage transformers between one array and the base store.
+"""Storage transformers between one array and the base store: the stack, sharding, crc32c.
 
 ::
 
@@ -8,25 +8,28 @@
 A transformer is a flow: it replies to requests for keys above it by requests for keys below it. It
 waits for nothing itself, and works under both drivers.
 
-Source: sharding storage transformer draft, "Storage transformer implementation"; Zarr v3
-draft of 2022, "Storage transformers".
+Source: sharding storage transformer draft, "Storage transformer implementation", "API
+implementation"; Zarr v3 draft of 2022, "Storage transformers".
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import crc32c as _crc32c
 
 from zarr_shardstore.errors import CorruptValueError, SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
-from zarr_shardstore.format.ranges import resolve_range
-from zarr_shardstore.shards.index_reads import found_index, index_get
-from zarr_shardstore.shards.read import ReadOptions
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
+from zarr_shardstore.format.ranges import column_of_ranges, resolve_range
+from zarr_shardstore.format.shard import Bytes
+from zarr_shardstore.metadata.transformer_list import parse_sharding
+from zarr_shardstore.shards.index_reads import found_index, index_get, read_indexes
+from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import (
     Delete,
     Exists,
@@ -43,9 +46,16 @@ from zarr_shardstore.shards.requests import (
     UpdateShard,
     relay,
 )
-from zarr_shardstore.shards.updates import apply_pieces
+from zarr_shardstore.shards.shard_listing import ListedKeys
+from zarr_shardstore.shards.updates import (
+    DeleteEntry,
+    EntryUpdate,
+    MapEntry,
+    PatchEntry,
+    SetEntry,
+    apply_pieces,
+)
 
-Bytes: TypeAlias = bytes | memoryview
 T = TypeVar("T")
 
 
@@ -101,14 +111,19 @@ class StorageTransformer(Protocol):
         """
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
-        """Return the keys of the values in objects below, with sizes where they are known."""
+        """Return the keys of the values in objects below, with sizes where they are known.
+
+        Without an own method these are the keys of the objects.
+        """
+        return [(key, None) for key in keys]
+        yield  # a flow without requests
 
 
 Stack: TypeAlias = "tuple[StorageTransformer, ...]"
 """Transformers of one array, nearest to the array first."""
 
 
-class ValueTransformer(ABC):
+class ValueTransformer(StorageTransformer, ABC):
     """A transformer that keeps keys and changes values, each as a whole.
 
     Cost: a read of a range, and of the size, reads the whole value.
@@ -126,11 +141,6 @@ class ValueTransformer(ABC):
         """Relay the requests; encode and decode their values."""
         replies = yield [self._request_below(request) for request in requests]
         return [self._reply_above(*pair) for pair in zip(requests, replies, strict=True)]
-
-    def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
-        """Return the same keys, without sizes."""
-        return [(key, None) for key in keys]
-        yield  # a flow without requests
 
     def _request_below(self, request: Request) -> Request:
         match request:
@@ -171,7 +181,7 @@ class ValueTransformer(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOnlyTransformer:
+class ReadOnlyTransformer(StorageTransformer):
     """A transformer that changes nothing and refuses writes to the array at `path`."""
 
     path: str
@@ -189,11 +199,6 @@ class ReadOnlyTransformer:
                     f"{names} are not known: install the packages that provide them, to write"
                 )
         return (yield [*requests])
-
-    def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
-        """Return the same keys, without sizes."""
-        return [(key, None) for key in keys]
-        yield  # a flow without requests
 
 
 def handle(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
@@ -305,6 +310,144 @@ def by_kind(
         for i, reply in zip(at, found, strict=True):
             replies[i] = reply
     return replies
+
+
+# ---------------------------------------------------------------------- sharding
+
+WriteStrategy: TypeAlias = Literal["rewrite", "append"]
+
+Strategy: TypeAlias = Literal["auto", "rewrite", "append"]
+"""The option of a store: ``"auto"`` is ``"append"`` if the base store can append."""
+
+
+def perform_on_chunks(
+    requests: Sequence[Request], chunks: Sequence[ChunkRef], reading: ReadOptions
+) -> Flow[list[Any]]:
+    """Reply to requests for chunks, also of several arrays.
+
+    Cost: two rounds for all reads, as `read_entries`; one round for the sizes; one
+    `UpdateShard` for each shard that changes. All three share their rounds.
+    """
+    kinds = [_FLOWS.get(type(request), _update) for request in requests]
+    pairs = list(zip(requests, chunks, strict=True))
+    return (yield from by_kind(pairs, kinds, lambda flow, part: flow(part, reading)))
+
+
+_Pairs: TypeAlias = Sequence[tuple[Any, ChunkRef]]
+
+
+def _read_values(pairs: _Pairs, reading: ReadOptions) -> Flow[list[Found]]:
+    ranges = column_of_ranges([request.byte_range for request, _ in pairs])
+    values = yield from read_entries([chunk for _, chunk in pairs], reading, ranges)
+    return [Found(value, None) for value in values]
+
+
+def _read_sizes(pairs: _Pairs, _: ReadOptions) -> Flow[list[int | bool | None]]:
+    """Reply to `GetSize` and `Exists`, from indexes alone."""
+    shards = list({chunk.shard: None for _, chunk in pairs})
+    indexes = dict(zip(shards, (yield from read_indexes(shards)), strict=True))
+    replies: list[int | bool | None] = []
+    for request, chunk in pairs:
+        index = indexes[chunk.shard]
+        entry = None if index is None else index.entry(chunk.entry_id)
+        if isinstance(request, Exists):
+            replies.append(entry is not None)
+        else:
+            replies.append(None if entry is None else entry[1])
+    return replies
+
+
+def _update(pairs: _Pairs, _: ReadOptions) -> Flow[list[None]]:
+    yield shard_updates(pairs)
+    return [None] * len(pairs)
+
+
+_FLOWS: Mapping[type, Callable[[_Pairs, ReadOptions], Flow[list[Any]]]] = {
+    Get: _read_values,
+    GetSize: _read_sizes,
+    Exists: _read_sizes,
+}
+
+
+def shard_updates(pairs: Iterable[tuple[Any, ChunkRef]]) -> list[Request]:
+    """Return one `UpdateShard` for each shard that requests for its chunks change."""
+    updates: dict[ShardRef, list[EntryUpdate]] = {}
+    for request, chunk in pairs:
+        updates.setdefault(chunk.shard, []).append(entry_update(request, chunk.entry_id))
+    return [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
+
+
+def entry_update(request: Request, entry_id: int) -> EntryUpdate:
+    """Return the update of an entry that a request for its chunk asks for."""
+    match request:
+        case Set(_, value):
+            return SetEntry(entry_id, value)
+        case SetIfNotExists(_, value):
+            return SetEntry(entry_id, value, only_if_missing=True)
+        case SetPartial(_, pieces):
+            return PatchEntry(entry_id, pieces)
+        case Modify(_, change):
+            return MapEntry(entry_id, change)
+        case Delete():
+            return DeleteEntry(entry_id)
+    raise TypeError(f"a transformer does not perform {request!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingTransformer(StorageTransformer):
+    """The transformer that packs the chunks of one array into shards."""
+
+    layout: ArrayLayout
+    reading: ReadOptions
+    on_chunks: Callable[[Sequence[Request], Sequence[ChunkRef], ReadOptions], Flow[list[Any]]] = (
+        perform_on_chunks
+    )
+    """Replies to requests for chunks, as `perform_on_chunks`."""
+
+    def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
+        """Reply to requests for chunks; relay those for keys that are no chunk keys."""
+        chunks: list[ChunkRef] = []
+        are_chunks: list[bool] = []
+        for request in requests:
+            key: str = request.key  # type: ignore[union-attr]
+            coords = self.layout.coords_of(key)
+            are_chunks.append(coords is not None)
+            if coords is not None:
+                chunks.append(self.layout.chunk(coords, key))
+
+        def flow_of(is_chunk: bool, part: list[Request]) -> Flow[list[Any]]:
+            if is_chunk:
+                return (yield from self.on_chunks(part, chunks, self.reading))
+            return (yield part)
+
+        return (yield from by_kind(requests, are_chunks, flow_of))
+
+    def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
+        """Return the keys of the chunks in shards, with their sizes; other keys as they are."""
+        shards = {key: self.layout.shard_of_key(key) for key in keys}
+        found = [shard for shard in shards.values() if shard is not None]
+        indexes = zip(found, (yield from read_indexes(found)), strict=True)
+        listed = ListedKeys("", [(key, None) for key, shard in shards.items() if shard is None])
+        listed.shards = [(shard, index) for shard, index in indexes if index is not None]
+        return list(listed.sizes())
+
+
+def split_at_sharding(stack: Stack) -> tuple[ShardingTransformer, Stack] | None:
+    """Return the sharding of a stack, and what lies below it; ``None`` if nothing is sharded."""
+    if any(isinstance(transformer, ReadOnlyTransformer) for transformer in stack):
+        return None
+    for i, transformer in enumerate(stack):
+        if isinstance(transformer, ShardingTransformer):
+            return transformer, stack[i + 1 :]
+    return None
+
+
+def sharding(configuration: Mapping[str, Any], array: ArrayContext) -> ShardingTransformer:
+    """Make the transformer ``sharding`` of metadata."""
+    spec = parse_sharding(configuration, len(array.grid_shape))
+    names = array.path, array.prefix, array.encoding, array.grid_shape
+    layout = ArrayLayout(*names, spec, array.index_key, array.chunk_nbytes)
+    return ShardingTransformer(layout, array.reading)
 
 
 # ------------------------------------------------------------------------ crc32c

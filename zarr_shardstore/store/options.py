@@ -23,7 +23,7 @@ from zarr_shardstore.metadata.transformer_list import (
 )
 from zarr_shardstore.metadata.transformer_list import index_codecs as spell_index_codecs
 from zarr_shardstore.shards.read import ReadOptions
-from zarr_shardstore.shards.sharding import Strategy
+from zarr_shardstore.shards.stack import Strategy
 
 Transformer: TypeAlias = str | Mapping[str, Any]
 Transformers: TypeAlias = Transformer | Sequence[Transformer] | None

@@ -39,7 +39,7 @@ from zarr_shardstore.operations.listing import (
 from zarr_shardstore.operations.values import shard_ids
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import ListedKeys
-from zarr_shardstore.shards.sharding import Strategy
+from zarr_shardstore.shards.stack import Strategy
 from zarr_shardstore.store.engine import ShardingEngine
 from zarr_shardstore.store.options import (
     IndexCodecs,
