@@ -32,7 +32,7 @@ def test_columns_say_what_rows_say(pairs: list[tuple[str, ByteRange | None]], wh
     assert len({reads.shard.key for reads in groups}) == len(groups)
     found = {}
     for reads in groups:
-        columns = [None] * len(reads.positions) if reads.byte_ranges is None else reads.byte_ranges
+        columns = reads.byte_ranges() or [None] * len(reads.positions)
         for i, entry_id, byte_range in zip(reads.positions, reads.entry_ids, columns, strict=True):
             found[i] = reads.shard, entry_id, byte_range
     chunks = [generation.chunk_of(key) for key in keys]

@@ -107,9 +107,10 @@ class Generation:
                 shard_key, entry_id = place
                 group = groups.get(shard_key)
                 if group is None:
-                    group = ShardReads(table.shard(shard_key), None if byte_ranges is None else [])
+                    group = ShardReads(table.shard(shard_key), byte_ranges)
                     groups[shard_key] = group
-                group.add(i, entry_id, None if byte_ranges is None else byte_ranges[i])
+                group.positions.append(i)
+                group.entry_ids.append(entry_id)
                 break
         return list(groups.values())
 

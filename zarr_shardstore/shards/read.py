@@ -67,28 +67,26 @@ class ReadOptions:
 
 @dataclass(slots=True)
 class ShardReads:
-    """Reads of entries of one shard, in columns."""
+    """Reads of entries of one shard."""
 
     shard: ShardRef
-    byte_ranges: list[ByteRange | None] | None
-    """Range of each value; ``None``: all of each, for the whole read."""
+    column: Sequence[ByteRange | None] | None
+    """Range of each value of the whole read; ``None``: all of each value."""
     positions: list[int] = field(default_factory=list)
     """Position of each value in the whole read."""
     entry_ids: list[int] = field(default_factory=list)
     """Entry of each value; an entry may be there more than once."""
 
-    def add(self, position: int, entry_id: int, byte_range: ByteRange | None) -> None:
-        self.positions.append(position)
-        self.entry_ids.append(entry_id)
-        if self.byte_ranges is not None:
-            self.byte_ranges.append(byte_range)
+    def byte_ranges(self) -> list[ByteRange | None] | None:
+        """Return the range of each value, as in `column`."""
+        return None if self.column is None else [self.column[i] for i in self.positions]
 
     def n_whole_entries(self) -> int:
         """Count the entries whose whole value is wanted."""
-        if self.byte_ranges is None:
+        byte_ranges = self.byte_ranges()
+        if byte_ranges is None:
             return len(set(self.entry_ids))
-        pairs = zip(self.entry_ids, self.byte_ranges, strict=True)
-        return len({entry_id for entry_id, byte_range in pairs if byte_range is None})
+        return len({i for i, r in zip(self.entry_ids, byte_ranges, strict=True) if r is None})
 
     def ranges(self, index: ShardIndex, shard_nbytes: int | None) -> list[tuple[int, int] | None]:
         """Return the bytes of the shard that each value is; ``None`` for a missing entry.
@@ -96,15 +94,12 @@ class ShardReads:
         Raise `IndexDamageError` if an entry leaves a shard of `shard_nbytes`.
         """
         entries = index.entries(self.entry_ids, shard_nbytes, self.shard.layout.spec)
-        if self.byte_ranges is None:
-            return [None if e is None else (e[0], e[0] + e[1]) for e in entries]
-        ranges: list[tuple[int, int] | None] = []
-        for entry, byte_range in zip(entries, self.byte_ranges, strict=True):
-            if entry is None:
-                ranges.append(None)
-            else:
-                start, stop = resolve_range(byte_range, entry[1])
-                ranges.append((entry[0] + start, entry[0] + stop))
+        ranges = [None if entry is None else (entry[0], entry[0] + entry[1]) for entry in entries]
+        if self.column is not None:
+            for row, entry in enumerate(entries):
+                if entry is not None:
+                    start, stop = resolve_range(self.column[self.positions[row]], entry[1])
+                    ranges[row] = (entry[0] + start, entry[0] + stop)
         return ranges
 
 
@@ -135,8 +130,9 @@ def read_entries(
     for i, (_, shard, entry_id) in enumerate(chunks):
         group = by_shard.get(shard.key)
         if group is None:
-            group = by_shard[shard.key] = ShardReads(shard, None if byte_ranges is None else [])
-        group.add(i, entry_id, None if byte_ranges is None else byte_ranges[i])
+            group = by_shard[shard.key] = ShardReads(shard, byte_ranges)
+        group.positions.append(i)
+        group.entry_ids.append(entry_id)
     return (yield from read_groups(list(by_shard.values()), len(chunks), options))
 
 

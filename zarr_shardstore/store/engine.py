@@ -174,7 +174,7 @@ class ShardingEngine:
             file = find_file(path)
             if file is None or not file.has_spec(reads.shard.layout.spec):
                 continue
-            found = file.read_many(path, reads.entry_ids, reads.byte_ranges)
+            found = file.read_many(path, reads.entry_ids, reads.byte_ranges())
             if found is not None:
                 for i, value in zip(reads.positions, found, strict=True):
                     values[i] = value

@@ -204,7 +204,7 @@ class LocalBackend(Backend):
         return reader
 
     def _get_index(self, request: requests.GetIndex, opened: OpenFiles) -> requests.FoundIndex:
-        shard, path = request.shard, self._root + request.key
+        shard, path = request.shard, self._root + request.shard.key
         cached = cached_files.find_file(path)
         if cached is not None and cached.has_spec(shard.layout.spec):
             reader = self._open(shard.key, opened, cached)
