@@ -111,6 +111,11 @@ class ArrayLayout:
             entry_id = entry_id * n + c % n
         return ChunkRef(key, self.shard(tuple(shard_coords)), entry_id)
 
+    def chunk_of_key(self, key: str) -> ChunkRef | None:
+        """Return the chunk that a key spells, also outside the grid; ``None`` if none."""
+        coords = self.coords_of(key)
+        return None if coords is None else self.chunk(coords, key)
+
     def shard(self, coords: Coords) -> ShardRef:
         """Return the shard at shard coordinates `coords`."""
         return ShardRef(self, coords, self.prefix + self.encoding.encode(coords))

@@ -477,7 +477,7 @@ def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[list[Hashable]]:
             case ChunkRef():
                 ids.append(owner.shard.key)
             case TransformedKey(_, array) if (split := split_at_sharding(array.stack)) is not None:
-                chunk = split[0].chunk_of(requests.Get(key))
+                chunk = split[0].layout.chunk_of_key(key)
                 ids.append(key if chunk is None else chunk.shard.key)
             case _:
                 ids.append(key)

@@ -406,21 +406,15 @@ class ShardingTransformer(StorageTransformer):
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
         """Reply to requests for chunks; relay those for keys that are no chunk keys."""
-        chunks: list[ChunkRef] = []
-        are_chunks: list[bool] = []
-        for request in requests:
-            key: str = request.key  # type: ignore[union-attr]
-            coords = self.layout.coords_of(key)
-            are_chunks.append(coords is not None)
-            if coords is not None:
-                chunks.append(self.layout.chunk(coords, key))
+        named = [self.layout.chunk_of_key(r.key) for r in requests]  # type: ignore[union-attr]
+        chunks = [chunk for chunk in named if chunk is not None]
 
         def flow_of(is_chunk: bool, part: list[Request]) -> Flow[list[Any]]:
             if is_chunk:
                 return (yield from self.on_chunks(part, chunks, self.reading))
             return (yield part)
 
-        return (yield from by_kind(requests, are_chunks, flow_of))
+        return (yield from by_kind(requests, [c is not None for c in named], flow_of))
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
         """Return the keys of the chunks in shards, with their sizes; other keys as they are."""
