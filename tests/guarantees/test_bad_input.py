@@ -19,6 +19,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
 import zarr_shardstore
+from tests.support.async_calls import set_partial_values
 from tests.support.bases import BASES, put
 from tests.support.shard_bytes import MISSING, index_nbytes, index_of, places_in
 from zarr_shardstore import (
@@ -138,7 +139,7 @@ def test_a_chunk_outside_the_grid(base: Any, store: ShardingStore, key: str) -> 
     with pytest.raises(SpecError):
         sync(store._set_or_erase([("z/c/0/0", buffer(b"lost")), (key, buffer(b"x"))]))
     with pytest.raises(SpecError):
-        sync(store._set_partial_values([("z/c/0/0", 0, b"lost"), (key, 0, b"x")]))
+        sync(set_partial_values(store, [("z/c/0/0", 0, b"lost"), (key, 0, b"x")]))
     assert objects_of(base) == before
     assert sync(store.get(key, PROTOTYPE)) is None
     assert not sync(store.exists(key))
@@ -362,7 +363,7 @@ def test_read_only(base: Any, store: ShardingStore) -> None:
         lambda: sync(reader.set("n", buffer(b"x"))),
         lambda: sync(reader.set_if_not_exists("n", buffer(b"x"))),
         lambda: sync(reader._set_or_erase([("n", buffer(b"x"))])),
-        lambda: sync(reader._set_partial_values([("n", 0, b"x")])),
+        lambda: sync(set_partial_values(reader, [("n", 0, b"x")])),
         lambda: sync(reader.delete("z/c/0/0")),
         lambda: sync(reader.delete_dir("z")),
         lambda: sync(reader.clear()),
@@ -400,7 +401,7 @@ def test_pieces_that_do_not_fit(base: Any, store: ShardingStore, pieces: Any) ->
     """Overlaps and gaps are refused, and nothing is written."""
     before = objects_of(base)
     with pytest.raises(SpecError):
-        sync(store._set_partial_values(pieces))
+        sync(set_partial_values(store, pieces))
     assert objects_of(base) == before
 
 

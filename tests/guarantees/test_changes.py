@@ -14,6 +14,7 @@ import zarr.api.asynchronous as za
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
+from tests.support.async_calls import set_partial_values
 from zarr_shardstore import (
     CorruptShardError,
     CorruptValueError,
@@ -363,7 +364,7 @@ async def test_an_error_of_a_transformer_fails_its_own_update_only() -> None:
     shard[:4] = b"\0\0\0\0"
     await base.set("x/c/0", buffer(bytes(shard)))
     outcomes = await asyncio.gather(
-        store._set_partial_values([("x/c/0", 0, b"a")]),
+        set_partial_values(store, [("x/c/0", 0, b"a")]),
         store.set("x/c/1", buffer(b"\x09")),
         store.set("x/c/2", buffer(b"\x09")),
         return_exceptions=True,

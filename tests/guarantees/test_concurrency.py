@@ -23,6 +23,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_protot
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
+from tests.support.async_calls import set_partial_values
 from tests.support.bases import BASES, fsspec_memory
 from zarr_shardstore import ShardConflictError, ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.testing import objects_of, wait_until_idle
@@ -297,7 +298,7 @@ async def test_a_bad_update_does_not_fail_its_siblings(base: Any) -> None:
     store = ShardingStore(base, chunks_per_shard=(4, 4))
     outcomes = await asyncio.gather(
         store.set(key(0, 0), buffer(b"good")),
-        store._set_partial_values([(key(0, 1), 5, b"a gap")]),
+        set_partial_values(store, [(key(0, 1), 5, b"a gap")]),
         store.set(key(0, 2), buffer(b"good")),
         return_exceptions=True,
     )

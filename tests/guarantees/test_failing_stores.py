@@ -28,6 +28,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 
 from tests.support import failing
+from tests.support.async_calls import set_partial_values
 from tests.support.bases import put as put_object
 from tests.support.failing import BASES, Base, open_files
 from tests.support.hierarchies import KINDS as HIERARCHIES
@@ -178,7 +179,7 @@ async def perform_async(op: Op, store: ShardingStore) -> Outcome:
             for k, v in op.values.items():
                 await store.set_if_not_exists(k, cpu.Buffer.from_bytes(v or b""))
         case "patch":
-            await store._set_partial_values(op.pieces)
+            await set_partial_values(store, op.pieces)
         case "erase":
             await store._set_or_erase([(key, None) for key in op.values])
         case "batch":

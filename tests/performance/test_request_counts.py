@@ -18,6 +18,7 @@ from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 from zarr.storage import ObjectStore
 
+from tests.support.async_calls import erase_prefix, set_partial_values
 from zarr_shardstore import ShardingMapping, ShardingStore, shard_store
 from zarr_shardstore.testing import CountingStore
 
@@ -95,7 +96,7 @@ async def test_a_whole_shard_is_one_set_and_no_read() -> None:
     """In each way to write it; the first set of the store included."""
     shard_keys = [key(i, j) for i in range(4) for j in range(4)]
     ways: dict[str, Callable[[ShardingStore], Awaitable[object]]] = {
-        "set_partial_values": lambda s: s._set_partial_values([(k, 0, b"abc") for k in shard_keys]),
+        "set_partial_values": lambda s: set_partial_values(s, [(k, 0, b"abc") for k in shard_keys]),
         "_set_or_erase": lambda s: s._set_or_erase([(k, buffer(b"abc")) for k in shard_keys]),
         "gather": lambda s: asyncio.gather(*(s.set(k, buffer(b"abc")) for k in shard_keys)),
     }
@@ -204,10 +205,10 @@ async def test_erase_prefix_inside_the_grid_of_a_zarr_array(base: CountingStore)
     )
     await z.setitem(slice(None), 1)
     base.forget()
-    await store._erase_prefix("z/c/5/")
+    await erase_prefix(store, "z/c/5/")
     assert sorted(base.writes) == [("set", "z/c/1/0"), ("set", "z/c/1/1")]
     base.forget()
-    await store._erase_prefix("z/c/")
+    await erase_prefix(store, "z/c/")
     assert base.reads == []
     assert not [k for k in base._store_dict if k.startswith("z/c/")]
 
@@ -248,7 +249,7 @@ async def test_a_prefix_reads_the_shards_that_can_match(
     shards_read = [k for k, _ in base.reads if not k.endswith(("zarr.json", ".zarray"))]
     assert len(set(shards_read)) == len(shards_read) == n_shards
     base.forget()
-    await store._erase_prefix(prefix)
+    await erase_prefix(store, prefix)
     written = [k for _, k in base.writes]
     assert len(set(written)) == len(written) == n_shards
     assert {k for k, _ in base.reads if not k.endswith(("zarr.json", ".zarray"))} <= set(written)

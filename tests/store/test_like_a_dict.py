@@ -22,6 +22,7 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Suf
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import LocalStore, ObjectStore, WrapperStore
 
+from tests.support.async_calls import erase_prefix, set_partial_values
 from tests.support.bases import ALL_BASES, fsspec_local, temporary_directory
 from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
@@ -299,7 +300,7 @@ class Async:
         self._run(gather())
 
     def partial(self, triples: list[tuple[str, int, bytes]]) -> None:
-        self._run(self.s._set_partial_values(triples))
+        self._run(set_partial_values(self.s, triples))
 
     def erase(self, key: str) -> None:
         self._run(self.s.delete(key))
@@ -314,7 +315,7 @@ class Async:
         self._run(self.s._set_or_erase([(key, None) for key in keys]))
 
     def erase_prefix(self, prefix: str) -> None:
-        self._run(self.s._erase_prefix(prefix))
+        self._run(erase_prefix(self.s, prefix))
 
     def exists(self, key: str) -> bool:
         return bool(self._run(self.s.exists(key)))

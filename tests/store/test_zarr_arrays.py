@@ -21,6 +21,7 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
+from tests.support.async_calls import erase_prefix
 from tests.support.bases import ALL_BASES
 from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import (
@@ -434,7 +435,7 @@ def test_arrays_come_and_go(base: Any) -> None:
     store = ShardingStore(base, chunks_per_shard=2)
     erasures: list[Callable[[], Coroutine[Any, Any, None]]] = [
         lambda: store.delete_dir("g/z"),
-        lambda: store._erase_prefix("g/"),
+        lambda: erase_prefix(store, "g/"),
         lambda: store.clear(),
         lambda: store._set_or_erase(
             [(key, None) for key in [*(f"g/z/c/{i}" for i in range(4)), "g/z/zarr.json"]]

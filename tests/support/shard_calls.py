@@ -12,6 +12,7 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 
+from tests.support.async_calls import set_partial_values
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.testing import Event
 
@@ -222,7 +223,7 @@ async def perform(store: ShardingStore, call: Call) -> object:
             await store.set_if_not_exists(key, cpu.Buffer.from_bytes(value))
         case Patch(pieces):
             try:
-                await store._set_partial_values(pieces)
+                await set_partial_values(store, pieces)
             except SpecError:
                 return REFUSED
         case Erase((key,)):

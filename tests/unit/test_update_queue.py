@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 from zarr.core.buffer import cpu
 
+from tests.support.async_calls import set_partial_values
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.io import update_queue
 from zarr_shardstore.io.concurrency import worker_pool
@@ -120,9 +121,9 @@ async def test_much_work_takes_a_hop_before_it_begins(tmp_path: Path) -> None:
     store, other = opened(tmp_path), ShardingStore(tmp_path, chunks_per_shard=N)
     await other.set(key(9), buffer(bytes(200_000)))  # a large gap
     cases: dict[str, list[Any]] = {
-        "little": [store._set_partial_values([(key(5), 0, bytes(200_000))])],
+        "little": [set_partial_values(store, [(key(5), 0, bytes(200_000))])],
         "many": [store.set(key(i % 4), buffer(b"new")) for i in range(70)],
-        "pieces": [store._set_partial_values([(key(5), 0, bytes(300_000))])],
+        "pieces": [set_partial_values(store, [(key(5), 0, bytes(300_000))])],
         "whole": [store.set(key(i), buffer(bytes(20_000))) for i in range(N)],
         "two stores": [s.set(key(1), buffer(b"new")) for s in (store, other)],
     }
@@ -176,7 +177,7 @@ async def test_what_is_more_than_writing_into_the_gap_takes_a_hop(
     gap = os.path.getsize(tmp_path / SHARD)
     cases: list[Any] = [
         store.set(key(2), buffer(bytes(gap))),
-        store._set_partial_values([(key(0), 1, b"!")]),
+        set_partial_values(store, [(key(0), 1, b"!")]),
         store.set_if_not_exists(key(0), buffer(b"not stored")),
         strict.set(key(1), buffer(b"new")),
         *(store.delete(key(i)) for i in range(3)),
@@ -201,7 +202,7 @@ async def test_a_commit_that_waits_for_a_worker_holds_no_shard(tmp_path: Path) -
         for _ in range(pool._max_workers):
             pool.submit(may_end.wait, 60)
         await asyncio.wait_for(store.set(key(1), buffer(b"new")), 30)  # needs none
-        task = asyncio.create_task(store._set_partial_values([(key(1), 0, b"N")]))
+        task = asyncio.create_task(set_partial_values(store, [(key(1), 0, b"N")]))
         await asyncio.sleep(0.05)
         path = f"{os.path.realpath(tmp_path)}/{SHARD}"
         with ShardLock(path, lambda _: True) as is_locked:

@@ -105,7 +105,8 @@ def consolidate_below(listing: Listing, array_cache: ArrayCache, path: str) -> F
         found, errors_there = yield from shards_below(listing, directory)
         shards += [shard for shard, below in found if not below]
         errors += errors_there
-    writers: dict[ArrayLayout, ConsolidatedIndexWriter] = {}
+    layouts = dict.fromkeys(shard.layout for shard in shards)
+    writers = {layout: ConsolidatedIndexWriter(layout.spec) for layout in layouts}
     young = yield from _record([RecordIndex(shard) for shard in shards], writers)
     # Shards that had just changed are recorded again; those that still change are left out.
     yield from _record([RecordIndex(shard, waits=True) for shard in young[:1]], writers)
@@ -132,8 +133,6 @@ def _record(
         replies: list[Recorded] = yield [*part]
         for request, found in zip(part, replies, strict=True):
             layout, key = request.shard.layout, request.shard.key
-            if layout not in writers:
-                writers[layout] = ConsolidatedIndexWriter(layout.spec)
             if found == "young":
                 young.append(request.shard)
             elif found is not None:
@@ -148,13 +147,10 @@ def _nodes_of(layout: ArrayLayout, array_cache: ArrayCache) -> Flow[list[Node]]:
     else:
         nodes = [Node("v3", layout.path), Node("v2", layout.path)]
     states = yield from array_cache.lookup(nodes)
-    found = []
-    for node in nodes:
-        array = states[node]
-        split = split_at_sharding(array.stack) if isinstance(array, StoredArray) else None
-        if split is not None and split[0].layout == layout:
-            found.append(node)
-    return found
+    splits = {
+        n: split_at_sharding(a.stack) for n, a in states.items() if isinstance(a, StoredArray)
+    }
+    return [node for node in nodes if (split := splits.get(node)) and split[0].layout == layout]
 
 
 def _declare(nodes: Sequence[Node], array_cache: ArrayCache) -> Flow[None]:

@@ -645,17 +645,6 @@ class ShardingStore(Store):
         self._check_writable()
         self._engine.driver.run(self._engine.operations.set_many([(key, None)]))
 
-    # --------------------------- the draft's operations, async
-
-    async def _set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
-        """As `ShardingMapping.set_partial_values`."""
-        pieces = [(key, start, own_bytes(value)) for key, start, value in key_start_values]
-        await self._write(self._engine.operations.set_partial_values(pieces))
-
-    async def _erase_prefix(self, prefix: str) -> None:
-        """As `ShardingMapping.erase_prefix`."""
-        await self._write(self._engine.operations.erase_prefix(prefix))
-
     # --------------------------------------------------- for `ShardedCodecPipeline`
 
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]:
