@@ -33,6 +33,8 @@ from zarr_shardstore.format.shard import ShardIndex, ShardingSpec
 CONSOLIDATED_INDEX_NAME = "__shards.index"
 """Follows the prefix of the chunk keys of the array."""
 
+_SEGMENT = f"/{CONSOLIDATED_INDEX_NAME}"
+
 _MEMBER = "zarr_shardstore_index"
 """Member of the metadata document of an array that has a consolidated index."""
 
@@ -74,7 +76,7 @@ class ConsolidatedIndexWriter:
 
     def __init__(self, spec: ShardingSpec) -> None:
         self._spec = spec
-        self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        self._rows: list[tuple[str, RecordedVersion, int, int]] = []
         self._blobs: list[bytes] = []
 
     def __len__(self) -> int:
@@ -84,13 +86,12 @@ class ConsolidatedIndexWriter:
         """Add the index of the shard whose key ends with `suffix`."""
         blob = zlib.compress(_shuffled(found.index.fields), _LEVEL)
         self._blobs.append(blob)
-        values = suffix, found.version, found.size, len(blob)
-        for column, value in zip(self._columns.values(), values, strict=True):
-            column.append(value)
+        self._rows.append((suffix, found.version, found.size, len(blob)))
 
     def encode(self, written_s: int) -> bytes:
         """Return the bytes of the object, with the time of writing in seconds since 1970."""
-        header = {**_header_of(self._spec), "written": written_s, **self._columns}
+        columns = {name: [row[i] for row in self._rows] for i, name in enumerate(_COLUMNS)}
+        header = {**_header_of(self._spec), "written": written_s, **columns}
         packed = zlib.compress(json.dumps(header, separators=(",", ":")).encode(), _LEVEL)
         rest = b"".join([len(packed).to_bytes(4, "little"), packed, *self._blobs])
         return _MAGIC + crc32c.crc32c(rest).to_bytes(4, "little") + rest
@@ -164,10 +165,7 @@ class ConsolidatedIndex:
 
 def is_consolidated_index_key(key: str) -> bool:
     """Whether a key, or the last segment of a key, is that of a consolidated index."""
-    return key.endswith(CONSOLIDATED_INDEX_NAME) and key[: -len(CONSOLIDATED_INDEX_NAME)][-1:] in (
-        "",
-        "/",
-    )
+    return key.endswith(_SEGMENT) or key == CONSOLIDATED_INDEX_NAME
 
 
 def declares_consolidated_index(doc: _Doc) -> bool:

@@ -74,15 +74,7 @@ def entries_in_box(
 
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
-    """Keys of the chunks and the shards of one sharded array.
-
-    >>> from zarr_shardstore.format.shard import DRAFT_INDEX
-    >>> layout = ArrayLayout("foo/baz", "data/root/foo/baz/", ChunkKeyEncoding("draft", "/"),
-    ...                      None, ShardingSpec((32, 2), DRAFT_INDEX))
-    >>> chunk = layout.chunk((96, 18))
-    >>> chunk.shard.key, chunk.entry_id
-    ('data/root/foo/baz/c3/9', 0)
-    """
+    """Keys of the chunks and the shards of one sharded array."""
 
     path: str
     """Path of the array, ``""`` for the root."""

@@ -43,9 +43,7 @@ ByteRange: TypeAlias = Range | StartFrom | Suffix
 
 def resolve_range(byte_range: ByteRange | None, nbytes: int) -> tuple[int, int]:
     """Return the half-open range of a value of `nbytes` bytes, clipped; ``None`` means all of it.
-
-    Raise `SpecError` if a number is negative.
-    """
+    Raise `SpecError` if a number is negative."""
     match byte_range:
         case None:
             return 0, nbytes
@@ -115,11 +113,6 @@ def merge_spans(
     """Merge neighbouring spans of objects until `n_spans` are left in all, or limits are reached.
 
     The shortest gaps are closed first; together they have at most `max_unwanted_bytes`.
-
-    >>> spans = plan_spans([(0, 4), (10, 14), (16, 20)], max_gap_bytes=0, max_coalesced_bytes=99)
-    >>> limits = {"max_gap_bytes": 9, "max_unwanted_bytes": 9, "max_coalesced_bytes": 99}
-    >>> merge_spans([spans], 2, **limits)
-    [[Span(start=0, stop=4, members=[0]), Span(start=10, stop=20, members=[1, 2])]]
     """
     gaps = sorted(
         (after.start - before.stop, i, j)

@@ -104,10 +104,7 @@ def check_chunks_per_shard(value: Sequence[int]) -> Coords:
 
 @dataclass(frozen=True, slots=True)
 class ShardingSpec:
-    """Parameters of the sharding of one array, in whatever form they were declared.
-
-    They are checked by `check_chunks_per_shard`.
-    """
+    """Parameters of the sharding of one array, in whatever form they were declared."""
 
     chunks_per_shard: Coords
     """Entries along each dimension; ``()`` for a 0-d array."""
@@ -174,10 +171,8 @@ class ShardIndex:
     def entries(
         self, entry_ids: Sequence[int], shard_nbytes: int | None, spec: ShardingSpec
     ) -> list[tuple[int, int] | None]:
-        """Return offsets and nbytes of entries; ``None`` for those that are missing.
-
-        They are checked as by `check_entry`, if the size of the shard is known.
-        """
+        """Return offsets and nbytes of entries, ``None`` for those that are missing. They are
+        checked as by `check_entry`, if the size of the shard is known."""
         start, stop = (0, 0) if shard_nbytes is None else _data_range(shard_nbytes, spec)
         entries: list[tuple[int, int] | None] = []
         for entry_id, (offset, nbytes) in zip(
@@ -278,10 +273,8 @@ def build_shard(entries: Mapping[int, Bytes], spec: ShardingSpec, order: EntryOr
 def lay_out(
     entries: Mapping[int, Bytes], spec: ShardingSpec, order: EntryOrder, gap_nbytes: int = 0
 ) -> list[tuple[int, Sequence[Bytes]]]:
-    """As `build_shard`, in pieces with the offset of the first, as `SetWithGaps` takes them.
-
-    A gap is between the entries and an index at the end.
-    """
+    """As `build_shard`, in pieces with the offset of the first, as `SetWithGaps` takes them. A gap
+    is between the entries and an index at the end."""
     ids = np.fromiter(entries, dtype=np.intp, count=len(entries))
     ids = order_entries(ids, spec.chunks_per_shard, order)
     values = [entries[i] for i in ids.tolist()]

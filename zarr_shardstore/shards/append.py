@@ -67,10 +67,8 @@ def append_to_shard(
 ) -> Flow[list[Exception | None]]:
     """Commit groups of updates in the file of a shard; each group whole or not at all.
 
-    The caller must have locked the shard. A change that would leave more than `max_dead_nbytes`
-    dead bytes stores the shard again without them. Return for each group ``None``, or the error for
-    which it was left out. If the index is damaged, or an entry whose value is patched, nothing is
-    written.
+    As `rewrite_shard`. A change that would leave more than `max_dead_nbytes` dead bytes stores the
+    shard again without them.
 
     Cost: for entries of n bytes in all, n bytes and 64 for each, at any size of the shard. Also the
     index, when a shard is opened, grows, or is sealed. Patches read the old values.
@@ -114,10 +112,9 @@ def fits_inline(
     writer: ShardWriter,
     max_dead_nbytes: int | None,
 ) -> bool:
-    """Return whether `append_to_shard` only writes the updates into the gap of an opened shard.
+    """Return whether `append_to_shard` certainly writes only into the gap of an opened shard.
 
-    Then it reads no old value, moves no index, and neither creates, compacts, seals nor deletes the
-    shard. Where this is not certain the reply is false.
+    Then it reads no value, moves no index, and neither creates, compacts, seals nor deletes it.
     """
     if writer.shard != shard or len(updates) >= shard.n_grid_entries:
         return False
@@ -145,11 +142,8 @@ def fits_inline(
 def seal_shard(
     shard: ShardRef, *, order: EntryOrder, max_dead_share: float = _MAX_DEAD_SHARE
 ) -> Flow[None]:
-    """Remove the gap and the journal of a shard; compact it if more of its data is dead than
-    `max_dead_share`.
-
-    The caller must have locked the shard.
-    """
+    """Remove the gap and the journal of a locked shard; compact it if more of its data is dead than
+    `max_dead_share`."""
     writer = yield from _open(shard)
     if writer is not None:
         yield from _seal(writer, order, max_dead_share)

@@ -88,10 +88,8 @@ def corrupt(shard: ShardRef, damage: IndexDamageError, hint: str = "") -> Corrup
 def read_indexes(
     shards: Sequence[ShardRef], *, cache: bool = True
 ) -> Flow[list[ShardIndex | None]]:
-    """Read the indexes of shards in one round; ``None`` where there is no shard.
-
-    Raise `CorruptShardError` if an index cannot be decoded.
-    """
+    """Read the indexes of shards in one round; ``None`` where there is no shard. Raise
+    `CorruptShardError` if an index cannot be decoded."""
     indexes = yield from try_read_indexes(shards, cache=cache)
     for index in indexes:
         if isinstance(index, CorruptShardError):
@@ -102,10 +100,8 @@ def read_indexes(
 def try_read_indexes(
     shards: Sequence[ShardRef], versions: Sequence[object] | None = None, *, cache: bool = True
 ) -> Flow[list[ShardIndex | CorruptShardError | None]]:
-    """Read indexes as `read_indexes`, with the error in the place of one that is damaged.
-
-    A listing has just shown the `versions` of the shards.
-    """
+    """Read indexes as `read_indexes`, with the error in the place of one that is damaged. A listing
+    has just shown the `versions` of the shards."""
     if not shards:
         return []
     indexes: list[ShardIndex | CorruptShardError | None] = [None] * len(shards)

@@ -89,10 +89,8 @@ class ShardReads:
         return len({i for i, r in zip(self.entry_ids, byte_ranges, strict=True) if r is None})
 
     def ranges(self, index: ShardIndex, shard_nbytes: int | None) -> list[tuple[int, int] | None]:
-        """Return the bytes of the shard that each value is; ``None`` for a missing entry.
-
-        Raise `IndexDamageError` if an entry leaves a shard of `shard_nbytes`.
-        """
+        """Return the bytes of the shard that each value is; ``None`` for a missing entry. Raise
+        `IndexDamageError` if an entry leaves a shard of `shard_nbytes`."""
         entries = index.entries(self.entry_ids, shard_nbytes, self.shard.layout.spec)
         ranges = [None if entry is None else (entry[0], entry[0] + entry[1]) for entry in entries]
         if self.column is not None:
@@ -179,11 +177,8 @@ def _read_in_two_rounds(
 
 
 def _choose_whole_shards(groups: Sequence[ShardReads], max_nbytes: int) -> list[bool]:
-    """Choose the shards that are read whole, unless their index is cached.
-
-    Those are the shards most of whose chunks are wanted. While they are few bytes, also the shards
-    of which several chunks are wanted. A single chunk is read by itself.
-    """
+    """Choose the shards that are read whole, unless their index is cached: those most of whose
+    chunks are wanted and, while they are few bytes, those of which several chunks are wanted."""
     unwanted_left = _MAX_UNWANTED_NBYTES_OF_READ
     chosen: list[bool] = []
     for reads in groups:

@@ -51,10 +51,10 @@ class GridDirectory:
         return self.layout.shard_of_key(self.base_directory + name)
 
     def expand_name(self, name: str) -> list[str] | None:
-        """Return the names of the chunk directories that a shard directory stands for.
+        """Return the names of the chunk directories that a shard directory may have in the grid.
 
-        These are all that are possible in the grid. Only the indexes of the shards below tell
-        which of them have chunks. ``None`` if `name` is no shard directory.
+        Only the indexes of the shards below tell which of them have chunks. ``None`` if `name` is
+        no shard directory.
         """
         layout, dim = self.layout, len(self.leading)
         path = f"{self.base_directory}{name}/"[len(layout.prefix) :]
@@ -86,10 +86,8 @@ class GridDirectory:
 
 
 def locate_directory(layout: ArrayLayout, directory: str) -> GridDirectory | None:
-    """Return the place of a directory (ending with ``/``, or empty) in an array's chunk keys.
-
-    ``None`` if it is not the array's own and no chunk key starts with it.
-    """
+    """Return the place of a directory (ending with ``/``, or empty) in an array's chunk keys;
+    ``None`` if it is not the array's own and no chunk key starts with it."""
     if directory == layout.prefix:
         return GridDirectory(layout, "", ())
     path = directory.removeprefix(layout.prefix)
@@ -151,10 +149,8 @@ KEYS_PER_PAGE = 1024
 
 
 class VersionedKeys(list[str]):
-    """A page of keys, with the versions that their objects had when they were listed.
-
-    A version is ``None`` if the base store does not tell it.
-    """
+    """A page of keys, with the versions that their objects had when they were listed; ``None`` if
+    the base store does not tell it."""
 
     def __init__(self, keys: Iterable[str] = (), versions: Sequence[object] = ()) -> None:
         super().__init__(keys)

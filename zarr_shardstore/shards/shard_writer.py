@@ -208,11 +208,8 @@ class ShardWriter:
 
     @property
     def n_full(self) -> int:
-        """Number of entries of a full shard: those in the array.
-
-        In dimensions in which the array has grown since the shard was opened, all that the shard
-        can hold.
-        """
+        """Number of entries of a full shard: those in the array; in dimensions in which the array
+        has grown since the shard was opened, all that the shard can have."""
         if not self.growing:
             return self.shard.n_grid_entries
         layout = self.shard.layout
@@ -231,10 +228,8 @@ class ShardWriter:
     # ------------------------------------------------------------- changes
 
     def change(self, values: Mapping[int, Bytes | None]) -> list[FileStep]:
-        """Return the steps that give entries new values, or none; the file grows if it must.
-
-        The caller has checked the `damaged` entries. Until all steps are taken `is_valid` is false.
-        """
+        """Return the steps that give entries new values, or none; the file grows if it must. The
+        caller has checked the `damaged` entries."""
         self.is_valid = False
         pieces = [value for value in values.values() if value]
         nbytes = sum(map(len, pieces))
@@ -307,9 +302,7 @@ class ShardWriter:
 
     def _moved(self, nbytes: int, mean_nbytes: float) -> list[FileStep]:
         """Return the steps that copy the index behind a gap for `nbytes` and the entries to come.
-
-        The old index stays where it is, so that cutting the file undoes the move.
-        """
+        The old index stays where it is, so that cutting the file undoes the move."""
         start = self.size
         gap = gap_nbytes(self.shard, self.n_full - self.n_present, mean_nbytes, self.live_nbytes)
         index_start = page_aligned(start + nbytes + gap, self.shard.layout.spec.index_nbytes)
@@ -361,11 +354,7 @@ class ShardWriter:
 
     def trimmed(self) -> list[FileStep]:
         """Return the steps of a seal: they end the journal, and remove the gap unless it is smaller
-        than the index.
-
-        A copy of the index is written behind the data, where it is dead bytes. Then the file is cut
-        behind that copy, in one step.
-        """
+        than the index. The file is cut, in one step, behind a copy of the index."""
         self.is_valid = False
         # First: a record for another place of the index could undo the change.
         steps: list[FileStep] = [Truncate("journal", 0), Barrier()]

@@ -61,36 +61,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ArrayContext:
-    """The array that a transformer is made for.
-
-    Parameters
-    ----------
-    path : str
-        Path of the array, ``""`` for the root.
-    prefix : str
-        Prefix of each chunk key: ``""``, or it ends with ``/``.
-    encoding : ChunkKeyEncoding
-        Spelling of coordinates in chunk keys.
-    grid_shape : tuple of int
-        Number of chunks along each dimension.
-    document : mapping
-        Metadata document as readers see it.
-    reading : ReadOptions
-        Options of reads.
-    index_key : str, optional
-        Key of the consolidated index of the array.
-    chunk_nbytes : int, optional
-        Size of a decoded chunk in bytes, if the data type tells.
-    """
+    """The array that a transformer is made for."""
 
     path: str
+    """Path of the array, ``""`` for the root."""
     prefix: str
+    """Prefix of each chunk key: ``""``, or it ends with ``/``."""
     encoding: ChunkKeyEncoding
     grid_shape: Coords
+    """Number of chunks along each dimension."""
     document: Mapping[str, Any]
+    """Metadata document as readers see it."""
     reading: ReadOptions
     index_key: str | None = None
+    """Key of the consolidated index of the array."""
     chunk_nbytes: int | None = None
+    """Size of a decoded chunk in bytes, if the data type tells."""
 
 
 class StorageTransformer(Protocol):
@@ -111,10 +97,8 @@ class StorageTransformer(Protocol):
         """
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
-        """Return the keys of the values in objects below, with sizes where they are known.
-
-        Without an own method these are the keys of the objects.
-        """
+        """Return the keys of the values in objects below, with sizes where they are known; the keys
+        of the objects, if a transformer has no method of its own."""
         return [(key, None) for key in keys]
         yield  # a flow without requests
 
@@ -249,9 +233,8 @@ def keys_above(stack: Stack, keys: Sequence[str]) -> Flow[list[tuple[str, int | 
 def gather(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
     """Run flows in shared rounds: their requests of one round are one list. Return their results.
 
-    If a request fails, each flow of that round gets the error, and may continue; all are then run
-    to their end. The first error that is not that of the request is raised, or else the first. If
-    a flow fails for another reason, the others are closed.
+    If a request fails, each flow of that round gets the error, and may continue to its end. Errors
+    other than that of the request are raised first. If a flow fails otherwise, all are closed.
     """
     if len(flows) == 1:
         return [(yield from flows[0])]
@@ -296,10 +279,8 @@ def by_kind(
     kinds: Sequence[Any],
     flow_of: Callable[[Any, list[T]], Flow[list[Any]]],
 ) -> Flow[list[Any]]:
-    """Run a flow for the requests of each kind, as `gather`; return the replies in order.
-
-    Requests of the kind ``None`` get the reply ``None``.
-    """
+    """Run a flow for the requests of each kind, as `gather`; return the replies in order, and
+    ``None`` for requests of the kind ``None``."""
     positions: dict[Any, list[int]] = {}
     for i, kind in enumerate(kinds):
         if kind is not None:
@@ -323,11 +304,8 @@ Strategy: TypeAlias = Literal["auto", "rewrite", "append"]
 def perform_on_chunks(
     requests: Sequence[Request], chunks: Sequence[ChunkRef], reading: ReadOptions
 ) -> Flow[list[Any]]:
-    """Reply to requests for chunks, also of several arrays.
-
-    Cost: two rounds for all reads, as `read_entries`; one round for the sizes; one
-    `UpdateShard` for each shard that changes. All three share their rounds.
-    """
+    """Reply to requests for chunks, also of several arrays. Cost: two rounds for all reads, one for
+    the sizes, one `UpdateShard` for each shard that changes. All three share their rounds."""
     kinds = [_FLOWS.get(type(request), _update) for request in requests]
     pairs = list(zip(requests, chunks, strict=True))
     return (yield from by_kind(pairs, kinds, lambda flow, part: flow(part, reading)))

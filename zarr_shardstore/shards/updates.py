@@ -92,10 +92,8 @@ def nbytes_of(update: EntryUpdate) -> float:
 
 
 def check_pieces(key: str, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """Return the pieces of one value in ascending order.
-
-    Refuse pieces that overlap, and a negative start beside another piece.
-    """
+    """Return the pieces of one value in ascending order. Refuse pieces that overlap, and a negative
+    start beside another piece."""
     try:
         # Of two at one place the empty one comes first: it covers nothing of the other.
         ordered = tuple(sorted(((index(start), v) for start, v in pieces), key=_start_and_nbytes))
