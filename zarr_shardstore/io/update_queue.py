@@ -4,22 +4,20 @@ Theory of operation
 -------------------
 1. *Group commit.* An update joins the queue of its shard. The caller whose update finds no queue
    leads: it takes all updates that wait, commits them in one write, and repeats until none wait.
-   So n concurrent updates of a shard cost a few writes, and none is lost. A queue exists only while
-   its shard is being written.
+   So n concurrent updates of a shard cost a few writes, and none is lost.
 2. *Several stores share a queue.* Each update is committed by the driver of its own store. Only
    updates of one store, with the same layout of the shard, are one group.
 3. *A leader works for itself first.* A blocking caller commits its own update, and then passes the
    lead on to a worker thread if others wait.
-4. *Leader tokens.* The queue knows its leader by a token. Passing the lead on replaces the token,
-   so a former leader has no say any more. Whatever exception ends a leader, at whatever line, it
-   calls `_abandon` with its token: all callers that wait get an error, and the shard is free.
+4. *Leader tokens.* The queue knows its leader by a token, which is replaced when the lead is passed
+   on. Whatever exception ends a leader, at whatever line, it calls `_abandon` with its token: all
+   callers that wait get an error, and the shard is free.
 5. *Locks stay in their thread.* The thread that locks a shard commits and unlocks it. Only for
-   async base stores a worker waits for the file lock in place of the event loop. A commit that
-   holds a shard lock never waits for the worker pool: all workers may be blocked on that lock.
+   async base stores a worker waits for the file lock. A commit that holds a shard lock never waits
+   for the worker pool: all workers may be blocked on that lock.
 6. *An event loop never blocks.* It waits for no lock, and commits inline only a predicted little
-   work: at most `_MAX_INLINE_UPDATES` updates with at most `_MAX_INLINE_NBYTES`, of a shard that is
-   open, ours and lockable immediately, whose strategy only writes small pieces into it. All of this
-   is known before a byte is written. Otherwise a worker thread does the whole commit.
+   work: few and small updates of a shard that is open, ours and lockable immediately, whose
+   strategy only writes small pieces into it. Otherwise a worker thread does the whole commit.
 7. *Slow disks.* A commit inline that takes longer than `_MAX_INLINE_S` sends those of its store to
    worker threads for `_WORKER_TIME_RATIO` times as long: the loop is held up for 1 % of the time.
 8. *An event loop may end or block.* The queue remembers the loop in which its leader is a task.
@@ -106,11 +104,7 @@ blocked_loop: ContextVar[_Loop | None] = ContextVar("blocked_loop", default=None
 
 
 def commit(driver: Driver, request: UpdateShard) -> None:
-    """Commit an update in this thread, or wait for the leader that does.
-
-    Raises `ShardConflictError` if the leader was interrupted, or is a task of the event loop of
-    this very thread.
-    """
+    """Commit an update in this thread, or wait for the leader that does (rules 3, 4 and 8)."""
     scope = driver.backend.scope(request.shard.key)
     update = QueuedUpdate(driver, request)
     try:
@@ -311,8 +305,7 @@ def _settle(updates: Sequence[QueuedUpdate], outcome: _Outcome) -> None:
 def _join(scope: Hashable, update: QueuedUpdate) -> bool:
     """Put an update into the queue of its shard; return whether its caller leads.
 
-    A leader must now take and commit until nothing waits; its update is its token. The update is
-    refused, and not queued, if a task of the event loop that the caller blocks leads.
+    A leader must now take and commit until nothing waits; its update is its token.
     """
     # Running: a waiter that is cancelled does not cancel the commit under way.
     update.done.set_running_or_notify_cancel()
@@ -347,10 +340,7 @@ def _take(scope: Hashable, leader: object) -> list[QueuedUpdate]:
 
 @_synchronized
 def _claim(scope: Hashable, leader: object, heir: object, loop: _Loop | None) -> bool:
-    """Lead a queue in the place of the leader that passed it on, if that has not failed since.
-
-    From now on callers that block `loop` are refused.
-    """
+    """Lead a queue in the place of its leader, if that has not failed; `loop` is as in rule 8."""
     queue = _queues.get(scope)
     if queue is None or queue.leader is not leader:
         return False
@@ -381,7 +371,6 @@ def _interrupted() -> ShardConflictError:
 
 
 def running_loop() -> _Loop | None:
-    """Return the event loop that runs in this thread."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -33,8 +33,9 @@ from zarr_shardstore.io.backends.store_traits import directory_of
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import cached_files, files, fs
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX, shared
 from zarr_shardstore.io.local.open_shards import ShardLock, lock_to_replace, open_shards
-from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX, find_repair_of
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.shard_writer import ShardWriter
@@ -225,11 +226,24 @@ class LocalBackend(Backend):
     def _get_consistent(
         self, key: str, byte_range: ByteRange | None, opened: OpenFiles
     ) -> requests.Found:
-        def open_again() -> cached_files.ShardFileReader | None:
-            _close(opened, key)  # another file may have the path
-            return self._open(key, opened)
-
-        return cached_files.read_when_consistent(self.real_root + key, open_again, byte_range)
+        """Read a shard file while writers are kept from changing its index."""
+        path = self.real_root + key
+        is_ours = open_shards.is_locked_by_me(path)
+        while True:
+            before = fs.state_of(path)
+            with nullcontext(True) if is_ours else shared(path) as is_locked:
+                _close(opened, key)  # another file may have the path
+                reader = self._open(key, opened)
+                found = requests.Found(None, None)
+                if reader is not None:
+                    value = reader.read(byte_range, find_repair_of(path, reader.handle.fd))
+                    found = requests.Found(value, reader.version, reader.size)
+            # Without a lock a writer may have come before the bytes were read. If it is gone, too,
+            # it has replaced the file, or made it longer: a shard without a journal has no gap.
+            if is_locked:
+                return found
+            if not os.path.exists(path + LOCK_SUFFIX) and fs.state_of(path) == before:
+                return found
 
     def _record_index(self, shard: ShardRef, *, waits: bool) -> requests.Recorded:
         if waits:

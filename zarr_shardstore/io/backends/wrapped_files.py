@@ -3,7 +3,7 @@
 Their own methods read and write, but another store of this process, or another process, may
 append to the same files. So each read is checked against the file:
 
-1. A file that has a journal is read by this backend itself, as `read_consistent` does.
+1. A file that has a journal is read by the local backend, while writers are kept away.
 2. A file that has changed since the read began is read again in the same way.
 3. A reply has the state of the file as its version. A file that is younger than the clock of the
    file system is fine gets a version that equals nothing.
@@ -19,9 +19,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from zarr.abc.store import Store
-from zarr.storage import ObjectStore
+from zarr.storage import LocalStore, ObjectStore
 
 from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, BackendOptions
+from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.store_traits import (
     deletes_only_by_key,
     innermost,
@@ -31,7 +32,6 @@ from zarr_shardstore.io.backends.store_traits import (
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.local import files, fs
-from zarr_shardstore.io.local.cached_files import read_consistent
 from zarr_shardstore.io.local.open_shards import lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.io.write_epochs import version_of
@@ -53,6 +53,7 @@ class WrappedFilesBackend(ZarrBackend):
         root = root_of_files(store)
         assert root is not None, "the store is one of local files"
         self._root = root
+        self._local = LocalBackend(LocalStore(root))
         self.max_requests_at_once = None
         self._overwrites = is_local_fsspec(innermost(store))
 
@@ -64,10 +65,10 @@ class WrappedFilesBackend(ZarrBackend):
         return lock_to_replace(self._root + key, self._options.locking, overwrites=self._overwrites)
 
     def refuse_links(self, key: str) -> None:
-        files.refuse_links(self._root, key)
+        self._local.refuse_links(key)
 
     def linked_directory(self, prefix: str) -> str | None:
-        return files.link_on_way(self._root, prefix) or files.link_below(self._root + prefix)
+        return self._local.linked_directory(prefix)
 
     def _is_linked(self, key: str) -> bool:
         return files.link_on_way(self._root, key) is not None
@@ -85,7 +86,7 @@ class WrappedFilesBackend(ZarrBackend):
             if request.consistent and not _is_consistent(path, before):
                 found = None
         if found is None:
-            found = read_consistent(path, request.byte_range)
+            found = self._read_consistent(request)
         return found._replace(version=_version_since(path, before, began_ns))
 
     async def _reply(self, request: Request) -> Any:
@@ -123,10 +124,12 @@ class WrappedFilesBackend(ZarrBackend):
                 found = None
         if found is None:
             loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(
-                worker_pool(), read_consistent, path, request.byte_range
-            )
+            found = await loop.run_in_executor(worker_pool(), self._read_consistent, request)
         return found._replace(version=_version_since(path, before, began_ns))
+
+    def _read_consistent(self, request: Get) -> Found:
+        (found,) = self._local.perform([request._replace(consistent=True)])
+        return found  # type: ignore[no-any-return]
 
     def _removes_through_links(self, prefix: str) -> bool:
         # obstore's removes what it lists, and lists through links; others stop at a link.
@@ -137,13 +140,13 @@ class WrappedFilesBackend(ZarrBackend):
 
 
 def _is_appended_to(path: str) -> bool:
-    return not open_shards.is_replaced(path) and os.path.exists(path + JOURNAL_SUFFIX)
+    return path not in open_shards.replaced and os.path.exists(path + JOURNAL_SUFFIX)
 
 
 def _is_consistent(path: str, before: fs.FileState) -> bool:
     """Whether no writer has changed a file in its place since `before`; true for a shard that this
     process is replacing, as its commit, too, reads through here."""
-    if open_shards.is_replaced(path):
+    if path in open_shards.replaced:
         return True
     return not _is_appended_to(path) and fs.state_of(path) == before
 

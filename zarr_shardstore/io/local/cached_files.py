@@ -43,7 +43,6 @@ import stat
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, nullcontext
 from enum import Enum
 from typing import Final, Literal, TypeAlias, cast
 
@@ -52,10 +51,7 @@ from zarr_shardstore.format.ranges import ByteRange, Range, resolve_range
 from zarr_shardstore.format.shard import MISSING, ShardIndex, ShardingSpec
 from zarr_shardstore.io.index_cache import CachedIndex, index_cache
 from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX, shared
 from zarr_shardstore.io.local.open_shards import open_shards
-from zarr_shardstore.io.local.shard_files import find_repair_of
-from zarr_shardstore.shards.requests import Found
 from zarr_shardstore.synchronized import synchronized
 
 MAX_INLINE_NBYTES = 256 * 1024
@@ -292,39 +288,3 @@ class ShardFileReader:
             if first < stop:
                 buffer[first - start : stop - start] = new[first - offset : stop - offset]
         return memoryview(buffer).toreadonly()
-
-
-def read_consistent(path: str, byte_range: ByteRange | None) -> Found:
-    """Read a file as it is when no writer changes it and each interrupted change is repaired."""
-    with ExitStack() as opened:
-
-        def open_again() -> ShardFileReader | None:
-            opened.close()
-            try:
-                return opened.enter_context(closing(ShardFileReader(path)))
-            except fs.NO_FILE:
-                return None
-
-        return read_when_consistent(path, open_again, byte_range)._replace(version=None)
-
-
-def read_when_consistent(
-    path: str, open_again: Callable[[], ShardFileReader | None], byte_range: ByteRange | None
-) -> Found:
-    """Read a shard file while writers are kept from changing its index.
-
-    `open_again` opens the file that has the path now, and closes the one that it opened before.
-    """
-    is_ours = open_shards.is_locked_by_me(path)
-    while True:
-        before = fs.state_of(path)
-        with nullcontext(True) if is_ours else shared(path) as is_locked:
-            reader = open_again()
-            found = Found(None, None)
-            if reader is not None:
-                value = reader.read(byte_range, find_repair_of(path, reader.handle.fd))
-                found = Found(value, reader.version, reader.size)
-        # Without a lock a writer may have come before the bytes were read. If it is gone, too,
-        # it has replaced the file, or made it longer: a shard without a journal has no gap.
-        if is_locked or (not os.path.exists(path + LOCK_SUFFIX) and fs.state_of(path) == before):
-            return found

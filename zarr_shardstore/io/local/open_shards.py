@@ -41,7 +41,7 @@ class _OpenShards:
         """Paths of the shards whose files may be open; the one used last comes last."""
         self._locked: dict[str, tuple[object, int]] = {}
         """By path: the token of the lock, and its thread."""
-        self._replaced: dict[str, int | None] = {}
+        self.replaced: dict[str, int | None] = {}
         """By path: the thread that replaces a shard, if only that thread reads the shard for it."""
         self._being_sealed: set[str] = set()
         self.n_overwrites = 0
@@ -63,29 +63,14 @@ class _OpenShards:
 
     # ---------------------------------------------------------------- locks
 
-    @contextmanager
-    def replacing(self, path: str, *, in_this_thread: bool, overwrites: bool) -> Iterator[None]:
-        """Name a shard that is replaced as a whole; see `lock_to_replace`."""
-        try:
-            self._replaced[path] = threading.get_ident() if in_this_thread else None
-            self._count_overwrite(overwrites)
-            yield
-        finally:
-            self._replaced.pop(path, None)
-            self._count_overwrite(overwrites)
-
     @_synchronized
-    def _count_overwrite(self, n: int) -> None:
+    def count_overwrite(self, n: int) -> None:
         self.n_overwrites += n
 
     def is_locked_by_me(self, path: str) -> bool:
         """Whether this thread has locked a shard."""
         _, thread = self._locked.get(path, (None, None))
-        return threading.get_ident() in (thread, self._replaced.get(path))
-
-    def is_replaced(self, path: str) -> bool:
-        """Whether this process is replacing a shard as a whole."""
-        return path in self._replaced
+        return threading.get_ident() in (thread, self.replaced.get(path))
 
     def is_locked_with(self, path: str, token: object) -> bool:
         """Whether a shard is locked by the lock with that token, and by no later one."""
@@ -151,7 +136,7 @@ class _OpenShards:
         """Forget all: the files are the parent's, and its locks would count as the child's."""
         for file in self.files.values():
             file.close_all()
-        for known in (self.files, self._recent, self._locked, self._replaced, self._being_sealed):
+        for known in (self.files, self._recent, self._locked, self.replaced, self._being_sealed):
             known.clear()
 
 
@@ -228,6 +213,11 @@ def lock_to_replace(
     with locked(path, locking):
         if repair(path):
             end_journal(path, is_durable=False)
-        # Not before: a repair changes the file in its place.
-        with open_shards.replacing(path, in_this_thread=in_this_thread, overwrites=overwrites):
+        try:
+            # Not before: a repair changes the file in its place.
+            open_shards.replaced[path] = threading.get_ident() if in_this_thread else None
+            open_shards.count_overwrite(overwrites)
             yield True
+        finally:
+            open_shards.replaced.pop(path, None)
+            open_shards.count_overwrite(overwrites)
