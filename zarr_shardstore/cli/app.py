@@ -31,12 +31,9 @@ app = typer.Typer(
 )
 
 _Function = Callable[..., None]
-_CONVERSION = (
-    *("paths", "workers", "processes", "source_options", "destination_options"),
-    *("dry_run", "yes", "as_json"),
-)
-_FORM = ("declaration", "index_location", "order")
-_TRANSLATION = ("paths", "storage_options", "dry_run", "yes", "as_json")
+_CONVERSION = "paths workers processes source_options destination_options dry_run yes as_json"
+_FORM = "declaration index_location order"
+_TRANSLATION = "paths storage_options dry_run yes as_json"
 
 
 def _print_version(is_asked: bool) -> None:
@@ -54,8 +51,8 @@ def _all_commands(
 ) -> None: ...
 
 
-def _command(name: str, example: str, *parameters: str) -> Callable[[_Function], _Function]:
-    """Register a function as a command; it gets these parameters of the table by name.
+def _command(example: str, *parameters: str) -> Callable[[_Function], _Function]:
+    """Register a function as the command of an example; it gets these parameters of the table.
 
     A failure is printed as one sentence, unless ``--debug`` is given.
     """
@@ -66,9 +63,10 @@ def _command(name: str, example: str, *parameters: str) -> Callable[[_Function],
                 function(**{name: parse(name, value) for name, value in options.items()})
 
         run.__doc__ = function.__doc__
-        signature = Signature([PARAMETERS[key] for key in (*parameters, "debug")])
+        names = " ".join([*parameters, "debug"]).split()
+        signature = Signature([PARAMETERS[name] for name in names])
         run.__signature__ = signature  # type: ignore[attr-defined]
-        app.command(name, epilog=f"Example: zarr-shardstore {name} {example}")(run)
+        app.command(example.split()[0], epilog=f"Example: zarr-shardstore {example}")(run)
         return function
 
     return register
@@ -78,23 +76,24 @@ def _command(name: str, example: str, *parameters: str) -> Callable[[_Function],
 
 
 @_command(
-    *("shard", "volume.zarr packed.zarr"),
-    *("source", "destination", "chunks_per_shard", *_FORM, *_CONVERSION),
+    "shard volume.zarr packed.zarr", "source destination chunks_per_shard", _FORM, _CONVERSION
 )
 def _shard(source: str, destination: str | None, **options: Any) -> None:
     """Pack the chunks of a store into shards."""
     _convert("shard_store", (source, destination), **options)
 
 
-@_command("unshard", "packed.zarr volume-again.zarr", "source", "destination", *_CONVERSION)
+@_command("unshard packed.zarr volume-again.zarr", "source destination", _CONVERSION)
 def _unshard(source: str, destination: str | None, **options: Any) -> None:
     """Store each chunk as an object of its own again."""
     _convert("unshard_store", (source, destination), **options)
 
 
 @_command(
-    *("reshard", "packed.zarr --chunks-per-shard 4 --yes"),
-    *("source", "destination", "new_chunks_per_shard", *_FORM, *_CONVERSION),
+    "reshard packed.zarr --chunks-per-shard 4 --yes",
+    "source destination new_chunks_per_shard",
+    _FORM,
+    _CONVERSION,
 )
 def _reshard(source: str, destination: str | None, chunks_per_shard: Any, **options: Any) -> None:
     """Give a store shards of another size."""
@@ -125,7 +124,7 @@ def _convert(
     _print(as_json, report.as_dict(), output.conversion_text(report))
 
 
-@_command("to-native", "volume.zarr --dry-run", "store", "ome", *_TRANSLATION)
+@_command("to-native volume.zarr --dry-run", "store ome", _TRANSLATION)
 def _to_native(**options: Any) -> None:
     """Let every Zarr v3 reader read the shards.
 
@@ -134,7 +133,7 @@ def _to_native(**options: Any) -> None:
     _translate("to_native", **options)
 
 
-@_command("from-native", "packed.zarr --dry-run", "store", "zarr_format", *_TRANSLATION)
+@_command("from-native packed.zarr --dry-run", "store zarr_format", _TRANSLATION)
 def _from_native(**options: Any) -> None:
     """Declare native shards in the other ways.
 
@@ -163,7 +162,7 @@ def _print(as_json: bool, report: dict[str, Any], text: str) -> None:
 # ----------------------------------------------------- reports and upkeep
 
 
-@_command("info", "packed.zarr", "store", "paths", "storage_options", "as_json")
+@_command("info packed.zarr", "store paths storage_options as_json")
 def _info(store: str, as_json: bool, **options: Any) -> None:
     """Show arrays, and what their shards hold.
 
@@ -176,7 +175,7 @@ def _info(store: str, as_json: bool, **options: Any) -> None:
         raise typer.Exit(1)
 
 
-@_command("compact", "packed.zarr", "store", "prefix", "storage_options", "dry_run", "as_json")
+@_command("compact packed.zarr", "store prefix storage_options dry_run as_json")
 def _compact(store: str, as_json: bool, **options: Any) -> None:
     """Remove the dead bytes of shards.
 
@@ -188,10 +187,7 @@ def _compact(store: str, as_json: bool, **options: Any) -> None:
     output.fail_if_damaged(report.errors)
 
 
-@_command(
-    *("consolidate", "packed.zarr raw"),
-    *("store", "path", "storage_options", "dry_run", "as_json"),
-)
+@_command("consolidate packed.zarr raw", "store path storage_options dry_run as_json")
 def _consolidate(
     store: str, path: str, storage_options: dict[str, Any] | None, dry_run: bool, as_json: bool
 ) -> None:
@@ -213,10 +209,7 @@ def _consolidate(
     _print(as_json, {"paths": paths, "dry_run": dry_run}, text)
 
 
-@_command(
-    *("map", "packed.zarr raw --html map.html"),
-    *("store", "path", "png", "html", "storage_options", "as_json"),
-)
+@_command("map packed.zarr raw --html map.html", "store path png html storage_options as_json")
 def _draw_map(
     store: str, path: str, png: Path | None, html: Path | None, as_json: bool, **options: Any
 ) -> None:

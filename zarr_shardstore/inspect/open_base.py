@@ -93,11 +93,11 @@ class BaseStoreHandle:
         return list(self.perform([requests.ListDir(directory)])[0])
 
     def is_same(self, other: BaseStoreHandle) -> bool:
-        here, there = self._location(), other._location()
-        if here == there or self.backend.scope("") == other.backend.scope(""):
-            return True
+        (place, root), (other_place, other_root) = self._location(), other._location()
+        if place != other_place or root == other_root:
+            return place == other_place
         try:  # one directory may have several names
-            return here[0] == there[0] == "file" and os.path.samefile(here[1], there[1])
+            return place == "file" and os.path.samefile(root, other_root)
         except OSError:
             return False
 
@@ -108,7 +108,6 @@ class BaseStoreHandle:
         return place == other_place and is_inside
 
     def _location(self) -> tuple[Hashable, str]:
-        """Return the medium of the store, and the prefix of its keys there."""
         if isinstance(self.store, Store):
             return scope_of_store(self.store)
         return self.backend.scope(""), ""
