@@ -305,18 +305,11 @@ def _locate_in(array: StoredArray, key: str, suffix: str, in_grid: bool) -> _Fou
     coords = encoding.decode(suffix, ndim)
     if coords is None:
         first = array.node.chunk_prefix + encoding.encode((0,) * ndim)
-        return InvalidChunkKey(
-            array.node,
-            False,
-            f"key {key!r} is no chunk key of the array {path!r}, which has {ndim} dimensions "
-            f"and keys like {first!r}",
-        )
+        message = f"is no chunk key of the array {path!r}, which has {ndim} dimensions"
+        return InvalidChunkKey(array.node, False, f"key {key!r} {message} and keys like {first!r}")
     if in_grid and not is_inside(coords, grid_shape):
-        return InvalidChunkKey(
-            array.node,
-            True,
-            f"key {key!r} lies outside the array {path!r}, which has {grid_shape} chunks",
-        )
+        message = f"lies outside the array {path!r}, which has {grid_shape} chunks"
+        return InvalidChunkKey(array.node, True, f"key {key!r} {message}")
     if array.layout is None:
         return TransformedKey(key, array)
     layout = array.layout

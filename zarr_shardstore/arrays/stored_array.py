@@ -72,12 +72,8 @@ class StoredArray:
 
     def is_outside(self, key: str) -> bool:
         """Whether a key is that of a chunk outside the grid."""
-        coords = self.coords_of(key)
-        return (
-            coords is not None
-            and self.grid_shape is not None
-            and not is_inside(coords, self.grid_shape)
-        )
+        coords, grid_shape = self.coords_of(key), self.grid_shape
+        return coords is not None and grid_shape is not None and not is_inside(coords, grid_shape)
 
     def is_inside_grid(self, directory: str) -> bool:
         """Whether the path of a directory of this array spells a coordinate."""
