@@ -131,7 +131,7 @@ async def test_an_error_does_not_mean_that_an_object_is_missing() -> None:
 
 async def test_a_read_that_fails_is_not_tried_for_ever() -> None:
     """Suffix ranges may not be supported; but each time-out takes a minute."""
-    store = WrapperStore(MemoryStore({"a": cpu.Buffer.from_bytes(b"0123456789")}))
+    store = MemoryStore({"a": cpu.Buffer.from_bytes(b"0123456789")})
     n_failed = 0
 
     async def get(key: str, prototype: BufferPrototype, byte_range: Any = None) -> Buffer | None:

@@ -27,7 +27,6 @@ from zarr_shardstore.format.shard import (
 from zarr_shardstore.shards.index_reads import corrupt
 from zarr_shardstore.shards.requests import (
     ChangeShard,
-    CloseShard,
     Delete,
     Flow,
     Get,
@@ -248,14 +247,13 @@ def _seal(writer: ShardWriter, order: EntryOrder, max_dead_share: float) -> Flow
     try:
         _check_kept(writer)
     except CorruptShardError:
-        yield [CloseShard(shard.key)]  # as it is
+        yield [ChangeShard(shard.key, (), closes=True)]  # as it is
         raise
     if _is_mostly_dead(writer, max_dead_share):
         live = yield from _read_live_entries(writer)
         yield from _store(shard, live, order, has_gap=False)
         return
-    yield [ChangeShard(shard.key, writer.trimmed())]
-    yield [CloseShard(shard.key)]
+    yield [ChangeShard(shard.key, writer.trimmed(), closes=True)]
 
 
 def _check_kept(writer: ShardWriter, replaced: Container[int] = ()) -> None:

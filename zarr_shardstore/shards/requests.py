@@ -18,11 +18,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
-from zarr_shardstore.format.shard import IndexDamageError, ShardIndex
+from zarr_shardstore.format.shard import Bytes, IndexDamageError, ShardIndex
 from zarr_shardstore.shards.shard_writer import FileStep
 from zarr_shardstore.shards.updates import EntryUpdate, Piece, apply_pieces
 
-Bytes: TypeAlias = bytes | memoryview
 T = TypeVar("T")
 
 
@@ -181,17 +180,14 @@ class OpenShard:
 
 @dataclass(frozen=True, slots=True)
 class ChangeShard:
-    """Take steps with the files of an opened shard, one after the other."""
+    """Take steps with the files of an opened shard, one after the other.
+
+    If it `closes` the shard, that will not be changed again soon.
+    """
 
     key: str
     steps: Sequence[FileStep] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class CloseShard:
-    """Close an opened shard that will not be changed again soon."""
-
-    key: str
+    closes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +299,6 @@ Request: TypeAlias = (
     | SetWithGaps
     | OpenShard
     | ChangeShard
-    | CloseShard
     | DeletePrefix
     | Move
     | ListPrefix

@@ -86,7 +86,7 @@ class ShardingEngine:
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, ShardingEngine)
-            and self.driver.backend == other.driver.backend
+            and bool(self.base == other.base)
             and self.options == other.options
         )
 

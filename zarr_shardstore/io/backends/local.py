@@ -71,15 +71,6 @@ class LocalBackend(Backend):
         # The identity of the files, which several paths may lead to.
         self.real_root = os.path.join(os.path.realpath(directory), "")
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, LocalBackend)
-            and type(self.store) is type(other.store)
-            and self._root == other._root
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return repr(self.store)
 
@@ -140,9 +131,12 @@ class LocalBackend(Backend):
                 file = open_shards.files[self.real_root + shard.key]
                 file.owner = self
                 return file.open(shard, data_end)
-            case requests.ChangeShard(key, steps):
-                durable_below = self.real_root if self._is_durable else None
-                open_shards.files[self.real_root + key].take(steps, durable_below=durable_below)
+            case requests.ChangeShard(key, steps, closes):
+                file = open_shards.files[self.real_root + key]
+                if steps or not closes:
+                    file.take(steps, durable_below=self.real_root if self._is_durable else None)
+                if closes:
+                    file.end_journal()
                 _close(opened, key)  # it has another size now
             case requests.GetMany(keys):
                 return files.read_files(self._root, keys)
@@ -163,8 +157,6 @@ class LocalBackend(Backend):
             case requests.SetWithGaps(key, parts):
                 self._store(key, parts)
                 _close(opened, key)
-            case requests.CloseShard(key):
-                open_shards.files[self.real_root + key].end_journal()
             case requests.Delete(key):
                 self._delete(key)
                 _close(opened, key)

@@ -30,13 +30,6 @@ class MappingBackend(Backend):
         self.mapping = mapping
         self.mode = "inline" if type(mapping) is dict else "thread"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, MappingBackend) and (
-            self.mapping is other.mapping or self.mapping == other.mapping
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"<{type(self.mapping).__name__} at {id(self.mapping):#x}>"
 
