@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
 from zarr_shardstore.convert.job import convert_store
-from zarr_shardstore.convert.plan import to_plain, to_shards
 from zarr_shardstore.convert.report import ConversionReport, OnProgress
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.shard import EntryOrder
@@ -147,7 +146,6 @@ def shard_store(
     report = convert_store(
         source,
         destination,
-        to_shards(sharding.policy),
         sharding,
         keeps_declaration=declaration is None,
         paths=paths,
@@ -180,8 +178,8 @@ def unshard_store(
     return convert_store(
         source,
         destination,
-        to_plain,
         ShardingOptions(order="C"),
+        to_plain=True,
         paths=paths,
         executor=executor,
         source_options=source_options,
@@ -230,8 +228,8 @@ def reshard(
     return convert_store(
         source,
         destination,
-        to_plain if given is None else to_shards(sharding.policy),
         sharding,
+        to_plain=given is None,
         keeps_declaration=declaration is None,
         paths=paths,
         executor=executor,

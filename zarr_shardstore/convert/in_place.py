@@ -181,15 +181,23 @@ def directory_of(node: Node) -> str:
 
 
 def read_manifests(base: BaseStoreHandle) -> list[Manifest]:
-    """Read the manifests of all conversions that were begun and not finished."""
-    found = _stored_manifests(base)
+    """Read the manifests of all conversions that were begun and not finished.
+
+    The directories of conversions that were killed in step 9 have none, and are removed.
+    """
+    names = [name for name in sorted(base.names(STAGING)) if _IS_DIGEST.fullmatch(name)]
+    keys = [f"{STAGING}{name}/manifest.json" for name in names]
+    found = dict(zip(keys, base.values(keys), strict=True))
+    without = [key.removesuffix("manifest.json") for key, value in found.items() if value is None]
+    base.perform([DeletePrefix(directory) for directory in without])
     return [_parse(key, value) for key, value in found.items() if value is not None]
 
 
 def find_manifest(base: BaseStoreHandle, node: Node) -> Manifest | None:
     """Read the manifest that an earlier run has left for an array."""
-    directory = directory_of(node)
-    return next((m for m in read_manifests(base) if m.directory == directory), None)
+    key = f"{directory_of(node)}manifest.json"
+    (value,) = base.values([key])
+    return None if value is None else _parse(key, value)
 
 
 def begin(base: BaseStoreHandle, manifest: Manifest) -> bool:
@@ -217,20 +225,6 @@ def forget(base: BaseStoreHandle, node: Node) -> None:
         manifest.remove(base)
 
 
-def remove_leftovers(base: BaseStoreHandle) -> None:
-    """Remove the directories of conversions that were killed in step 9."""
-    found = _stored_manifests(base)
-    without = [key.rpartition("/")[0] + "/" for key, value in found.items() if value is None]
-    base.perform([DeletePrefix(directory) for directory in without])
-
-
-def _stored_manifests(base: BaseStoreHandle) -> dict[str, bytes | memoryview | None]:
-    """Read the manifest of each conversion directory; ``None`` where there is none."""
-    names = [name for name in sorted(base.names(STAGING)) if _IS_DIGEST.fullmatch(name)]
-    keys = [f"{STAGING}{name}/manifest.json" for name in names]
-    return dict(zip(keys, base.values(keys), strict=True))
-
-
 def _parse(key: str, value: bytes | memoryview) -> Manifest:
     try:
         members = dict(parse_json(value) or {})
@@ -245,10 +239,10 @@ def _parse(key: str, value: bytes | memoryview) -> Manifest:
         ) from error
 
 
-def resume_exchanges(base: BaseStoreHandle) -> tuple[str, ...]:
+def resume_exchanges(base: BaseStoreHandle, manifests: Sequence[Manifest]) -> tuple[str, ...]:
     """Finish each exchange that an earlier run began, or take it back; return notes on it."""
     notes = []
-    for manifest in read_manifests(base):
+    for manifest in manifests:
         if not manifest.is_staged or manifest.state == "staging":
             continue
         if manifest.state == "replacing" and not _is_hidden(base, manifest):

@@ -23,12 +23,12 @@ from zarr_shardstore.convert.in_place import (
     find_manifest,
     forget,
     only_conversion,
-    remove_leftovers,
+    read_manifests,
     replace_values,
     resume_exchanges,
 )
-from zarr_shardstore.convert.other_keys import DocumentsByKey, check_other_keys, copy_other_keys
-from zarr_shardstore.convert.plan import ArrayPlan, ChooseShards, plan_store
+from zarr_shardstore.convert.other_keys import check_other_keys, copy_other_keys
+from zarr_shardstore.convert.plan import ArrayPlan, plan_store
 from zarr_shardstore.convert.regions import regions_to_visit
 from zarr_shardstore.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
 from zarr_shardstore.convert.task import ArrayTask, TaskResult, run_task
@@ -36,10 +36,10 @@ from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.consolidated_index import (
     CONSOLIDATED_INDEX_NAME,
     declares_consolidated_index,
-    without_consolidated_index,
 )
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
+from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.inspect.find import StoreContents
 from zarr_shardstore.inspect.occupancy import keys_of_values
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike, open_base
@@ -57,9 +57,9 @@ thread has up to 64 requests under way."""
 def convert_store(
     source: StoreLike,
     destination: StoreLike | None,
-    choose: ChooseShards,
     sharding: ShardingOptions,
     *,
+    to_plain: bool = False,
     keeps_declaration: bool = True,
     paths: Iterable[str] | str | None,
     executor: Executor | None,
@@ -68,10 +68,7 @@ def convert_store(
     dry_run: bool,
     progress: OnProgress | None,
 ) -> ConversionReport:
-    """Convert a store, in place if there is no destination; `shard_store` has the errors.
-
-    With `keeps_declaration`, an array that is declared in some way stays declared in that way.
-    """
+    """Convert a store, in place if there is no destination; `shard_store` has the errors."""
     begun = time.monotonic()
     _check_callables(executor, progress)
     in_place = destination is None
@@ -86,29 +83,41 @@ def convert_store(
         _check_stores(base, target, dry_run)
 
         def plan() -> Conversion:
-            plans, contents = plan_store(base, choose, paths, sharding.policy, in_place=in_place)
-            return Conversion(
-                base, target, plans, contents, sharding, keeps_declaration, workers, progress
+            plans, contents = plan_store(
+                base,
+                sharding.policy,
+                paths,
+                to_plain=to_plain,
+                in_place=in_place,
+                keeps_declaration=keeps_declaration,
             )
+            return Conversion(base, target, plans, contents, sharding.order, workers, progress)
 
         notes: tuple[str, ...] = ()
         if dry_run:
             conversion = plan()
-            arrays, n_copied = conversion.planned()
+            arrays = tuple(map(_report_of, conversion.plans))
         else:
             base.seal()  # a shard that is sealed later would count as changed by another writer
             if not in_place:  # before the lock, so that a refusal leaves no trace
                 conversion = plan()
             with only_conversion(target):
-                remove_leftovers(target)
+                manifests = read_manifests(target)
                 try:
                     if in_place:
-                        notes = resume_exchanges(base)
+                        notes = resume_exchanges(base, manifests)
                         conversion = plan()
-                    arrays, n_copied = conversion.run()
+                    arrays = conversion.run()
                 finally:
                     invalidate_documents()
-    notes += conversion.notes()
+    n_copied = 0
+    if not in_place:
+        n_copied = len(conversion.contents.other_keys)
+        notes = tuple(
+            f"the directory of the array {node.path!r} was not listed, it has too many chunks: if "
+            "it holds keys that are neither chunks nor documents, they were not copied"
+            for node in conversion.contents.unlisted
+        )
     return ConversionReport(arrays, n_copied, notes, time.monotonic() - begun, dry_run)
 
 
@@ -148,50 +157,26 @@ class Conversion:
     target: BaseStoreHandle
     plans: Sequence[ArrayPlan]
     contents: StoreContents
-    sharding: ShardingOptions
-    keeps_declaration: bool
+    order: EntryOrder
     executor: Executor
     progress: OnProgress | None
 
-    @property
-    def in_place(self) -> bool:
-        """True if the store is its own destination."""
-        return self.target is self.source
-
-    def notes(self) -> tuple[str, ...]:
-        """Return warnings for the user."""
-        if self.in_place:
-            return ()
-        return tuple(
-            f"the directory of the array {node.path!r} was not listed, it has too many chunks: if "
-            "it holds keys that are neither chunks nor documents, they were not copied"
-            for node in self.contents.unlisted
-        )
-
-    def planned(self) -> tuple[tuple[ArrayReport, ...], int]:
-        """Return what would be done, and how many other keys would be copied."""
-        if self.in_place:
-            return tuple(map(_report_of, self.plans)), 0
-        n_copied = len(self.contents.other_keys)
-        return tuple(_report_of(_copied(plan)) for plan in self.plans), n_copied
-
-    def run(self) -> tuple[tuple[ArrayReport, ...], int]:
-        """Convert; return what was done, and how many other keys were copied."""
-        if self.in_place:
-            return tuple(map(self._convert_in_place, self.plans)), 0
+    def run(self) -> tuple[ArrayReport, ...]:
+        """Convert all arrays; return what was done."""
+        if self.target is self.source:
+            return tuple(map(self._convert_in_place, self.plans))
         other_keys = self.contents.other_keys
         documents: dict[str, Mapping[str, Any]] = {}
         for plan in self.plans:
-            documents |= self._documents(plan)
-        check_other_keys(self.source, self.target, other_keys, documents)
-        plans = [_copied(plan) for plan in self.plans]
-        for plan in plans:
-            self._check_empty(plan)
-        for plan in plans:
-            self._check_same(plan)
-        reports = tuple(map(self._convert_to_destination, plans))
+            documents |= plan.new_documents
+        there = check_other_keys(self.source, self.target, other_keys, documents)
+        are_there = [plan.new_documents.keys() <= there for plan in self.plans]
+        for plan, is_there in zip(self.plans, are_there, strict=True):
+            if plan.geometry is not None:
+                self._check_array(plan, is_there=is_there)
+        reports = tuple(map(self._convert_to_destination, self.plans, are_there))
         copy_other_keys(self.source, self.target, other_keys, documents)
-        return reports, len(other_keys)
+        return reports
 
     def _convert_in_place(self, plan: ArrayPlan) -> ArrayReport:
         if plan.action == "skipped":
@@ -205,20 +190,19 @@ class Conversion:
             self.target.perform([Delete(manifest.prefix + CONSOLIDATED_INDEX_NAME)])
         return report
 
-    def _convert_to_destination(self, plan: ArrayPlan) -> ArrayReport:
-        documents = self._documents(plan)
+    def _convert_to_destination(self, plan: ArrayPlan, is_there: bool) -> ArrayReport:
         if plan.geometry is None:
             # Its chunks are among the other keys: which keys are chunks is not known.
-            self.target.write_documents(documents)
+            self.target.write_documents(plan.new_documents)
             return _report_of(plan)
-        if self._has(documents):
+        if is_there:
             forget(self.target, plan.node)
             reason = "the destination has it already"
             return _report_of(replace(plan, action="skipped", reason=reason))
         manifest = self._manifest(plan)
         report = self._convert_values(plan, manifest, manifest.prefix)
         # Last: a reader that sees the array sees all of it.
-        self.target.write_documents(documents)
+        self.target.write_documents(plan.new_documents)
         if self.target.supports_deletes:
             manifest.remove(self.target)
         return report
@@ -226,8 +210,7 @@ class Conversion:
     def _convert_values(self, plan: ArrayPlan, manifest: Manifest, prefix: str) -> ArrayReport:
         """Write and verify all values of an array below a prefix of the target."""
         may_be_there = begin(self.target, manifest)
-        order = self.sharding.order
-        task = plan.task(self.source, self.target, prefix, order, may_be_there=may_be_there)
+        task = plan.task(self.source, self.target, prefix, self.order, may_be_there=may_be_there)
         report = self._run_tasks(plan, task)
         documents = plan.documents
         if self.source.documents(map(document_key, documents)) != list(documents.values()):
@@ -236,50 +219,27 @@ class Conversion:
                 f"the metadata of the array {plan.path!r} was changed while it was "
                 "converted; the array is as it was: run the same again"
             )
-        if may_be_there and not self.in_place:
+        if may_be_there and not manifest.is_staged:
             self.target.backend.tidy(prefix)
         return report
 
-    def _check_empty(self, plan: ArrayPlan) -> None:
-        """Refuse to write where there are objects that no conversion of ours has left."""
-        if plan.geometry is None or self._has(self._documents(plan)):
-            return
+    def _check_array(self, plan: ArrayPlan, *, is_there: bool) -> None:
+        """Refuse a destination whose array differs, or which has objects that we did not write.
+
+        An array that is there is compared with the source: either may be the one that was changed.
+        """
         manifest = self._manifest(plan)
-        if find_manifest(self.target, plan.node) is None and any(
-            manifest.keys_below(self.target, manifest.prefix)
+        prefix = manifest.prefix
+        if is_there:
+            task = plan.task(self.source, self.target, prefix, self.order, may_be_there=False)
+            self._run_tasks(replace(plan, action="skipped"), replace(task, only_compares=True))
+        elif find_manifest(self.target, plan.node) is None and any(
+            manifest.keys_below(self.target, prefix)
         ):
             raise SpecError(
-                f"the destination has objects below {manifest.prefix!r} already, and no array; "
+                f"the destination has objects below {prefix!r} already, and no array; "
                 "nothing was written: take an empty destination, or remove what is there"
             )
-
-    def _check_same(self, plan: ArrayPlan) -> None:
-        """Compare an array that is there already with the source, chunk by chunk.
-
-        If they differ it is refused: either may be the one that was changed.
-        """
-        if plan.geometry is None or not self._has(self._documents(plan)):
-            return
-        prefix, order = plan.node.chunk_prefix, self.sharding.order
-        task = plan.task(self.source, self.target, prefix, order, may_be_there=False)
-        self._run_tasks(replace(plan, action="skipped"), replace(task, only_compares=True))
-
-    def _has(self, documents: DocumentsByKey) -> bool:
-        """Return whether the destination has these documents."""
-        docs = self.target.documents(documents)
-        without = [doc and without_consolidated_index(doc) for doc in docs]
-        return without == list(documents.values())
-
-    def _documents(self, plan: ArrayPlan) -> DocumentsByKey:
-        """Return the documents of an array after the conversion, by key."""
-        if plan.action in ("copied", "skipped"):
-            # A consolidated index is of the shards of the source: it is not copied.
-            return {
-                document_key(node): doc if self.in_place else without_consolidated_index(doc)
-                for node, doc in plan.documents.items()
-            }
-        policy, keeps = self.sharding.policy, self.keeps_declaration
-        return plan.new_documents(policy, keeps_declaration=keeps)
 
     def _manifest(self, plan: ArrayPlan) -> Manifest:
         assert plan.geometry is not None
@@ -292,8 +252,8 @@ class Conversion:
             encoding.style,
             encoding.separator,
             len(plan.geometry.shape),
-            self._documents(plan),
-            self.in_place,
+            plan.new_documents,
+            self.target is self.source,
         )
 
     def _run_tasks(self, plan: ArrayPlan, task: ArrayTask) -> ArrayReport:
@@ -329,11 +289,6 @@ class Conversion:
         if is_elsewhere and not task.only_compares:
             _check_objects(task, report.n_objects)
         return replace(report, seconds=time.monotonic() - begun)
-
-
-def _copied(plan: ArrayPlan) -> ArrayPlan:
-    """Return the plan for another store, to which an array that is skipped is copied."""
-    return replace(plan, action="copied") if plan.action == "skipped" else plan
 
 
 def _report_of(plan: ArrayPlan) -> ArrayReport:

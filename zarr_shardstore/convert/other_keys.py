@@ -5,7 +5,7 @@ They are copied as they are, except that groups get new copies of the documents 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import crc32c
@@ -23,7 +23,6 @@ from zarr_shardstore.metadata.documents import (
     parse_json,
     with_members,
 )
-from zarr_shardstore.shards.requests import Set
 
 DocumentsByKey: TypeAlias = Mapping[str, Mapping[str, Any]]
 
@@ -45,26 +44,32 @@ def with_copies(doc: Mapping[str, Any], path: str, new: DocumentsByKey) -> Mappi
 
 def check_other_keys(
     source: BaseStoreHandle, target: BaseStoreHandle, keys: Sequence[str], documents: DocumentsByKey
-) -> None:
-    """Refuse a target that has something else under one of the keys, or of the documents."""
+) -> set[str]:
+    """Refuse a target that has something else under one of the keys, or of the documents.
+
+    Return the keys of the documents that are there.
+    """
     _check_nodes(target, [*documents, *keys])
+    there: set[str] = set()
     for some in in_rounds(list(documents)):
-        for key, there in zip(some, target.values(some), strict=True):
-            if there is None:
+        for key, value in zip(some, target.values(some), strict=True):
+            if value is None:
                 continue
-            doc = parse_json(there)
+            doc = parse_json(value)
             # The index may have been consolidated after an earlier run: that is no difference.
             wanted = without_consolidated_index(documents[key])
             if doc is None or without_consolidated_index(doc) != wanted:
                 raise _another(key)
+            there.add(key)
     for some in in_rounds(keys):
         for key, size in zip(some, target.sizes(some), strict=True):
             if size is None:
                 continue
-            value = b"".join(_pieces(target, key))
-            new = _with_new_copies(key, b"".join(_pieces(source, key)), documents)
-            if value != new and (parse_json(value) or value) != (parse_json(new) or new):
+            found = b"".join(_pieces(target, key, {}))
+            new = b"".join(_pieces(source, key, documents))
+            if found != new and (parse_json(found) or found) != (parse_json(new) or new):
                 raise _another(key)
+    return there
 
 
 def _another(key: str) -> SpecError:
@@ -86,8 +91,8 @@ def _check_nodes(target: BaseStoreHandle, keys: Sequence[str]) -> None:
         if name in _NODES:
             others |= {f"{directory}{slash}{other}": key for other in _NODES}
     for some in in_rounds([key for key in others if key not in own]):
-        for key, value in zip(some, target.values(some), strict=True):
-            if value is not None:
+        for key, size in zip(some, target.sizes(some), strict=True):
+            if size is not None:
                 raise SpecError(
                     f"the destination has {key!r}, and would have {others[key]!r} of the source, "
                     "too: readers would find two arrays or groups in one place. Nothing was "
@@ -102,58 +107,37 @@ def copy_other_keys(
     for key in sorted(keys, key=lambda key: (-key.count("/"), key)):
         if not target.supports_deletes and target.sizes([key])[0] is not None:
             continue  # `check_other_keys` compared it; a zip would have it twice
-        written = _copy(source, target, key, documents)
-        if _checksum(_pieces(target, key)) != written:
+        written = 0
+
+        def parts(key: str = key) -> Iterator[Sequence[bytes | memoryview]]:
+            nonlocal written
+            for piece in _pieces(source, key, documents):
+                written = crc32c.crc32c(piece, written)
+                yield [piece]
+
+        target.backend.upload(key, parts())
+        found = 0
+        for piece in _pieces(target, key, {}):
+            found = crc32c.crc32c(piece, found)
+        if found != written:
             raise CorruptValueError("it was written, and reads back as another", key=key)
 
 
-def _copy(
-    source: BaseStoreHandle, target: BaseStoreHandle, key: str, documents: DocumentsByKey
-) -> int:
-    """Copy one key; return the checksum of the value that was written."""
-    pieces = _pieces(source, key)
-    if _is_document_of_group(key):
-        value = _with_new_copies(key, b"".join(pieces), documents)
-        target.perform([Set(key, value)])
-        return _checksum([value])
-    checksum = 0
-
-    def parts() -> Iterator[Sequence[bytes | memoryview]]:
-        nonlocal checksum
-        for piece in pieces:
-            checksum = crc32c.crc32c(piece, checksum)
-            yield [piece]
-
-    target.backend.upload(key, parts())
-    return checksum
-
-
-def _checksum(pieces: Iterable[bytes | memoryview]) -> int:
-    checksum = 0
-    for piece in pieces:
-        checksum = crc32c.crc32c(piece, checksum)
-    return checksum
-
-
-def _with_new_copies(key: str, value: bytes, documents: DocumentsByKey) -> bytes:
-    """Return the value of a key with new copies of documents, if it is that of a group."""
-    doc = parse_json(value) if _is_document_of_group(key) else None
-    if doc is None:
-        return value
-    path = directory_of_v2_consolidated(key)
-    new = with_copies(doc, key.rpartition("/")[0] if path is None else path, documents)
-    return value if new is doc else dump_document(new)
-
-
-def _is_document_of_group(key: str) -> bool:
-    node = node_of_document(key)
-    is_v3 = node is not None and node.hierarchy == "v3"
-    return is_v3 or directory_of_v2_consolidated(key) is not None
-
-
-def _pieces(base: BaseStoreHandle, key: str) -> Iterator[bytes | memoryview]:
-    for found in read_object(base, key):
-        yield from found.values
+def _pieces(
+    base: BaseStoreHandle, key: str, documents: DocumentsByKey
+) -> Iterator[bytes | memoryview]:
+    """Read the value of a key; that of a group gets `documents` in place of its copies."""
+    pieces = (piece for found in read_object(base, key) for piece in found.values)
+    node, path = node_of_document(key), directory_of_v2_consolidated(key)
+    if not documents or (path is None and (node is None or node.hierarchy != "v3")):
+        yield from pieces
+        return
+    value = b"".join(pieces)
+    doc = parse_json(value)
+    if doc is not None:
+        new = with_copies(doc, key.rpartition("/")[0] if path is None else path, documents)
+        value = value if new is doc else dump_document(new)
+    yield value
 
 
 def in_rounds(keys: Sequence[str], n: int = _KEYS_A_ROUND) -> Iterator[Sequence[str]]:

@@ -7,9 +7,9 @@ array with two documents: either both change, or none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -90,6 +90,8 @@ class ArrayPlan:
     reason: str = "not among the paths"
     is_chosen: bool = False
     """It is among the arrays that the caller named."""
+    new_documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Its documents after the conversion, by key."""
 
     @property
     def path(self) -> str:
@@ -104,31 +106,21 @@ class ArrayPlan:
     @property
     def nominal_nbytes(self) -> int | None:
         """Bytes of a value before compression; ``None`` if the data type does not tell."""
-        if self.geometry is None:
-            return None
+        assert self.geometry is not None
         return chunk_nbytes(self.documents[self.node], self.geometry.chunk_shape)
-
-    @property
-    def source_grid_shape(self) -> Coords:
-        """Number of values along each dimension. An object that is copied is one value."""
-        if self.action != "copied" or self.spec is None:
-            return self.grid_shape
-        return chunk_grid_shape(self.grid_shape, self.spec.chunks_per_shard)
 
     @property
     def region_shape(self) -> Coords:
         """Number of values along each dimension that one task converts."""
-        spec = self.new_spec or self.spec
-        if self.action == "copied" or spec is None:
-            return block_shape(self.source_grid_shape)
-        return spec.chunks_per_shard
+        spec = None if self.action == "copied" else self.new_spec or self.spec
+        return block_shape(self.grid_shape) if spec is None else spec.chunks_per_shard
 
     @property
     def n_regions(self) -> int:
         """Number of tasks, if no region is left out."""
         if self.action == "skipped" or self.geometry is None:
             return 0
-        return math.prod(chunk_grid_shape(self.source_grid_shape, self.region_shape))
+        return math.prod(chunk_grid_shape(self.grid_shape, self.region_shape))
 
     def task(
         self,
@@ -141,52 +133,44 @@ class ArrayPlan:
     ) -> ArrayTask:
         """Return the part that all tasks of the array share."""
         assert self.geometry is not None
-        encoding, grid, nominal = (
-            self.geometry.encoding,
-            self.source_grid_shape,
-            self.nominal_nbytes,
-        )
-        spec, new_spec = self.spec, self.new_spec
-        if self.action == "copied":
-            if nominal is not None and spec is not None:
-                nominal *= spec.n_entries
-            spec = new_spec = None
+        encoding, grid = self.geometry.encoding, self.grid_shape
+        new_spec = None if self.action == "copied" else self.new_spec
         return ArrayTask(
-            ArrayLocation(source, self.node.chunk_prefix, encoding, grid, spec),
+            ArrayLocation(source, self.node.chunk_prefix, encoding, grid, self.spec),
             ArrayLocation(target, target_prefix, encoding, grid, new_spec),
             self.region_shape,
             order,
-            nominal,
+            self.nominal_nbytes,
             may_be_there,
         )
 
-    def new_documents(
-        self, policy: ShardingPolicy, *, keeps_declaration: bool
-    ) -> dict[str, dict[str, Any]]:
-        """Return the documents of the array with its new shards, by key.
-
-        With `keeps_declaration`, a document that declares transformers declares them in the same
-        way as before.
-        """
-        return {
-            document_key(node): _declared_as(node, doc, self.new_spec, policy, keeps_declaration)
+    def copied(self) -> ArrayPlan:
+        """Return the plan to copy the objects of the array: each is one value then."""
+        geometry = self.geometry
+        if geometry is not None and self.spec is not None:
+            pairs = zip(geometry.chunk_shape, self.spec.chunks_per_shard, strict=True)
+            geometry = replace(geometry, chunk_shape=tuple(size * n for size, n in pairs))
+        # A consolidated index is of the shards of the source: it is not copied.
+        documents = {
+            document_key(node): without_consolidated_index(doc)
             for node, doc in self.documents.items()
         }
-
-
-ChooseShards: TypeAlias = Callable[[BaseStoreHandle, ArrayPlan], tuple[ShardingSpec | None, str]]
-"""Returns the shards that an array gets, and why."""
+        return replace(self, geometry=geometry, spec=None, action="copied", new_documents=documents)
 
 
 def plan_store(
     base: BaseStoreHandle,
-    choose: ChooseShards,
-    paths: Iterable[str] | str | None,
     policy: ShardingPolicy,
+    paths: Iterable[str] | str | None,
     *,
+    to_plain: bool,
     in_place: bool,
+    keeps_declaration: bool,
 ) -> tuple[list[ArrayPlan], StoreContents]:
-    """Decide about each array of a store, or refuse the conversion."""
+    """Decide about each array of a store, or refuse the conversion.
+
+    With `keeps_declaration`, an array that is declared in some way stays declared in that way.
+    """
     contents = base.run(find_contents())
     broken = [document_key(found.node) for found in contents.broken]
     if any(base.documents(broken)):
@@ -200,7 +184,10 @@ def plan_store(
         _refuse_markers(plans)
     chosen = _chosen_arrays(plans, paths)
     _check_rules(policy, plans)
-    plans = [_plan_array(base, plan, choose) if plan.node in chosen else plan for plan in plans]
+    for i, plan in enumerate(plans):
+        if plan.node in chosen:
+            plan = _plan_array(base, plan, policy, to_plain, keeps_declaration)
+        plans[i] = plan if in_place or plan.action != "skipped" else plan.copied()
     if in_place:
         _refuse_links(base, plans)
     return plans, contents
@@ -236,18 +223,35 @@ def _refuse_links(base: BaseStoreHandle, plans: Sequence[ArrayPlan]) -> None:
             )
 
 
-def _plan_array(base: BaseStoreHandle, plan: ArrayPlan, choose: ChooseShards) -> ArrayPlan:
+def _plan_array(
+    base: BaseStoreHandle,
+    plan: ArrayPlan,
+    policy: ShardingPolicy,
+    to_plain: bool,
+    keeps_declaration: bool,
+) -> ArrayPlan:
     """Decide about an array that the caller named."""
     plan = replace(plan, is_chosen=True)
     if plan.obstacle:
         return replace(plan, reason=f"it cannot be converted: {plan.obstacle}")
-    spec, reason = choose(base, plan)
-    action: Action = "sharded" if plan.spec is None else "resharded"
+    if to_plain:
+        spec, reason = None, "it has no shards" if plan.spec is None else "as asked"
+    else:
+        spec, reason = _choose_shards(base, plan, policy)
     if spec == plan.spec:
-        action = "skipped"
-    elif spec is None:
-        action = "unsharded"
-    return replace(plan, new_spec=spec, action=action, reason=reason)
+        return replace(plan, reason=reason)
+    action: Action = "sharded" if plan.spec is None else "resharded"
+    documents = {
+        document_key(node): _declared_as(node, doc, spec, policy, keeps_declaration)
+        for node, doc in plan.documents.items()
+    }
+    return replace(
+        plan,
+        new_spec=spec,
+        action="unsharded" if spec is None else action,
+        reason=reason,
+        new_documents=documents,
+    )
 
 
 def _chosen_arrays(plans: Sequence[ArrayPlan], paths: Iterable[str] | str | None) -> set[Node]:
@@ -274,39 +278,32 @@ def _check_rules(policy: ShardingPolicy, plans: Sequence[ArrayPlan]) -> None:
 # ------------------------------------------------------------ which shards
 
 
-def to_plain(_base: BaseStoreHandle, plan: ArrayPlan) -> tuple[None, str]:
-    """Give each chunk an object of its own."""
-    return None, "it has no shards" if plan.spec is None else "as asked"
-
-
-def to_shards(policy: ShardingPolicy) -> ChooseShards:
-    """Give each array the shards that a new array would get, none larger than the grid."""
-
-    def choose(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[ShardingSpec | None, str]:
-        now, grid = plan.spec, plan.grid_shape
-        if not grid:
-            return now, "it has no dimensions, so one chunk"
-        if policy.rule_of(plan.path) == "auto":
-            if now is not None:
-                return now, "it has shards, and 'auto' leaves them as they are"
-            if math.prod(grid) == 1:
-                return now, "it has one chunk"
-            cps, reason = _chunks_per_shard_by_size(base, plan)
-            if math.prod(cps) == 1:
-                return now, reason
-        else:
-            asked = policy.chunks_per_shard_of(plan.path, len(grid))
-            if asked is None:
-                return now, "chunks_per_shard does not name it"
-            cps = asked if _has(policy, plan, asked) else _clip_to_grid(asked, grid)
-            clipped = "" if cps == asked else ", no more than its grid has"
-            reason = f"as chunks_per_shard says{clipped}"
-        if _has(policy, plan, cps):
-            return now, "it has these shards already"
-        index = policy.index or (policy.default_index(plan.node) if now is None else now.index)
-        return ShardingSpec(cps, index), reason
-
-    return choose
+def _choose_shards(
+    base: BaseStoreHandle, plan: ArrayPlan, policy: ShardingPolicy
+) -> tuple[ShardingSpec | None, str]:
+    """Choose the shards that a new array would get, none larger than the grid, and say why."""
+    now, grid = plan.spec, plan.grid_shape
+    if not grid:
+        return now, "it has no dimensions, so one chunk"
+    if policy.rule_of(plan.path) == "auto":
+        if now is not None:
+            return now, "it has shards, and 'auto' leaves them as they are"
+        if math.prod(grid) == 1:
+            return now, "it has one chunk"
+        cps, reason = _chunks_per_shard_by_size(base, plan)
+        if math.prod(cps) == 1:
+            return now, reason
+    else:
+        asked = policy.chunks_per_shard_of(plan.path, len(grid))
+        if asked is None:
+            return now, "chunks_per_shard does not name it"
+        cps = asked if _has(policy, plan, asked) else _clip_to_grid(asked, grid)
+        clipped = "" if cps == asked else ", no more than its grid has"
+        reason = f"as chunks_per_shard says{clipped}"
+    if _has(policy, plan, cps):
+        return now, "it has these shards already"
+    index = policy.index or (policy.default_index(plan.node) if now is None else now.index)
+    return ShardingSpec(cps, index), reason
 
 
 def _has(policy: ShardingPolicy, plan: ArrayPlan, cps: Coords) -> bool:
