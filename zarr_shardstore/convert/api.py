@@ -136,18 +136,15 @@ def shard_store(
     )
     mapping = None
     if consolidate_index:
-        in_place = destination is None
-        target = open_base(
-            source if destination is None else destination,
-            source_options if in_place else destination_options,
-        )
-        mapping = ShardingMapping(target.store)
+        result, options = source, source_options
+        if destination is not None:
+            result, options = destination, destination_options
+        mapping = ShardingMapping(open_base(result, options).store)
         mapping._engine.check_consolidation()
     report = convert_store(
         source,
         destination,
         sharding,
-        keeps_declaration=declaration is None,
         paths=paths,
         executor=executor,
         source_options=source_options,
@@ -230,7 +227,6 @@ def reshard(
         destination,
         sharding,
         to_plain=given is None,
-        keeps_declaration=declaration is None,
         paths=paths,
         executor=executor,
         source_options=source_options,

@@ -70,11 +70,7 @@ from zarr_shardstore.metadata.documents import (
     parse_json,
     with_conversion_marker,
 )
-from zarr_shardstore.shards.requests import (
-    Delete,
-    DeletePrefix,
-    Move,
-)
+from zarr_shardstore.shards.requests import Delete, DeletePrefix, Move
 
 ExchangeState: TypeAlias = Literal["staging", "replacing", "moving"]
 
@@ -146,10 +142,6 @@ class Manifest:
     def _key(self) -> str:
         return f"{self.directory}manifest.json"
 
-    def wants_the_same(self, other: Manifest) -> bool:
-        """Return whether values of the one conversion are those of the other."""
-        return replace(self, state="staging") == replace(other, state="staging")
-
     def write(self, base: BaseStoreHandle) -> None:
         base.write_documents({self._key: {"version": _VERSION, **asdict(self)}})
 
@@ -208,7 +200,7 @@ def begin(base: BaseStoreHandle, manifest: Manifest) -> bool:
     if not base.supports_deletes:
         return False
     earlier = find_manifest(base, Node(manifest.hierarchy, manifest.path))
-    if earlier is not None and earlier.wants_the_same(manifest):
+    if earlier is not None and replace(earlier, state="staging") == manifest:
         return True
     if earlier is not None and not earlier.is_staged:
         for keys in earlier.keys_below(base, earlier.prefix):

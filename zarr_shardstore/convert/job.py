@@ -29,7 +29,7 @@ from zarr_shardstore.convert.in_place import (
 )
 from zarr_shardstore.convert.other_keys import check_other_keys, copy_other_keys
 from zarr_shardstore.convert.plan import ArrayPlan, plan_store
-from zarr_shardstore.convert.regions import regions_to_visit
+from zarr_shardstore.convert.regions import ArrayLocation, regions_to_visit
 from zarr_shardstore.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
 from zarr_shardstore.convert.task import ArrayTask, TaskResult, run_task
 from zarr_shardstore.errors import ShardConflictError, SpecError
@@ -60,7 +60,6 @@ def convert_store(
     sharding: ShardingOptions,
     *,
     to_plain: bool = False,
-    keeps_declaration: bool = True,
     paths: Iterable[str] | str | None,
     executor: Executor | None,
     source_options: Mapping[str, Any] | None,
@@ -70,7 +69,13 @@ def convert_store(
 ) -> ConversionReport:
     """Convert a store, in place if there is no destination; `shard_store` has the errors."""
     begun = time.monotonic()
-    _check_callables(executor, progress)
+    if progress is not None and not callable(progress):
+        raise SpecError(f"progress is a function of a Progress, got {progress!r}")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise SpecError(
+            f"executor is a concurrent.futures.Executor, got {type(executor).__name__}; "
+            "of dask take client.get_executor()"
+        )
     in_place = destination is None
     if in_place and destination_options:
         raise SpecError("destination_options without a destination: pass source_options")
@@ -83,15 +88,8 @@ def convert_store(
         _check_stores(base, target, dry_run)
 
         def plan() -> Conversion:
-            plans, contents = plan_store(
-                base,
-                sharding.policy,
-                paths,
-                to_plain=to_plain,
-                in_place=in_place,
-                keeps_declaration=keeps_declaration,
-            )
-            return Conversion(base, target, plans, contents, sharding.order, workers, progress)
+            found = plan_store(base, sharding, paths, to_plain=to_plain, in_place=in_place)
+            return Conversion(base, target, *found, sharding.order, workers, progress)
 
         notes: tuple[str, ...] = ()
         if dry_run:
@@ -119,16 +117,6 @@ def convert_store(
             for node in conversion.contents.unlisted
         )
     return ConversionReport(arrays, n_copied, notes, time.monotonic() - begun, dry_run)
-
-
-def _check_callables(executor: Executor | None, progress: OnProgress | None) -> None:
-    if progress is not None and not callable(progress):
-        raise SpecError(f"progress is a function of a Progress, got {progress!r}")
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise SpecError(
-            f"executor is a concurrent.futures.Executor, got {type(executor).__name__}; "
-            "of dask take client.get_executor()"
-        )
 
 
 def _check_stores(base: BaseStoreHandle, target: BaseStoreHandle, dry_run: bool) -> None:
@@ -210,7 +198,7 @@ class Conversion:
     def _convert_values(self, plan: ArrayPlan, manifest: Manifest, prefix: str) -> ArrayReport:
         """Write and verify all values of an array below a prefix of the target."""
         may_be_there = begin(self.target, manifest)
-        task = plan.task(self.source, self.target, prefix, self.order, may_be_there=may_be_there)
+        task = self._task(plan, prefix, may_be_there=may_be_there)
         report = self._run_tasks(plan, task)
         documents = plan.documents
         if self.source.documents(map(document_key, documents)) != list(documents.values()):
@@ -231,7 +219,7 @@ class Conversion:
         manifest = self._manifest(plan)
         prefix = manifest.prefix
         if is_there:
-            task = plan.task(self.source, self.target, prefix, self.order, may_be_there=False)
+            task = self._task(plan, prefix, may_be_there=False)
             self._run_tasks(replace(plan, action="skipped"), replace(task, only_compares=True))
         elif find_manifest(self.target, plan.node) is None and any(
             manifest.keys_below(self.target, prefix)
@@ -254,6 +242,20 @@ class Conversion:
             len(plan.geometry.shape),
             plan.new_documents,
             self.target is self.source,
+        )
+
+    def _task(self, plan: ArrayPlan, prefix: str, *, may_be_there: bool) -> ArrayTask:
+        """Return the part that all tasks of an array share; `prefix` is that in the target."""
+        assert plan.geometry is not None
+        encoding, grid = plan.geometry.encoding, plan.grid_shape
+        new_spec = None if plan.action == "copied" else plan.new_spec
+        return ArrayTask(
+            ArrayLocation(self.source, plan.node.chunk_prefix, encoding, grid, plan.spec),
+            ArrayLocation(self.target, prefix, encoding, grid, new_spec),
+            plan.region_shape,
+            self.order,
+            plan.nominal_nbytes,
+            may_be_there,
         )
 
     def _run_tasks(self, plan: ArrayPlan, task: ArrayTask) -> ArrayReport:

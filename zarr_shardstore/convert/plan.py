@@ -15,9 +15,8 @@ import numpy as np
 
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import find_factory
-from zarr_shardstore.convert.regions import ArrayLocation, block_shape, random_coords
+from zarr_shardstore.convert.regions import block_shape, random_coords
 from zarr_shardstore.convert.report import Action
-from zarr_shardstore.convert.task import ArrayTask
 from zarr_shardstore.errors import (
     ShardConflictError,
     ShardStoreError,
@@ -28,25 +27,11 @@ from zarr_shardstore.errors import (
 from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
-from zarr_shardstore.format.shard import EntryOrder, ShardingSpec
-from zarr_shardstore.inspect.find import (
-    FoundArray,
-    StoreContents,
-    find_contents,
-    quoted,
-    select_paths,
-)
+from zarr_shardstore.format.shard import ShardingSpec
+from zarr_shardstore.inspect import find
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
+from zarr_shardstore.metadata import declaration
 from zarr_shardstore.metadata.auto_shards import choose_chunks_per_shard
-from zarr_shardstore.metadata.declaration import (
-    MARKER,
-    Declared,
-    apply,
-    find_declaration,
-    has_sharding_codec,
-    is_native_by_choice,
-    strip,
-)
 from zarr_shardstore.metadata.documents import (
     Geometry,
     Node,
@@ -61,6 +46,7 @@ from zarr_shardstore.metadata.transformer_list import (
     sharding_spec,
     sharding_transformer,
 )
+from zarr_shardstore.store.options import ShardingOptions
 
 _ROUND = 128
 _N_ROUNDS = 8
@@ -122,28 +108,6 @@ class ArrayPlan:
             return 0
         return math.prod(chunk_grid_shape(self.grid_shape, self.region_shape))
 
-    def task(
-        self,
-        source: BaseStoreHandle,
-        target: BaseStoreHandle,
-        target_prefix: str,
-        order: EntryOrder,
-        *,
-        may_be_there: bool,
-    ) -> ArrayTask:
-        """Return the part that all tasks of the array share."""
-        assert self.geometry is not None
-        encoding, grid = self.geometry.encoding, self.grid_shape
-        new_spec = None if self.action == "copied" else self.new_spec
-        return ArrayTask(
-            ArrayLocation(source, self.node.chunk_prefix, encoding, grid, self.spec),
-            ArrayLocation(target, target_prefix, encoding, grid, new_spec),
-            self.region_shape,
-            order,
-            self.nominal_nbytes,
-            may_be_there,
-        )
-
     def copied(self) -> ArrayPlan:
         """Return the plan to copy the objects of the array: each is one value then."""
         geometry = self.geometry
@@ -160,75 +124,60 @@ class ArrayPlan:
 
 def plan_store(
     base: BaseStoreHandle,
-    policy: ShardingPolicy,
+    sharding: ShardingOptions,
     paths: Iterable[str] | str | None,
     *,
     to_plain: bool,
     in_place: bool,
-    keeps_declaration: bool,
-) -> tuple[list[ArrayPlan], StoreContents]:
-    """Decide about each array of a store, or refuse the conversion.
-
-    With `keeps_declaration`, an array that is declared in some way stays declared in that way.
-    """
-    contents = base.run(find_contents())
+) -> tuple[list[ArrayPlan], find.StoreContents]:
+    """Decide about each array of a store, or refuse the conversion."""
+    contents = base.run(find.find_contents())
     broken = [document_key(found.node) for found in contents.broken]
     if any(base.documents(broken)):
         raise ShardConflictError(
-            f"of the documents {quoted(broken)} one was cut off on its way: run the same again"
+            f"of the documents {find.quoted(broken)} one was cut off on its way: run the same again"
         )
     plans = _plans_of(contents.arrays.values())
     if not plans:
         raise SpecError(f"there is no Zarr array in {base.describe()}")
-    if not in_place:
-        _refuse_markers(plans)
-    chosen = _chosen_arrays(plans, paths)
-    _check_rules(policy, plans)
-    for i, plan in enumerate(plans):
-        if plan.node in chosen:
-            plan = _plan_array(base, plan, policy, to_plain, keeps_declaration)
-        plans[i] = plan if in_place or plan.action != "skipped" else plan.copied()
-    if in_place:
-        _refuse_links(base, plans)
-    return plans, contents
-
-
-def _refuse_markers(plans: Sequence[ArrayPlan]) -> None:
-    """Raise `UnfinishedConversionError` for a source that is half converted in place.
-
-    A copy would have half of an array, which no run can finish.
-    """
     for plan in plans:
-        if any(map(has_conversion_marker, plan.documents.values())):
+        # A copy would have half of an array, which no run can finish.
+        if not in_place and any(map(has_conversion_marker, plan.documents.values())):
             raise UnfinishedConversionError(
                 f"a conversion in place of the array {plan.path!r} of the source was "
                 "interrupted: run that again, without a destination, which finishes it; "
                 "nothing is lost"
             )
+    chosen = _chosen_arrays(plans, paths)
+    for name in sharding.policy.names_without_array([plan.path for plan in plans]):
+        raise SpecError(
+            f"chunks_per_shard has a rule for {name!r}, and no array has such a path; there are "
+            f"{find.quoted(plan.path for plan in plans)}"
+        )
+    for i, plan in enumerate(plans):
+        if plan.node in chosen:
+            plan = _plan_array(base, plan, sharding, to_plain=to_plain)
+        if not in_place:
+            plan = plan.copied() if plan.action == "skipped" else plan
+        elif plan.action != "skipped":
+            _refuse_links(base, plan)
+        plans[i] = plan
+    return plans, contents
 
 
-def _refuse_links(base: BaseStoreHandle, plans: Sequence[ArrayPlan]) -> None:
-    """Raise `SpecError` if objects of an array lie behind a link.
-
-    Listings do not follow links, and files cannot be renamed to another disk.
-    """
-    for plan in plans:
-        prefix = plan.node.chunk_prefix
-        link = None if plan.action == "skipped" else base.backend.linked_directory(prefix)
-        if link is not None:
-            raise SpecError(
-                f"objects of the array {plan.path!r} lie behind the link {link!r}: in "
-                "place that cannot be converted; convert the directory that it leads to, or "
-                "convert to another store"
-            )
+def _refuse_links(base: BaseStoreHandle, plan: ArrayPlan) -> None:
+    # Listings do not follow links, and files cannot be renamed to another disk.
+    link = base.backend.linked_directory(plan.node.chunk_prefix)
+    if link is not None:
+        raise SpecError(
+            f"objects of the array {plan.path!r} lie behind the link {link!r}: in "
+            "place that cannot be converted; convert the directory that it leads to, or "
+            "convert to another store"
+        )
 
 
 def _plan_array(
-    base: BaseStoreHandle,
-    plan: ArrayPlan,
-    policy: ShardingPolicy,
-    to_plain: bool,
-    keeps_declaration: bool,
+    base: BaseStoreHandle, plan: ArrayPlan, sharding: ShardingOptions, *, to_plain: bool
 ) -> ArrayPlan:
     """Decide about an array that the caller named."""
     plan = replace(plan, is_chosen=True)
@@ -237,12 +186,12 @@ def _plan_array(
     if to_plain:
         spec, reason = None, "it has no shards" if plan.spec is None else "as asked"
     else:
-        spec, reason = _choose_shards(base, plan, policy)
+        spec, reason = _choose_shards(base, plan, sharding.policy)
     if spec == plan.spec:
         return replace(plan, reason=reason)
     action: Action = "sharded" if plan.spec is None else "resharded"
     documents = {
-        document_key(node): _declared_as(node, doc, spec, policy, keeps_declaration)
+        document_key(node): _declared_as(node, doc, spec, sharding)
         for node, doc in plan.documents.items()
     }
     return replace(
@@ -255,8 +204,7 @@ def _plan_array(
 
 
 def _chosen_arrays(plans: Sequence[ArrayPlan], paths: Iterable[str] | str | None) -> set[Node]:
-    """Return the arrays that the argument `paths` names, all of which can be converted."""
-    selected = select_paths({plan.path for plan in plans}, paths)
+    selected = find.select_paths({plan.path for plan in plans}, paths)
     for plan in plans:
         if paths is not None and plan.path in selected and plan.obstacle:
             raise UnsupportedError(
@@ -264,15 +212,6 @@ def _chosen_arrays(plans: Sequence[ArrayPlan], paths: Iterable[str] | str | None
                 "paths"
             )
     return {plan.node for plan in plans if plan.path in selected}
-
-
-def _check_rules(policy: ShardingPolicy, plans: Sequence[ArrayPlan]) -> None:
-    """Refuse a rule for arrays that are not there: its path was meant to be another one."""
-    for name in policy.names_without_array([plan.path for plan in plans]):
-        raise SpecError(
-            f"chunks_per_shard has a rule for {name!r}, and no array has such a path; there are "
-            f"{quoted(plan.path for plan in plans)}"
-        )
 
 
 # ------------------------------------------------------------ which shards
@@ -297,7 +236,10 @@ def _choose_shards(
         asked = policy.chunks_per_shard_of(plan.path, len(grid))
         if asked is None:
             return now, "chunks_per_shard does not name it"
-        cps = asked if _has(policy, plan, asked) else _clip_to_grid(asked, grid)
+        cps = asked
+        if not _has(policy, plan, asked):
+            # Entries outside the grid would be missing. A dimension without chunks may grow.
+            cps = tuple(min(c, n) if n else c for c, n in zip(asked, grid, strict=True))
         clipped = "" if cps == asked else ", no more than its grid has"
         reason = f"as chunks_per_shard says{clipped}"
     if _has(policy, plan, cps):
@@ -312,17 +254,6 @@ def _has(policy: ShardingPolicy, plan: ArrayPlan, cps: Coords) -> bool:
     return now is not None and now.chunks_per_shard == cps and policy.index in (None, now.index)
 
 
-def _clip_to_grid(cps: Coords, grid_shape: Coords) -> Coords:
-    """Return a shard with no more entries than the array has chunks: all others would be missing.
-
-    A dimension without chunks is not clipped: its chunks are still to come.
-
-    >>> _clip_to_grid((8, 8, 8), (20, 3, 0))
-    (8, 3, 8)
-    """
-    return tuple(min(c, n) if n else c for c, n in zip(cps, grid_shape, strict=True))
-
-
 def _chunks_per_shard_by_size(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[Coords, str]:
     """Choose chunks per shard from the sizes of sampled chunks, and say why.
 
@@ -335,8 +266,7 @@ def _chunks_per_shard_by_size(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[C
             break
     if stored:
         return choose_chunks_per_shard(plan.grid_shape, sum(stored) / len(stored))
-    nominal = plan.nominal_nbytes or _UNKNOWN_NBYTES
-    cps, reason = choose_chunks_per_shard(plan.grid_shape, nominal)
+    cps, reason = choose_chunks_per_shard(plan.grid_shape, plan.nominal_nbytes or _UNKNOWN_NBYTES)
     return cps, f"no stored chunk was found, so as before compression: {reason}"
 
 
@@ -357,8 +287,8 @@ def _sampled_keys(plan: ArrayPlan) -> Iterator[list[str]]:
 # ------------------------------------------------ arrays by their documents
 
 
-def _plans_of(arrays: Iterable[FoundArray]) -> list[ArrayPlan]:
-    """Return plans that leave all arrays as they are, in the order of their paths."""
+def _plans_of(arrays: Iterable[find.FoundArray]) -> list[ArrayPlan]:
+    """Return plans that change nothing, in the order of their paths."""
     plans: dict[Node, ArrayPlan] = {}
     for found in arrays:
         plan = _plan_of(found)
@@ -371,7 +301,7 @@ def _plans_of(arrays: Iterable[FoundArray]) -> list[ArrayPlan]:
     return sorted(plans.values(), key=lambda plan: plan.path)
 
 
-def _plan_of(found: FoundArray) -> ArrayPlan:
+def _plan_of(found: find.FoundArray) -> ArrayPlan:
     node = found.node
     doc = _without_marks(found.doc)
     documents = {node: found.doc}
@@ -388,7 +318,7 @@ def _plan_of(found: FoundArray) -> ArrayPlan:
     obstacle = ""
     if any(transformer.name == SHARDING for transformer in above):
         obstacle = "other storage transformers lie below its shards"
-    elif spec is None and has_sharding_codec(doc) and document.declaration is None:
+    elif spec is None and declaration.has_sharding_codec(doc) and document.declaration is None:
         obstacle = "its own sharding has a form that cannot be re-packed"
     return ArrayPlan(node, documents, document.geometry, spec, spec, obstacle)
 
@@ -403,24 +333,20 @@ def _split(
 
 
 def _declared_as(
-    node: Node,
-    doc: Mapping[str, Any],
-    spec: ShardingSpec | None,
-    policy: ShardingPolicy,
-    keeps_declaration: bool,
+    node: Node, doc: Mapping[str, Any], spec: ShardingSpec | None, sharding: ShardingOptions
 ) -> dict[str, Any]:
+    """Return a document with other shards, declared as the option says, else as it was before."""
     doc = _without_marks(doc)
-    declared = find_declaration(doc)
+    declared = declaration.find_declaration(doc)
     above: tuple[TransformerSpec, ...] = ()
     if declared is not None:
         above, _ = _split(declared.transformers, len(doc["shape"]))
-        doc = strip(doc, declared.how)
-    sharding = () if spec is None else (sharding_transformer(spec),)
-    transformers = (*above, *sharding)
-    new = policy.declare(node, transformers)
-    if new is not None and declared is not None and keeps_declaration:
-        new = Declared(declared.how, transformers)
-    return dict(doc) if new is None else apply(doc, new)
+        doc = declaration.strip(doc, declared.how)
+    transformers = above if spec is None else (*above, sharding_transformer(spec))
+    new = sharding.policy.declare(node, transformers)
+    if new is not None and declared is not None and sharding.declaration is None:
+        new = declaration.Declared(declared.how, transformers)
+    return dict(doc) if new is None else declaration.apply(doc, new)
 
 
 def _without_marks(doc: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -430,8 +356,8 @@ def _without_marks(doc: Mapping[str, Any]) -> Mapping[str, Any]:
     index: it is of the old shards.
     """
     doc = without_consolidated_index(doc)
-    if is_native_by_choice(doc):
-        return {name: member for name, member in doc.items() if name != MARKER}
+    if declaration.is_native_by_choice(doc):
+        return {name: member for name, member in doc.items() if name != declaration.MARKER}
     return doc
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from typing import Self
 
 import numpy as np
@@ -149,23 +149,15 @@ def _list_regions(location: ArrayLocation, region_shape: Coords, found: set[Coor
     while n_left > 0 and len(found) <= max_regions:
         page: list[str]
         (page,) = base.perform([ListPage(cursor, _KEYS_PER_PAGE)])
-        decoded = (encoding.decode(key[len(prefix) :], len(grid_shape)) for key in page)
-        boxes = [
-            [
-                range(start // n, (stop - 1) // n + 1)
-                for (start, stop), n in zip(
-                    grid_box(coords, object_shape, grid_shape), region_shape, strict=True
-                )
-            ]
-            for coords in decoded
-            if coords is not None and is_inside(coords, object_grid)
-        ]
-        if any(math.prod(map(len, box)) > max_regions for box in boxes):
-            break
-        for box in boxes:
-            found.update(product(*box))
+        for key in page:
+            coords = encoding.decode(key[len(prefix) :], len(grid_shape))
+            if coords is None or not is_inside(coords, object_grid):
+                continue
+            box = zip(grid_box(coords, object_shape, grid_shape), region_shape, strict=True)
+            regions = product(*(range(lo // n, (hi - 1) // n + 1) for (lo, hi), n in box))
+            found.update(islice(regions, max_regions + 1))
         if len(page) < _KEYS_PER_PAGE:
-            return True
+            return len(found) <= max_regions
         n_left -= len(page)
     base.perform([CloseListing(cursor)])
     return False

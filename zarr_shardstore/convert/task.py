@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import TypeAlias
 
@@ -98,13 +98,15 @@ class ReadRound:
     has_more: bool = False
 
 
-@dataclass(slots=True)
 class _Checksums:
     """Sizes and crc32c of values, in the order in which the values were met."""
 
-    ids: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    crcs: list[int] = field(default_factory=list)
+    def __init__(self, rounds: Iterable[ReadRound] = ()) -> None:
+        self.ids: list[int] = []
+        self.sizes: list[int] = []
+        self.crcs: list[int] = []
+        for found in rounds:
+            self.add(found)
 
     def add(self, found: ReadRound) -> None:
         if found.continues:
@@ -121,13 +123,6 @@ class _Checksums:
 
     def result(self, n_objects: int, *, was_there: bool = False) -> TaskResult:
         return TaskResult(len(self.ids), n_objects, sum(self.sizes), was_there)
-
-
-def _checksums_of(rounds: Iterable[ReadRound]) -> _Checksums:
-    checksums = _Checksums()
-    for found in rounds:
-        checksums.add(found)
-    return checksums
 
 
 def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
@@ -156,14 +151,14 @@ def _find_in_target(task: ArrayTask, region: ArrayRegion) -> tuple[_ById, Except
     """Return the checksums of the values of the target; none, and the error, if it is not whole."""
     try:
         values = RegionValues(task.target, region, task.nominal_nbytes)
-        return _checksums_of(values.rounds()).by_id(), None
+        return _Checksums(values.rounds()).by_id(), None
     except (CorruptShardError, ShardConflictError) as error:
         return {}, error
 
 
 def _compare(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> TaskResult:
     """Raise `SpecError` if the values of the target are not those of the source."""
-    expected = _checksums_of(values.rounds()).by_id()
+    expected = _Checksums(values.rounds()).by_id()
     found, damage = _find_in_target(task, region)
     if found == expected and damage is None:
         return TaskResult(0, 0, 0, was_there=True)
@@ -185,7 +180,7 @@ def _write_shard(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> 
     if task.may_be_there:
         there, _ = _find_in_target(task, region)
         if there:
-            expected = _checksums_of(values.rounds())
+            expected = _Checksums(values.rounds())
             if there == expected.by_id():
                 return expected.result(1, was_there=True)
     written = _upload_shard(base, shard, values)
@@ -266,7 +261,7 @@ def _verify_objects(base: BaseStoreHandle, keys: Mapping[int, str], written: _Ch
     """Read values back; raise `CorruptValueError` if one differs."""
     sizes = np.array(written.sizes, dtype=np.int64)
     stored = _read_objects(base, [keys[i] for i in written.ids], written.ids, sizes, check=False)
-    found = _checksums_of(stored).by_id()
+    found = _Checksums(stored).by_id()
     for i, checksum in written.by_id().items():
         if found.get(i) != checksum:
             raise CorruptValueError(_NOT_THE_SAME, key=keys[i])
