@@ -143,7 +143,8 @@ def _list_regions(location: ArrayLocation, region_shape: Coords, found: set[Coor
     base, encoding, prefix = location.base, location.encoding, location.prefix
     grid_shape, object_grid = location.grid_shape, location.object_grid_shape
     object_shape = location.spec.chunks_per_shard if location.spec else (1,) * len(grid_shape)
-    max_regions = math.prod(chunk_grid_shape(grid_shape, region_shape)) // 2
+    n_regions = math.prod(chunk_grid_shape(grid_shape, region_shape))
+    max_regions = min(n_regions // 2, _MAX_INT64 - 1)
     n_left = math.prod(object_grid) // 2
     cursor = KeyCursor(grid_directory(prefix, encoding, len(grid_shape)))
     while n_left > 0 and len(found) <= max_regions:
