@@ -79,8 +79,10 @@ def _even(cps: list[int], grid: Coords, at_least: float) -> Coords:
 
 
 def _readable(nbytes: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if nbytes < 1000 or unit == "GB":
-            return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.3g} {unit}"
+    if nbytes < 1000:
+        return f"{nbytes:.0f} bytes"
+    for unit in ("kB", "MB"):
         nbytes /= 1000
-    raise AssertionError("the last unit ends the loop")
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+    return f"{nbytes / 1000:.3g} GB"
