@@ -22,6 +22,7 @@ from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.open_shards import open_shards
 from zarr_shardstore.io.local.shard_files import ShardFile
+from zarr_shardstore.io.update_queue import commit
 from zarr_shardstore.shards.append import seal_shard
 from zarr_shardstore.shards.requests import Flow, UpdateShard
 from zarr_shardstore.shards.updates import EntryUpdate
@@ -83,10 +84,7 @@ def _seal(file: ShardFile, order: EntryOrder) -> None:
                 yield from seal_shard(request.shard, order=order)
         return [None] * len(groups)
 
-    def update() -> Flow[None]:
-        yield [UpdateShard(shard, ())]
-
-    Driver(file.owner, sealing).run(update())
+    commit(Driver(file.owner, sealing), UpdateShard(shard, ()))
     if is_another:
         open_shards.forget(file)
 
@@ -100,11 +98,5 @@ open_shards.seal_later = _seal_later
 in_forked_child(_sealing_thread.cache_clear)  # the child has none of its parent's threads
 
 atexit.register(_seal_at_exit)
-
-
-def _seal_at_exit_of_child(_: object) -> None:
-    """Seal at the exit of a forked process of multiprocessing, which skips `atexit`."""
-    Finalize(None, _seal_at_exit, exitpriority=0)
-
-
-register_after_fork(open_shards, _seal_at_exit_of_child)
+# A forked process of multiprocessing skips `atexit`.
+register_after_fork(open_shards, lambda _: Finalize(None, _seal_at_exit, exitpriority=0))

@@ -97,7 +97,6 @@ NO_FILE = (*NOT_FOUND, IsADirectoryError)
 _MAX_BUFFERS = 1024
 """Pieces of one system call (IOV_MAX of Linux)."""
 
-_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
@@ -118,12 +117,12 @@ SYSTEM_CALLS = (
 
 def open_new(path: str) -> int:
     """Make a file that must not exist yet."""
-    return opening(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666)
+    return opening(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
 
 def open_to_read(path: str) -> int:
     """Open a file or a directory, also through a link; never wait for a pipe."""
-    return _following(os.open, path, os.O_RDONLY | _NONBLOCK | _CLOEXEC)
+    return _following(os.open, path, os.O_RDONLY | _NONBLOCK)
 
 
 def scan(path: str) -> Any:
@@ -142,7 +141,7 @@ def _following(open_one: Callable[..., T], *args: Any) -> T:
 
 def open_to_change(path: str, *, create: bool = False) -> int:
     """Open a file for reading and writing; `SpecError` if the path is a link."""
-    flags = os.O_RDWR | (os.O_CREAT if create else 0) | NOFOLLOW | _CLOEXEC
+    flags = os.O_RDWR | (os.O_CREAT if create else 0) | NOFOLLOW
     return opening_itself(path, os.open, path, flags, 0o666)
 
 
@@ -180,8 +179,7 @@ def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None
         if written < wanted:  # a signal, or a huge write
             rest = memoryview(b"".join(some))[written:]
             while rest:
-                n_more = os.pwrite(fd, rest, offset + wanted - len(rest))
-                rest = rest[n_more:]
+                rest = rest[os.pwrite(fd, rest, offset + wanted - len(rest)) :]
         offset += wanted
 
 
@@ -190,12 +188,11 @@ def truncate(fd: int, nbytes: int) -> None:
 
 
 def renew_time(fd: int, last_ns: int) -> None:
-    """Give a changed file a time that no file of its name ever had.
+    """Give a changed file a time that no file of its name ever had; the last one was `last_ns`.
 
     tensorstore tells versions of a file by inode and time of the last write. Before Linux 6.13, and
     on some file systems since, that time comes from a clock that ticks every 1 to 10 ms. And ext4
-    gives a new file the inode of one that was just removed. `last_ns` is the time of the last
-    write before this change.
+    gives a new file the inode of one that was just removed.
     """
     new_ns = max(time.time_ns(), last_ns + 1)
     with suppress(PermissionError):  # another user's file: only its owner may set the time
@@ -280,10 +277,7 @@ def sync_file(path: str) -> None:
 
 def sync_directories(path: str, top: str) -> None:
     """Wait until the name of a file survives a loss of power, and the directories up to `top`."""
-    top = os.path.normpath(top)
-    directory = os.path.dirname(os.path.normpath(path))
-    while True:
-        sync_file(directory)
-        if directory == top:
-            return
-        directory = os.path.dirname(directory)
+    path, top = os.path.normpath(path), os.path.normpath(top)
+    while path != top:
+        path = os.path.dirname(path)
+        sync_file(path)
