@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.shard import ENTRY_NBYTES, ShardIndex, ShardingSpec
@@ -20,17 +20,6 @@ _DEFAULT_MAX_NBYTES = 64 * 1024 * 1024
 
 _ITEM_NBYTES = 1024
 """Of what is stored with the entries of an index, about."""
-
-
-class _Item(Protocol):
-    """Item of the cache: a shard index, or a consolidated index."""
-
-    spec: ShardingSpec
-    was_used: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes, about."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,17 +48,19 @@ _synchronized = synchronized()
 class IndexCache:
     """Indexes by the identity of their object; second-chance eviction, the oldest first.
 
+    An item, also a consolidated index, has a `spec`, its `nbytes`, and `was_used`.
+
     Thread safety: may be used from any thread.
     """
 
     def __init__(self, max_nbytes: int) -> None:
         self.max_nbytes = max_nbytes
         self.nbytes = 0
-        self._items: OrderedDict[Hashable, _Item] = OrderedDict()
+        self._items: OrderedDict[Hashable, Any] = OrderedDict()
         self.find = self._items.get
         """Return the item of an object; its user sets `was_used`."""
 
-    def get(self, scope: Hashable, spec: ShardingSpec) -> _Item | None:
+    def get(self, scope: Hashable, spec: ShardingSpec) -> Any:
         """Return the index of an object, if it was decoded with this spec."""
         item = self._items.get(scope)
         if item is None or item.spec != spec:
@@ -78,7 +69,7 @@ class IndexCache:
         return item
 
     @_synchronized
-    def put(self, scope: Hashable, item: _Item) -> None:
+    def put(self, scope: Hashable, item: Any) -> None:
         """Cache an index."""
         if scope in self._items:
             self.forget(scope)

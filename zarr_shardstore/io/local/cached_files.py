@@ -10,8 +10,8 @@ Theory of operation of the cache: a chunk of a cached file costs two system call
 2. A read takes the bytes first and looks at the state afterwards. If the state is that of rule 1,
    no writer came before the bytes were read: they are what the index says, and the value of the
    chunk at that moment. The other order would miss a writer that comes between the two.
-3. A rename over the path, an append, a truncation and a write into the file all change the state.
-   The open descriptor keeps the inode number from being used again.
+3. Every way to change the file changes the state. The open descriptor keeps the inode number from
+   being used again.
 4. Linux takes the times of files from a clock that ticks every 1 to 10 ms, so two writes within a
    tick leave one time. A file is cached only if its last change was `MIN_AGE_NS` before it was
    opened. Any later write then has another time.
@@ -44,7 +44,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Final, Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias
 
 from zarr_shardstore.format.journal import Repair
 from zarr_shardstore.format.ranges import ByteRange, Range, resolve_range
@@ -182,7 +182,7 @@ def _read_without_waiting(fd: int, nbytes: int, offset: int) -> memoryview:
     return memoryview(data).toreadonly()
 
 
-find_file = cast("Callable[[str], CachedShardFile | None]", index_cache.find)
+find_file: Callable[[str], CachedShardFile | None] = index_cache.find
 """Return the cached file of a path, which may be stale. No other objects have a path as key."""
 
 _synchronized = synchronized()
