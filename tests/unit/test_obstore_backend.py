@@ -56,7 +56,7 @@ class Azure(ObstoreBackend):
 
     replacements: list[bytes | None]
 
-    async def _get_once(self, key: str, byte_range: Any) -> Found:
+    async def _get_once(self, key: str, byte_range: Any, unless_etag: str | None = None) -> Found:
         if isinstance(byte_range, Suffix):
             raise NotSupportedError("suffix ranges")
         if self.replacements:
@@ -65,7 +65,7 @@ class Azure(ObstoreBackend):
                 obstore.delete(self.store.store, key)
             else:
                 obstore.put(self.store.store, key, value)
-        return await super()._get_once(key, byte_range)
+        return await super()._get_once(key, byte_range, unless_etag)
 
 
 @pytest.mark.parametrize(

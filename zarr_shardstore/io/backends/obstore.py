@@ -111,7 +111,7 @@ class ObstoreBackend(ZarrBackend):
         if not self._has_suffixes:
             byte_range = Range(*resolve_range(byte_range, unless.size))
         try:
-            found = await self._get_with(get.key, byte_range, unless.etag)
+            found = await self._get_once(get.key, byte_range, unless.etag)
         except NotModifiedError:
             return None
         except Exception:  # it is shorter now, or the server knows no conditions
@@ -159,11 +159,8 @@ class ObstoreBackend(ZarrBackend):
             for meta in page:
                 yield meta["path"], _version_of(meta)
 
-    async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
-        return await self._get_with(key, byte_range, None)
-
-    async def _get_with(
-        self, key: str, byte_range: ByteRange | None, unless_etag: str | None
+    async def _get_once(
+        self, key: str, byte_range: ByteRange | None, unless_etag: str | None = None
     ) -> Found:
         options: Any = {}
         if byte_range is not None:
@@ -175,11 +172,10 @@ class ObstoreBackend(ZarrBackend):
             value = await reply.bytes_async()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return Found(None, None)
-        version = _version_of(reply.meta)
-        if version is not None and version.modified_s is not None and self._is_web_server:
-            age_s = time.time() - reply.meta["last_modified"].timestamp()
-            if age_s < _MIN_AGE_ON_WEB_SERVERS_S:
-                version = None
+        version, modified = _version_of(reply.meta), reply.meta["last_modified"]
+        if self._is_web_server and modified is not None:
+            is_young = time.time() - modified.timestamp() < _MIN_AGE_ON_WEB_SERVERS_S
+            version = None if is_young else version
         return Found(memoryview(value), version, reply.meta["size"])
 
     async def _get_at_most(self, key: str, max_nbytes: int) -> Found:
@@ -304,12 +300,11 @@ class _Optimistic(Backend):
 
 
 def _version_of(meta: Any) -> ObjectVersion | None:
-    etag, modified = meta["e_tag"], meta["last_modified"]
-    if etag is None:
+    if meta["e_tag"] is None:
         return None
-    return ObjectVersion(
-        etag, meta["size"], None if modified is None else int(modified.timestamp())
-    )
+    modified = meta["last_modified"]
+    modified_s = None if modified is None else int(modified.timestamp())
+    return ObjectVersion(meta["e_tag"], meta["size"], modified_s)
 
 
 def _range_of(byte_range: ByteRange) -> Any:

@@ -92,15 +92,15 @@ def base_store_of(
     if isinstance(store, str) and is_remote_url:
         return FsspecStore.from_url(store, storage_options=options)
     if isinstance(store, str):
-        return _store_at(Path(store.removeprefix("file://")))
-    if isinstance(store, fsspec.AbstractFileSystem):
+        store = Path(store.removeprefix("file://"))
+    elif isinstance(store, fsspec.AbstractFileSystem):
         store = FSMap(store.root_marker or "/", store)
-    elif hasattr(store, "fs") and hasattr(store, "path"):  # before Path: a UPath may be one
+    elif hasattr(store, "fs") and hasattr(store, "path"):  # a UPath may be a Path, too
         store = FSMap(store.path, store.fs)
     if isinstance(store, FSMap):
-        if isinstance(store.fs, LocalFileSystem):
-            return _store_at(Path(store.root))
-        return FsspecStore.from_mapper(store)
+        if not isinstance(store.fs, LocalFileSystem):
+            return FsspecStore.from_mapper(store)
+        store = Path(store.root)
     if isinstance(store, Path):
         return _store_at(store)
     if type(store).__module__.split(".")[0] == "obstore":

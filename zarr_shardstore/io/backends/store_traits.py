@@ -89,11 +89,6 @@ def is_in_memory(store: Store) -> bool:
     return isinstance(store, MemoryStore)
 
 
-def is_shared_without_locks(store: Store) -> bool:
-    """Whether other processes may write the same objects, without locks or conditions."""
-    return isinstance(innermost(store), FsspecStore) and not is_in_memory(store)
-
-
 def innermost(store: Store) -> Store:
     """Return the store inside all of zarr's wrappers."""
     while isinstance(store, WrapperStore):

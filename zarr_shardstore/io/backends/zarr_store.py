@@ -34,7 +34,6 @@ from zarr_shardstore.io.backends.store_traits import (
     has_no_such_key,
     innermost,
     is_in_memory,
-    is_shared_without_locks,
     scope_of_store,
 )
 from zarr_shardstore.io.buffers import as_view, byte_request_of, to_buffer
@@ -96,7 +95,8 @@ class ZarrBackend(Backend):
     def lock(
         self, key: str, fits: Callable[[ShardWriter], bool] | None = None
     ) -> AbstractContextManager[bool] | None:
-        if self._options.locking != "none" and is_shared_without_locks(self.store):
+        is_remote = isinstance(innermost(self.store), FsspecStore) and not is_in_memory(self.store)
+        if is_remote and self._options.locking != "none":
             _warn_of_other_writers()
         return super().lock(key, fits)
 
