@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.inspect.occupancy import read_shards
-from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
+from zarr_shardstore.inspect.open_base import open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.operations.upkeep import shards_below
-from zarr_shardstore.shards.stack import Stack, run_above
+from zarr_shardstore.shards.stack import run_above
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 
 
@@ -50,31 +49,24 @@ def compact_store(
     if not dry_run:
         base.check_writable()
     shards, errors = base.run(shards_below(mapping._engine.operations.listing, prefix))
-    if dry_run:
-        return _expected(base, shards, errors)
-    keys = [shard.key for shard, _ in shards]
-    before = base.sizes(keys)
+    removed: list[int] = []
     failures: list[str] = []
-    try:
-        mapping.compact(prefix)
-    except ShardStoreError as error:
-        failures.append(str(error))
-    after = base.sizes(keys)
-    removed = [(was or 0) - (now or 0) for was, now in zip(before, after, strict=True)]
+    if dry_run:
+        failures += map(str, errors)
+        for shard, below in shards:
+            (cell,) = base.run(run_above(below, read_shards([shard])))
+            if cell is not None and cell.error:
+                failures.append(cell.error)
+            elif cell is not None:
+                removed.append(cell.dead_nbytes)
+    else:
+        keys = [shard.key for shard, _ in shards]
+        before = base.sizes(keys)
+        try:
+            mapping.compact(prefix)
+        except ShardStoreError as error:
+            failures.append(str(error))
+        pairs = zip(before, base.sizes(keys), strict=True)
+        removed += [(was or 0) - (now or 0) for was, now in pairs]
     n_compacted = sum(n != 0 for n in removed)
-    return CompactionReport(len(keys), n_compacted, sum(removed), tuple(failures))
-
-
-def _expected(
-    base: BaseStoreHandle, shards: list[tuple[ShardRef, Stack]], errors: list[ShardStoreError]
-) -> CompactionReport:
-    dead: list[int] = []
-    failures = list(map(str, errors))
-    for shard, below in shards:
-        (cell,) = base.run(run_above(below, read_shards([shard])))
-        if cell is not None and cell.error:
-            failures.append(cell.error)
-        elif cell is not None:
-            dead.append(cell.dead_nbytes)
-    n_compacted = sum(n > 0 for n in dead)
-    return CompactionReport(len(shards), n_compacted, sum(dead), tuple(failures), dry_run=True)
+    return CompactionReport(len(shards), n_compacted, sum(removed), tuple(failures), dry_run)

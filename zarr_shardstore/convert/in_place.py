@@ -308,11 +308,11 @@ def _write_copies(base: BaseStoreHandle, documents: DocumentsByKey) -> None:
             continue
         name = "zarr.json" if node.hierarchy == "v3" else ".zmetadata"
         segments = node.path.split("/")
-        above = ["/".join(segments[:n]) for n in reversed(range(len(segments)))]
-        groups |= {f"{path}/{name}".lstrip("/"): path for path in above}
+        for n in reversed(range(len(segments))):
+            path = "/".join(segments[:n])
+            groups[f"{path}/{name}".lstrip("/")] = path
     copies: dict[str, Mapping[str, Any]] = {}
-    for key, path in groups.items():
-        (doc,) = base.documents([key])
+    for (key, path), doc in zip(groups.items(), base.documents(groups), strict=True):
         if doc is not None and (new := with_copies(doc, path, documents)) is not doc:
             copies[key] = new
     base.write_documents(copies)

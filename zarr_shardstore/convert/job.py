@@ -84,8 +84,9 @@ def convert_store(
         target = open_base(destination, destination_options)
     with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as threads:
         workers = threads if executor is None else executor
-        _check_executor(workers, base, target)
-        _check_stores(base, target, dry_run)
+        _check_stores(base, target, workers)
+        if not dry_run:
+            target.check_writable()
 
         def plan() -> Conversion:
             found = plan_store(base, sharding, paths, to_plain=to_plain, in_place=in_place)
@@ -119,8 +120,19 @@ def convert_store(
     return ConversionReport(arrays, n_copied, notes, time.monotonic() - begun, dry_run)
 
 
-def _check_stores(base: BaseStoreHandle, target: BaseStoreHandle, dry_run: bool) -> None:
-    """Refuse stores that cannot be converted, before anything is written."""
+def _check_stores(base: BaseStoreHandle, target: BaseStoreHandle, executor: Executor) -> None:
+    """Refuse stores that cannot be converted, or not by these workers."""
+    is_elsewhere = not isinstance(executor, ThreadPoolExecutor)
+    if is_elsewhere and not target.supports_deletes:
+        raise SpecError(
+            f"only one process writes to {target.describe()}: take threads (executor=None)"
+        )
+    for side in (base, target):
+        if is_elsewhere and side.is_in_memory:
+            raise SpecError(
+                f"the store {side.describe()} is in the memory of this process, where the workers "
+                "of the executor do not reach it: take threads (executor=None)"
+            )
     if target is base:
         target.check_replaceable()
     elif target.is_same(base):
@@ -133,8 +145,6 @@ def _check_stores(base: BaseStoreHandle, target: BaseStoreHandle, dry_run: bool)
     if not base.names(""):
         raise SpecError(f"there is nothing in {base.describe()}")
     target.check_takes_any_key()
-    if not dry_run:
-        target.check_writable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +298,16 @@ class Conversion:
                 self.progress(Progress(report.path, report.action, *counts))
 
         _submit_tasks(self.executor, task, regions, add)
+        target = task.target
         if is_elsewhere and not task.only_compares:
-            _check_objects(task, report.n_objects)
+            ndim = len(target.grid_shape)
+            there = keys_of_values(target.base, target.prefix, target.encoding, ndim)
+            if (n_there := sum(map(len, there))) != report.n_objects:
+                raise SpecError(
+                    f"the workers of the executor have written {report.n_objects} objects, and "
+                    f"{n_there} are in {target.base.describe()}: take workers that reach the "
+                    "store; nothing was removed"
+                )
         return replace(report, seconds=time.monotonic() - begun)
 
 
@@ -298,25 +316,6 @@ def _report_of(plan: ArrayPlan) -> ArrayReport:
     return ArrayReport(
         node.path, node.hierarchy, plan.action, cps, plan.reason, n_tasks=plan.n_regions
     )
-
-
-# --------------------------------------------------------------- executors
-
-
-def _check_executor(executor: Executor, base: BaseStoreHandle, target: BaseStoreHandle) -> None:
-    """Raise `SpecError` if workers may be processes that do not reach the stores."""
-    if isinstance(executor, ThreadPoolExecutor):
-        return
-    if not target.supports_deletes:
-        raise SpecError(
-            f"only one process writes to {target.describe()}: take threads (executor=None)"
-        )
-    for side in (base, target):
-        if side.is_in_memory:
-            raise SpecError(
-                f"the store {side.describe()} is in the memory of this process, where the workers "
-                "of the executor do not reach it: take threads (executor=None)"
-            )
 
 
 def _submit_tasks(
@@ -348,15 +347,3 @@ def _submit_tasks(
             future.cancel()
         wait([future for future in submitted if not future.cancelled()])
         raise
-
-
-def _check_objects(task: ArrayTask, n_objects: int) -> None:
-    """Raise `SpecError` if objects that workers have written are not in the target."""
-    target = task.target
-    found = keys_of_values(target.base, target.prefix, target.encoding, len(target.grid_shape))
-    n_found = sum(map(len, found))
-    if n_found != n_objects:
-        raise SpecError(
-            f"the workers of the executor have written {n_objects} objects, and {n_found} are in "
-            f"{target.base.describe()}: take workers that reach the store; nothing was removed"
-        )

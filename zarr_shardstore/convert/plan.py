@@ -292,8 +292,7 @@ def _plans_of(arrays: Iterable[find.FoundArray]) -> list[ArrayPlan]:
     plans: dict[Node, ArrayPlan] = {}
     for found in arrays:
         plan = _plan_of(found)
-        twin = found.node.twin
-        other = None if twin is None else plans.get(twin)
+        other = None if found.node.twin is None else plans.get(found.node.twin)
         if other is not None and _share_keys(plan, other):
             del plans[other.node]
             plan = _with_both_documents(plan, other)
