@@ -151,7 +151,7 @@ def test_entries_in_the_grid(
         if layout.has_chunk(c) and c[: len(leading)] == leading:
             expected.append(i)
     assert shard.entries_of(leading).tolist() == expected
-    assert shard.n_grid_entries == len(shard.grid_entries())
+    assert shard.n_grid_entries == len(shard.entries_of())
 
 
 @given(geometries(max_length=100), st.data())
@@ -204,6 +204,6 @@ def test_entries_with_a_prefix_are_those_whose_keys_start_so(
     prefix = key[: data.draw(st.integers(0, len(key)))] + data.draw(
         st.sampled_from(["", "1", separator[0], separator])
     )
-    expected = [i for i in shard.grid_entries().tolist() if keys[i].startswith(prefix)]
+    expected = [i for i in shard.entries_of().tolist() if keys[i].startswith(prefix)]
     assert shard.entries_with(prefix).tolist() == expected
     assert bool(shard.boxes_with(prefix)) == bool(expected)

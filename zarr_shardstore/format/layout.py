@@ -12,7 +12,7 @@ Source: sharding storage transformer draft, "Key & value transformation" (floor 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
@@ -51,13 +51,19 @@ def grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords 
     return tuple(box)
 
 
-def n_in_grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords | None) -> int:
-    """Count the chunks in a `grid_box` without making it: each write needs the number."""
+def n_in_grid_box(
+    shard_coords: Coords,
+    chunks_per_shard: Coords,
+    grid_shape: Coords | None,
+    growing: Container[int] = (),
+) -> int:
+    """Count the chunks in a `grid_box` that is not clipped in the `growing` dimensions."""
     if grid_shape is None:
         return math.prod(chunks_per_shard)
     n_chunks = 1
-    for s, n, size in zip(shard_coords, chunks_per_shard, grid_shape, strict=True):
-        n_chunks *= max(0, min(n, size - s * n))
+    for dim, n in enumerate(chunks_per_shard):
+        inside = grid_shape[dim] - shard_coords[dim] * n
+        n_chunks *= n if dim in growing else max(0, min(n, inside))
     return n_chunks
 
 
@@ -174,11 +180,7 @@ class ShardRef:
         layout = self.layout
         return n_in_grid_box(self.coords, layout.spec.chunks_per_shard, layout.grid_shape)
 
-    def grid_entries(self) -> npt.NDArray[np.intp]:
-        """Return ascending ids of the entries that lie in the array."""
-        return self.entries_of(())
-
-    def entries_of(self, leading: Coords) -> npt.NDArray[np.intp]:
+    def entries_of(self, leading: Coords = ()) -> npt.NDArray[np.intp]:
         """Return ascending ids of the entries in the array with these leading coordinates."""
         return self._entries_in(self._boxes(leading, ""))
 

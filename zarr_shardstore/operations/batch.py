@@ -203,7 +203,7 @@ class BufferedShard:
     def is_full(self) -> bool:
         """Whether every entry of the array in this shard has an update."""
         return len(self.updates) >= self.shard.n_grid_entries and self.updates.keys() >= set(
-            self.shard.grid_entries().tolist()
+            self.shard.entries_of().tolist()
         )
 
 

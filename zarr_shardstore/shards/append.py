@@ -39,7 +39,7 @@ from zarr_shardstore.shards.rewrite import (
     replaced_entries,
     rewrite_shard,
 )
-from zarr_shardstore.shards.shard_writer import ShardWriter, gap_nbytes, page_aligned
+from zarr_shardstore.shards.shard_writer import ShardWriter, start_of_index
 from zarr_shardstore.shards.updates import (
     DeleteEntry,
     EntryUpdate,
@@ -229,10 +229,9 @@ def _store(
     nbytes = sum(map(len, values.values()))
     n_left = shard.n_grid_entries - len(values)
     gap = 0
-    if has_gap and n_left > 0:
-        gap = gap_nbytes(shard, n_left, nbytes / len(values), nbytes)
-    if gap:
-        gap = page_aligned(nbytes + gap, spec.index_nbytes) - nbytes
+    if has_gap and n_left > 0 and spec.index.location == "end":
+        expected = n_left * (nbytes / len(values))
+        gap = start_of_index(nbytes, spec.index_nbytes, expected, nbytes) - nbytes
     parts = lay_out(values, spec, order, gap)
     yield [SetWithGaps(shard.key, parts)]
     if gap:

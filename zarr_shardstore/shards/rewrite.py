@@ -14,7 +14,7 @@ erase_values.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError
@@ -97,8 +97,12 @@ def _read_entries_to_keep(
     if found.value is None:
         return {}
     first = [i for i, is_replaced in replaced_first(updates).items() if is_replaced]
+    return _split(shard, found.value, first)
+
+
+def _split(shard: ShardRef, data: Bytes, without: Collection[int] = ()) -> dict[int, Bytes]:
     try:
-        return dict(split_shard(found.value, shard.layout.spec, without=first))
+        return {**split_shard(data, shard.layout.spec, without=without)}
     except IndexDamageError as damage:
         hint = KEEP_HINT if damage.entry_id is not None else "; nothing was written"
         raise corrupt(shard, damage, hint) from damage
@@ -125,7 +129,7 @@ def replaced_entries(shard: ShardRef, updates: Sequence[EntryUpdate]) -> dict[in
                 replaced[i] = max(nbytes, replaced.get(i, 0))
             case _:
                 return None
-    return replaced if replaced.keys() >= set(shard.grid_entries().tolist()) else None
+    return replaced if replaced.keys() >= set(shard.entries_of().tolist()) else None
 
 
 def _is_replaced_whole(shard: ShardRef, replaced: dict[int, float]) -> Flow[bool]:
@@ -203,11 +207,5 @@ def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:
     (found,) = yield [Get(shard.key)]
     if found.value is None:
         return
-    try:
-        entries = split_shard(found.value, spec)
-    except IndexDamageError as damage:
-        raise corrupt(shard, damage, KEEP_HINT) from damage
-    if entries:
-        yield [Set(shard.key, build_shard(entries, spec, order))]
-    else:
-        yield [Delete(shard.key)]
+    entries = _split(shard, found.value)
+    yield [Set(shard.key, build_shard(entries, spec, order)) if entries else Delete(shard.key)]

@@ -210,16 +210,9 @@ class ShardWriter:
     def n_full(self) -> int:
         """Number of entries of a full shard: those in the array; in dimensions in which the array
         has grown since the shard was opened, all that the shard can have."""
-        if not self.growing:
-            return self.shard.n_grid_entries
-        layout = self.shard.layout
-        grid, cps = layout.grid_shape, layout.spec.chunks_per_shard
-        if grid is not None:
-            stops = [(c + 1) * n for c, n in zip(self.shard.coords, cps, strict=True)]
-            grid = tuple(
-                max(n, stops[dim]) if dim in self.growing else n for dim, n in enumerate(grid)
-            )
-        return n_in_grid_box(self.shard.coords, cps, grid)
+        coords, layout = self.shard.coords, self.shard.layout
+        cps = layout.spec.chunks_per_shard
+        return n_in_grid_box(coords, cps, layout.grid_shape, self.growing)
 
     def fits(self, nbytes: float) -> bool:
         """Whether new entries of so many bytes find room."""
@@ -304,8 +297,11 @@ class ShardWriter:
         """Return the steps that copy the index behind a gap for `nbytes` and the entries to come.
         The old index stays where it is, so that cutting the file undoes the move."""
         start = self.size
-        gap = gap_nbytes(self.shard, self.n_full - self.n_present, mean_nbytes, self.live_nbytes)
-        index_start = page_aligned(start + nbytes + gap, self.shard.layout.spec.index_nbytes)
+        n_left = self.n_full - self.n_present
+        index_nbytes = self.shard.layout.spec.index_nbytes
+        index_start = start_of_index(
+            start + nbytes, index_nbytes, n_left * mean_nbytes, self.live_nbytes
+        )
         steps = self.journal_begun(self.data_end)
         record = encode_record(self._head, Move(self.crc, index_start))
         self._head = b""
@@ -368,17 +364,10 @@ class ShardWriter:
         return steps
 
 
-def page_aligned(index_start: int, index_nbytes: int) -> int:
-    """Return the next offset at which an index lies in as few pages as possible."""
-    fits_in_page = index_nbytes <= _PAGE_NBYTES - index_start % _PAGE_NBYTES
-    return index_start if fits_in_page else -(-index_start // _PAGE_NBYTES) * _PAGE_NBYTES
-
-
-def gap_nbytes(shard: ShardRef, n_left: int, mean_nbytes: float, live_nbytes: int) -> int:
-    """Return the size of the gap for the `n_left` entries to come. It takes no room on the disk
-    until filled."""
-    if shard.layout.spec.index.location == "start":
-        return 0
-    expected = int(n_left * mean_nbytes * _GAP_PER_EXPECTED)
-    least = _GAP_PER_INDEX * shard.layout.spec.index_nbytes
-    return max(least, min(expected, max(_MAX_GAP_NBYTES, live_nbytes)))
+def start_of_index(data_end: int, index_nbytes: int, expected: float, live_nbytes: int) -> int:
+    """Return the place of an index behind a gap for the bytes that are `expected`: in as few pages
+    as possible. A gap takes no room on the disk until it is filled."""
+    wanted = min(int(expected * _GAP_PER_EXPECTED), max(_MAX_GAP_NBYTES, live_nbytes))
+    start = data_end + max(_GAP_PER_INDEX * index_nbytes, wanted)
+    fits_in_page = index_nbytes <= _PAGE_NBYTES - start % _PAGE_NBYTES
+    return start if fits_in_page else -(-start // _PAGE_NBYTES) * _PAGE_NBYTES
