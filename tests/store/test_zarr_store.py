@@ -116,6 +116,10 @@ async def test_a_subclass_is_not_read_behind_its_back(tmp_path: Path) -> None:
             asked.append(key)
             return await super().get(key, *args)
 
+        def get_sync(self, key: str, **options: Any) -> Any:
+            asked.append(key)
+            return super().get_sync(key, **options)
+
     (tmp_path / "key").write_bytes(b"value")
     value = await ShardingStore(Asked(tmp_path)).get("key", default_buffer_prototype())
     assert value is not None

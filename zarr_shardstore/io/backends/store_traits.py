@@ -33,7 +33,8 @@ def scope_of_store(store: Store) -> tuple[Hashable, str]:
         client: Any = store.store
         if hasattr(client, "config"):
             options = frozenset((name, repr(value)) for name, value in client.config.items())
-            return ("obstore", type(client), options), f"{client.prefix or ''}/".lstrip("/")
+            prefix = str(client.prefix or "").strip("/")
+            return ("obstore", type(client), options), f"{prefix}/".lstrip("/")
         return ("obstore", getattr(client, "url", id(client))), ""
     return ("store", id(store)), ""
 
