@@ -79,31 +79,22 @@ __version__ = "0.1.0"
 _MODULES = {
     name: f"zarr_shardstore.{module}"
     for module, names in {
-        "arrays.stored_array": ("register_storage_transformer",),
-        "convert.api": ("reshard", "shard_store", "unshard_store"),
-        "convert.report": ("ArrayReport", "ConversionReport", "Progress"),
-        "draft.hierarchy_store": ("DraftHierarchyStore",),
-        "errors": (
-            "CorruptShardError",
-            "CorruptValueError",
-            "ReadOnlyError",
-            "ShardConflictError",
-            "ShardStoreError",
-            "SpecError",
-            "UnfinishedConversionError",
-            "UnpublishedError",
-            "UnsupportedError",
-        ),
-        "inspect.info": ("get_shard_info", "is_sharded"),
-        "io.counters": ("Stats",),
-        "io.index_cache": ("set_index_cache_nbytes",),
-        "native.bridge": ("from_native", "to_native"),
-        "shards.stack": ("ArrayContext", "StorageTransformer", "ValueTransformer"),
-        "store.pipeline": ("ShardedCodecPipeline",),
-        "store.sharding_mapping": ("ShardingMapping",),
-        "store.sharding_store": ("ShardingStore",),
+        "arrays.stored_array": "register_storage_transformer",
+        "convert.api": "reshard shard_store unshard_store",
+        "convert.report": "ArrayReport ConversionReport Progress",
+        "draft.hierarchy_store": "DraftHierarchyStore",
+        "errors": "CorruptShardError CorruptValueError ReadOnlyError ShardConflictError "
+        "ShardStoreError SpecError UnfinishedConversionError UnpublishedError UnsupportedError",
+        "inspect.info": "get_shard_info is_sharded",
+        "io.counters": "Stats",
+        "io.index_cache": "set_index_cache_nbytes",
+        "native.bridge": "from_native to_native",
+        "shards.stack": "ArrayContext StorageTransformer ValueTransformer",
+        "store.pipeline": "ShardedCodecPipeline",
+        "store.sharding_mapping": "ShardingMapping",
+        "store.sharding_store": "ShardingStore",
     }.items()
-    for name in names
+    for name in names.split()
 }
 
 

@@ -188,11 +188,8 @@ class Geometry:
 
     def has_same_chunks(self, other: Geometry | None) -> bool:
         """Return whether chunks of one array are chunks of the other, where both arrays reach."""
-        return (
-            other is not None
-            and self.chunk_shape == other.chunk_shape
-            and self.encoding == other.encoding
-        )
+        chunks = (self.chunk_shape, self.encoding)
+        return other is not None and chunks == (other.chunk_shape, other.encoding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,9 +313,8 @@ def chunk_nbytes(doc: Mapping[str, Any], chunk_shape: Coords) -> int | None:
 def has_empty_chunks(doc: Mapping[str, Any]) -> bool:
     """Return whether chunks are 0 long in some dimension: an array of zarr 3.1 without values."""
     try:
-        if doc.get("zarr_format") == 2:
-            return 0 in doc["chunks"]
-        return 0 in doc["chunk_grid"]["configuration"]["chunk_shape"]
+        is_v2 = doc.get("zarr_format") == 2
+        return 0 in (doc["chunks"] if is_v2 else doc["chunk_grid"]["configuration"]["chunk_shape"])
     except (KeyError, TypeError):
         return False
 
