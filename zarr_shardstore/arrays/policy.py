@@ -30,6 +30,8 @@ _Normal: TypeAlias = Coords | int | Literal["auto"] | None
 Rules: TypeAlias = _Normal | dict[str, _Normal]
 V3Declaration: TypeAlias = Literal["codec", "storage_transformers"]
 
+_SHARDING_ALONE = (TransformerSpec(SHARDING),)
+
 _UNKNOWN_NBYTES = 1_000_000
 """Assumed size of a chunk whose data type does not tell it, as for texts."""
 
@@ -53,15 +55,12 @@ class ShardingPolicy:
             return self.rules
         if path in self.rules:
             return self.rules[path]
-        return next((rule for name, rule in self.rules.items() if fnmatchcase(path, name)), None)
+        return next((rule for name, rule in self.rules.items() if matches(path, name)), None)
 
     def names_without_array(self, paths: Sequence[str]) -> list[str]:
         """Return the paths and patterns of the option that match none of these arrays."""
-        return [
-            name
-            for name in (self.rules if isinstance(self.rules, dict) else ())
-            if not any(path == name or fnmatchcase(path, name) for path in paths)
-        ]
+        names = self.rules if isinstance(self.rules, dict) else ()
+        return [name for name in names if not any(matches(path, name) for path in paths)]
 
     def needs_no_metadata(self, hierarchy: str, path: str) -> bool:
         """Whether the option alone declares an array that has no metadata.
@@ -110,11 +109,9 @@ class ShardingPolicy:
         sharding: list[TransformerSpec] = []
         if cps is not None:
             sharding = [spell_sharding(ShardingSpec(cps, self.index or self.default_index(node)))]
-        stack = sharding
-        if self.transformers is not None:
-            stack = []
-            for spec in self.transformers:
-                stack += [spec] if spec.name != SHARDING or spec.configuration else sharding
+        stack: list[TransformerSpec] = []
+        for spec in _SHARDING_ALONE if self.transformers is None else self.transformers:
+            stack += [spec] if spec.name != SHARDING or spec.configuration else sharding
         return self.declare(node, tuple(stack))
 
     def declaration_without_metadata(self, node: Node, ndim: int) -> Declared | None:
@@ -140,6 +137,10 @@ class ShardingPolicy:
             node.hierarchy == "v3" and self.declaration == "storage_transformers"
         )
         return shard.DRAFT_INDEX if has_draft_form else shard.ZEP2_INDEX
+
+
+def matches(path: str, pattern: str) -> bool:
+    return path == pattern or fnmatchcase(path, pattern)
 
 
 def parse_rules(chunks_per_shard: ChunksPerShard) -> Rules:

@@ -191,17 +191,19 @@ def _figures(array: ArrayInfo) -> list[list[str]]:
     is_almost = 0 < array.fill < 0.01 or 0.99 < array.fill < 1
     n_chunks = f"{array.n_chunks:,} of {array.n_chunks_of_grid:,}"
     fill = f"{100 * array.fill:.{2 if is_almost else 0}f} %"
-    rows = [["chunks", by(array.chunk_shape), n_chunks, fill, decimal(array.chunk_nbytes)]]
+    chunks = ["chunks", by(array.chunk_shape), n_chunks, fill, decimal(array.chunk_nbytes)]
     if array.shard_shape is None:
-        return rows
+        return [chunks]
     n_objects = f"{array.n_objects:,} of {array.n_objects_of_grid:,}"
-    rows.append(["shards", by(array.shard_shape), n_objects, "", decimal(array.stored_nbytes)])
-    if array.smallest is not None and array.mean is not None and array.largest is not None:
-        sizes = (array.smallest, array.mean, array.largest)
-        rows.append(["each", " … ".join(decimal(int(n)) for n in sizes), "", "", ""])
-    rows.append(["index", "", "", "", decimal(array.index_nbytes)])
-    rows.append(["dead", "", "", "", decimal(array.dead_nbytes)])
-    return rows
+    sizes = [int(n) for n in (array.smallest, array.mean, array.largest) if n is not None]
+    rows = [
+        chunks,
+        ["shards", by(array.shard_shape), n_objects, "", decimal(array.stored_nbytes)],
+        ["each", " … ".join(map(decimal, sizes)), "", "", ""],
+        ["index", "", "", "", decimal(array.index_nbytes)],
+        ["dead", "", "", "", decimal(array.dead_nbytes)],
+    ]
+    return [row for row in rows if any(row[1:])]
 
 
 def conversion_text(report: ConversionReport) -> str:

@@ -92,25 +92,23 @@ def parse(name: str, value: Any) -> Any:
 
 def parse_chunks_per_shard(values: Sequence[str]) -> Rule | dict[str, Rule]:
     """Parse the option ``--chunks-per-shard``, given once or once for each pattern."""
+    if len(values) == 1 and "=" not in values[0]:
+        return _rule_of(values[0])
     rules: dict[str, Rule] = {}
     for value in values:
         pattern, sign, rule = value.rpartition("=")
-        if not sign and len(values) > 1:
+        if not sign:
             raise typer.BadParameter(
                 f"{value!r} is for all arrays, and so cannot be one of several: write '*={value}'",
                 param_hint="'--chunks-per-shard'",
             )
-        if not sign:
-            return _rule_of(rule)
         rules[pattern] = _rule_of(rule)
     return rules
 
 
 def _rule_of(text: str) -> Rule:
-    if text == "auto":
-        return "auto"
-    if text == "none":
-        return None
+    if text in ("auto", "none"):
+        return "auto" if text == "auto" else None
     try:
         numbers = tuple(map(int, text.split(",")))
     except ValueError:

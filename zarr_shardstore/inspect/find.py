@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
+from zarr_shardstore.arrays.policy import matches
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import array_path, paths_of
@@ -108,11 +108,7 @@ def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> s
         return set(nodes)
     selected: set[str] = set()
     for pattern in paths_of(paths):
-        found = {
-            path
-            for path in nodes
-            if any(at == pattern or fnmatchcase(at, pattern) for at in _lineage(path))
-        }
+        found = {path for path in nodes if any(matches(at, pattern) for at in _lineage(path))}
         if not found:
             there = quoted(sorted(nodes))
             raise SpecError(f"no array has the path {pattern!r}, and no group; there are {there}")

@@ -207,13 +207,12 @@ def _factors(
 
 
 def _title(at: Coords, factors: Coords, shape: Coords) -> str:
-    if not at:
-        return ""
-    parts = []
-    for p, f, n in zip(at, factors[: len(at)], shape[: len(at)], strict=True):
-        start, stop = p * f, min((p + 1) * f, n)
-        parts.append(str(start) if stop - start == 1 else f"{start}:{stop}")
-    return f"[{', '.join([*parts, ':', ':'])}]"
+    ranges = [
+        (place * factor, min((place + 1) * factor, size))
+        for place, factor, size in zip(at, factors, shape, strict=False)
+    ]
+    parts = [str(start) if stop - start == 1 else f"{start}:{stop}" for start, stop in ranges]
+    return f"[{', '.join([*parts, ':', ':'])}]" if parts else ""
 
 
 def render_text(
