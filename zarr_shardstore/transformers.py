@@ -21,13 +21,14 @@ from zarr_shardstore.shards.requests import (
     Get,
     GetSize,
     Modify,
+    Piece,
     Request,
     Set,
     SetIfNotExists,
     SetPartial,
+    apply_pieces,
 )
 from zarr_shardstore.shards.stack import ArrayContext, StorageTransformer, ValueTransformer
-from zarr_shardstore.shards.updates import Piece, apply_pieces
 
 __all__ = [
     "ArrayContext",

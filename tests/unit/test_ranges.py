@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
-from zarr_shardstore.shards.updates import PatchEntry, apply_pieces, check_pieces
+from zarr_shardstore.shards.requests import PatchEntry, apply_pieces, check_pieces
 
 byte_ranges = st.one_of(
     st.none(),

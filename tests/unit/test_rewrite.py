@@ -12,9 +12,17 @@ from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.format.ranges import Suffix
 from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec, build_shard, split_shard
-from zarr_shardstore.shards.requests import Delete, Exists, Get, Set
+from zarr_shardstore.shards.requests import (
+    Delete,
+    DeleteEntry,
+    EntryUpdate,
+    Exists,
+    Get,
+    PatchEntry,
+    Set,
+    SetEntry,
+)
 from zarr_shardstore.shards.rewrite import rewrite_shard
-from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, PatchEntry, SetEntry
 
 DRAFT_SPEC = ShardingSpec((2, 2), DRAFT_INDEX)
 

@@ -24,16 +24,20 @@ from zarr_shardstore.operations.buffered import commit_with_buffered, perform_bu
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import (
     Delete,
+    DeleteEntry,
+    EntryUpdate,
     Flow,
+    MapEntry,
     Modify,
+    PatchEntry,
     Request,
     Set,
+    SetEntry,
     SetIfNotExists,
     SetPartial,
     UpdateShard,
 )
 from zarr_shardstore.shards.rewrite import rewrite_shard
-from zarr_shardstore.shards.updates import DeleteEntry, EntryUpdate, MapEntry, PatchEntry, SetEntry
 
 DRAFT_SPEC = ShardingSpec((2, 2), DRAFT_INDEX)
 

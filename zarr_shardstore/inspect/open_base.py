@@ -21,7 +21,7 @@ from zarr_shardstore.io.seal import seal_all
 from zarr_shardstore.metadata.documents import dump_document, parse_json
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import check_whole
-from zarr_shardstore.shards.updates import EntryUpdate
+from zarr_shardstore.shards.requests import EntryUpdate
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
 

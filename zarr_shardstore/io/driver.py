@@ -25,9 +25,15 @@ from zarr_shardstore.io.local.fs import max_shards_of_a_write
 from zarr_shardstore.io.update_queue import blocked_loop, commit, commit_async, running_loop
 from zarr_shardstore.io.write_epochs import UNSTABLE, announced, version_of
 from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.requests import Flow, Found, FoundIndex, Request, UpdateShard
+from zarr_shardstore.shards.requests import (
+    EntryUpdate,
+    Flow,
+    Found,
+    FoundIndex,
+    Request,
+    UpdateShard,
+)
 from zarr_shardstore.shards.shard_writer import ShardWriter
-from zarr_shardstore.shards.updates import EntryUpdate
 
 T = TypeVar("T")
 

@@ -24,8 +24,7 @@ from zarr_shardstore.io.local.open_shards import open_shards
 from zarr_shardstore.io.local.shard_files import ShardFile
 from zarr_shardstore.io.update_queue import commit
 from zarr_shardstore.shards.append import seal_shard
-from zarr_shardstore.shards.requests import Flow, UpdateShard
-from zarr_shardstore.shards.updates import EntryUpdate
+from zarr_shardstore.shards.requests import EntryUpdate, Flow, UpdateShard
 from zarr_shardstore.synchronized import in_forked_child
 
 

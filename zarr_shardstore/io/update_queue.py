@@ -47,9 +47,8 @@ from zarr.core.sync import _get_loop
 
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.concurrency import worker_pool
-from zarr_shardstore.shards.requests import UpdateShard
+from zarr_shardstore.shards.requests import UpdateShard, nbytes_of
 from zarr_shardstore.shards.shard_writer import ShardWriter
-from zarr_shardstore.shards.updates import nbytes_of
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from typing import Any, Self, TypeAlias
 from zarr_shardstore.errors import ShardConflictError, SpecError, UnpublishedError
 from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
-from zarr_shardstore.shards.requests import Flow
-from zarr_shardstore.shards.updates import (
+from zarr_shardstore.shards.requests import (
     DeleteEntry,
     EntryUpdate,
+    Flow,
     MapEntry,
     PatchEntry,
     SetEntry,

@@ -19,7 +19,17 @@ from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.batch import BufferedUpdate, WriteBuffer
 from zarr_shardstore.shards.read import ReadOptions
-from zarr_shardstore.shards.requests import Exists, Flow, Found, Get, GetSize, Request, UpdateShard
+from zarr_shardstore.shards.requests import (
+    EntryUpdate,
+    Exists,
+    Flow,
+    Found,
+    Get,
+    GetSize,
+    Request,
+    SetEntry,
+    UpdateShard,
+)
 from zarr_shardstore.shards.stack import (
     Stack,
     ValueTransformer,
@@ -27,7 +37,6 @@ from zarr_shardstore.shards.stack import (
     perform_on_chunks,
     split_at_sharding,
 )
-from zarr_shardstore.shards.updates import EntryUpdate, SetEntry
 
 
 def perform_buffered(

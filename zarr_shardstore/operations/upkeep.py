@@ -26,10 +26,16 @@ from zarr_shardstore.metadata.documents import Node, document_key, dump_document
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.shards.append import seal_shard
 from zarr_shardstore.shards.index_reads import rounds_of
-from zarr_shardstore.shards.requests import Flow, Recorded, RecordIndex, Set, UpdateShard
+from zarr_shardstore.shards.requests import (
+    EntryUpdate,
+    Flow,
+    Recorded,
+    RecordIndex,
+    Set,
+    UpdateShard,
+)
 from zarr_shardstore.shards.rewrite import compact_shard
 from zarr_shardstore.shards.stack import Stack, run_above, split_at_sharding
-from zarr_shardstore.shards.updates import EntryUpdate
 
 
 def commit_compaction(

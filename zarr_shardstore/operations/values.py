@@ -53,7 +53,14 @@ from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.index_reads import rounds_of
 from zarr_shardstore.shards.read import ReadOptions, read_entries, read_groups
-from zarr_shardstore.shards.requests import Flow
+from zarr_shardstore.shards.requests import (
+    DeleteEntry,
+    EntryUpdate,
+    Flow,
+    Piece,
+    apply_pieces,
+    check_pieces,
+)
 from zarr_shardstore.shards.rewrite import rewrite_shard
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
@@ -66,13 +73,6 @@ from zarr_shardstore.shards.stack import (
     run_above,
     shard_updates,
     split_at_sharding,
-)
-from zarr_shardstore.shards.updates import (
-    DeleteEntry,
-    EntryUpdate,
-    Piece,
-    apply_pieces,
-    check_pieces,
 )
 
 Value: TypeAlias = bytes | memoryview

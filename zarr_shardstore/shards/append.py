@@ -28,10 +28,15 @@ from zarr_shardstore.shards.index_reads import corrupt
 from zarr_shardstore.shards.requests import (
     ChangeShard,
     Delete,
+    DeleteEntry,
+    EntryUpdate,
     Flow,
     Get,
     OpenShard,
+    SetEntry,
     SetWithGaps,
+    nbytes_of,
+    replaced_first,
 )
 from zarr_shardstore.shards.rewrite import (
     KEEP_HINT,
@@ -40,13 +45,6 @@ from zarr_shardstore.shards.rewrite import (
     rewrite_shard,
 )
 from zarr_shardstore.shards.shard_writer import ShardWriter, start_of_index
-from zarr_shardstore.shards.updates import (
-    DeleteEntry,
-    EntryUpdate,
-    SetEntry,
-    nbytes_of,
-    replaced_first,
-)
 
 _MAX_DEAD_SHARE = 0.5
 """Of the data of a shard: with more dead bytes it is compacted when it is sealed or must grow."""

@@ -28,12 +28,18 @@ from zarr_shardstore.format.shard import (
     split_shard,
 )
 from zarr_shardstore.shards.index_reads import corrupt, read_indexes, read_whole_shards
-from zarr_shardstore.shards.requests import Delete, Exists, Flow, Found, Get, GetSize, Set
-from zarr_shardstore.shards.updates import (
+from zarr_shardstore.shards.requests import (
+    Delete,
     DeleteEntry,
     EntryUpdate,
+    Exists,
+    Flow,
+    Found,
+    Get,
+    GetSize,
     MapEntry,
     PatchEntry,
+    Set,
     SetEntry,
     apply_pieces,
     replaced_first,

@@ -32,29 +32,27 @@ from zarr_shardstore.shards.index_reads import found_index, index_get, read_inde
 from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import (
     Delete,
+    DeleteEntry,
+    EntryUpdate,
     Exists,
     Flow,
     Found,
     Get,
     GetIndex,
     GetSize,
+    MapEntry,
     Modify,
+    PatchEntry,
     Request,
     Set,
+    SetEntry,
     SetIfNotExists,
     SetPartial,
     UpdateShard,
+    apply_pieces,
     relay,
 )
 from zarr_shardstore.shards.shard_listing import ListedKeys
-from zarr_shardstore.shards.updates import (
-    DeleteEntry,
-    EntryUpdate,
-    MapEntry,
-    PatchEntry,
-    SetEntry,
-    apply_pieces,
-)
 
 T = TypeVar("T")
 
