@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, TypedDict, Unpack
 
 from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
 from zarr_shardstore.convert.job import convert_store
@@ -19,7 +19,16 @@ from zarr_shardstore.inspect.open_base import StoreLike, open_base
 from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 
-Paths: TypeAlias = Iterable[str] | str | None
+
+class ConversionArguments(TypedDict, total=False):
+    """Keyword arguments of every conversion; `shard_store` documents them."""
+
+    paths: Iterable[str] | str | None
+    executor: Executor | None
+    source_options: Mapping[str, Any] | None
+    destination_options: Mapping[str, Any] | None
+    dry_run: bool
+    progress: OnProgress | None
 
 
 class _NotGiven(Enum):
@@ -36,7 +45,7 @@ def shard_store(
     destination: StoreLike | None = None,
     *,
     chunks_per_shard: ChunksPerShard | _NotGiven = _NOT_GIVEN,
-    paths: Paths = None,
+    paths: Iterable[str] | str | None = None,
     declaration: V3Declaration | None = None,
     index_codecs: IndexCodecs = None,
     index_location: IndexLocation = None,
@@ -160,30 +169,13 @@ def shard_store(
 def unshard_store(
     source: StoreLike,
     destination: StoreLike | None = None,
-    *,
-    paths: Paths = None,
-    executor: Executor | None = None,
-    source_options: Mapping[str, Any] | None = None,
-    destination_options: Mapping[str, Any] | None = None,
-    dry_run: bool = False,
-    progress: OnProgress | None = None,
+    **options: Unpack[ConversionArguments],
 ) -> ConversionReport:
     """Give each chunk of the sharded arrays of a store an object of its own.
 
     Parameters, errors and guarantees are those of `shard_store`.
     """
-    return convert_store(
-        source,
-        destination,
-        ShardingOptions(order="C"),
-        to_plain=True,
-        paths=paths,
-        executor=executor,
-        source_options=source_options,
-        destination_options=destination_options,
-        dry_run=dry_run,
-        progress=progress,
-    )
+    return convert_store(source, destination, ShardingOptions(order="C"), to_plain=True, **options)
 
 
 def reshard(
@@ -191,17 +183,12 @@ def reshard(
     chunks_per_shard: ChunksPerShard | _NotGiven = _NOT_GIVEN,
     destination: StoreLike | None = None,
     *,
-    paths: Paths = None,
     declaration: V3Declaration | None = None,
     index_codecs: IndexCodecs = None,
     index_location: IndexLocation = None,
     order: EntryOrder = "morton",
-    executor: Executor | None = None,
-    source_options: Mapping[str, Any] | None = None,
-    destination_options: Mapping[str, Any] | None = None,
-    dry_run: bool = False,
-    progress: OnProgress | None = None,
     shard_shape: ChunksPerShard | _NotGiven = _NOT_GIVEN,
+    **options: Unpack[ConversionArguments],
 ) -> ConversionReport:
     """Give the arrays of a store shards of this size, whether they have shards now or not.
 
@@ -222,18 +209,7 @@ def reshard(
         index_location=index_location,
         order=order,
     )
-    return convert_store(
-        source,
-        destination,
-        sharding,
-        to_plain=given is None,
-        paths=paths,
-        executor=executor,
-        source_options=source_options,
-        destination_options=destination_options,
-        dry_run=dry_run,
-        progress=progress,
-    )
+    return convert_store(source, destination, sharding, to_plain=given is None, **options)
 
 
 def _one_of(

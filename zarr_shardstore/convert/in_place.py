@@ -48,7 +48,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -60,7 +59,6 @@ from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.inspect.occupancy import keys_of_values
 from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle
 from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.local.files import holds_a_file
 from zarr_shardstore.io.local.locks import KeptLock
 from zarr_shardstore.metadata.documents import (
     Hierarchy,
@@ -102,11 +100,7 @@ def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
         lock.acquire(0, message)
         yield
         # Killed conversions leave directories, and files that are no object yet.
-        with os.scandir(path) as entries:
-            directories = [entry.path for entry in entries if entry.is_dir()]
-        for directory in directories:
-            if not holds_a_file(directory):
-                shutil.rmtree(directory, ignore_errors=True)
+        backend.tidy(STAGING)
     finally:
         lock.remove()
         with suppress(OSError):

@@ -60,12 +60,12 @@ def convert_store(
     sharding: ShardingOptions,
     *,
     to_plain: bool = False,
-    paths: Iterable[str] | str | None,
-    executor: Executor | None,
-    source_options: Mapping[str, Any] | None,
-    destination_options: Mapping[str, Any] | None,
-    dry_run: bool,
-    progress: OnProgress | None,
+    paths: Iterable[str] | str | None = None,
+    executor: Executor | None = None,
+    source_options: Mapping[str, Any] | None = None,
+    destination_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+    progress: OnProgress | None = None,
 ) -> ConversionReport:
     """Convert a store, in place if there is no destination; `shard_store` has the errors."""
     begun = time.monotonic()
