@@ -226,7 +226,8 @@ async def _lead_async(scope: Hashable, former: object) -> None:
                 except Exception as error:
                     outcome = error
                 _settle(group, outcome)
-            loops = _loops_of_waiting(scope)
+            queue = _queues.get(scope)
+            loops = [] if queue is None else [update.loop for update in queue.waiting]
             if loops and loop not in loops and loop is not _get_loop():
                 alive = (other for other in loops if other is not None and not other.is_closed())
                 _lead_in_loop(scope, leader, next(alive, _get_loop()))
@@ -289,11 +290,9 @@ def _settle(updates: Sequence[QueuedUpdate], outcome: _Outcome) -> None:
     """Tell the callers of updates their outcomes, once."""
     errors = [outcome] * len(updates) if isinstance(outcome, Exception) else outcome
     for update, error in zip(updates, errors, strict=True):
-        if update.done.done():
-            continue
-        if error is None:
+        if not update.done.done() and error is None:
             update.done.set_result(None)
-        else:
+        elif not update.done.done():
             update.done.set_exception(error)
 
 
@@ -345,12 +344,6 @@ def _claim(scope: Hashable, leader: object, heir: object, loop: _Loop | None) ->
         return False
     queue.leader, queue.loop = heir, loop
     return True
-
-
-@_synchronized
-def _loops_of_waiting(scope: Hashable) -> list[_Loop | None]:
-    queue = _queues.get(scope)
-    return [] if queue is None else [update.loop for update in queue.waiting]
 
 
 @_synchronized

@@ -73,8 +73,6 @@ class WrappedFilesBackend(ZarrBackend):
     def _is_linked(self, key: str) -> bool:
         return files.link_on_way(self._root, key) is not None
 
-    # ------------------------------------------------------------ requests
-
     def _reply_blocking(self, request: Request) -> Any:
         if not isinstance(request, Get):
             return super()._reply_blocking(request)

@@ -61,8 +61,6 @@ class _OpenShards:
         """Return the files of shards below a directory, a path that ends with a slash."""
         return [file for path, file in self.files.items() if path.startswith(directory)]
 
-    # ---------------------------------------------------------------- locks
-
     @_synchronized
     def count_overwrite(self, n: int) -> None:
         self.n_overwrites += n

@@ -60,8 +60,6 @@ class ShardFile:
         self._is_synced = False
         self._left: FileState = None
 
-    # ---------------------------------------------------------------- lock
-
     def acquire(self) -> None:
         """Take the lock, and repair what a killed writer left unfinished."""
         self._lock.acquire()
@@ -143,8 +141,6 @@ class ShardFile:
         to another array."""
         left = self._left if self._fd is None else state_of(self._fd)
         return left is not None and state_of(self.path) == left
-
-    # ------------------------------------------------------------- changes
 
     def open(self, shard: ShardRef, data_end: int | None = None) -> ShardWriter | None:
         """Return the writer of the shard as it is; ``None`` if there is no file.
