@@ -259,10 +259,9 @@ class WriteBuffer:
 
     @_synchronized
     def put(self, shard: ShardRef, updates: Sequence[EntryUpdate]) -> bool:
-        """Buffer updates of one shard, all or none.
+        """Buffer updates of one shard, all or none; false if one depends on a stored value.
 
-        Return false, and buffer nothing, if no block is open or an update depends on a stored
-        value.
+        Also false if no block is open.
         """
         if self._max_nbytes is None:
             return False
@@ -405,10 +404,7 @@ def _nbytes_of(update: BufferedUpdate) -> int:
 def _new_states(
     shard: ShardRef, updates: Sequence[EntryUpdate], buffered: BufferedShard
 ) -> dict[int, BufferedUpdate] | None:
-    """Return the new states of entries after updates, one after another.
-
-    ``None``: one of them depends on a stored value.
-    """
+    """Return the new states of entries after updates; ``None``: one depends on a stored value."""
     new: dict[int, BufferedUpdate] = {}
     for update in updates:
         i = update.entry_id

@@ -83,10 +83,7 @@ class KeyStream:
         return bool(self._rounds) or self._pages.has_more
 
     def next_round(self) -> Flow[ListedKeys]:
-        """Return the next keys.
-
-        Cost: sometimes a page of base keys; the indexes of up to 64 shards, in one round.
-        """
+        """Return the next keys: those of up to 64 shards, whose indexes are read in one round."""
         if not self._rounds:
             self._rounds.extend(rounds_of((yield from self._next_page()), _nbytes_of))
         listed = ListedKeys(self.prefix)
@@ -103,10 +100,7 @@ class KeyStream:
         return listed
 
     def all_located(self) -> Flow[list[Located]]:
-        """Return, instead of rounds, the base keys that may hold keys with the prefix.
-
-        Cost: pages of base keys; no index is read.
-        """
+        """Return, instead of rounds, the base keys that may hold keys with the prefix."""
         located: list[Located] = []
         while self._pages.has_more:
             located += yield from self._next_page()

@@ -45,11 +45,8 @@ def commit_compaction(
     order: EntryOrder,
     can_append: bool,
 ) -> Flow[Sequence[Exception | None]]:
-    """Compact the shard of a request, as the update flow of a driver for that.
-
-    Where the base store can append, shards may have gaps and journals.
-    """
-    if can_append and not request.below:
+    """Compact the shard of a request, as the update flow of a driver for that."""
+    if can_append and not request.below:  # there may be a gap and a journal
         yield from seal_shard(request.shard, order=order, max_dead_share=0)
     else:
         yield from run_above(request.below, compact_shard(request.shard, order=order))
@@ -59,9 +56,9 @@ def commit_compaction(
 def shards_below(
     listing: Listing, prefix: str
 ) -> Flow[tuple[list[tuple[ShardRef, Stack]], list[ShardStoreError]]]:
-    """Return the shards that may hold keys starting with `prefix`, with the transformers below.
+    """Return the shards that may hold keys with a prefix, with the transformers below, and errors.
 
-    Also return the errors of arrays whose shards cannot be known.
+    An array with a bad document gives an error: its shards cannot be known.
     """
     shards: list[tuple[ShardRef, Stack]] = []
     errors: list[ShardStoreError] = []

@@ -26,7 +26,6 @@ _Step: TypeAlias = Callable[[Any, ArraySpec], Any]
 _AWAIT_ONLY_THREADS = ("zarr.codecs._v2", "zarr.codecs.numcodecs._codecs")
 """Modules of zarr 3.1 whose codecs have no blocking methods, and await only threads."""
 
-
 _MAX_LEVEL = 5
 """Highest level of a cached compressor, which takes up to 5 MiB; higher levels take far more, and
 so much time that making the compressor does not count."""
