@@ -145,9 +145,8 @@ class Catalog:
             if isinstance(array, ShardStoreError) and is_strict:
                 raise array
             if isinstance(array, StoredArray) and array.stack:
-                if array.layout is None:
-                    return array
-                found = locate_directory(array.layout, directory)
+                layout = array.layout
+                found = array if layout is None else locate_directory(layout, directory)
                 if found is not None:
                     return found
         return None
@@ -248,7 +247,8 @@ class Catalog:
             array = read.get(node) or generation.arrays.get(node)
             if isinstance(array, ShardStoreError):
                 return array
-            if array is not None and array.has_unusual_separator:
+            geometry = None if array is None else array.document.geometry
+            if array is not None and geometry and geometry.encoding.separator not in ("/", "."):
                 answer = _locate_in(array, key, suffix, in_grid)
                 if not isinstance(answer, InvalidChunkKey) or answer.is_outside:
                     return answer

@@ -220,11 +220,10 @@ class MetadataView:
 
     def _twin(self, node: Node, geometry: Geometry) -> Flow[StoredArray | None]:
         """Return the array of the same chunks in the other format, as after a migration."""
-        twin = node.twin
-        if twin is None or geometry.encoding.style != "v2":
+        if node.twin is None or geometry.encoding.style != "v2":
             return None
-        (found,) = yield from read_documents([document_key(twin)])
-        array = self._parsed(twin, found.value).array
+        (found,) = yield from read_documents([document_key(node.twin)])
+        array = self._parsed(node.twin, found.value).array
         has_same = array is not None and geometry.has_same_chunks(array.document.geometry)
         return array if has_same else None
 

@@ -57,12 +57,6 @@ class StoredArray:
     layout: ArrayLayout | None
     """Where chunks and shards are, if the stack is one sharding; these are treated together."""
 
-    @property
-    def has_unusual_separator(self) -> bool:
-        """Whether its chunk keys have a separator that the usual grammar does not know."""
-        geometry = self.document.geometry
-        return geometry is not None and geometry.encoding.separator not in ("/", ".")
-
     def coords_of(self, key: str) -> Coords | None:
         """Return the coordinates that a chunk key spells, also outside the grid."""
         geometry, prefix = self.document.geometry, self.node.chunk_prefix

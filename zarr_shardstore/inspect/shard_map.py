@@ -127,10 +127,9 @@ def shard_map(
 def _there(base: BaseStoreHandle, path: str) -> str:
     """Name the arrays below a path, else all arrays, for an error message."""
     paths = [array.node.path for array in find_arrays(base)]
-    below = [p for p in paths if p.startswith(f"{path.strip('/')}/")]
-    if below:
-        return f"; the arrays below {path!r}: {quoted(below)}"
-    return f"; the arrays in it: {quoted(paths)}" if paths else ""
+    below = [found for found in paths if found.startswith(f"{path.strip('/')}/")]
+    where = f"below {path!r}" if below else "in it"
+    return f"; the arrays {where}: {quoted(below or paths)}" if paths else ""
 
 
 # ---------------------------------------------------------------- pictures
