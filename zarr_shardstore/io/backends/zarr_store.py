@@ -277,8 +277,12 @@ class ZarrBackend(Backend):
 
     async def _delete_prefix(self, prefix: str) -> None:
         store = self.store
-        # fsspec also finds an object with the name of the directory.
-        by_key = deletes_only_by_key(store) or await _has_object(store, prefix)
+        inner = innermost(store)
+        by_key = deletes_only_by_key(store)
+        if prefix and not by_key and isinstance(inner, FsspecStore):
+            # FsspecStore.delete_dir also removes an object with the name of the directory. It may
+            # be a shard: the name of a shard may be the path of a chunk of another shard.
+            by_key = await inner.fs._isfile(f"{inner.path}/{prefix.removesuffix('/')}")
         if not prefix and not by_key:
             await store.clear()
         elif not by_key:
@@ -346,15 +350,3 @@ def _part_of(found: Found, byte_range: ByteRange | None) -> Found:
         return found
     start, stop = resolve_range(byte_range, len(found.value))
     return Found(found.value[start:stop], None, len(found.value))
-
-
-async def _has_object(store: Store, prefix: str) -> bool:
-    """Whether an fsspec store has an object with the name of a directory.
-
-    `FsspecStore.delete_dir` also removes that object. It may be a shard: the name of a shard may
-    be the path of a chunk of another shard.
-    """
-    inner = innermost(store)
-    if not prefix or not isinstance(inner, FsspecStore):
-        return False
-    return bool(await inner.fs._isfile(f"{inner.path}/{prefix.removesuffix('/')}"))
