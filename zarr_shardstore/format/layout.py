@@ -252,13 +252,6 @@ class KeyTable:
     of dimensions: no number is parsed twice.
 
     Thread safety: may be used from any thread.
-
-    >>> from zarr_shardstore.format.shard import DRAFT_INDEX
-    >>> layout = ArrayLayout("a", "a/", ChunkKeyEncoding("default", "/"), (100, 100),
-    ...                      ShardingSpec((32, 2), DRAFT_INDEX))
-    >>> translate = KeyTable(layout).translate
-    >>> translate("a/c/96/18"), translate("a/c/96/018"), translate("a/c/96/100")
-    (('a/c/3/9', 0), None, None)
     """
 
     def __init__(self, layout: ArrayLayout) -> None:

@@ -24,20 +24,9 @@ from zarr_shardstore.format.shard import (
     IndexDamageError,
     lay_out,
 )
+from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import corrupt
-from zarr_shardstore.shards.requests import (
-    ChangeShard,
-    Delete,
-    DeleteEntry,
-    EntryUpdate,
-    Flow,
-    Get,
-    OpenShard,
-    SetEntry,
-    SetWithGaps,
-    nbytes_of,
-    replaced_first,
-)
+from zarr_shardstore.shards.requests import EntryUpdate, Flow
 from zarr_shardstore.shards.rewrite import (
     KEEP_HINT,
     apply_updates,
@@ -77,8 +66,8 @@ def append_to_shard(
     current: dict[int, Bytes | None] = {}
     if writer is not None:
         # Values on which the first update of their entry depends.
-        patched = [i for i, is_replaced in replaced_first(updates).items() if not is_replaced]
-        ids = [i for i in patched if writer.entry(i) is not None]
+        replaced = requests.replaced_first(updates)
+        ids = [i for i, yes in replaced.items() if not yes and writer.entry(i) is not None]
         if ids:
             current |= yield from _read_entries(writer, ids, _NOTHING_WRITTEN)
     outcomes: list[Exception | None] = []
@@ -120,16 +109,16 @@ def fits_inline(
     replaced: dict[int, Bytes | None] = {}
     for update in updates:
         if writer.entry(update.entry_id) is None:
-            n_added += not isinstance(update, DeleteEntry)
+            n_added += not isinstance(update, requests.DeleteEntry)
             continue
         replaced[update.entry_id] = None
-        if isinstance(update, DeleteEntry):
+        if isinstance(update, requests.DeleteEntry):
             removed.add(update.entry_id)
-        elif not isinstance(update, SetEntry) or update.only_if_missing:
+        elif not isinstance(update, requests.SetEntry) or update.only_if_missing:
             return False
     n_full = writer.n_full
     return (
-        writer.fits(sum(map(nbytes_of, updates)))
+        writer.fits(sum(map(requests.nbytes_of, updates)))
         and len(removed) < writer.n_present
         and (writer.n_present >= n_full or writer.n_present + n_added < n_full)
         and (max_dead_nbytes is None or writer.dead_with(replaced) <= max_dead_nbytes)
@@ -148,7 +137,7 @@ def seal_shard(
 
 def _open(shard: ShardRef, data_end: int | None = None) -> Flow[ShardWriter | None]:
     try:
-        (writer,) = yield [OpenShard(shard, data_end)]
+        (writer,) = yield [requests.OpenShard(shard, data_end)]
     except IndexDamageError as damage:
         raise corrupt(shard, damage, _NOTHING_WRITTEN) from damage
     return writer  # type: ignore[no-any-return]
@@ -166,7 +155,7 @@ def _read_entries(
     ranges = [(offset, offset + nbytes) for offset, nbytes in filter(None, places)]
     limit = size if at_once else 0
     spans = plan_spans(ranges, max_gap_bytes=limit, max_coalesced_bytes=limit)
-    founds = yield [Get(shard.key, Range(s.start, s.stop), opened=True) for s in spans]
+    founds = yield [requests.Get(shard.key, Range(s.start, s.stop), opened=True) for s in spans]
     values: dict[int, Bytes] = dict.fromkeys(ids, b"")
     for span, found in zip(spans, founds, strict=True):
         if found.value is None or len(found.value) != span.stop - span.start:
@@ -199,7 +188,7 @@ def _change(
     n_gone = sum(writer.entry(i) is not None for i in new)
     n_present = writer.n_present - n_gone + sum(value is not None for value in new.values())
     if n_present == 0:
-        yield [Delete(shard.key)]
+        yield [requests.Delete(shard.key)]
         return
     nbytes = sum(len(value) for value in new.values() if value is not None)
     must_compact = max_dead_nbytes is not None and writer.dead_with(new) > max_dead_nbytes
@@ -210,7 +199,7 @@ def _change(
         return
     n_full = writer.n_full
     was_full = writer.n_present >= n_full
-    yield [ChangeShard(shard.key, writer.change(new))]
+    yield [requests.ChangeShard(shard.key, writer.change(new))]
     # A shard that was sealed before is written to again, perhaps because its array grows slice by
     # slice. Then it is full when no entry is missing.
     is_full = not writer.was_sealed or writer.growing or n_present == spec.n_entries
@@ -231,12 +220,12 @@ def _store(
         expected = n_left * (nbytes / len(values))
         gap = start_of_index(nbytes, spec.index_nbytes, expected, nbytes) - nbytes
     parts = lay_out(values, spec, order, gap)
-    yield [SetWithGaps(shard.key, parts)]
+    yield [requests.SetWithGaps(shard.key, parts)]
     if gap:
         data_end = parts[-1][0] - gap
         writer = yield from _open(shard, data_end)
         if writer is not None:
-            yield [ChangeShard(shard.key, writer.journal_begun(data_end))]
+            yield [requests.ChangeShard(shard.key, writer.journal_begun(data_end))]
 
 
 def _seal(writer: ShardWriter, order: EntryOrder, max_dead_share: float) -> Flow[None]:
@@ -244,13 +233,13 @@ def _seal(writer: ShardWriter, order: EntryOrder, max_dead_share: float) -> Flow
     try:
         _check_kept(writer)
     except CorruptShardError:
-        yield [ChangeShard(shard.key, (), closes=True)]  # as it is
+        yield [requests.ChangeShard(shard.key, (), closes=True)]  # as it is
         raise
     if _is_mostly_dead(writer, max_dead_share):
         live = yield from _read_live_entries(writer)
         yield from _store(shard, live, order, has_gap=False)
         return
-    yield [ChangeShard(shard.key, writer.trimmed(), closes=True)]
+    yield [requests.ChangeShard(shard.key, writer.trimmed(), closes=True)]
 
 
 def _check_kept(writer: ShardWriter, replaced: Container[int] = ()) -> None:

@@ -50,24 +50,17 @@ class Found(NamedTuple):
 
 
 class Get(NamedTuple):
-    """Read an object or a range of it. Reply: `Found`.
-
-    Parameters
-    ----------
-    consistent
-        The reply waits for a change of the object in its place, and does not see a change that was
-        cut off. It has no effect where objects are never changed in their place.
-    together
-        One reply may answer all concurrent requests that are equal here.
-    opened
-        Read the file that `OpenShard` has opened, even if another file has its name now.
-    """
+    """Read an object or a range of it. Reply: `Found`."""
 
     key: str
     byte_range: ByteRange | None = None
     consistent: bool = False
+    """The reply waits for a change of the object in its place, and does not see a change that was
+    cut off."""
     together: Hashable | None = None
+    """One reply may answer all concurrent requests that are equal here."""
     opened: bool = False
+    """Read the file that `OpenShard` has opened, even if another file has its name now."""
 
 
 class FoundIndex(NamedTuple):

@@ -27,23 +27,9 @@ from zarr_shardstore.format.shard import (
     index_of_shard,
     split_shard,
 )
+from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import corrupt, read_indexes, read_whole_shards
-from zarr_shardstore.shards.requests import (
-    Delete,
-    DeleteEntry,
-    EntryUpdate,
-    Exists,
-    Flow,
-    Found,
-    Get,
-    GetSize,
-    MapEntry,
-    PatchEntry,
-    Set,
-    SetEntry,
-    apply_pieces,
-    replaced_first,
-)
+from zarr_shardstore.shards.requests import Delete, EntryUpdate, Flow, Set
 
 KEEP_HINT = (
     "; nothing was written, because the shard cannot be rewritten without losing it: "
@@ -95,14 +81,14 @@ def _read_entries_to_keep(
     replaced = replaced_entries(shard, updates)
     if replaced is not None and (yield from _is_replaced_whole(shard, replaced)):
         return {}
-    if all(isinstance(update, DeleteEntry) for update in updates):
+    if all(isinstance(update, requests.DeleteEntry) for update in updates):
         (index,) = yield from read_indexes([shard])
         if index is None or all(index.entry(update.entry_id) is None for update in updates):
             return None
     (found,) = yield from read_whole_shards([shard])
     if found.value is None:
         return {}
-    first = [i for i, is_replaced in replaced_first(updates).items() if is_replaced]
+    first = [i for i, is_replaced in requests.replaced_first(updates).items() if is_replaced]
     return _split(shard, found.value, first)
 
 
@@ -127,11 +113,11 @@ def replaced_entries(shard: ShardRef, updates: Sequence[EntryUpdate]) -> dict[in
     for update in updates:
         i = update.entry_id
         match update:
-            case DeleteEntry() | SetEntry(only_if_missing=False):
+            case requests.DeleteEntry() | requests.SetEntry(only_if_missing=False):
                 replaced[i] = math.inf
             case _ if replaced.get(i) == math.inf:
                 pass  # the value before this update is known
-            case PatchEntry() if (nbytes := update.nbytes_from_start) is not None:
+            case requests.PatchEntry() if (nbytes := update.nbytes_from_start) is not None:
                 replaced[i] = max(nbytes, replaced.get(i, 0))
             case _:
                 return None
@@ -147,7 +133,7 @@ def _is_replaced_whole(shard: ShardRef, replaced: dict[int, float]) -> Flow[bool
     is_certain = min(replaced.values(), default=math.inf) == math.inf
     if is_certain and len(replaced) == shard.layout.spec.n_entries:
         return True
-    (exists,) = yield [Exists(shard.key)]
+    (exists,) = yield [requests.Exists(shard.key)]
     if not exists:
         return True
     try:
@@ -182,15 +168,15 @@ def apply_updates(
         i = update.entry_id
         before = new[i] if i in new else old.get(i)
         match update:
-            case DeleteEntry():
+            case requests.DeleteEntry():
                 new[i] = None
-            case SetEntry(only_if_missing=True) if before is not None:
+            case requests.SetEntry(only_if_missing=True) if before is not None:
                 pass
-            case SetEntry():
+            case requests.SetEntry():
                 new[i] = update.value
-            case PatchEntry():
-                new[i] = apply_pieces(shard.chunk_key(i), before, update.pieces)
-            case MapEntry():
+            case requests.PatchEntry():
+                new[i] = requests.apply_pieces(shard.chunk_key(i), before, update.pieces)
+            case requests.MapEntry():
                 new[i] = update.change(before)
 
 
@@ -204,13 +190,13 @@ def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:
     if index is None:
         return
     size: int | None
-    (size,) = yield [GetSize(shard.key)]
+    (size,) = yield [requests.GetSize(shard.key)]
     ids = index.present_ids()
     spec = shard.layout.spec
     if size == int(index.fields[ids, 1].sum()) + spec.index_nbytes and len(ids):
         return
-    found: Found
-    (found,) = yield [Get(shard.key)]
+    found: requests.Found
+    (found,) = yield [requests.Get(shard.key)]
     if found.value is None:
         return
     entries = _split(shard, found.value)
