@@ -7,7 +7,7 @@ array with two documents: either both change, or none.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -148,14 +148,19 @@ def plan_store(
                 "interrupted: run that again, without a destination, which finishes it; "
                 "nothing is lost"
             )
-    chosen = _chosen_arrays(plans, paths)
+    selected = find.select_paths({plan.path for plan in plans}, paths)
     for name in sharding.policy.names_without_array([plan.path for plan in plans]):
         raise SpecError(
             f"chunks_per_shard has a rule for {name!r}, and no array has such a path; there are "
             f"{find.quoted(plan.path for plan in plans)}"
         )
     for i, plan in enumerate(plans):
-        if plan.node in chosen:
+        if plan.path in selected:
+            if paths is not None and plan.obstacle:
+                raise UnsupportedError(
+                    f"the array {plan.path!r} cannot be converted: {plan.obstacle}; leave it out "
+                    "of paths"
+                )
             plan = _plan_array(base, plan, sharding, to_plain=to_plain)
         if not in_place:
             plan = plan.copied() if plan.action == "skipped" else plan
@@ -203,17 +208,6 @@ def _plan_array(
     )
 
 
-def _chosen_arrays(plans: Sequence[ArrayPlan], paths: Iterable[str] | str | None) -> set[Node]:
-    selected = find.select_paths({plan.path for plan in plans}, paths)
-    for plan in plans:
-        if paths is not None and plan.path in selected and plan.obstacle:
-            raise UnsupportedError(
-                f"the array {plan.path!r} cannot be converted: {plan.obstacle}; leave it out of "
-                "paths"
-            )
-    return {plan.node for plan in plans if plan.path in selected}
-
-
 # ------------------------------------------------------------ which shards
 
 
@@ -222,6 +216,9 @@ def _choose_shards(
 ) -> tuple[ShardingSpec | None, str]:
     """Choose the shards that a new array would get, none larger than the grid, and say why."""
     now, grid = plan.spec, plan.grid_shape
+    kept: Coords | None = None  # unless another form of index is asked for
+    if now is not None and policy.index in (None, now.index):
+        kept = now.chunks_per_shard
     if not grid:
         return now, "it has no dimensions, so one chunk"
     if policy.rule_of(plan.path) == "auto":
@@ -237,21 +234,15 @@ def _choose_shards(
         if asked is None:
             return now, "chunks_per_shard does not name it"
         cps = asked
-        if not _has(policy, plan, asked):
+        if asked != kept:
             # Entries outside the grid would be missing. A dimension without chunks may grow.
             cps = tuple(min(c, n) if n else c for c, n in zip(asked, grid, strict=True))
         clipped = "" if cps == asked else ", no more than its grid has"
         reason = f"as chunks_per_shard says{clipped}"
-    if _has(policy, plan, cps):
+    if cps == kept:
         return now, "it has these shards already"
     index = policy.index or (policy.default_index(plan.node) if now is None else now.index)
     return ShardingSpec(cps, index), reason
-
-
-def _has(policy: ShardingPolicy, plan: ArrayPlan, cps: Coords) -> bool:
-    """Return whether an array has shards of `cps` chunks, with the index that is asked for."""
-    now = plan.spec
-    return now is not None and now.chunks_per_shard == cps and policy.index in (None, now.index)
 
 
 def _chunks_per_shard_by_size(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[Coords, str]:
@@ -259,8 +250,17 @@ def _chunks_per_shard_by_size(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[C
 
     Cost: up to 1,024 requests for sizes, spread over the grid; nothing is listed.
     """
+    assert plan.geometry is not None
+    prefix, encode = plan.node.chunk_prefix, plan.geometry.encoding.encode
+    rng = np.random.default_rng(0)  # the same chunks each time
+    if math.prod(plan.grid_shape) <= _ROUND * _N_ROUNDS:
+        coords = list(np.ndindex(*plan.grid_shape))
+        rng.shuffle(coords)
+    else:
+        coords = random_coords(plan.grid_shape, _ROUND * _N_ROUNDS, rng)
     stored: list[int] = []
-    for keys in _sampled_keys(plan):
+    for i in range(0, len(coords), _ROUND):
+        keys = [prefix + encode(tuple(map(int, c))) for c in coords[i : i + _ROUND]]
         stored += [size for size in base.sizes(keys) if size is not None]
         if len(stored) >= _ENOUGH:
             break
@@ -268,20 +268,6 @@ def _chunks_per_shard_by_size(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[C
         return choose_chunks_per_shard(plan.grid_shape, sum(stored) / len(stored))
     cps, reason = choose_chunks_per_shard(plan.grid_shape, plan.nominal_nbytes or _UNKNOWN_NBYTES)
     return cps, f"no stored chunk was found, so as before compression: {reason}"
-
-
-def _sampled_keys(plan: ArrayPlan) -> Iterator[list[str]]:
-    """Return keys of chunks from all over the grid, the same each time; all, if there are few."""
-    assert plan.geometry is not None
-    prefix, encode = plan.node.chunk_prefix, plan.geometry.encoding.encode
-    rng = np.random.default_rng(0)
-    if math.prod(plan.grid_shape) <= _ROUND * _N_ROUNDS:
-        coords = list(np.ndindex(*plan.grid_shape))
-        rng.shuffle(coords)
-    else:
-        coords = random_coords(plan.grid_shape, _ROUND * _N_ROUNDS, rng)
-    for i in range(0, len(coords), _ROUND):
-        yield [prefix + encode(tuple(map(int, c))) for c in coords[i : i + _ROUND]]
 
 
 # ------------------------------------------------ arrays by their documents
