@@ -30,7 +30,7 @@ from zarr.core.sync import sync
 from tests.support import failing
 from tests.support.async_calls import set_partial_values
 from tests.support.bases import put as put_object
-from tests.support.failing import BASES, Base, open_files
+from tests.support.failing import BASES, Base, CallFaults, open_files
 from tests.support.hierarchies import KINDS as HIERARCHIES
 from tests.support.hierarchies import ArrayOf, grid_coords
 from tests.support.rounds import N_ROUNDS
@@ -47,7 +47,7 @@ from zarr_shardstore import (
     unshard_store,
 )
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError, ShardConflictError
-from zarr_shardstore.testing import Faults, Kind, objects_of, tuned, wait_until_idle
+from zarr_shardstore.testing import Kind, objects_of, tuned, wait_until_idle
 
 Values: TypeAlias = Mapping[str, bytes | None]
 Outcome: TypeAlias = "Sequence[bytes | None] | Exception | None"
@@ -308,10 +308,10 @@ def _after(op: Op, before: Mapping[str, set[bytes | None]]) -> list[dict[str, by
     return [op.after(choice) for choice in choices]
 
 
-def sweep(run: Callable[[Faults], None], kind: Kind) -> None:
+def sweep(run: Callable[[CallFaults], None], kind: Kind) -> None:
     """Let the first call fail, then the second of another run, until a run makes fewer calls."""
     for n in count():
-        faults = Faults(kind, {n})
+        faults = CallFaults(kind, {n})
         try:
             run(faults)
         except BaseException as error:
@@ -347,7 +347,7 @@ def test_one_call_fails(name: str, caller: str, kind: Kind) -> None:
 def test_every_call_is_slow(name: str, caller: str) -> None:
     """Nothing comes in the wrong order."""
     side_by_side = [[put({k: missing(n)}) for k in ALL] + [read(*ALL)] for n in range(3)]
-    faults = Faults("slow", range(1_000_000))
+    faults = CallFaults("slow", range(1_000_000))
     Worker(BASES[name](faults), CALLERS[caller]).work(WORK + side_by_side)
     assert faults.n_calls > 30
 
@@ -382,7 +382,7 @@ def test_many_calls_fail(ops: list[Op], at: set[int], kind: Kind, where: tuple[s
     """Whatever was done before, and however often it fails."""
     name, caller = where
     if (name, kind) != ("mapping", "short read"):
-        Worker(BASES[name](Faults(kind, at)), CALLERS[caller]).work([[op] for op in ops])
+        Worker(BASES[name](CallFaults(kind, at)), CALLERS[caller]).work([[op] for op in ops])
 
 
 # ----------------------------------------------------------- calls of the system
@@ -409,7 +409,7 @@ def test_one_system_call_fails(
     """A full disk, a broken one; and besides, no file is left open, and no half of one."""
     numbers = count()
 
-    def run(faults: Faults) -> None:
+    def run(faults: CallFaults) -> None:
         root = tmp_path / f"run-{next(numbers)}"
         worker = Worker(failing.files(root, faults), CALLERS[caller], **options)
         if options.get("strategy", "rewrite") == "rewrite":
@@ -426,7 +426,7 @@ def test_one_system_call_fails(
         sweep(run, kind)
 
 
-def check_files(root: Path, faults: Faults) -> None:
+def check_files(root: Path, faults: CallFaults) -> None:
     """What a failed write leaves behind: the file of a lock that nobody holds, if that failed."""
     set_index_cache_nbytes(0)  # with what is known of them, files are closed that are kept open
     set_index_cache_nbytes(64 << 20)
@@ -534,7 +534,7 @@ def test_arrays(name: str, kind: Kind) -> None:
     """Values are the old or the new ones, in this view and natively, until the call works."""
     options, config = ARRAYS[name]
 
-    def run(faults: Faults) -> None:
+    def run(faults: CallFaults) -> None:
         base = failing.store(faults)
         store = ShardingStore(base.failing, **OPTIONS, **options)
         other = ShardingStore(base.failing)
@@ -562,7 +562,7 @@ def test_arrays(name: str, kind: Kind) -> None:
     gc.collect()  # zarr's coroutines are warned of here, not in a later test
 
 
-def succeeds(call: Callable[[], None], faults: Faults, *, is_last: bool) -> bool:
+def succeeds(call: Callable[[], None], faults: CallFaults, *, is_last: bool) -> bool:
     """Whether a call works; if not, what failed is why."""
     try:
         call()
@@ -630,7 +630,7 @@ def test_a_conversion_never_takes_a_truncated_reply(
     CONVERSIONS[command](expected)
     numbers = count()
 
-    def run(faults: Faults) -> None:
+    def run(faults: CallFaults) -> None:
         make = BASES.get(name) or partial(failing.files, tmp_path / f"run-{next(numbers)}")
         base = make(faults)
         with faults.ignored():

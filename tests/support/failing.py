@@ -24,13 +24,57 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
 from tests.support.bases import OtherMapping
 from tests.support.side_files import LOCK_SUFFIX
-from zarr_shardstore.testing import BlockingFailingStore, FailingStore, Faults, half
+from zarr_shardstore.testing import BlockingFailingStore, FailingStore, Faults
+
+_RETRIED = (
+    *("get", "get_partial_values", "getitem", "cat_file", "pread", "read"),
+    *("getsize", "info", "head", "open to read", "fstat"),
+)
+_OPTIONAL = ("mkdir", "stat directory", "list_dir")
+"""Calls whose error the caller of a store need not see. A lock may be released without a reply,
+a directory that exists needs no maker, and a new array lists only to look for older chunks."""
+
+
+class CallFaults(Faults):
+    """CallFaults of which it is known whether the caller of the store must see them.
+
+    Attributes
+    ----------
+    has_lock_failed : bool
+        True if a request that failed was about a lock file.
+    """
+
+    has_lock_failed = False
+
+    @property
+    def must_come_out(self) -> bool:
+        """True if a request failed whose error the caller of the store must see."""
+        silent = (*_RETRIED, *_OPTIONAL)
+        return bool(self.errors) and any(
+            name not in silent and not name.endswith(" lock") for name in self.failed
+        )
+
+    @property
+    def is_replaced(self) -> bool:
+        """True if the caller may see another error: ``isdir`` replies no where it fails."""
+        return "stat directory" in self.failed
+
+    def raised(self, error: BaseException) -> bool:
+        """Return whether `error` is one of `errors`; asyncio of Python 3.11 copies some."""
+        return any(error is e or repr(error) == repr(e) for e in self.errors)
+
+    def call(self, name: str, function: Callable[[], Any]) -> Any:
+        n_failed = len(self.errors)
+        try:
+            return super().call(name, function)
+        finally:
+            self.has_lock_failed |= len(self.errors) > n_failed and name.endswith(" lock")
 
 
 class FailingMapping(OtherMapping):
     """A mapping, reached from several threads."""
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: CallFaults) -> None:
         super().__init__()
         self.faults = faults
 
@@ -52,7 +96,7 @@ class FailingFileSystem(MemoryFileSystem):  # type: ignore[misc]
     """A blocking file system of fsspec, as most are."""
 
     cachable = False
-    faults: Faults
+    faults: CallFaults
 
     def cat_file(self, *args: Any, **options: Any) -> Any:
         return self.faults.call("cat_file", partial(super().cat_file, *args, **options))
@@ -78,12 +122,12 @@ class _Reply:
         self._reply = reply
 
     async def bytes_async(self) -> bytes:
-        value: bytes = half((await self._reply.bytes_async()).to_bytes())
-        return value
+        value: bytes = (await self._reply.bytes_async()).to_bytes()
+        return value[: len(value) // 2]
 
 
 @contextmanager
-def failing_obstore(faults: Faults) -> Iterator[None]:
+def failing_obstore(faults: CallFaults) -> Iterator[None]:
     """obstore's functions, for whatever store."""
 
     def failing(name: str, real: Any) -> Any:
@@ -105,7 +149,7 @@ def failing_obstore(faults: Faults) -> Iterator[None]:
 
 
 @contextmanager
-def failing_files(root: Path, faults: Faults) -> Iterator[None]:
+def failing_files(root: Path, faults: CallFaults) -> Iterator[None]:
     """The system calls about files below `root`, and about locks."""
     real = {name: getattr(os, name) for name in (*_BY_PATH, *_BY_NUMBER)}
     real["fsync"] = lambda _: None  # nothing here loses power
@@ -191,7 +235,7 @@ class Base:
 
     failing: Any
     healthy: Any
-    faults: Faults
+    faults: CallFaults
     _failing: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def at_work(self) -> AbstractContextManager[Any]:
@@ -199,22 +243,22 @@ class Base:
         return self._failing()
 
 
-def store(faults: Faults) -> Base:
+def store(faults: CallFaults) -> Base:
     healthy = MemoryStore()
     return Base(FailingStore(healthy, faults), healthy, faults)
 
 
-def blocking_store(faults: Faults) -> Base:
+def blocking_store(faults: CallFaults) -> Base:
     healthy = MemoryStore()
     return Base(BlockingFailingStore(healthy, faults), healthy, faults)
 
 
-def mapping(faults: Faults) -> Base:
+def mapping(faults: CallFaults) -> Base:
     failing = FailingMapping(faults)
     return Base(failing, failing.data, faults)
 
 
-def file_system(faults: Faults) -> Base:
+def file_system(faults: CallFaults) -> Base:
     path = f"/test-{uuid.uuid4().hex}"
     fs = FailingFileSystem()
     fs.faults = faults
@@ -225,16 +269,16 @@ def file_system(faults: Faults) -> Base:
     return Base(over(fs), over(fsspec.filesystem("memory")), faults)
 
 
-def object_store(faults: Faults) -> Base:
+def object_store(faults: CallFaults) -> Base:
     objects = ObjectStore(ObstoreMemory())
     return Base(objects, objects, faults, lambda: failing_obstore(faults))
 
 
-def files(root: Path, faults: Faults) -> Base:
+def files(root: Path, faults: CallFaults) -> Base:
     return Base(LocalStore(root), LocalStore(root), faults, lambda: failing_files(root, faults))
 
 
-BASES: dict[str, Callable[[Faults], Base]] = {
+BASES: dict[str, Callable[[CallFaults], Base]] = {
     "store": store,
     "blocking store": blocking_store,
     "mapping": mapping,

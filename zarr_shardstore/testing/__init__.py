@@ -7,20 +7,13 @@ calls on local files.
 """
 
 from zarr_shardstore.testing.histories import Event, Verdict, judge, short
-from zarr_shardstore.testing.process import (
-    forget,
-    lock_shard,
-    system_calls,
-    tuned,
-    wait_until_idle,
-)
+from zarr_shardstore.testing.process import forget, lock_shard, system_calls, tuned, wait_until_idle
 from zarr_shardstore.testing.stores import (
     BlockingFailingStore,
     CountingStore,
     FailingStore,
     Faults,
     Kind,
-    half,
     objects_of,
 )
 
@@ -33,7 +26,6 @@ __all__ = [
     "Kind",
     "Verdict",
     "forget",
-    "half",
     "judge",
     "lock_shard",
     "objects_of",

@@ -11,8 +11,7 @@ results that were seen. Small histories only: the search is exponential in the n
 of operations that overlap.
 
 Source: Wing and Gong, "Testing and verifying concurrent objects" (1993); Lowe, "Testing for
-linearizability" (2017), section 3: tried states are cached. There is no maintained package
-for it on PyPI; knossos (Clojure) and porcupine (Go) are the known ones.
+linearizability" (2017), section 3: tried states are cached.
 """
 
 from __future__ import annotations

@@ -1,13 +1,4 @@
-"""Control of this process in tests: its memory of files, its limits, its system calls.
-
-::
-
-    with tuned(lock_wait_s=0.1), lock_shard(path), pytest.raises(ShardConflictError):
-        store["c/0"] = b"1"
-
-    with system_calls(lambda name, call: partial(logged, name, call)):
-        store["c/0"] = b"1"
-"""
+"""Control of this process in tests: its memory of files, its limits, its system calls."""
 
 from __future__ import annotations
 
@@ -51,16 +42,13 @@ def tuned(**limits: float) -> Iterator[None]:
     Parameters
     ----------
     **limits
-        ``lock_wait_s``, ``conflict_wait_s``, ``conflict_pause_s``: how long a writer waits for the
-        lock of a shard, repeats a conditional write, and pauses between two of them.
-        ``min_file_age_ns``: age at which a file may be cached. ``unsealed_shards``: appended
-        shards that stay unsealed. ``names_at_once``, ``keys_per_page``, ``indexes_per_round``:
-        file names, chunk keys and shard indexes that a listing reads at a time.
-        ``pipeline_read_nbytes``, ``pipeline_write_nbytes``, ``pipeline_group_nbytes``: bytes that
-        the codec pipeline reads, writes and sends to one shard at a time. ``copy_nbytes``,
-        ``copy_values``, ``copy_gap_nbytes``: bytes and values that a conversion copies at a time,
-        and the gap between two values that it reads at once. ``chunk_names``: names of chunks
-        that a conversion looks at to find out what a directory is.
+        ``lock_wait_s``, ``conflict_wait_s``, ``conflict_pause_s``: how long a writer waits for a
+        lock, repeats a conditional write, and pauses in between. ``min_file_age_ns``: age at which
+        a file is cached. ``unsealed_shards``: appended shards that stay unsealed.
+        ``names_at_once``, ``keys_per_page``, ``indexes_per_round``: limits of a listing.
+        ``pipeline_read_nbytes``, ``pipeline_write_nbytes``, ``pipeline_group_nbytes``: limits of
+        the codec pipeline. ``copy_nbytes``, ``copy_values``, ``copy_gap_nbytes``: limits of one
+        step of a conversion. ``chunk_names``: keys of chunks in a directory that is listed.
 
     Raises
     ------

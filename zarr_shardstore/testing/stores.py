@@ -16,15 +16,7 @@ import asyncio
 import errno
 import threading
 import time
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Coroutine,
-    Iterable,
-    Iterator,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -41,11 +33,8 @@ Kind: TypeAlias = Literal["error", "lost reply", "short read", "slow"]
 _SLOW_S = 0.001
 
 _READS = ("get", "get_partial_values", "getitem", "cat_file", "pread", "read")
-_RETRIED = (*_READS, "getsize", "info", "head", "open to read", "fstat")
-_WITHOUT_EFFECT = (*_RETRIED, "exists", "stat", "list_prefix", "iter", "find")
-_OPTIONAL = ("mkdir", "stat directory", "list_dir")
-"""Calls whose error the caller of a store need not see. A lock may be released without a reply,
-a directory that exists needs no maker, and a new array lists only to look for older chunks."""
+_QUESTIONS = ("getsize", "info", "head", "open to read", "fstat", "exists", "stat")
+_WITHOUT_EFFECT = (*_READS, *_QUESTIONS, "list_prefix", "iter", "find")
 
 
 class Faults:
@@ -69,8 +58,6 @@ class Faults:
         Names of the requests that failed, since `forget`.
     errors : list of Exception
         The errors that were raised, since `forget`.
-    has_lock_failed : bool
-        True if the request that failed was about a lock file.
 
     Notes
     -----
@@ -82,27 +69,9 @@ class Faults:
         self.at = at
         self.n_calls = 0
         self.failed: list[str] = []
-        self.has_lock_failed = False
         self.errors: list[Exception] = []
         self._is_on = threading.local()
         self._lock = threading.Lock()
-
-    @property
-    def must_come_out(self) -> bool:
-        """True if a request failed whose error the caller of the store must see."""
-        silent = (*_RETRIED, *_OPTIONAL)
-        return bool(self.errors) and any(
-            name not in silent and not name.endswith(" lock") for name in self.failed
-        )
-
-    @property
-    def is_replaced(self) -> bool:
-        """True if the caller may see another error: ``isdir`` replies no where it fails."""
-        return "stat directory" in self.failed
-
-    def raised(self, error: BaseException) -> bool:
-        """Return whether `error` is one of `errors`; asyncio of Python 3.11 copies some."""
-        return any(error is e or repr(error) == repr(e) for e in self.errors)
 
     def forget(self) -> None:
         """Clear `failed` and `errors`."""
@@ -164,7 +133,6 @@ class Faults:
             error = TimeoutError(f"{name} took too long, call {number}")
         self.failed.append(name)
         self.errors.append(error)
-        self.has_lock_failed |= name.endswith(" lock")
         return error
 
     def _after(self, name: str, number: int, result: Any) -> Any:
@@ -203,8 +171,6 @@ class FailingStore(Store):
 
     def __eq__(self, other: object) -> bool:
         return self is other
-
-    __hash__ = None  # type: ignore[assignment]
 
     supports_writes = supports_deletes = supports_listing = True
 
@@ -263,7 +229,9 @@ class FailingStore(Store):
 
 
 class BlockingFailingStore(FailingStore):
-    """A `FailingStore` with zarr's blocking methods; `store` must never suspend a coroutine."""
+    """A `FailingStore` with zarr's blocking methods, which `store` must have."""
+
+    store: Any
 
     def get_sync(
         self,
@@ -272,27 +240,16 @@ class BlockingFailingStore(FailingStore):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        prototype = prototype or default_buffer_prototype()
-        value: Buffer | None = self._call_blocking("get", key, prototype, byte_range)
+        value: Buffer | None = self.faults.call(
+            "get", lambda: self.store.get_sync(key, prototype=prototype, byte_range=byte_range)
+        )
         return value
 
     def set_sync(self, key: str, value: Buffer) -> None:
-        self._call_blocking("set", key, value)
+        self.faults.call("set", lambda: self.store.set_sync(key, value))
 
     def delete_sync(self, key: str) -> None:
-        self._call_blocking("delete", key)
-
-    def _call_blocking(self, name: str, *args: Any) -> Any:
-        return self.faults.call(name, lambda: _result(getattr(self.store, name)(*args)))
-
-
-def _result(coro: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine that never suspends."""
-    try:
-        coro.send(None)
-    except StopIteration as stop:
-        return stop.value
-    raise AssertionError("the coroutine suspended")
+        self.faults.call("delete", lambda: self.store.delete_sync(key))
 
 
 class CountingStore(MemoryStore):
