@@ -84,13 +84,7 @@ def check_prefix(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChunkKeyEncoding:
-    """Spelling of chunk coordinates in the keys of one array.
-
-    >>> ChunkKeyEncoding("draft", "/").encode((96, 18))
-    'c96/18'
-    >>> ChunkKeyEncoding("default", ".").decode("c.96.18", ndim=2)
-    (96, 18)
-    """
+    """Spelling of chunk coordinates in the keys of one array."""
 
     style: Style
     separator: str
@@ -196,11 +190,7 @@ def v3_candidates(key: str) -> Iterator[tuple[str, str]]:
 
 
 def draft_candidate(key: str) -> tuple[str, str] | None:
-    """Split `key` as ``(array path, suffix)`` by the draft's grammar; ``None`` if it has none.
-
-    >>> draft_candidate("data/root/foo/baz/c96/18")
-    ('foo/baz', 'c96/18')
-    """
+    """Split `key` as ``(array path, suffix)`` by the draft's grammar; ``None`` if it has none."""
     if not key.startswith(DRAFT_DATA_ROOT):
         return None
     segments = key[len(DRAFT_DATA_ROOT) :].split("/")

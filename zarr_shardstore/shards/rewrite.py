@@ -2,11 +2,6 @@
 
 The base store replaces the object in one step, so a reader sees the shard before or after.
 
-1. A shard whose entries are all replaced is not read.
-2. Otherwise the whole shard is read, and each entry that stays is checked before it is copied.
-3. A group of updates that fails is left out whole, and the commit is planned again without it: it
-   may have been what made reading unnecessary.
-
 Source: sharding storage transformer draft, "API implementation", set_partial_values and
 erase_values.
 """
@@ -62,7 +57,7 @@ def rewrite_shard(
                 apply_updates(shard, groups[i], old or {}, new)
             except Exception as error:  # also of a transformer: it fails its own group only
                 outcomes[i] = error
-                left.remove(i)  # what it replaces was perhaps not read: plan without it
+                left.remove(i)  # what it replaces was perhaps not read: plan again without it
                 break
         else:
             if old is not None and new:
