@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.rounds import N_ROUNDS
+from zarr_shardstore.arrays.policy import MAX_SHARD_NBYTES, choose_chunks_per_shard
 from zarr_shardstore.format.layout import chunk_grid_shape
-from zarr_shardstore.metadata.auto_shards import MAX_SHARD_NBYTES, choose_chunks_per_shard
 
 MIN_SHARD_NBYTES = 10_000_000
 MAX_ENTRIES = 2**17

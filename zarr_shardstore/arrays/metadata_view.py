@@ -23,12 +23,6 @@ from zarr_shardstore.format.consolidated_index import (
 from zarr_shardstore.format.keys import draft_candidate
 from zarr_shardstore.format.shard import IndexDamageError, index_of_shard
 from zarr_shardstore.metadata import declaration, documents
-from zarr_shardstore.metadata.declaration import (
-    Declared,
-    declare_native,
-    has_sharding_codec,
-    sharding_shapes,
-)
 from zarr_shardstore.metadata.documents import Geometry, Node, document_key, node_of_document
 from zarr_shardstore.metadata.transformer_list import SHARDING, sharding_spec
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix
@@ -119,7 +113,7 @@ class MetadataView:
         found = {
             name: (node, member)
             for name, (node, member) in documents.members(path, doc).items()
-            if not has_sharding_codec(member) and not _is_declared(member)
+            if not declaration.has_sharding_codec(member) and not _is_declared(member)
         }
         if not found:
             return doc
@@ -140,7 +134,7 @@ class MetadataView:
         return documents.with_members(doc, changed) if changed else doc
 
     def _stored_array(self, node: Node, doc: Document, old: _Stored) -> Flow[Document]:
-        if has_sharding_codec(doc):
+        if declaration.has_sharding_codec(doc):
             return self._stored_native(node, doc, old)
         if _is_declared(doc):
             self._reader.read(node, doc)  # raises if the user's own declaration is not valid
@@ -177,9 +171,9 @@ class MetadataView:
             if any(old.doc.get(name) != doc.get(name) for name in names):
                 return None
         elif declaration.is_native_by_choice(old.doc):
-            if sharding_shapes(old.doc) != sharding_shapes(doc):
+            if declaration.sharding_shapes(old.doc) != declaration.sharding_shapes(doc):
                 return None
-            doc = declare_native(doc)
+            doc = declaration.declare_native(doc)
         elif not geometry.has_same_chunks(before.geometry):
             return None
         elif before.declaration is not None:
@@ -192,14 +186,16 @@ class MetadataView:
         """Return what to store for a document that has a sharding codec already."""
         if old.doc is not None and old.array is not None:
             # Not the codecs as they are written: zarr spells out defaults that others leave out.
-            shown = self._document_to_user(old.doc, old.array)
+            shown = declaration.sharding_shapes(self._document_to_user(old.doc, old.array))
             kept = self._as_update(node, doc, old)
-            if kept is not None and sharding_shapes(shown) == sharding_shapes(doc):
+            if kept is not None and shown == declaration.sharding_shapes(doc):
                 return kept
         if self._reader.native == "passthrough":
             return doc
         if self._policy.rule_of(node.path) is None:
-            return declare_native(doc)  # zarr shards it; the mark tells each later store
+            return declaration.declare_native(
+                doc
+            )  # zarr shards it; the mark tells each later store
         raise UnsupportedError(
             f"the array {node.path!r} was created with shards= (a sharding_indexed codec), but "
             "this store does the sharding: leave shards= away, or leave the array out of "
@@ -229,7 +225,7 @@ class MetadataView:
 
     def _declared_as_new(
         self, node: Node, doc: Document, geometry: Geometry
-    ) -> Flow[Declared | None]:
+    ) -> Flow[declaration.Declared | None]:
         policy, ndim = self._policy, len(geometry.shape)
         declared, by_rule = policy.declaration_of(node, doc, geometry), None
         is_usual = geometry.encoding.separator in ("/", ".")
@@ -311,7 +307,7 @@ def _keys_of(node: Node, doc: Document) -> documents.ArrayDocument | Document | 
         return doc
 
 
-def _is_shard(value: memoryview, declared: Declared, ndim: int) -> bool:
+def _is_shard(value: memoryview, declared: declaration.Declared, ndim: int) -> bool:
     """Whether an object is a shard as declared: its index fits, by checksum or by its entries."""
     *_, bottom = declared.transformers
     if bottom.name != SHARDING:

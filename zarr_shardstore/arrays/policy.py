@@ -1,8 +1,17 @@
-"""Policy for new arrays: which are sharded, and the declaration of each."""
+"""Policy for new arrays: which are sharded, their chunks per shard, and the declaration of each.
+
+``chunks_per_shard="auto"`` makes shards of 10 to 100 MB. Larger shards mean fewer objects, and
+requests that are worth their latency. Smaller shards are cheaper to rewrite, and more readers
+share the work.
+
+Source: the recommendation of zarr-vectors and of the discussion of sharding, 10 to 100 MB.
+"""
 
 from __future__ import annotations
 
+import math
 import operator
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,7 +25,6 @@ from zarr_shardstore.format import shard
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import IndexFormat, ShardingSpec
-from zarr_shardstore.metadata.auto_shards import choose_chunks_per_shard
 from zarr_shardstore.metadata.declaration import Declared
 from zarr_shardstore.metadata.documents import Geometry, Node, chunk_nbytes
 from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec
@@ -31,6 +39,14 @@ Rules: TypeAlias = _Normal | dict[str, _Normal]
 V3Declaration: TypeAlias = Literal["codec", "storage_transformers"]
 
 _SHARDING_ALONE = (TransformerSpec(SHARDING),)
+
+MAX_SHARD_NBYTES = 100_000_000
+_MIN_SHARD_NBYTES = 10_000_000
+_GOAL_NBYTES = 64_000_000
+"""Size that shards approach from below, in bytes."""
+
+_MAX_ENTRIES = 2**17
+"""Entries in a shard: an index of 2 MiB, which a reader of one chunk has to fetch."""
 
 _UNKNOWN_NBYTES = 1_000_000
 """Assumed size of a chunk whose data type does not tell it, as for texts."""
@@ -169,3 +185,66 @@ def _normalize(rule: Rule) -> _Normal:
             "chunks_per_shard is a whole number, or one for each dimension as in (2, 2), 'auto', "
             f"None, or a mapping from array path or pattern to one of these; got {rule!r}"
         ) from error
+
+
+def choose_chunks_per_shard(grid_shape: Coords, chunk_nbytes: float) -> tuple[Coords, str]:
+    """Choose chunks per shard for an array, and give the reason.
+
+    Shards are as near to cubes, counted in chunks, as the grid allows. Several shards along a
+    dimension have about the same length. The length need not divide the grid.
+    """
+    grid = tuple(max(n, 1) for n in grid_shape)
+    chunk_nbytes = max(chunk_nbytes, 1)
+    about = f"stored chunks have about {_readable(chunk_nbytes)}"
+    if math.prod(grid) <= _MAX_ENTRIES and math.prod(grid) * chunk_nbytes <= MAX_SHARD_NBYTES:
+        total = _readable(math.prod(grid) * chunk_nbytes)
+        return grid, f"{about}, the whole array {total}: one shard"
+    goal = min(_GOAL_NBYTES / chunk_nbytes, _MAX_ENTRIES)
+    if goal < 2:
+        return (1,) * len(grid), f"{about}: each is large enough for an object of its own"
+    cps = _even(_grown(grid, goal), grid, _MIN_SHARD_NBYTES / chunk_nbytes)
+    nbytes = _readable(math.prod(cps) * chunk_nbytes)
+    shown = " × ".join(map(str, cps))
+    return cps, f"{about}: {shown} of them make shards of {nbytes}"
+
+
+def _grown(grid: Coords, goal: float) -> list[int]:
+    """Return a box of about `goal` chunks, as near to a cube as the grid allows."""
+
+    def n_in_cube(side: int) -> int:
+        return math.prod(min(side, n) for n in grid)
+
+    side = bisect_right(range(1, _MAX_ENTRIES + 1), goal * (1 + 1e-9), key=n_in_cube)
+    cps = [min(side, n) for n in grid]
+    while True:  # the next cube would be too large
+        larger = [
+            (n, dim)
+            for dim, n in enumerate(cps)
+            if n < grid[dim] and math.prod(cps) // n * (n + 1) <= goal
+        ]
+        if not larger:
+            return cps
+        cps[min(larger)[1]] += 1
+
+
+def _even(cps: list[int], grid: Coords, at_least: float) -> Coords:
+    """Make the shards along each dimension about equally long, without adding a shard.
+
+    If shards got fewer than `at_least` chunks by that, the last shard is a short one instead.
+    """
+    even = [-(-n // -(-n // c)) for c, n in zip(cps, grid, strict=True)]
+    shape = list(cps)
+    for dim in sorted(range(len(cps)), key=lambda dim: (-even[dim] / cps[dim], dim)):
+        if math.prod(shape) // shape[dim] * even[dim] >= at_least:
+            shape[dim] = even[dim]
+    return tuple(shape)
+
+
+def _readable(nbytes: float) -> str:
+    if nbytes < 1000:
+        return f"{nbytes:.0f} bytes"
+    for unit in ("kB", "MB"):
+        nbytes /= 1000
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+    return f"{nbytes / 1000:.3g} GB"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zarr_shardstore.arrays.policy import ShardingPolicy
+from zarr_shardstore.arrays.policy import ShardingPolicy, choose_chunks_per_shard
 from zarr_shardstore.arrays.stored_array import find_factory
 from zarr_shardstore.convert.regions import block_shape, random_coords
 from zarr_shardstore.convert.report import Action
@@ -31,7 +31,6 @@ from zarr_shardstore.format.shard import ShardingSpec
 from zarr_shardstore.inspect import find
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata import declaration
-from zarr_shardstore.metadata.auto_shards import choose_chunks_per_shard
 from zarr_shardstore.metadata.documents import (
     Geometry,
     Node,
