@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.tools.test_destinations import EXPECTED, STORES, WORKS, tree, values_in
-from zarr_shardstore.convert.compact import compact_store
+from zarr_shardstore.convert.api import compact_store
 from zarr_shardstore.errors import ShardStoreError
 
 

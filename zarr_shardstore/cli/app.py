@@ -16,7 +16,6 @@ import typer
 from zarr_shardstore import __version__
 from zarr_shardstore.cli import output
 from zarr_shardstore.cli.parameters import PARAMETERS, confirm, executor_of, is_same, parse
-from zarr_shardstore.convert.compact import compact_store
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.inspect.info import get_shard_info, sharded_paths
 from zarr_shardstore.inspect.shard_map import render_figure, render_html, render_text, shard_map
@@ -182,6 +181,7 @@ def _compact(store: str, as_json: bool, **options: Any) -> None:
     Erased and replaced chunks leave them. Leftovers of a killed writer are put in order, too.
     Other programs may continue to write.
     """
+    compact_store = import_module("zarr_shardstore.convert.api").compact_store
     report = compact_store(store, **options)
     _print(as_json, report.as_dict(), output.compaction_text(report, store))
     output.fail_if_damaged(report.errors)

@@ -24,8 +24,12 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from zarr_shardstore.convert.compact import CompactionReport
-from zarr_shardstore.convert.report import ConversionReport, OnProgress, Progress
+from zarr_shardstore.convert.report import (
+    CompactionReport,
+    ConversionReport,
+    OnProgress,
+    Progress,
+)
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.inspect.info import ArrayInfo, StoreInfo
 from zarr_shardstore.inspect.shard_map import by, printable

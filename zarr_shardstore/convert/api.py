@@ -1,4 +1,4 @@
-"""The public conversions: chunks into shards, shards into chunks, shards into other shards.
+"""The tools for a whole store: chunks into shards, back, into other shards; and compaction.
 
 Bytes of chunks are moved and never decoded.
 """
@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
-from enum import Enum
+from types import EllipsisType
 from typing import Any, TypedDict, Unpack
 
 from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
 from zarr_shardstore.convert.job import convert_store
-from zarr_shardstore.convert.report import ConversionReport, OnProgress
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.convert.report import CompactionReport, ConversionReport, OnProgress
+from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.shard import EntryOrder
+from zarr_shardstore.inspect.occupancy import read_shards
 from zarr_shardstore.inspect.open_base import StoreLike, open_base
+from zarr_shardstore.io.backends.resolve import BaseStoreLike
+from zarr_shardstore.operations.upkeep import shards_below
+from zarr_shardstore.shards.stack import run_above
 from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 
@@ -31,20 +35,11 @@ class ConversionArguments(TypedDict, total=False):
     progress: OnProgress | None
 
 
-class _NotGiven(Enum):
-    """An argument that was left out, where ``None`` has a meaning of its own."""
-
-    TOKEN = "left out"
-
-
-_NOT_GIVEN = _NotGiven.TOKEN
-
-
 def shard_store(
     source: StoreLike,
     destination: StoreLike | None = None,
     *,
-    chunks_per_shard: ChunksPerShard | _NotGiven = _NOT_GIVEN,
+    chunks_per_shard: ChunksPerShard | EllipsisType = ...,
     paths: Iterable[str] | str | None = None,
     declaration: V3Declaration | None = None,
     index_codecs: IndexCodecs = None,
@@ -56,7 +51,7 @@ def shard_store(
     dry_run: bool = False,
     progress: OnProgress | None = None,
     consolidate_index: bool = False,
-    shard_shape: ChunksPerShard | _NotGiven = _NOT_GIVEN,
+    shard_shape: ChunksPerShard | EllipsisType = ...,
 ) -> ConversionReport:
     """Pack the chunks of the arrays of a store into shards, in place or in another store.
 
@@ -137,7 +132,7 @@ def shard_store(
     """
     given = _one_of(chunks_per_shard, shard_shape)
     sharding = ShardingOptions(
-        chunks_per_shard="auto" if given is _NOT_GIVEN else given,
+        chunks_per_shard="auto" if given is ... else given,
         declaration=declaration,
         index_codecs=index_codecs,
         index_location=index_location,
@@ -180,14 +175,14 @@ def unshard_store(
 
 def reshard(
     source: StoreLike,
-    chunks_per_shard: ChunksPerShard | _NotGiven = _NOT_GIVEN,
+    chunks_per_shard: ChunksPerShard | EllipsisType = ...,
     destination: StoreLike | None = None,
     *,
     declaration: V3Declaration | None = None,
     index_codecs: IndexCodecs = None,
     index_location: IndexLocation = None,
     order: EntryOrder = "morton",
-    shard_shape: ChunksPerShard | _NotGiven = _NOT_GIVEN,
+    shard_shape: ChunksPerShard | EllipsisType = ...,
     **options: Unpack[ConversionArguments],
 ) -> ConversionReport:
     """Give the arrays of a store shards of this size, whether they have shards now or not.
@@ -200,7 +195,7 @@ def reshard(
     The other parameters, errors and guarantees are those of `shard_store`.
     """
     given = _one_of(chunks_per_shard, shard_shape)
-    if given is _NOT_GIVEN:
+    if given is ...:
         raise SpecError("reshard needs chunks_per_shard: what a shard has afterwards")
     sharding = ShardingOptions(
         chunks_per_shard=given,
@@ -213,11 +208,53 @@ def reshard(
 
 
 def _one_of(
-    chunks_per_shard: ChunksPerShard | _NotGiven, shard_shape: ChunksPerShard | _NotGiven
-) -> ChunksPerShard | _NotGiven:
-    """Return the option, which has two names."""
-    if shard_shape is _NOT_GIVEN:
+    chunks_per_shard: ChunksPerShard | EllipsisType, shard_shape: ChunksPerShard | EllipsisType
+) -> ChunksPerShard | EllipsisType:
+    """Return the option, which has two names; ``...`` if it was left out."""
+    if shard_shape is ...:
         return chunks_per_shard
-    if chunks_per_shard is not _NOT_GIVEN:
+    if chunks_per_shard is not ...:
         raise SpecError("chunks_per_shard and shard_shape are two names of one thing: give one")
     return shard_shape
+
+
+def compact_store(
+    store: BaseStoreLike,
+    prefix: str = "",
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+) -> CompactionReport:
+    """Call `ShardingMapping.compact`, and measure each shard before and after.
+
+    With `dry_run` the dead bytes are counted from the indexes, and nothing is changed.
+
+    Cost: that of the compaction, and two requests for each shard.
+    """
+    mapping = ShardingMapping(store, storage_options=storage_options)
+    base = open_base(mapping)
+    base.check_replaceable()
+    if not dry_run:
+        base.check_writable()
+    shards, errors = base.run(shards_below(mapping._engine.operations.listing, prefix))
+    removed: list[int] = []
+    failures: list[str] = []
+    if dry_run:
+        failures += map(str, errors)
+        for shard, below in shards:
+            (cell,) = base.run(run_above(below, read_shards([shard])))
+            if cell is not None and cell.error:
+                failures.append(cell.error)
+            elif cell is not None:
+                removed.append(cell.dead_nbytes)
+    else:
+        keys = [shard.key for shard, _ in shards]
+        before = base.sizes(keys)
+        try:
+            mapping.compact(prefix)
+        except ShardStoreError as error:
+            failures.append(str(error))
+        pairs = zip(before, base.sizes(keys), strict=True)
+        removed += [(was or 0) - (now or 0) for was, now in pairs]
+    n_compacted = sum(n != 0 for n in removed)
+    return CompactionReport(len(shards), n_compacted, sum(removed), tuple(failures), dry_run)

@@ -1,4 +1,4 @@
-"""Results and progress of conversions, for callers and the command line."""
+"""Results and progress of the tools for a whole store, for callers and the command line."""
 
 from __future__ import annotations
 
@@ -118,3 +118,18 @@ class Progress:
 
 
 OnProgress: TypeAlias = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """Result of a compaction; of a dry run, the expected result."""
+
+    n_shards: int
+    n_compacted: int
+    removed_nbytes: int
+    errors: tuple[str, ...] = ()
+    """Damages: the shards were left as they are."""
+    dry_run: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
