@@ -116,10 +116,7 @@ class Generation:
 
 
 class ArrayCache:
-    """Cache of parsed array metadata of one store.
-
-    Thread safety: may be used from any thread.
-    """
+    """Cache of parsed array metadata of one store. Thread safety: as `Generation`."""
 
     def __init__(self, policy: ShardingPolicy, reader: ArrayReader) -> None:
         self.reader = reader
@@ -227,20 +224,21 @@ def invalidate_documents() -> None:
     _n_changes += 1
 
 
-def read_documents(keys: Sequence[str], together: Hashable | None = None) -> Flow[list[Found]]:
-    """Read documents; as `complete_documents`. `together` is that of `Get`."""
-    replies: list[Found] = yield [Get(key, together=together) for key in keys]
-    return (yield from complete_documents(keys, replies))
-
-
-def complete_documents(keys: Sequence[str], replies: Sequence[Found]) -> Flow[list[Found]]:
-    """Return replies to reads of documents; read those again that were too short.
+def read_documents(
+    keys: Sequence[str],
+    replies: Sequence[Found] | None = None,
+    *,
+    together: Hashable | None = None,
+) -> Flow[list[Found]]:
+    """Read documents, unless the `replies` are given; read those again that were too short.
 
     A document that is cut off would count as none: its shards would be taken for chunks, and
     chunks would overwrite them. The beginning of a JSON object is no JSON object. So a document
     that cannot be parsed is asked for its size, and read again if it is longer. A second reply
     that is too short is an `OSError`.
     """
+    if replies is None:
+        replies = yield [Get(key, together=together) for key in keys]
     whole = list(replies)
     for is_last in (False, True):
         nbytes = {

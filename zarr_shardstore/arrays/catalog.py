@@ -16,15 +16,7 @@ from zarr_shardstore.arrays.array_cache import ArrayCache, CachedArray, Generati
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError
-from zarr_shardstore.format.keys import (
-    DRAFT_DATA_ROOT,
-    ChunkKeyEncoding,
-    Coords,
-    check_key,
-    draft_candidate,
-    odd_candidates,
-    v3_candidates,
-)
+from zarr_shardstore.format import keys as chunk_keys
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef, is_inside
 from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec
 from zarr_shardstore.metadata.documents import Node, node_of_document
@@ -58,10 +50,7 @@ _Found: TypeAlias = (
 
 
 class Catalog:
-    """Finder of the array that a key belongs to.
-
-    Thread safety: may be used from any thread.
-    """
+    """Finder of the array that a key belongs to. Thread safety: as `ArrayCache`."""
 
     def __init__(self, policy: ShardingPolicy, arrays: ArrayCache) -> None:
         self.arrays = arrays
@@ -70,11 +59,8 @@ class Catalog:
     def chunks_of(
         self, keys: Sequence[str]
     ) -> Flow[list[ChunkRef | TransformedKey | InvalidChunkKey | None]]:
-        """Return the chunks that keys name; ``None`` for a key that passes through.
-
-        Before a key is called invalid the document of its array is read again: another process
-        may have resized the array. A bad document of such an array raises its error.
-        """
+        """Return the chunks that keys name; ``None`` for a key that passes through. A bad document
+        of an array raises its error."""
         generation = self.arrays.current()
         chunks: list[Any] = [generation.chunk_of(key) for key in keys]
         left = [i for i, chunk in enumerate(chunks) if chunk is None]
@@ -82,10 +68,10 @@ class Catalog:
             return chunks
         keys_left = [keys[i] for i in left]
         for key in keys_left:  # a key that a table finds is valid
-            check_key(key)
+            chunk_keys.check_key(key)
         answers = yield from self._locate(keys_left, generation, in_grid=True)
         invalid = {answer.node for answer in answers if isinstance(answer, InvalidChunkKey)}
-        if invalid:
+        if invalid:  # another process may have resized the array
             for node in invalid:
                 generation.drop(node)
             answers = yield from self._locate(keys_left, generation, in_grid=True)
@@ -96,10 +82,8 @@ class Catalog:
         return chunks
 
     def chunk_without_document(self, key: str) -> ChunkRef | None:
-        """Return the chunk that a key named before this store erased the array's document.
-
-        A caller that erases an array key by key may begin with its metadata.
-        """
+        """Return the chunk that a key named before this store erased the array's document: a caller
+        that erases an array key by key may begin with its metadata."""
         absent = self.arrays.current().absent
         for nodes, suffix in self._candidates(key):
             for node in nodes:
@@ -112,10 +96,8 @@ class Catalog:
     def shards_of(
         self, base_keys: Sequence[str]
     ) -> Flow[list[ShardRef | TransformedKey | ShardStoreError | None]]:
-        """Return the shards that keys of the base store name; ``None`` for any other key.
-
-        If the document of an array is bad, the error takes the place of the shard.
-        """
+        """Return the shards that keys of the base store name; ``None`` for any other key. The error
+        of a bad document takes the place of the shard."""
         answers = yield from self._locate(base_keys, self.arrays.current(), in_grid=False)
         shards = ShardRef | TransformedKey | ShardStoreError
         return [answer if isinstance(answer, shards) else None for answer in answers]
@@ -125,20 +107,21 @@ class Catalog:
     ) -> Flow[GridDirectory | StoredArray | None]:
         """Return the array in whose grid a directory lies; ``None`` if none has metadata.
 
-        With `or_own` the array's own directory counts. An array whose stack is not just one
-        sharding is returned as a `StoredArray`. If `is_strict`, the error of a bad document is
-        raised.
+        With `or_own` the array's own directory counts. If the stack is not just one sharding, the
+        `StoredArray` is returned. If `is_strict`, a bad document raises its error.
         """
         path = directory.removesuffix("/")
         # "foo/c/96/" continues to a chunk key, if foo is an array of enough dimensions.
-        nodes = [node for parent, _ in v3_candidates(path) for node in flat_nodes(parent)]
-        candidate = draft_candidate(path)
+        nodes = [
+            node for parent, _ in chunk_keys.v3_candidates(path) for node in flat_nodes(parent)
+        ]
+        candidate = chunk_keys.draft_candidate(path)
         if candidate is not None:
             nodes.append(Node("draft", candidate[0]))
         if or_own:
             nodes[:0] = flat_nodes(path)
-            if directory.startswith(DRAFT_DATA_ROOT):
-                nodes.append(Node("draft", path[len(DRAFT_DATA_ROOT) :]))
+            if directory.startswith(chunk_keys.DRAFT_DATA_ROOT):
+                nodes.append(Node("draft", path[len(chunk_keys.DRAFT_DATA_ROOT) :]))
         arrays = yield from self.arrays.lookup(nodes)
         for node in nodes:
             array = arrays[node]
@@ -157,8 +140,8 @@ class Catalog:
         parts = directory.removesuffix("/").split("/")
         parents = ["/".join(parts[:n]) for n in range(len(parts) + 1)]
         places = [flat_nodes(path) for path in parents]
-        if directory.startswith(DRAFT_DATA_ROOT):
-            cut = len(DRAFT_DATA_ROOT)
+        if directory.startswith(chunk_keys.DRAFT_DATA_ROOT):
+            cut = len(chunk_keys.DRAFT_DATA_ROOT)
             places += [[Node("draft", path[cut:])] for path in parents if len(path) >= cut - 1]
         return any(
             self._policy.needs_no_metadata(nodes[0].hierarchy, nodes[0].path)
@@ -203,7 +186,6 @@ class Catalog:
 
         `read` has the places that this operation has read: bad documents are not cached.
         """
-
         known = (read, generation.arrays, generation.absent)
         is_usual = False
         for nodes, suffix in self._candidates(key):
@@ -233,10 +215,10 @@ class Catalog:
         # array whose declaration is not understood.
         if node_of_document(key) is not None:
             return None
-        is_draft = key.startswith(DRAFT_DATA_ROOT)
+        is_draft = key.startswith(chunk_keys.DRAFT_DATA_ROOT)
         places = [
             (node, suffix)
-            for path, suffix in odd_candidates(key)
+            for path, suffix in chunk_keys.odd_candidates(key)
             for node in ([Node("draft", path)] if is_draft else flat_nodes(path))
         ]
         odd = dict.fromkeys(node for node, _ in places)
@@ -256,12 +238,12 @@ class Catalog:
 
     def _candidates(self, key: str) -> Iterator[tuple[list[Node], str]]:
         """Yield the places of arrays that may own a key, with the rest of the key."""
-        draft = draft_candidate(key)
+        draft = chunk_keys.draft_candidate(key)
         if draft is not None:
             yield [Node("draft", draft[0])], draft[1]
             if self._policy.needs_no_metadata("draft", draft[0]):
                 return  # a chunk by the option; no document of another hierarchy is read
-        for path, suffix in v3_candidates(key):
+        for path, suffix in chunk_keys.v3_candidates(key):
             yield [Node("v3", path)] if suffix.startswith("c") else flat_nodes(path), suffix
 
     def _locate_by_rule(self, node: Node, key: str, suffix: str, in_grid: bool) -> _Found:
@@ -272,7 +254,7 @@ class Catalog:
             style = "draft"
         elif suffix.startswith("c"):
             style = "default"
-        encoding = ChunkKeyEncoding(style, separator)
+        encoding = chunk_keys.ChunkKeyEncoding(style, separator)
         n_numbers = suffix.replace(".", "/").removeprefix("c/").count("/") + 1
         coords = encoding.decode(suffix, 0 if suffix == "c" else n_numbers)
         assert coords is not None, "candidates are well-formed"
@@ -287,7 +269,9 @@ class Catalog:
 
 
 @lru_cache(maxsize=256)
-def _layout_by_rule(node: Node, encoding: ChunkKeyEncoding, cps: Coords) -> ArrayLayout:
+def _layout_by_rule(
+    node: Node, encoding: chunk_keys.ChunkKeyEncoding, cps: chunk_keys.Coords
+) -> ArrayLayout:
     spec = ShardingSpec(cps, DRAFT_INDEX)
     return ArrayLayout(node.path, node.chunk_prefix, encoding, None, spec)
 

@@ -249,11 +249,8 @@ class MetadataView:
         return None
 
     def _first_chunk(self, node: Node, geometry: Geometry) -> Flow[memoryview | None]:
-        """Return an object under a chunk key of an array that has no document yet.
-
-        Cost: usually one listing of its directory; more below names that look like those of
-        chunks. A base store that cannot list, or does not allow it, gives ``None``.
-        """
+        """Return an object under a chunk key of an array that has no document yet; ``None`` also
+        if the base store does not list. Cost: usually one listing of its directory."""
         prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
         try:
             (names,) = yield [ListDir(prefix)]
@@ -273,11 +270,8 @@ class MetadataView:
         return None
 
     def _parsed(self, node: Node, data: Bytes | None) -> _Stored:
-        """Parse a stored document; one that is not valid counts as none, and can be replaced.
-
-        A declaration that is not known raises its error: another program may know it, so it is not
-        replaced.
-        """
+        """Parse a stored document; one that is not valid counts as none, and can be replaced. Not
+        so an unknown declaration, which another program may know: it raises its error."""
         doc = None if data is None else documents.parse_json(data)
         if doc is None:
             return _Stored(None, None)

@@ -79,10 +79,8 @@ class ShardingPolicy:
         return [name for name in names if not any(matches(path, name) for path in paths)]
 
     def needs_no_metadata(self, hierarchy: str, path: str) -> bool:
-        """Whether the option alone declares an array that has no metadata.
-
-        Outside the draft this needs a mapping with a rule for this very path.
-        """
+        """Whether the option alone declares an array that has no metadata. Outside the draft this
+        needs a mapping with a rule for this very path."""
         if hierarchy != "draft" and not (isinstance(self.rules, dict) and path in self.rules):
             return False
         return self.rule_of(path) not in (None, "auto")

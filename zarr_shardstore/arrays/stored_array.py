@@ -17,31 +17,22 @@ from reprlib import repr as short
 from typing import Any, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.consolidated_index import (
-    CONSOLIDATED_INDEX_NAME,
-    without_consolidated_index,
-)
+from zarr_shardstore.format import consolidated_index
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, is_inside
 from zarr_shardstore.metadata.declaration import Native, strip
 from zarr_shardstore.metadata.documents import ArrayDocument, Node, chunk_nbytes, parse_array
 from zarr_shardstore.metadata.transformer_list import SHARDING
+from zarr_shardstore.shards import stack as stacks
 from zarr_shardstore.shards.read import ReadOptions
-from zarr_shardstore.shards.stack import (
-    ArrayContext,
-    ReadOnlyTransformer,
-    ShardingTransformer,
-    Stack,
-    StorageTransformer,
-    crc32c,
-    sharding,
-)
 
-TransformerFactory: TypeAlias = Callable[[Mapping[str, Any], ArrayContext], StorageTransformer]
+TransformerFactory: TypeAlias = Callable[
+    [Mapping[str, Any], stacks.ArrayContext], stacks.StorageTransformer
+]
 
 _ENTRY_POINTS = "zarr_shardstore.storage_transformers"
 
-_factories: dict[str, TransformerFactory] = {SHARDING: sharding, "crc32c": crc32c}
+_factories: dict[str, TransformerFactory] = {SHARDING: stacks.sharding, "crc32c": stacks.crc32c}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +43,7 @@ class StoredArray:
     node: Node
     grid_shape: Coords | None
     """Number of chunks along each dimension, if it is known."""
-    stack: Stack
+    stack: stacks.Stack
     """Transformers, nearest to the array first; empty for plain chunks."""
     layout: ArrayLayout | None
     """Where chunks and shards are, if the stack is one sharding; these are treated together."""
@@ -86,10 +77,8 @@ class ArrayReader:
     reading: ReadOptions
 
     def read(self, node: Node, doc: Mapping[str, Any]) -> StoredArray | None:
-        """Return the array that a stored document describes; ``None`` if it describes no array.
-
-        What it declares may be impossible (`SpecError`) or unknown (`UnsupportedError`).
-        """
+        """Return the array that a stored document describes; ``None`` if it describes none. What it
+        declares may be impossible (`SpecError`) or unknown (`UnsupportedError`)."""
         try:
             document = parse_array(node, doc, self.native)
             if document is None:
@@ -98,32 +87,36 @@ class ArrayReader:
         except (SpecError, UnsupportedError) as error:
             raise type(error)(f"the document of the array {node.path!r}: {error}") from error
         top = stack[0] if len(stack) == 1 else None
-        layout = top.layout if isinstance(top, ShardingTransformer) else None
+        layout = top.layout if isinstance(top, stacks.ShardingTransformer) else None
         return StoredArray(document, node, document.grid_shape, stack, layout)
 
-    def _stack(self, document: ArrayDocument, doc: Mapping[str, Any]) -> Stack:
+    def _stack(self, document: ArrayDocument, doc: Mapping[str, Any]) -> stacks.Stack:
         node, geometry, grid_shape = document.node, document.geometry, document.grid_shape
         if document.declaration is None or geometry is None or grid_shape is None:
             return ()
         prefix, index_key = node.chunk_prefix, None
         if document.has_consolidated_index:
-            index_key = prefix + CONSOLIDATED_INDEX_NAME
+            index_key = prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
         nbytes = chunk_nbytes(doc, geometry.chunk_shape)
         only = document.transformers[0] if len(document.transformers) == 1 else None
         if only is not None and only.sharding is not None:
             parts = (geometry.encoding, grid_shape, only.sharding, index_key, nbytes)
-            return (ShardingTransformer(ArrayLayout(node.path, prefix, *parts), self.reading),)
-        context = ArrayContext(
+            return (
+                stacks.ShardingTransformer(ArrayLayout(node.path, prefix, *parts), self.reading),
+            )
+        context = stacks.ArrayContext(
             path=node.path,
             prefix=prefix,
             encoding=geometry.encoding,
             grid_shape=grid_shape,
-            document=strip(without_consolidated_index(doc), document.declaration),
+            document=strip(
+                consolidated_index.without_consolidated_index(doc), document.declaration
+            ),
             reading=self.reading,
             index_key=index_key,
             chunk_nbytes=nbytes,
         )
-        stack: list[StorageTransformer] = []
+        stack: list[stacks.StorageTransformer] = []
         passed_over: list[str] = []
         for transformer in document.transformers:
             try:
@@ -135,8 +128,8 @@ class ArrayReader:
             else:
                 stack.append(factory(transformer.configuration, context))
         if passed_over:  # values can be read, and none can be written
-            stack.insert(0, ReadOnlyTransformer(node.path, tuple(passed_over)))
-        if sum(isinstance(transformer, ShardingTransformer) for transformer in stack) > 1:
+            stack.insert(0, stacks.ReadOnlyTransformer(node.path, tuple(passed_over)))
+        if sum(isinstance(transformer, stacks.ShardingTransformer) for transformer in stack) > 1:
             raise UnsupportedError(
                 "it has more than one sharding in its storage transformers; shards of shards "
                 "cannot be updated safely"

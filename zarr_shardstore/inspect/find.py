@@ -72,12 +72,8 @@ class StoreContents:
 def find_arrays(
     base: BaseStoreHandle, paths: Iterable[str] | str | None = None
 ) -> list[FoundArray]:
-    """Return the arrays of a store, or those that `paths` name, sorted by path.
-
-    A key with the name of an array document that holds no JSON object is included.
-
-    Cost: one round for each path of an array; a walk through the store for anything else.
-    """
+    """Return the arrays of a store, or those that `paths` name, sorted by path; also documents that
+    hold no JSON object. Cost: one round for each path of an array; else a walk."""
     patterns = None if paths is None else paths_of(paths)
     found = [arrays_at(base, pattern) for pattern in patterns or ()]
     if not found or not all(found):
@@ -99,11 +95,8 @@ def arrays_at(base: BaseStoreHandle, path: str) -> list[FoundArray]:
 
 
 def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> set[str]:
-    """Return those of the paths of `nodes` that the argument `paths` of a tool names.
-
-    It names arrays and groups, or gives patterns of these (``"raw/*"``). A group stands for
-    everything below it. A path or pattern that names nothing is an error.
-    """
+    """Return those of the paths of `nodes` that the argument `paths` of a tool names: arrays,
+    groups with everything below them, or patterns of these (``"raw/*"``)."""
     if paths is None:
         return set(nodes)
     selected: set[str] = set()
@@ -188,10 +181,8 @@ def _find_draft_arrays(found: StoreContents) -> Flow[dict[str, Node]]:
 def _visit(
     directories: Sequence[str], draft: Mapping[str, Node], found: StoreContents
 ) -> Flow[list[str]]:
-    """Read some directories; return the names in them that may be directories.
-
-    A name in a listing may be a key, a directory, or both. So each is also read as a key.
-    """
+    """Read some directories; return the names in them that may be directories. A name in a listing
+    may be a key, a directory, or both: so each is also read as a key."""
     replies: list[Found] = yield [
         request
         for directory in directories

@@ -160,10 +160,7 @@ def _read_plain(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
 
 
 def read_shards(shards: Sequence[ShardRef]) -> Flow[list[Cell | None]]:
-    """Read the content of shards; ``None`` for one that does not exist.
-
-    Cost: indexes and sizes in one round.
-    """
+    """Read the content of shards in one round; ``None`` for one that does not exist."""
     if not shards:
         return []
     indexes, sizes = yield from gather(
@@ -208,11 +205,8 @@ def keys_of_values(
     *,
     by_directory: bool = True,
 ) -> Iterator[list[str]]:
-    """List the keys below a prefix that are spelled as those of values.
-
-    Cost: one listing; with `by_directory` one more for each number of the first dimension, where
-    dimensions are directories.
-    """
+    """List the keys below a prefix that are spelled as those of values. Where dimensions are
+    directories, `by_directory` takes a listing for each number of the first one."""
 
     def is_value(key: str) -> bool:
         return encoding.decode(key[len(prefix) :], ndim) is not None

@@ -35,16 +35,12 @@ STAGING = ".zarr_shardstore/"
 
 @dataclass(frozen=True, slots=True)
 class BaseStoreHandle:
-    """A base store with a blocking driver. It pickles if the store does.
-
-    `is_read_only` says that the caller passed a store around it that refuses writes.
-
-    Thread safety: may be used from any thread.
-    """
+    """A base store with a blocking driver, for any thread. It pickles if the store does."""
 
     store: BaseStore
     driver: Driver
     is_read_only: bool = False
+    """Whether the caller passed a store around it that refuses writes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_base, (self.store,)
@@ -67,11 +63,8 @@ class BaseStoreHandle:
         return self.perform([requests.GetSize(key) for key in keys])
 
     def values(self, keys: Sequence[str], *, check: bool = True) -> list[memoryview | None]:
-        """Read whole objects; ``None`` for each that is missing.
-
-        With `check`, a truncated reply raises `ShardConflictError`. That takes one more request
-        for each object where the store does not tell its size with the value.
-        """
+        """Read whole objects; ``None`` for each that is missing. With `check`, a truncated reply
+        raises `ShardConflictError`; a size that did not come with its value is requested."""
         founds: list[requests.Found] = self.perform([requests.GetMany(keys)])[0] if keys else []
         if check:
             there = {key: f for key, f in zip(keys, founds, strict=True) if f.value is not None}
@@ -157,10 +150,8 @@ class BaseStoreHandle:
 def open_base(
     store: StoreLike, storage_options: Mapping[str, Any] | None = None
 ) -> BaseStoreHandle:
-    """Open everything that `ShardingStore` takes; for a sharding store, its base store.
-
-    A path that is a file, and a store that lists no keys, are refused.
-    """
+    """Open everything that `ShardingStore` takes; for a sharding store, its base store. A path that
+    is a file, and a store that lists no keys, are refused."""
     is_read_only = False
     if isinstance(store, ShardingStore | ShardingMapping | DraftHierarchyStore):
         is_read_only = store.read_only

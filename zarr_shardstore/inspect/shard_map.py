@@ -93,10 +93,7 @@ def shard_map(
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ShardMap:
-    """Read the index of each shard of the array at `path`. No chunk is read.
-
-    Of arrays of several hierarchies at one path it is the v3 one, else the v2 one.
-    """
+    """Read the index of each shard of the array at `path`, the v3 one if there are several."""
     base = open_base(store, storage_options)
     found = arrays_at(base, path)
     if not found:

@@ -19,12 +19,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from zarr_shardstore.arrays.array_cache import (
-    ArrayCache,
-    Generation,
-    complete_documents,
-    read_documents,
-)
+from zarr_shardstore.arrays.array_cache import ArrayCache, Generation, read_documents
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
 from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.policy import ShardingPolicy
@@ -167,7 +162,7 @@ class Operations:
             asked[i] = requests.Get(keys[i])  # its view is another one
         founds: list[requests.Found | None] = yield from self._perform(asked, owners)
         values = [None if found is None else found.value for found in founds]
-        whole = yield from complete_documents(
+        whole = yield from read_documents(
             [keys[i] for i in documents],
             [founds[i] or requests.Found(None, None) for i in documents],
         )
