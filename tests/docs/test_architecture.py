@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from tests.support import layers
@@ -31,6 +31,14 @@ def test_each_name_in_the_page_exists() -> None:
     for text in re.findall(r"`([A-Za-z]\w*(?:\.\w+)?)`", layers.prose()):
         owner, _, name = text.rpartition(".")
         assert text.endswith(".py") or name in defined[owner], text
+
+
+def test_the_package_can_be_read_as_a_whole() -> None:
+    """Limits, to be moved by a decision only: lines, files, and files of one folder."""
+    files = [path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts]
+    assert sum(path.read_text().count("\n") for path in files) <= 22_000
+    assert len(files) <= 115
+    assert max(Counter(path.parent for path in files).values()) <= 12
 
 
 def test_missing_names_are_found() -> None:
