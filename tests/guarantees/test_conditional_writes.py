@@ -312,6 +312,23 @@ def test_a_store_that_wants_etags_without_quotes() -> None:
     assert dict(m) == {key: str(i).encode() for i, key in enumerate(KEYS)}
 
 
+def test_a_refusal_for_nothing_spoils_no_later_write() -> None:
+    """A server may refuse (409) while another write is under way; it still wants quotes."""
+    refusals = [1]
+
+    async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
+        if isinstance(mode, dict) and ('"' not in mode["e_tag"] or (refusals and refusals.pop())):
+            raise PreconditionError("a conflicting write is under way")
+        return await real(self, mode, key, value)
+
+    m = mapping(MemoryStore())
+    with quick_retries(), instead_of_put(put):
+        for i, key in enumerate(KEYS):
+            m[key] = str(i).encode()
+    assert not refusals
+    assert dict(m) == {key: str(i).encode() for i, key in enumerate(KEYS)}
+
+
 def test_it_probes_once_and_stores_nothing_by_it() -> None:
     """The first update is followed by a write that must fail; new shards cost one request."""
     modes = []

@@ -13,7 +13,8 @@ So writers of any number of processes and hosts lose no update. The rules of an 
    makes the driver run the update again.
 6. If its version is the expected one after a failure, the write is sent again, up to three times.
 7. If its version is the expected one after a refusal, the write is sent once more, without quotes
-   in the ETag: some servers want it so. A second refusal is treated as in 5.
+   in the ETag: some servers want it so. A spelling that is taken is kept. A second refusal is
+   treated as in 5: the first may have been for a write of another client that is under way.
 8. The first replacement of an object is followed by a write that must be refused. A store that
    takes it ignores conditions, and one without ETags has none: there is a warning, and later
    updates are not optimistic.
@@ -192,10 +193,11 @@ class ObstoreBackend(ZarrBackend):
     ) -> ObjectVersion | None:
         """Store an object if it has the expected version, or if there is none; return the new one.
 
-        Raises `ReplacedMeanwhileError` if the object has another version, and the client's error
-        if the server fails repeatedly, or is not reached.
+        Raises `ReplacedMeanwhileError` if the object has another version or the write was refused
+        twice, and the client's error if the server fails repeatedly, or is not reached.
         """
         with self._indexes.changing(key):
+            took_quotes = self._takes_quotes
             for n_left in reversed(range(_N_PUTS)):
                 failure: Exception | None = None
                 try:
@@ -220,9 +222,10 @@ class ObstoreBackend(ZarrBackend):
                     if not n_left:
                         raise failure
                     await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_S))
-                elif expected is not None and self._takes_quotes:
-                    self._takes_quotes = False
+                elif expected is not None and self._takes_quotes == took_quotes:
+                    self._takes_quotes = not took_quotes
                 else:
+                    self._takes_quotes = took_quotes
                     break
             raise ReplacedMeanwhileError(key)
 
