@@ -193,8 +193,7 @@ class ArrayCache:
     ) -> None:
         """Note a change by this store: all others of the process read their documents again.
 
-        `array` is now at `node`; without a `node`, all documents whose keys start with `below` have
-        changed.
+        `array` is now at `node`; without a `node`, all documents below a prefix have changed.
         """
 
         def is_changed(other: Node) -> bool:

@@ -21,15 +21,13 @@ from zarr_shardstore.format.consolidated_index import (
     without_consolidated_index,
 )
 from zarr_shardstore.format.keys import draft_candidate
-from zarr_shardstore.format.shard import IndexDamageError, index_of_shard
+from zarr_shardstore.format.shard import Bytes, IndexDamageError, index_of_shard
 from zarr_shardstore.metadata import declaration, documents
 from zarr_shardstore.metadata.documents import Geometry, Node, document_key, node_of_document
 from zarr_shardstore.metadata.transformer_list import SHARDING, sharding_spec
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix
 
 Document: TypeAlias = Mapping[str, Any]
-Bytes: TypeAlias = bytes | memoryview
-
 
 _N_LOOKS = 64
 """Limit of the names like those of chunks that are read, to find one that is no directory."""
@@ -91,9 +89,8 @@ class MetadataView:
     ) -> Flow[tuple[Bytes, StoredArray | None, bool]]:
         """Translate the document `data`, which replaces `stored`, into the one to store.
 
-        An array that is stored with the same chunks keeps its declaration, or stays plain. Any
-        other array is new, and sharded by the policy. The other results are the array, and whether
-        keys mean something else than before.
+        An array with the same chunks as before keeps its declaration, or stays plain; another one
+        follows the policy. Also return the array, and whether keys have changed their meaning.
         """
         node = node_of_document(key)
         old = _Stored(None, None) if node is None else self._parsed(node, stored)

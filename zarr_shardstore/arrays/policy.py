@@ -48,7 +48,7 @@ _GOAL_NBYTES = 64_000_000
 _MAX_ENTRIES = 2**17
 """Entries in a shard: an index of 2 MiB, which a reader of one chunk has to fetch."""
 
-_UNKNOWN_NBYTES = 1_000_000
+UNKNOWN_NBYTES = 1_000_000
 """Assumed size of a chunk whose data type does not tell it, as for texts."""
 
 
@@ -86,11 +86,8 @@ class ShardingPolicy:
         return self.rule_of(path) not in (None, "auto")
 
     def chunks_per_shard_of(self, path: str, ndim: int) -> Coords | None:
-        """Return the chunks per shard of a new array; ``None`` if it is not sharded.
-
-        A 0-d array has one chunk, and a shard saves nothing: only the rule ``()`` asks for it. A
-        rule for another number of dimensions, and ``"auto"``, which needs metadata, are refused.
-        """
+        """Return the chunks per shard of a new array; ``None`` if it is not sharded. A shard of a
+        0-d array saves nothing: only the rule ``()`` asks for it."""
         rule = self.rule_of(path)
         if rule is None or (ndim == 0 and rule != ()):
             return None
@@ -115,7 +112,7 @@ class ShardingPolicy:
         ndim = len(geometry.shape)
         if self.rule_of(node.path) == "auto" and ndim:
             # By the size before compression, whose effect is not known yet.
-            nbytes = chunk_nbytes(doc, geometry.chunk_shape) or _UNKNOWN_NBYTES
+            nbytes = chunk_nbytes(doc, geometry.chunk_shape) or UNKNOWN_NBYTES
             grid_shape = chunk_grid_shape(geometry.shape, geometry.chunk_shape)
             cps: Coords | None = choose_chunks_per_shard(grid_shape, nbytes)[0]
         else:

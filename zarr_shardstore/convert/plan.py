@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zarr_shardstore.arrays.policy import ShardingPolicy, choose_chunks_per_shard
+from zarr_shardstore.arrays.policy import UNKNOWN_NBYTES, ShardingPolicy, choose_chunks_per_shard
 from zarr_shardstore.arrays.stored_array import find_factory
 from zarr_shardstore.convert.regions import block_shape, random_coords
 from zarr_shardstore.convert.report import Action
@@ -51,9 +51,6 @@ _ROUND = 128
 _N_ROUNDS = 8
 _ENOUGH = 64
 """Chunks whose sizes are requested in one round, most rounds, and stored chunks that suffice."""
-
-_UNKNOWN_NBYTES = 1_000_000
-"""Assumed size of a chunk, if none was found and the data type has no size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +262,7 @@ def _chunks_per_shard_by_size(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[C
             break
     if stored:
         return choose_chunks_per_shard(plan.grid_shape, sum(stored) / len(stored))
-    cps, reason = choose_chunks_per_shard(plan.grid_shape, plan.nominal_nbytes or _UNKNOWN_NBYTES)
+    cps, reason = choose_chunks_per_shard(plan.grid_shape, plan.nominal_nbytes or UNKNOWN_NBYTES)
     return cps, f"no stored chunk was found, so as before compression: {reason}"
 
 

@@ -143,11 +143,8 @@ def _parse(node: Node, reply: Found) -> FoundArray | None:
 
 
 def find_contents() -> Flow[StoreContents]:
-    """Find all arrays and all other keys of a base store.
-
-    Cost: one listing and three reads for each directory that holds no chunks, all directories
-    of one depth in one round; one listing for the documents of a draft hierarchy.
-    """
+    """Find all arrays and all other keys of a base store. Cost: a listing and three reads for each
+    directory without chunks, and a listing for the documents of a draft hierarchy."""
     found = StoreContents()
     draft = yield from _find_draft_arrays(found)
     level = [""]

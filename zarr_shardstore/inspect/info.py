@@ -234,17 +234,16 @@ def _info(
         return replace(info, notes=(reason,))
     twin = by_node.get(node.twin) if node.hierarchy == "v2" and node.twin else None
     grid = ObjectGrid(array)
-    if grid.layout is not None:
-        cps = grid.layout.spec.chunks_per_shard
-        shard_shape = tuple(c * n for c, n in zip(geometry.chunk_shape, cps, strict=True))
-        info = replace(
-            info, shard_shape=shard_shape, chunks_per_shard=cps, shard_grid_shape=grid.shape
-        )
+    cps, is_sharded = grid.chunks_per_shard, grid.layout is not None
+    shard_shape = tuple(c * n for c, n in zip(geometry.chunk_shape, cps, strict=True))
     info = replace(
         info,
         declaration=array.document.declaration,
         chunk_shape=geometry.chunk_shape,
+        shard_shape=shard_shape if is_sharded else None,
+        chunks_per_shard=cps if is_sharded else None,
         chunk_grid_shape=array.grid_shape,
+        shard_grid_shape=grid.shape if is_sharded else None,
         n_chunks_of_grid=math.prod(array.grid_shape or ()),
         n_objects_of_grid=math.prod(grid.shape),
         shares_objects=twin is not None and found.geometry.has_same_chunks(twin.geometry),
@@ -261,11 +260,8 @@ def _counted(info: ArrayInfo, rounds: Iterable[Round]) -> ArrayInfo:
         totals["n_objects"] += len(part.object_nbytes)
         totals["stored_nbytes"] += sum(part.object_nbytes)
         totals["n_errors"] += len(part.errors())
-        for cell in part.cells:
-            totals["n_chunks"] += cell.n_chunks or 0
-            totals["chunk_nbytes"] += cell.chunk_nbytes
-            totals["index_nbytes"] += cell.index_nbytes
-            totals["dead_nbytes"] += cell.dead_nbytes
+        for name in ("n_chunks", "chunk_nbytes", "index_nbytes", "dead_nbytes"):
+            totals[name] += sum(getattr(cell, name) or 0 for cell in part.cells)
         sizes = extremes + part.object_nbytes
         extremes = [min(sizes), max(sizes)] if sizes else []
         errors += part.errors()[: _MAX_ERRORS - len(errors)]

@@ -36,12 +36,12 @@ class ObjectGrid:
         self.array = array
         self.layout: ArrayLayout | None = None  # of shards; None for plain chunks
         self.below: Stack = array.stack  # between shards and the base store
-        self.shape = array.grid_shape
+        self.chunks_per_shard: Coords = (1,) * len(array.grid_shape)
         for i, transformer in enumerate(array.stack):
             if isinstance(transformer, ShardingTransformer):
                 self.layout, self.below = transformer.layout, array.stack[i + 1 :]
-                cps = transformer.layout.spec.chunks_per_shard
-                self.shape = chunk_grid_shape(array.grid_shape, cps)
+                self.chunks_per_shard = transformer.layout.spec.chunks_per_shard
+        self.shape = chunk_grid_shape(array.grid_shape, self.chunks_per_shard)
 
     def coords_of(self, key: str) -> Coords | None:
         coords = self.array.coords_of(key)
@@ -75,12 +75,8 @@ class Round:
 
 
 def rounds_of_objects(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[Round]:
-    """Read the indexes of all objects of an array, some at a time. No chunk is read.
-
-    The values of a transformer below sharding are read, whole if necessary. Objects outside
-    the grid are left out, as are those that are erased concurrently. An `OSError` is raised if no
-    object of a round can be read; else it is reported in the cell of its object.
-    """
+    """Read the indexes of all objects of an array, some at a time; no chunk, but the values of a
+    transformer below sharding. Objects outside the grid, or erased concurrently, are left out."""
     geometry, ndim = grid.array.document.geometry, len(grid.shape)
     assert geometry is not None
     nbytes = 1 if grid.layout is None else grid.layout.spec.index_nbytes
@@ -100,7 +96,8 @@ def rounds_of_objects(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[Round
 
 
 def _read_round(base: BaseStoreHandle, grid: ObjectGrid, keys: Sequence[str]) -> Round:
-    """Read one round; if that fails, read each object alone."""
+    """Read one round; if that fails, read each object alone, and report the error in its cell. An
+    `OSError` is raised if no object can be read."""
     with suppress(OSError, ShardStoreError):
         return base.run(_read_objects(grid, keys))
     sizes: list[int] = []

@@ -109,7 +109,7 @@ def shard_map(
             f"the grid of {path!r} has {math.prod(grid.shape)} {what} {list(grid.shape)}, "
             f"a map has at most {MAX_CELLS}"
         )
-    cps = (1,) * len(grid.shape) if grid.layout is None else grid.layout.spec.chunks_per_shard
+    cps = grid.chunks_per_shard
     fill = np.zeros(grid.shape, dtype=np.float32)
     errors: list[str] = []
     for part in rounds_of_objects(base, grid):
