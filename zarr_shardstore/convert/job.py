@@ -10,23 +10,15 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
-from zarr_shardstore.convert.in_place import (
-    Manifest,
-    begin,
-    find_manifest,
-    forget,
-    only_conversion,
-    read_manifests,
-    replace_values,
-    resume_exchanges,
-)
+from zarr_shardstore.convert import in_place
 from zarr_shardstore.convert.other_keys import check_other_keys, copy_other_keys
 from zarr_shardstore.convert.plan import ArrayPlan, plan_store
 from zarr_shardstore.convert.regions import ArrayLocation, regions_to_visit
@@ -76,8 +68,8 @@ def convert_store(
             f"executor is a concurrent.futures.Executor, got {type(executor).__name__}; "
             "of dask take client.get_executor()"
         )
-    in_place = destination is None
-    if in_place and destination_options:
+    is_in_place = destination is None
+    if is_in_place and destination_options:
         raise SpecError("destination_options without a destination: pass source_options")
     base = target = open_base(source, source_options)
     if destination is not None:
@@ -89,7 +81,7 @@ def convert_store(
             target.check_writable()
 
         def plan() -> Conversion:
-            found = plan_store(base, sharding, paths, to_plain=to_plain, in_place=in_place)
+            found = plan_store(base, sharding, paths, to_plain=to_plain, in_place=is_in_place)
             return Conversion(base, target, *found, sharding.order, workers, progress)
 
         notes: tuple[str, ...] = ()
@@ -98,19 +90,19 @@ def convert_store(
             arrays = tuple(map(_report_of, conversion.plans))
         else:
             base.seal()  # a shard that is sealed later would count as changed by another writer
-            if not in_place:  # before the lock, so that a refusal leaves no trace
+            if not is_in_place:  # before the lock, so that a refusal leaves no trace
                 conversion = plan()
-            with only_conversion(target):
-                manifests = read_manifests(target)
+            with in_place.only_conversion(target):
+                manifests = in_place.read_manifests(target)
                 try:
-                    if in_place:
-                        notes = resume_exchanges(base, manifests)
+                    if is_in_place:
+                        notes = in_place.resume_exchanges(base, manifests)
                         conversion = plan()
                     arrays = conversion.run()
                 finally:
                     invalidate_documents()
     n_copied = 0
-    if not in_place:
+    if not is_in_place:
         n_copied = len(conversion.contents.other_keys)
         notes = tuple(
             f"the directory of the array {node.path!r} was not listed, it has too many chunks: if "
@@ -179,11 +171,11 @@ class Conversion:
     def _convert_in_place(self, plan: ArrayPlan) -> ArrayReport:
         if plan.action == "skipped":
             if plan.is_chosen:
-                forget(self.target, plan.node)
+                in_place.forget(self.target, plan.node)
             return _report_of(plan)
         manifest = self._manifest(plan)
         report = self._convert_values(plan, manifest, manifest.values_prefix)
-        replace_values(self.target, manifest)
+        in_place.replace_values(self.target, manifest)
         if any(map(declares_consolidated_index, plan.documents.values())):
             self.target.perform([Delete(manifest.prefix + CONSOLIDATED_INDEX_NAME)])
         return report
@@ -194,7 +186,7 @@ class Conversion:
             self.target.write_documents(plan.new_documents)
             return _report_of(plan)
         if is_there:
-            forget(self.target, plan.node)
+            in_place.forget(self.target, plan.node)
             reason = "the destination has it already"
             return _report_of(replace(plan, action="skipped", reason=reason))
         manifest = self._manifest(plan)
@@ -205,16 +197,18 @@ class Conversion:
             manifest.remove(self.target)
         return report
 
-    def _convert_values(self, plan: ArrayPlan, manifest: Manifest, prefix: str) -> ArrayReport:
+    def _convert_values(
+        self, plan: ArrayPlan, manifest: in_place.Manifest, prefix: str
+    ) -> ArrayReport:
         """Write and verify all values of an array below a prefix of the target."""
-        may_be_there = begin(self.target, manifest)
+        may_be_there = in_place.begin(self.target, manifest)
         task = self._task(plan, prefix, may_be_there=may_be_there)
         report = self._run_tasks(plan, task)
         documents = plan.documents
         if self.source.documents(map(document_key, documents)) != list(documents.values()):
             # What was written is kept for the next run.
             raise ShardConflictError(
-                f"the metadata of the array {plan.path!r} was changed while it was "
+                f"the metadata of the array {plan.node.path!r} was changed while it was "
                 "converted; the array is as it was: run the same again"
             )
         if may_be_there and not manifest.is_staged:
@@ -231,7 +225,7 @@ class Conversion:
         if is_there:
             task = self._task(plan, prefix, may_be_there=False)
             self._run_tasks(replace(plan, action="skipped"), replace(task, only_compares=True))
-        elif find_manifest(self.target, plan.node) is None and any(
+        elif in_place.find_manifest(self.target, plan.node) is None and any(
             manifest.keys_below(self.target, prefix)
         ):
             raise SpecError(
@@ -239,12 +233,12 @@ class Conversion:
                 "nothing was written: take an empty destination, or remove what is there"
             )
 
-    def _manifest(self, plan: ArrayPlan) -> Manifest:
+    def _manifest(self, plan: ArrayPlan) -> in_place.Manifest:
         assert plan.geometry is not None
         encoding = plan.geometry.encoding
-        return Manifest(
+        return in_place.Manifest(
             plan.node.hierarchy,
-            plan.path,
+            plan.node.path,
             "staging",
             plan.node.chunk_prefix,
             encoding.style,
@@ -281,23 +275,18 @@ class Conversion:
         regions = product(*map(range, grid)) if found is None else iter(found)
         n_tasks = math.prod(grid) if found is None else len(found)
         report = replace(_report_of(plan), n_tasks=n_tasks)
-        n_done = 0
-
-        def add(result: TaskResult) -> None:
-            nonlocal report, n_done
-            n_done += 1
-            report = replace(
-                report,
-                n_chunks=report.n_chunks + result.n_chunks,
-                n_objects=report.n_objects + result.n_objects,
-                n_bytes=report.n_bytes + result.n_bytes,
-                n_resumed=report.n_resumed + result.was_there,
-            )
-            if self.progress is not None:
-                counts = (report.n_tasks, n_done, report.n_chunks, report.n_bytes)
-                self.progress(Progress(report.path, report.action, *counts))
-
-        _submit_tasks(self.executor, task, regions, add)
+        with closing(_run_all(self.executor, task, regions)) as results:
+            for n_done, result in enumerate(results, 1):
+                report = replace(
+                    report,
+                    n_chunks=report.n_chunks + result.n_chunks,
+                    n_objects=report.n_objects + result.n_objects,
+                    n_bytes=report.n_bytes + result.n_bytes,
+                    n_resumed=report.n_resumed + result.was_there,
+                )
+                if self.progress is not None:
+                    counts = (n_tasks, n_done, report.n_chunks, report.n_bytes)
+                    self.progress(Progress(report.path, report.action, *counts))
         target = task.target
         if is_elsewhere and not task.only_compares:
             ndim = len(target.grid_shape)
@@ -318,32 +307,24 @@ def _report_of(plan: ArrayPlan) -> ArrayReport:
     )
 
 
-def _submit_tasks(
-    executor: Executor,
-    task: ArrayTask,
-    regions: Iterator[Coords],
-    on_result: Callable[[TaskResult], None],
-) -> None:
-    """Run the tasks of all regions; results come in any order.
+def _run_all(
+    executor: Executor, task: ArrayTask, regions: Iterator[Coords]
+) -> Generator[TaskResult, None, None]:
+    """Run the tasks of all regions; yield results in any order.
 
     After the first error of a task no other is started. It is raised when all have ended.
     """
     submitted: set[Future[TaskResult]] = set()
-
-    def collect(most_left: int) -> None:
-        nonlocal submitted
-        while len(submitted) > most_left:
+    try:
+        while True:
+            for coords in islice(regions, _MAX_SUBMITTED - len(submitted)):
+                submitted.add(executor.submit(run_task, task, coords))
+            if not submitted:
+                return
             done, submitted = wait(submitted, return_when=FIRST_COMPLETED)
             for future in done:
-                on_result(future.result())
-
-    try:
-        for coords in regions:
-            submitted.add(executor.submit(run_task, task, coords))
-            collect(_MAX_SUBMITTED - 1)
-        collect(0)
-    except BaseException:
+                yield future.result()
+    finally:
         for future in submitted:
             future.cancel()
         wait([future for future in submitted if not future.cancelled()])
-        raise

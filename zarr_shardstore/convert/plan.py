@@ -76,10 +76,6 @@ class ArrayPlan:
     """Its documents after the conversion, by key."""
 
     @property
-    def path(self) -> str:
-        return self.node.path
-
-    @property
     def grid_shape(self) -> Coords:
         """Number of values along each dimension."""
         assert self.geometry is not None
@@ -140,41 +136,37 @@ def plan_store(
         # A copy would have half of an array, which no run can finish.
         if not in_place and any(map(has_conversion_marker, plan.documents.values())):
             raise UnfinishedConversionError(
-                f"a conversion in place of the array {plan.path!r} of the source was "
+                f"a conversion in place of the array {plan.node.path!r} of the source was "
                 "interrupted: run that again, without a destination, which finishes it; "
                 "nothing is lost"
             )
-    selected = find.select_paths({plan.path for plan in plans}, paths)
-    for name in sharding.policy.names_without_array([plan.path for plan in plans]):
+    selected = find.select_paths({plan.node.path for plan in plans}, paths)
+    for name in sharding.policy.names_without_array([plan.node.path for plan in plans]):
         raise SpecError(
             f"chunks_per_shard has a rule for {name!r}, and no array has such a path; there are "
-            f"{find.quoted(plan.path for plan in plans)}"
+            f"{find.quoted(plan.node.path for plan in plans)}"
         )
     for i, plan in enumerate(plans):
-        if plan.path in selected:
+        if plan.node.path in selected:
             if paths is not None and plan.obstacle:
                 raise UnsupportedError(
-                    f"the array {plan.path!r} cannot be converted: {plan.obstacle}; leave it out "
-                    "of paths"
+                    f"the array {plan.node.path!r} cannot be converted: {plan.obstacle}; "
+                    "leave it out of paths"
                 )
             plan = _plan_array(base, plan, sharding, to_plain=to_plain)
         if not in_place:
             plan = plan.copied() if plan.action == "skipped" else plan
         elif plan.action != "skipped":
-            _refuse_links(base, plan)
+            # Listings do not follow links, and files cannot be renamed to another disk.
+            link = base.backend.linked_directory(plan.node.chunk_prefix)
+            if link is not None:
+                raise SpecError(
+                    f"objects of the array {plan.node.path!r} lie behind the link {link!r}: in "
+                    "place that cannot be converted; convert the directory that it leads to, or "
+                    "convert to another store"
+                )
         plans[i] = plan
     return plans, contents
-
-
-def _refuse_links(base: BaseStoreHandle, plan: ArrayPlan) -> None:
-    # Listings do not follow links, and files cannot be renamed to another disk.
-    link = base.backend.linked_directory(plan.node.chunk_prefix)
-    if link is not None:
-        raise SpecError(
-            f"objects of the array {plan.path!r} lie behind the link {link!r}: in "
-            "place that cannot be converted; convert the directory that it leads to, or "
-            "convert to another store"
-        )
 
 
 def _plan_array(
@@ -217,7 +209,7 @@ def _choose_shards(
         kept = now.chunks_per_shard
     if not grid:
         return now, "it has no dimensions, so one chunk"
-    if policy.rule_of(plan.path) == "auto":
+    if policy.rule_of(plan.node.path) == "auto":
         if now is not None:
             return now, "it has shards, and 'auto' leaves them as they are"
         if math.prod(grid) == 1:
@@ -226,7 +218,7 @@ def _choose_shards(
         if math.prod(cps) == 1:
             return now, reason
     else:
-        asked = policy.chunks_per_shard_of(plan.path, len(grid))
+        asked = policy.chunks_per_shard_of(plan.node.path, len(grid))
         if asked is None:
             return now, "chunks_per_shard does not name it"
         cps = asked
@@ -279,7 +271,7 @@ def _plans_of(arrays: Iterable[find.FoundArray]) -> list[ArrayPlan]:
             del plans[other.node]
             plan = _with_both_documents(plan, other)
         plans[plan.node] = plan
-    return sorted(plans.values(), key=lambda plan: plan.path)
+    return sorted(plans.values(), key=lambda plan: plan.node.path)
 
 
 def _plan_of(found: find.FoundArray) -> ArrayPlan:
