@@ -35,7 +35,7 @@ _MAX_KEY_TABLES = 8
 """Each is tried in turn."""
 
 CachedArray: TypeAlias = "StoredArray | ShardStoreError | None"
-"""What is at a place: an array, the error of a bad document, or no array."""
+"""Array at a place, the error of a bad document, or no array."""
 
 _synchronized = synchronized()
 

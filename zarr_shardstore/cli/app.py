@@ -51,10 +51,7 @@ def _all_commands(
 
 
 def _command(example: str, *parameters: str) -> Callable[[_Function], _Function]:
-    """Register a function as the command of an example; it gets these parameters of the table.
-
-    A failure is printed as one sentence, unless ``--debug`` is given.
-    """
+    """Register a function as the command of an example; it gets these parameters of the table."""
 
     def register(function: _Function) -> _Function:
         def run(*, debug: bool, **options: Any) -> None:

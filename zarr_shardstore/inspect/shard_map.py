@@ -102,14 +102,12 @@ def shard_map(
     if array.document.geometry is None or array.grid_shape is None:
         raise UnsupportedError(f"the chunk grid or the chunk keys of {path!r} are not known here")
     grid = ObjectGrid(array)
-    is_sharded = grid.layout is not None
+    is_sharded, cps = grid.layout is not None, grid.chunks_per_shard
     if math.prod(grid.shape) > MAX_CELLS:
-        what = "shards" if is_sharded else "chunks"
         raise UnsupportedError(
-            f"the grid of {path!r} has {math.prod(grid.shape)} {what} {list(grid.shape)}, "
-            f"a map has at most {MAX_CELLS}"
+            f"the grid of {path!r} has {math.prod(grid.shape)} {_unit(is_sharded)} "
+            f"{list(grid.shape)}, a map has at most {MAX_CELLS}"
         )
-    cps = grid.chunks_per_shard
     fill = np.zeros(grid.shape, dtype=np.float32)
     errors: list[str] = []
     for part in rounds_of_objects(base, grid):
@@ -156,9 +154,8 @@ def cut_into_panels(
 ) -> tuple[list[Panel], Coords]:
     """Cut a map into panels of one size; the last two dimensions are rows and columns.
 
-    `max_panels` returns the most panels of so many rows and columns. Each factor returned is the
-    number of shards along a dimension that share a place. A map of one dimension is one row. A
-    grid without shards has no panel.
+    `max_panels` returns the most panels of so many rows and columns. Also return how many shards
+    along each dimension share a place.
     """
     shape = shards.shape
     if 0 in shape:
@@ -298,17 +295,17 @@ def render_figure(shards: ShardMap, file_format: Literal["png", "svg"]) -> bytes
 
 def _headline(shards: ShardMap) -> str:
     of = f", {by(shards.chunks_per_shard or (1,))} chunks each" if shards.is_sharded else ""
-    return f"/{printable(shards.path)}: {by(shards.shape or (1,))} {_unit(shards)}{of}"
+    return f"/{printable(shards.path)}: {by(shards.shape or (1,))} {_unit(shards.is_sharded)}{of}"
 
 
 def _scale(place: str, shards: ShardMap, factors: Coords) -> list[str]:
     if math.prod(factors) == 1:
         return []
-    return [f"One {place} stands for {by(factors)} {_unit(shards)}."]
+    return [f"One {place} stands for {by(factors)} {_unit(shards.is_sharded)}."]
 
 
-def _unit(shards: ShardMap) -> str:
-    return "shards" if shards.is_sharded else "chunks"
+def _unit(is_sharded: bool) -> str:
+    return "shards" if is_sharded else "chunks"
 
 
 def by(numbers: Iterable[int]) -> str:
