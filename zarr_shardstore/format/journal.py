@@ -220,8 +220,10 @@ def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | No
     if crc not in (record.old_crc, record.new_crc):
         for entry_id, old, new in record.entries:
             offset = entry_id * ENTRY_NBYTES
-            if not _is_mixed(body[offset : offset + ENTRY_NBYTES], old, new):
-                return None
+            found = body[offset : offset + ENTRY_NBYTES]
+            triples = zip(found, old, new, strict=True)
+            if len(found) < ENTRY_NBYTES or any(b not in (o, n) for b, o, n in triples):
+                return None  # rule 3
             body[offset : offset + ENTRY_NBYTES] = old
             writes.append((header.index_start + offset, old))
         crc = crc32c.crc32c(body)
@@ -230,13 +232,6 @@ def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | No
     if header.has_checksum and stored[len(body) :] != _CRC.pack(crc):
         writes.append((header.index_start + len(body), _CRC.pack(crc)))
     return Repair(writes) if writes else None
-
-
-def _is_mixed(found: bytes | bytearray, old: bytes, new: bytes) -> bool:
-    """Whether each byte is the old one or the new one."""
-    return len(found) == len(old) and all(
-        f in (o, n) for f, o, n in zip(found, old, new, strict=True)
-    )
 
 
 def _repair_of_move(header: JournalHeader, move: Move, size: int, read: ReadAt) -> Repair | None:

@@ -191,9 +191,7 @@ class ShardRef:
     def boxes_with(self, prefix: str) -> list[Box]:
         """Return ascending boxes of the chunks in the array whose key begins with `prefix`."""
         layout = self.layout
-        if (
-            layout.spec.ndim == 0
-        ):  # the only chunk has the key of the shard, which has two spellings
+        if layout.spec.ndim == 0:  # the only chunk has the key of the shard, in either spelling
             return [()] if self.key.startswith(prefix) else []
         if layout.prefix.startswith(prefix):
             return self._boxes((), "")

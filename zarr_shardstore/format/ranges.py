@@ -57,9 +57,7 @@ def resolve_range(byte_range: ByteRange | None, nbytes: int) -> tuple[int, int]:
     raise SpecError(f"a byte range has no negative numbers, got {byte_range}")
 
 
-def column_of_ranges(
-    byte_ranges: Sequence[ByteRange | None],
-) -> Sequence[ByteRange | None] | None:
+def column_of_ranges(byte_ranges: Sequence[ByteRange | None]) -> Sequence[ByteRange | None] | None:
     """Check ranges and return them; ``None`` if each is ``None``: all values are wanted whole."""
     some = [byte_range for byte_range in byte_ranges if byte_range is not None]
     for byte_range in some:

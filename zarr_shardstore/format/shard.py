@@ -80,7 +80,6 @@ DRAFT_INDEX = IndexFormat(checksum=False)
 ZEP2_INDEX = IndexFormat(checksum=True)
 """The form that ZEP 2 recommends, and the default of every native writer."""
 
-
 MAX_ENTRIES = 2**24
 """Most entries in a shard; their index is 256 MiB. A document that asks for more is a mistake
 or an attack, and is refused before memory is allocated."""

@@ -194,14 +194,9 @@ class SingleFlight(Generic[T]):
 
             # A task of its own: the first caller may be cancelled without harm to the others.
             task = tasks[scope] = loop.create_task(run())
-            task.add_done_callback(_see_error)
+            # Its error is taken, also if its last caller is cancelled: asyncio warns otherwise.
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(task), is_ours
-
-
-def _see_error(task: asyncio.Task[T]) -> None:
-    """Take the error of a task after its last caller was cancelled: asyncio warns otherwise."""
-    if not task.cancelled():
-        task.exception()
 
 
 _Turn = list[tuple[T, "asyncio.Future[R]"]]

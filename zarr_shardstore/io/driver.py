@@ -25,14 +25,7 @@ from zarr_shardstore.io.local.fs import max_shards_of_a_write
 from zarr_shardstore.io.update_queue import blocked_loop, commit, commit_async, running_loop
 from zarr_shardstore.io.write_epochs import UNSTABLE, announced, version_of
 from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.requests import (
-    EntryUpdate,
-    Flow,
-    Found,
-    FoundIndex,
-    Request,
-    UpdateShard,
-)
+from zarr_shardstore.shards.requests import EntryUpdate, Flow, Request, UpdateShard
 from zarr_shardstore.shards.shard_writer import ShardWriter
 
 T = TypeVar("T")
@@ -188,7 +181,7 @@ class Driver:
             return replies
         for i, after in enumerate(self._epochs(batch)):
             reply = replies[i]
-            if isinstance(reply, Found | FoundIndex) and reply.version is None:
+            if isinstance(reply, requests.Found | requests.FoundIndex) and reply.version is None:
                 version = before[i] if before[i] == after else UNSTABLE
                 replies[i] = reply._replace(version=version)
         return replies

@@ -70,7 +70,6 @@ class IndexCache:
 
     @_synchronized
     def put(self, scope: Hashable, item: Any) -> None:
-        """Cache an index."""
         if scope in self._items:
             self.forget(scope)
         if item.nbytes <= self.max_nbytes:
@@ -81,7 +80,6 @@ class IndexCache:
 
     @_synchronized
     def forget(self, scope: Hashable) -> None:
-        """Drop the index of an object."""
         item = self._items.pop(scope, None)
         if item is not None:
             self.nbytes -= item.nbytes
@@ -106,7 +104,6 @@ class IndexCache:
 
     @_synchronized
     def clear(self) -> None:
-        """Drop all."""
         self._items.clear()
         self.nbytes = 0
 

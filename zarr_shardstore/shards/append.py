@@ -18,21 +18,11 @@ from collections.abc import Container, Mapping, Sequence
 from zarr_shardstore.errors import CorruptShardError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import Range, plan_spans
-from zarr_shardstore.format.shard import (
-    Bytes,
-    EntryOrder,
-    IndexDamageError,
-    lay_out,
-)
+from zarr_shardstore.format.shard import Bytes, EntryOrder, IndexDamageError, lay_out
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import corrupt
 from zarr_shardstore.shards.requests import EntryUpdate, Flow
-from zarr_shardstore.shards.rewrite import (
-    KEEP_HINT,
-    apply_updates,
-    replaced_entries,
-    rewrite_shard,
-)
+from zarr_shardstore.shards.rewrite import KEEP_HINT, apply_updates, replaced_entries, rewrite_shard
 from zarr_shardstore.shards.shard_writer import ShardWriter, start_of_index
 
 _MAX_DEAD_SHARE = 0.5

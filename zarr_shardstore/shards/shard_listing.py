@@ -14,12 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import (
-    ArrayLayout,
-    ShardRef,
-    grid_box,
-    shard_coords_of,
-)
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef, grid_box, shard_coords_of
 from zarr_shardstore.format.shard import ShardIndex
 from zarr_shardstore.shards.requests import CloseListing, Flow, KeyCursor, ListPage
 

@@ -62,13 +62,7 @@ from zarr_shardstore.format.journal import (
     encode_record,
 )
 from zarr_shardstore.format.layout import ShardRef, n_in_grid_box
-from zarr_shardstore.format.shard import (
-    CHECKSUM_NBYTES,
-    ENTRY_NBYTES,
-    MISSING,
-    Bytes,
-    ShardIndex,
-)
+from zarr_shardstore.format.shard import CHECKSUM_NBYTES, ENTRY_NBYTES, MISSING, Bytes, ShardIndex
 
 _File: TypeAlias = Literal["shard", "journal"]
 
@@ -294,8 +288,7 @@ class ShardWriter:
         ]
 
     def _moved(self, nbytes: int, mean_nbytes: float) -> list[FileStep]:
-        """Return the steps that copy the index behind a gap for `nbytes` and the entries to come.
-        The old index stays where it is, so that cutting the file undoes the move."""
+        """Return the steps of a move: behind a gap for `nbytes` and the entries to come."""
         start = self.size
         n_left = self.n_full - self.n_present
         index_nbytes = self.shard.layout.spec.index_nbytes
@@ -349,8 +342,7 @@ class ShardWriter:
         return found[n_body:] == checksum and found[:n_body] == self.body
 
     def trimmed(self) -> list[FileStep]:
-        """Return the steps of a seal: they end the journal, and remove the gap unless it is smaller
-        than the index. The file is cut, in one step, behind a copy of the index."""
+        """Return the steps of a seal (rule 9)."""
         self.is_valid = False
         # First: a record for another place of the index could undo the change.
         steps: list[FileStep] = [Truncate("journal", 0), Barrier()]

@@ -196,7 +196,6 @@ class BackendOptions:
 
 DEFAULT_OPTIONS = BackendOptions()
 
-
 PART_NBYTES = 8 * 1024 * 1024
 """Size of a part of an upload; S3 takes 10,000 of them, 80 GB."""
 

@@ -1,8 +1,4 @@
-"""Backend for local files, whichever store has them: ``LocalStore``, fsspec or obstore.
-
-Within one flow a file is opened once. Index and entries come from the same file, whatever other
-threads and processes rename over its path.
-"""
+"""Backend for local files, whichever store has them: ``LocalStore``, fsspec or obstore."""
 
 from __future__ import annotations
 
@@ -22,13 +18,7 @@ from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.format.shard import Bytes
-from zarr_shardstore.io.backends.base import (
-    DEFAULT_OPTIONS,
-    Backend,
-    BackendOptions,
-    IteratorPages,
-    OpenFiles,
-)
+from zarr_shardstore.io.backends import base
 from zarr_shardstore.io.backends.store_traits import directory_of
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.index_cache import index_cache
@@ -45,21 +35,20 @@ _MIN_AGE_ON_WEB_SERVERS_NS = 2_100_000_000
 some file systems know times to two seconds, and the clock may be a little off."""
 
 
-class LocalBackend(Backend):
+class LocalBackend(base.Backend):
     """Reads files by itself; writes as ``LocalStore`` does (temporary file and rename)."""
 
     mode = "thread"
     has_versions = True
     has_lasting_versions = True
 
-    def __init__(self, store: Store, options: BackendOptions = DEFAULT_OPTIONS) -> None:
+    def __init__(self, store: Store, options: base.BackendOptions = base.DEFAULT_OPTIONS) -> None:
         directory = directory_of(store)
         assert directory is not None, "the objects of the store are local files"
         self.store = store
         self._locking = options.locking
         self.can_append = options.locking == "os"
-        # With lock files the files are on a network file system, whose clients learn of writes of
-        # other hosts only when they open a file.
+        # With lock files they are on a network file system, see `cached_files`.
         self.keeps_handles = options.locking != "lockfile"
         self._is_durable = options.durability == "power"
         self.max_shards_at_once = fs.max_shards_of_a_read
@@ -96,8 +85,10 @@ class LocalBackend(Backend):
     def linked_directory(self, prefix: str) -> str | None:
         return files.link_on_way(self._root, prefix) or files.link_below(self._root + prefix)
 
-    def perform(self, batch: list[requests.Request], opened: OpenFiles | None = None) -> list[Any]:
-        readers = OpenFiles() if opened is None else opened
+    def perform(
+        self, batch: list[requests.Request], opened: base.OpenFiles | None = None
+    ) -> list[Any]:
+        readers = base.OpenFiles() if opened is None else opened
         try:
             return [self._perform_one(request, readers) for request in batch]
         except OSError as error:
@@ -110,7 +101,7 @@ class LocalBackend(Backend):
             if opened is None:
                 readers.close()
 
-    def _perform_one(self, request: requests.Request, opened: OpenFiles) -> Any:
+    def _perform_one(self, request: requests.Request, opened: base.OpenFiles) -> Any:
         match request:
             case requests.Get(key, byte_range, opened=True):
                 file = open_shards.files[self.real_root + key]
@@ -174,7 +165,7 @@ class LocalBackend(Backend):
                 return list(files.keys_below(self._root, prefix))
             case requests.ListPage(cursor, n_keys):
                 if cursor.pages is None:
-                    cursor.pages = IteratorPages(files.keys_below(self._root, cursor.prefix))
+                    cursor.pages = base.IteratorPages(files.keys_below(self._root, cursor.prefix))
                 return cursor.pages.next_page(n_keys)
             case requests.CloseListing(cursor):
                 if cursor.pages:
@@ -186,7 +177,7 @@ class LocalBackend(Backend):
         return None
 
     def _open(
-        self, key: str, opened: OpenFiles, cached: cached_files.CachedShardFile | None = None
+        self, key: str, opened: base.OpenFiles, cached: cached_files.CachedShardFile | None = None
     ) -> cached_files.ShardFileReader | None:
         if len(opened) > 1 and len(opened) >= fs.max_files_of_a_read():
             _close(opened, next(iter(opened)))  # the oldest
@@ -196,7 +187,7 @@ class LocalBackend(Backend):
             return None
         return reader
 
-    def _get_index(self, request: requests.GetIndex, opened: OpenFiles) -> requests.FoundIndex:
+    def _get_index(self, request: requests.GetIndex, opened: base.OpenFiles) -> requests.FoundIndex:
         shard, path = request.shard, self._root + request.shard.key
         cached = cached_files.find_file(path)
         if cached is not None and cached.has_spec(shard.layout.spec):
@@ -216,7 +207,7 @@ class LocalBackend(Backend):
         return read
 
     def _get_consistent(
-        self, key: str, byte_range: ByteRange | None, opened: OpenFiles
+        self, key: str, byte_range: ByteRange | None, opened: base.OpenFiles
     ) -> requests.Found:
         """Read a shard file while writers are kept from changing its index."""
         path = self.real_root + key
@@ -290,7 +281,7 @@ class LocalBackend(Backend):
                 fs.sync_directories(self._root + key, self._root)
 
 
-def _close(opened: OpenFiles, key: str) -> None:
+def _close(opened: base.OpenFiles, key: str) -> None:
     """Close a file after its key got another one, or none."""
     reader = opened.pop(key, None)
     if reader is not None:

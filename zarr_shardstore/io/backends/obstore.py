@@ -34,24 +34,12 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import obstore
-from obstore.exceptions import (
-    AlreadyExistsError,
-    GenericError,
-    NotModifiedError,
-    PreconditionError,
-)
+from obstore.exceptions import AlreadyExistsError, GenericError, NotModifiedError, PreconditionError
 from zarr.storage import ObjectStore
 
 from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
-from zarr_shardstore.io.backends.base import (
-    DEFAULT_OPTIONS,
-    PART_NBYTES,
-    Backend,
-    BackendOptions,
-    ReplacedMeanwhileError,
-    write_stream,
-)
+from zarr_shardstore.io.backends import base
 from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 from zarr_shardstore.shards import requests
@@ -83,7 +71,9 @@ class ObstoreBackend(ZarrBackend):
 
     store: ObjectStore[Any]
 
-    def __init__(self, store: ObjectStore[Any], options: BackendOptions = DEFAULT_OPTIONS) -> None:
+    def __init__(
+        self, store: ObjectStore[Any], options: base.BackendOptions = base.DEFAULT_OPTIONS
+    ) -> None:
         super().__init__(store, options)
         self._indexes: RemoteIndexes = RemoteIndexes(
             self, self.scope, is_static=options.is_static, read_consolidated=self._get_at_most
@@ -95,15 +85,17 @@ class ObstoreBackend(ZarrBackend):
         self._takes_quotes = True
         self._has_suffixes = type(store.store).__name__ != "AzureStore"
 
-    def optimistic(self) -> Backend | None:
+    def optimistic(self) -> base.Backend | None:
         return _Optimistic(self) if self._has_conditions else None
 
     def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
         writer: Any = obstore.open_writer(
-            self.store.store, key, buffer_size=PART_NBYTES, max_concurrency=_PARTS_AT_ONCE
+            self.store.store, key, buffer_size=base.PART_NBYTES, max_concurrency=_PARTS_AT_ONCE
         )
         # The writer aborts when it leaves its block by an exception, and only then.
-        write_stream(writer, lambda: writer.__exit__(RuntimeError, RuntimeError(), None), parts)
+        base.write_stream(
+            writer, lambda: writer.__exit__(RuntimeError, RuntimeError(), None), parts
+        )
 
     async def read(self, get: requests.Get, unless: ObjectVersion | None = None, /) -> Found | None:
         byte_range = get.byte_range
@@ -227,7 +219,7 @@ class ObstoreBackend(ZarrBackend):
                 else:
                     self._takes_quotes = took_quotes
                     break
-            raise ReplacedMeanwhileError(key)
+            raise base.ReplacedMeanwhileError(key)
 
     async def _put(
         self, key: str, value: bytes | memoryview, expected: ObjectVersion | None
@@ -261,7 +253,7 @@ class ObstoreBackend(ZarrBackend):
         )
 
 
-class _Optimistic(Backend):
+class _Optimistic(base.Backend):
     """View for one update, with the versions of the objects that it has read (rules 1 and 2)."""
 
     can_block = False
@@ -299,7 +291,7 @@ class _Optimistic(Backend):
             self._expected.setdefault(key, found.version)
         else:
             self._backend.give_up_conditions("has no ETags")
-            raise ReplacedMeanwhileError(key)  # the driver runs the update again, without them
+            raise base.ReplacedMeanwhileError(key)  # the driver runs the update again, without them
 
 
 def _version_of(meta: Any) -> ObjectVersion | None:

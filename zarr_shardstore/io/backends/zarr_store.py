@@ -18,24 +18,8 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, MemoryStore, ZipStore
 
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix, resolve_range
-from zarr_shardstore.io.backends.base import (
-    DEFAULT_OPTIONS,
-    MAX_CONCURRENCY,
-    PART_NBYTES,
-    Backend,
-    BackendOptions,
-    OpenFiles,
-    next_page,
-    write_stream,
-)
+from zarr_shardstore.io.backends import base, store_traits
 from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
-from zarr_shardstore.io.backends.store_traits import (
-    deletes_only_by_key,
-    has_no_such_key,
-    innermost,
-    is_in_memory,
-    scope_of_store,
-)
 from zarr_shardstore.io.buffers import as_view, byte_request_of, to_buffer
 from zarr_shardstore.io.concurrency import SingleFlight, gather_bounded
 from zarr_shardstore.io.local.files import is_hidden
@@ -68,19 +52,21 @@ def _warn_of_other_writers() -> None:
     )
 
 
-class ZarrBackend(Backend):
+class ZarrBackend(base.Backend):
     """Reads and writes through a zarr store's own methods.
 
     Cost: one call of the store for each request, up to 64 concurrently.
     """
 
-    def __init__(self, store: Store, options: BackendOptions = DEFAULT_OPTIONS) -> None:
+    def __init__(self, store: Store, options: base.BackendOptions = base.DEFAULT_OPTIONS) -> None:
         self.store = store
         self._options = options
-        self._place, self._path = scope_of_store(store)
+        self._place, self._path = store_traits.scope_of_store(store)
         self._single_flight: SingleFlight[Found] = SingleFlight()
         self.can_block = has_sync_surface(store)
-        self.max_requests_at_once = None if is_in_memory(store) else MAX_CONCURRENCY
+        self.max_requests_at_once = (
+            None if store_traits.is_in_memory(store) else base.MAX_CONCURRENCY
+        )
         self._indexes: RemoteIndexes | None = None
         if options.is_static and not self.can_block:  # zarr's stores that block are not remote
             identity = object()
@@ -95,7 +81,8 @@ class ZarrBackend(Backend):
     def lock(
         self, key: str, fits: Callable[[ShardWriter], bool] | None = None
     ) -> AbstractContextManager[bool] | None:
-        is_remote = isinstance(innermost(self.store), FsspecStore) and not is_in_memory(self.store)
+        inner = store_traits.innermost(self.store)
+        is_remote = isinstance(inner, FsspecStore) and not store_traits.is_in_memory(self.store)
         if is_remote and self._options.locking != "none":
             _warn_of_other_writers()
         return super().lock(key, fits)
@@ -113,12 +100,12 @@ class ZarrBackend(Backend):
         path = f"{store.path}/{key}"
         with suppress(Exception):  # object stores have no directories
             fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        stream: Any = fs.open(path, "wb", block_size=PART_NBYTES)
-        write_stream(stream, getattr(stream, "discard", stream.close), parts)
+        stream: Any = fs.open(path, "wb", block_size=base.PART_NBYTES)
+        base.write_stream(stream, getattr(stream, "discard", stream.close), parts)
 
     # ------------------------------------------------------------ blocking
 
-    def perform(self, batch: list[Request], _: OpenFiles | None = None) -> list[Any]:
+    def perform(self, batch: list[Request], _: base.OpenFiles | None = None) -> list[Any]:
         return [self._reply_blocking(request) for request in batch]
 
     def _reply_blocking(self, request: Request) -> Any:
@@ -161,7 +148,7 @@ class ZarrBackend(Backend):
         return False
 
     async def _reply(self, request: Request) -> Any:
-        inner = innermost(self.store)
+        inner = store_traits.innermost(self.store)
         if isinstance(inner, ZipStore) and not inner._is_open:
             await inner._ensure_open()  # its listings do not open it
         store = self.store
@@ -178,7 +165,9 @@ class ZarrBackend(Backend):
             case requests.Get(key, byte_range):
                 return await self._get(key, byte_range)
             case requests.GetMany(keys):
-                return await gather_bounded([self._get(key, None) for key in keys], MAX_CONCURRENCY)
+                return await gather_bounded(
+                    [self._get(key, None) for key in keys], base.MAX_CONCURRENCY
+                )
             case requests.Exists(key) if isinstance(inner, FsspecStore):
                 # For fsspec's `exists` an object is missing whatever fails.
                 return await self._size(key) is not None
@@ -204,7 +193,7 @@ class ZarrBackend(Backend):
                 return [key async for key, _ in self._listed(prefix) if not is_hidden(key)]
             case requests.ListPage(cursor, n_keys):
                 cursor.pages = cursor.pages or self._listed(cursor.prefix)
-                return await next_page(cursor.pages, n_keys)
+                return await base.next_page(cursor.pages, n_keys)
             case requests.CloseListing(cursor):
                 if cursor.pages is not None:
                     await cursor.pages.aclose()
@@ -229,7 +218,7 @@ class ZarrBackend(Backend):
             # No suffix ranges here (Azure), or an error for a range behind the end (obstore).
             if byte_range is not None:
                 return await self._get_within(key, byte_range)
-            if has_no_such_key(error):
+            if store_traits.has_no_such_key(error):
                 return Found(None, None)
             raise
 
@@ -277,8 +266,8 @@ class ZarrBackend(Backend):
 
     async def _delete_prefix(self, prefix: str) -> None:
         store = self.store
-        inner = innermost(store)
-        by_key = deletes_only_by_key(store)
+        inner = store_traits.innermost(store)
+        by_key = store_traits.deletes_only_by_key(store)
         if prefix and not by_key and isinstance(inner, FsspecStore):
             # FsspecStore.delete_dir also removes an object with the name of the directory. It may
             # be a shard: the name of a shard may be the path of a chunk of another shard.
@@ -308,7 +297,7 @@ class ZarrBackend(Backend):
                         yield key, None
                 return
             except Exception as error:
-                if not directory or not has_no_such_key(error):
+                if not directory or not store_traits.has_no_such_key(error):
                     raise
             finally:
                 if hasattr(keys, "aclose"):
@@ -336,7 +325,7 @@ async def _unless_no_such_key(reply: Awaitable[T], default: T) -> T:
     try:
         return await reply
     except Exception as error:
-        if has_no_such_key(error):
+        if store_traits.has_no_such_key(error):
             return default
         raise
 

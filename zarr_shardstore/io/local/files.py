@@ -42,8 +42,7 @@ def is_hidden(name: str) -> bool:
 
 
 def read_files(root: str, keys: Sequence[str]) -> list[Found]:
-    """Read whole files, each with the size that its file system states; a pipe or a device is no
-    file."""
+    """Read whole files, with the sizes the file system states; a pipe or device is no file."""
     founds: list[Found] = []
     for key in keys:
         try:
@@ -105,8 +104,7 @@ def _leads_back(link: str, root: str, prefix: str) -> bool:
 
 
 def _is(kind: Callable[[], bool]) -> bool:
-    """Whether an entry of a directory is of a kind, or a link to such; false if it cannot be
-    looked at."""
+    """Whether an entry is of a kind, or a link to such; false if it cannot be looked at."""
     try:
         return kind()
     except OSError:
@@ -114,10 +112,7 @@ def _is(kind: Callable[[], bool]) -> bool:
 
 
 def link_on_way(root: str, key: str) -> str | None:
-    """Return the path of the first directory of a key, or of a prefix, that is a link.
-
-    The part behind the last slash is not looked at.
-    """
+    """Return the first directory of a key or a prefix, up to its last slash, that is a link."""
     path = root
     for name in key.split("/")[:-1]:
         path = os.path.join(path, name)

@@ -34,10 +34,6 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-
-_LIMIT_OF_WINDOWS = 512
-"""Of its C library."""
-
 _when_short: list[Callable[[], None]] = []
 
 
@@ -66,7 +62,7 @@ def max_shards_of_a_read() -> int:
 
 def _limit() -> int:
     if resource is None:
-        return _LIMIT_OF_WINDOWS
+        return 512  # of the C library of Windows
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else 1 << 20
 

@@ -43,7 +43,6 @@ from zarr_shardstore.synchronized import in_forked_child
 if sys.platform != "win32":  # there, shards on local files cannot be written, others can
     import fcntl
 
-
 Locking: TypeAlias = Literal["os", "lockfile", "none"]
 
 LOCK_SUFFIX = ".__lock"

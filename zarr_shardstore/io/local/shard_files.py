@@ -143,11 +143,7 @@ class ShardFile:
         return left is not None and state_of(self.path) == left
 
     def open(self, shard: ShardRef, data_end: int | None = None) -> ShardWriter | None:
-        """Return the writer of the shard as it is; ``None`` if there is no file.
-
-        A caller that has just stored the shard gives the `data_end` of its `ShardWriter`. Raises
-        `IndexDamageError` if the index cannot be decoded.
-        """
+        """Return the writer of the shard as it is, see the request `OpenShard`."""
         try:
             status = os.lstat(self.path)
             if _is_shared(status):
