@@ -26,7 +26,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import crc32c
 import numpy as np
-import numpy.typing as npt
 
 from zarr_shardstore.format.shard import ShardIndex, ShardingSpec
 
@@ -84,7 +83,9 @@ class ConsolidatedIndexWriter:
 
     def add(self, suffix: str, found: IndexCopy) -> None:
         """Add the index of the shard whose key ends with `suffix`."""
-        blob = zlib.compress(_shuffled(found.index.fields), _LEVEL)
+        columns = np.ascontiguousarray(found.index.fields.T.astype("<u8", copy=False))
+        shuffled = columns.view(np.uint8).reshape(2, -1, 8).transpose(0, 2, 1)
+        blob = zlib.compress(shuffled.tobytes(), _LEVEL)
         self._blobs.append(blob)
         self._rows.append((suffix, found.version, found.size, len(blob)))
 
@@ -156,7 +157,10 @@ class ConsolidatedIndex:
             return None
         if len(plain) != nbytes:
             return None
-        return IndexCopy(ShardIndex(_unshuffled(plain)), blob.version, blob.size)
+        columns = np.frombuffer(plain, np.uint8).reshape(2, 8, -1).transpose(0, 2, 1)
+        fields = np.ascontiguousarray(columns).view("<u8").reshape(2, -1).T
+        index = ShardIndex(np.ascontiguousarray(fields).astype(np.uint64, copy=False))
+        return IndexCopy(index, blob.version, blob.size)
 
     def drop(self, suffix: str) -> None:
         """Remove the index of a shard that has been replaced."""
@@ -212,14 +216,3 @@ def _whole(number: Any) -> int:
 def _inflated(data: memoryview, max_nbytes: int) -> bytes:
     """Decompress; of more than `max_nbytes` return one byte more than that."""
     return zlib.decompressobj().decompress(data, max_nbytes + 1)
-
-
-def _shuffled(fields: npt.NDArray[np.uint64]) -> bytes:
-    columns = np.ascontiguousarray(fields.T.astype("<u8", copy=False))
-    return columns.view(np.uint8).reshape(2, -1, 8).transpose(0, 2, 1).tobytes()
-
-
-def _unshuffled(data: bytes) -> npt.NDArray[np.uint64]:
-    columns = np.frombuffer(data, np.uint8).reshape(2, 8, -1).transpose(0, 2, 1)
-    fields = np.ascontiguousarray(columns).view("<u8").reshape(2, -1).T
-    return np.ascontiguousarray(fields).astype(np.uint64, copy=False)

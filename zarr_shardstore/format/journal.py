@@ -84,7 +84,6 @@ class JournalHeader:
 
     @property
     def index_end(self) -> int:
-        """Offset behind the index and its checksum."""
         return self.index_start + self.stored_nbytes
 
     def encode(self) -> bytes:

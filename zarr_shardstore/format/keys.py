@@ -90,7 +90,6 @@ class ChunkKeyEncoding:
     separator: str
 
     def encode(self, coords: Coords) -> str:
-        """Return the suffix for `coords`."""
         if not coords:
             return "0" if self.style == "v2" else "c"
         return self.marker + self.separator.join(map(str, coords))

@@ -115,7 +115,6 @@ class ArrayLayout:
         return None if coords is None else self.chunk(coords, key)
 
     def shard(self, coords: Coords) -> ShardRef:
-        """Return the shard at shard coordinates `coords`."""
         return ShardRef(self, coords, self.prefix + self.encoding.encode(coords))
 
     def coords_of(self, key: str) -> Coords | None:

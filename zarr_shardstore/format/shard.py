@@ -150,7 +150,6 @@ class ShardIndex:
         return cls(fields.astype(np.uint64, copy=False))
 
     def encode(self, form: IndexFormat) -> bytes:
-        """Return the stored bytes of the index."""
         body = self.fields.astype(f"{form.byte_order}u8", copy=False).tobytes()
         if not form.checksum:
             return body

@@ -57,7 +57,6 @@ class Counters:
 
     @_synchronized
     def count_round(self, requests: Sequence[Request], replies: Sequence[Any]) -> None:
-        """Count a batch and its replies."""
         n_hits = n_index_requests = n_consolidated = nbytes = 0
         for request, reply in zip(requests, replies, strict=True):
             if isinstance(reply, Found):

@@ -28,11 +28,9 @@ class CachedIndex:
 
     index: ShardIndex
     spec: ShardingSpec
-    """How the index was decoded."""
     version: object
     """Version of the object; equal if and only if the object is the same."""
     size: int | None
-    """Size of the object, in bytes."""
     is_recorded: bool = False
     """A consolidated index has it, which may be stale. Otherwise it was read from the shard."""
     was_used: bool = False

@@ -301,10 +301,7 @@ def _settle(updates: Sequence[QueuedUpdate], outcome: _Outcome) -> None:
 
 @_synchronized
 def _join(scope: Hashable, update: QueuedUpdate) -> bool:
-    """Put an update into the queue of its shard; return whether its caller leads.
-
-    A leader must now take and commit until nothing waits; its update is its token.
-    """
+    """Put an update into the queue of its shard; return whether its caller leads."""
     # Running: a waiter that is cancelled does not cancel the commit under way.
     update.done.set_running_or_notify_cancel()
     queue = _queues.get(scope)

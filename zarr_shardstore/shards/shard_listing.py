@@ -124,7 +124,6 @@ class ListedKeys:
                 yield shard.chunk_keys(ids[first : first + _KEYS_AT_ONCE])
 
     def sizes(self) -> Iterator[tuple[str, int | None]]:
-        """Yield the keys with their sizes."""
         yield from self.values
         for shard, index in self.shards:
             ids = self._entries(shard, index)
@@ -160,7 +159,6 @@ class KeyPages:
 
     @property
     def has_more(self) -> bool:
-        """Whether another page is to be asked for."""
         return bool(self._cursors)
 
     def next_page(self) -> Flow[VersionedKeys]:

@@ -331,8 +331,7 @@ class ShardWriter:
         return self.crc.to_bytes(CHECKSUM_NBYTES, "little") if form.checksum else b""
 
     def has_index_of(self, fd: int, pread: Callable[[int, int, int], bytes]) -> bool:
-        """Whether a file still has the index that this writer left. Of a large index that has a
-        checksum only that is compared."""
+        """Whether a file has the index that this writer left; of a large one, that checksum."""
         checksum = self._checksum
         if checksum and len(self.body) > _MAX_COMPARED_NBYTES:
             end = self.index_start + len(self.body)

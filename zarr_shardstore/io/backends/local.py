@@ -76,7 +76,6 @@ class LocalBackend(base.Backend):
         return lock_to_replace(self.real_root + key, self._locking, in_this_thread=True)
 
     def path_of(self, key: str) -> str:
-        """Return the path of a file or a directory."""
         return self._root + key
 
     def refuse_links(self, key: str) -> None:

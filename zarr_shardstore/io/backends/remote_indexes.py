@@ -119,7 +119,6 @@ class RemoteIndexes:
         self._unusable.discard(key)
 
     async def get(self, request: GetIndex) -> FoundIndex:
-        """Return the index of a shard."""
         scope = self._identity_of(request.key)
         cached, nbytes = self._cached(scope, request), None
         may_be_stale = not request.consistent and (

@@ -21,14 +21,9 @@ from typing import Any
 from zarr.abc.store import Store
 from zarr.storage import LocalStore, ObjectStore
 
+from zarr_shardstore.io.backends import store_traits
 from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, BackendOptions
 from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.backends.store_traits import (
-    deletes_only_by_key,
-    innermost,
-    is_local_fsspec,
-    root_of_files,
-)
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.local import files, fs
@@ -50,12 +45,12 @@ class WrappedFilesBackend(ZarrBackend):
 
     def __init__(self, store: Store, options: BackendOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(store, options)
-        root = root_of_files(store)
+        root = store_traits.root_of_files(store)
         assert root is not None, "the store is one of local files"
         self._root = root
         self._local = LocalBackend(LocalStore(root))
         self.max_requests_at_once = None
-        self._overwrites = is_local_fsspec(innermost(store))
+        self._overwrites = store_traits.is_local_fsspec(store_traits.innermost(store))
 
     def lock(
         self,
@@ -131,9 +126,9 @@ class WrappedFilesBackend(ZarrBackend):
 
     def _removes_through_links(self, prefix: str) -> bool:
         # obstore's removes what it lists, and lists through links; others stop at a link.
-        if deletes_only_by_key(self.store):
+        if store_traits.deletes_only_by_key(self.store):
             return False
-        is_obstore = isinstance(innermost(self.store), ObjectStore)
+        is_obstore = isinstance(store_traits.innermost(self.store), ObjectStore)
         return is_obstore or files.link_on_way(self._root, prefix) is not None
 
 
