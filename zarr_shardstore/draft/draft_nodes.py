@@ -19,14 +19,8 @@ from zarr_shardstore.draft import draft_translation as draft
 from zarr_shardstore.draft.draft_translation import DRAFT_META_ROOT, array_key, group_key, v3_key
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, check_prefix
+from zarr_shardstore.metadata import documents
 from zarr_shardstore.metadata.declaration import Document
-from zarr_shardstore.metadata.documents import (
-    Geometry,
-    Node,
-    dump_document,
-    parse_json,
-    plain_geometry,
-)
 from zarr_shardstore.store.sharding_store import ShardingStore
 
 Stored: TypeAlias = bytes | memoryview | None
@@ -50,7 +44,7 @@ class DraftNodes:
         keys = [key for path in paths for key in (array_key(path), group_key(path))]
         *values, entry_point = await self.store._get_values([*keys, draft.ENTRY_POINT_KEY])
         if entry_point is not None:
-            draft.check_entry_point(parse_json(entry_point))
+            draft.check_entry_point(documents.parse_json(entry_point))
         return list(zip(values[::2], values[1::2], strict=True)), entry_point is not None
 
     async def read(self, paths: Sequence[str]) -> list[bytes | None]:
@@ -66,7 +60,7 @@ class DraftNodes:
             elif group is not None:
                 shown.append(_translated(group_key(path), group, draft.group_of_draft))
             elif (path == "" and has_entry_point) or await self.has_nodes_below(path):
-                shown.append(dump_document(draft.group_of_draft({})))
+                shown.append(documents.dump_document(draft.group_of_draft({})))
             else:
                 shown.append(None)
         return shown
@@ -108,12 +102,12 @@ class DraftNodes:
         else:
             before, other, translate = group, array, draft.group_to_draft
             own_key, other_key = group_key(path), array_key(path)
-        old = None if before is None else parse_json(before)
+        old = None if before is None else documents.parse_json(before)
         await self.store.set(own_key, _translated(key, value, translate, old))
         if other is not None:
             await self.store.delete(other_key)
         if not has_entry_point:
-            entry_point = dump_document(draft.ENTRY_POINT)
+            entry_point = documents.dump_document(draft.ENTRY_POINT)
             await self.store.set_if_not_exists(draft.ENTRY_POINT_KEY, entry_point)
 
     async def erase(self, path: str) -> None:
@@ -126,20 +120,20 @@ class DraftNodes:
 
     # -------------------------------------------------------------------- keys
 
-    async def arrays(self, paths: Iterable[str]) -> dict[str, Geometry]:
+    async def arrays(self, paths: Iterable[str]) -> dict[str, documents.Geometry]:
         """Return the geometries of arrays by path; paths of no array are left out.
 
         Cost: one round for all that the store below has not cached.
         """
         cached = self.store._engine.operations.arrays.current().arrays
-        arrays = {path: cached.get(Node("draft", path)) for path in dict.fromkeys(paths)}
+        arrays = {path: cached.get(documents.Node("draft", path)) for path in dict.fromkeys(paths)}
         found = {path: a.document.geometry for path, a in arrays.items() if a is not None}
         misses = [path for path in arrays if path not in found]
         keys = [array_key(path) for path in misses]
         values = await self.store._get_values(keys) if keys else []
         for path, value in zip(misses, values, strict=True):
-            doc = None if value is None else parse_json(value)
-            found[path] = None if doc is None else plain_geometry("draft", doc)
+            doc = None if value is None else documents.parse_json(value)
+            found[path] = None if doc is None else documents.plain_geometry("draft", doc)
         return {path: geometry for path, geometry in found.items() if geometry is not None}
 
     async def places(self, keys: Sequence[str]) -> list[tuple[str, ...]]:
@@ -243,7 +237,7 @@ class DraftNodes:
         marker, *numbers = suffix.split("/")
         if marker == "c" and len(numbers) < len(geometry.shape):
             in_array = f"c{'/'.join(numbers)}/" if numbers else ""
-            prefixes.append(Node("draft", path).chunk_prefix + in_array)
+            prefixes.append(documents.Node("draft", path).chunk_prefix + in_array)
         return prefixes
 
 
@@ -258,7 +252,7 @@ async def _in_parts(keys: AsyncIterator[str]) -> AsyncIterator[list[str]]:
 
 
 def _parse(key: str, value: bytes | memoryview) -> Document:
-    doc = parse_json(value)
+    doc = documents.parse_json(value)
     if doc is None:
         raise SpecError(f"{key!r} is no JSON object")
     return doc
@@ -273,6 +267,6 @@ def _translated(
     """Return the bytes of a translated document; an error names its key."""
     doc = _parse(key, value)
     try:
-        return dump_document(translate(doc, *stored))
+        return documents.dump_document(translate(doc, *stored))
     except (SpecError, UnsupportedError) as error:
         raise type(error)(f"{key!r}: {error}") from error

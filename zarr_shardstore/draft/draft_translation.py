@@ -40,13 +40,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.keys import (
-    DRAFT_DATA_ROOT,
-    ChunkKeyEncoding,
-    draft_candidate,
-    is_separator,
-    v3_candidates,
-)
+from zarr_shardstore.format import keys
 from zarr_shardstore.metadata import codecs, data_types, documents
 from zarr_shardstore.metadata.declaration import Document
 from zarr_shardstore.metadata.documents import Geometry, Node, attributes_of, document_key
@@ -120,20 +114,20 @@ def v3_candidate(key: str) -> tuple[str, str] | None:
 
     There is at most one way. Only the array's document says whether it is a chunk.
     """
-    return next((c for c in v3_candidates(key) if c[1].startswith("c")), None)
+    return next((c for c in keys.v3_candidates(key) if c[1].startswith("c")), None)
 
 
 def draft_candidate_of(key: str) -> tuple[str, str] | None:
     """Split a key without its ``data/root/`` as `draft_candidate`, with any separator."""
-    usual = draft_candidate(DRAFT_DATA_ROOT + key)
+    usual = keys.draft_candidate(keys.DRAFT_DATA_ROOT + key)
     path, _, name = key.rpartition("/")
     return (path, name) if usual is None and _IS_ODD.fullmatch(name) else usual
 
 
-def v3_encoding(encoding: ChunkKeyEncoding) -> ChunkKeyEncoding:
+def v3_encoding(encoding: keys.ChunkKeyEncoding) -> keys.ChunkKeyEncoding:
     """Return the chunk key encoding in v3 of an array of the draft."""
     separator = encoding.separator
-    return ChunkKeyEncoding("default", separator if separator in ("/", ".") else ".")
+    return keys.ChunkKeyEncoding("default", separator if separator in ("/", ".") else ".")
 
 
 def chunk_places(
@@ -179,8 +173,8 @@ def place_to_write(key: str, places: Sequence[str]) -> str:
         )
     if not places:
         raise SpecError(
-            f"{key!r} cannot be stored: in the draft hierarchy {DRAFT_DATA_ROOT + key!r} is the "
-            "key of a chunk"
+            f"{key!r} cannot be stored: in the draft hierarchy {keys.DRAFT_DATA_ROOT + key!r} is "
+            "the key of a chunk"
         )
     return places[0]
 
@@ -240,10 +234,10 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
             if name.startswith(_COMPRESSORS):
                 name = name.removeprefix(_COMPRESSORS).split("/")[0]
             compressor = {**(compressor.get("configuration") or {}), "id": name}
-    if not is_regular or not is_separator("draft", separator):
+    if not is_regular or not keys.is_separator("draft", separator):
         raise UnsupportedError(f"the chunk grid {grid!r} is not known")
     chain = codecs.Chain(data_type, doc.get("chunk_memory_layout", "C"), compressor=compressor)
-    encoding = v3_encoding(ChunkKeyEncoding("draft", separator))
+    encoding = v3_encoding(keys.ChunkKeyEncoding("draft", separator))
     geometry = Geometry(shape, chunk_shape, encoding)
     translated = codecs.v3_array(geometry, chain, doc.get("fill_value"), attributes)
     return {**translated, **_dimension_names(doc)}

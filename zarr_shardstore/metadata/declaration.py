@@ -30,21 +30,8 @@ from typing import Any, Literal, TypeAlias
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import ShardingSpec
-from zarr_shardstore.metadata.transformer_list import (
-    CODEC_MEMBERS,
-    SHARDING,
-    SHARDING_URIS,
-    TransformerSpec,
-    check_known_members,
-    index_codecs,
-    index_format,
-    name_and_options,
-    name_of,
-    sharding_spec,
-    sharding_transformer,
-    spell_transformers,
-    transformer_specs,
-)
+from zarr_shardstore.metadata import transformer_list
+from zarr_shardstore.metadata.transformer_list import check_known_members, name_of
 
 Declaration = Literal["codec", "storage_transformers", "filters"]
 Native = Literal["flat", "passthrough"]
@@ -57,7 +44,7 @@ MARKER = "zarr_shardstore"
 encoding of a v3 array."""
 
 _CODEC = "sharding_indexed"
-_NAMES = (_CODEC, MARKER, f"numcodecs.{MARKER}", *SHARDING_URIS)
+_NAMES = (_CODEC, MARKER, f"numcodecs.{MARKER}", *transformer_list.SHARDING_URIS)
 """Names that declare sharding if they are in codecs, filters or extensions."""
 
 
@@ -66,7 +53,7 @@ class Declared:
     """Storage transformers of an array document, nearest to the array first, and their form."""
 
     how: Declaration
-    transformers: tuple[TransformerSpec, ...]
+    transformers: tuple[transformer_list.TransformerSpec, ...]
 
 
 def format_of(doc: Mapping[str, Any]) -> Literal["v3", "v2", "draft"]:
@@ -102,13 +89,13 @@ def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declare
                 "may be those of shards"
             )
     if by_list:
-        specs = transformer_specs(doc["storage_transformers"], _ndim(doc))
+        specs = transformer_list.transformer_specs(doc["storage_transformers"], _ndim(doc))
         return Declared("storage_transformers", specs)
     if kind == "v2" and members:
         return _declared_by_marker(doc)
     if not members or native == "passthrough" or MARKER in doc:  # that is left to zarr by choice
         return None
-    return Declared("codec", (sharding_transformer(_spec_of_codec(doc)),))
+    return Declared("codec", (transformer_list.sharding_transformer(_spec_of_codec(doc)),))
 
 
 def strip(doc: Mapping[str, Any], how: Declaration) -> Document:
@@ -136,14 +123,16 @@ def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
     """Return the document with a declaration, as it is stored: `strip` gives `doc` back."""
     match declared.how:
         case "filters":
-            spelled = spell_transformers(declared.transformers)
+            spelled = transformer_list.spell_transformers(declared.transformers)
             marker = {"id": MARKER, "storage_transformers": spelled}
             cps = chunks_per_shard(declared, _ndim(doc))
             chunks = [c * n for c, n in zip(doc["chunks"], cps, strict=True)]
             return {**doc, "chunks": chunks, "filters": [*(doc.get("filters") or ()), marker]}
         case "storage_transformers":
             is_v3 = "node_type" in doc
-            spelled = spell_transformers(declared.transformers, for_zarr_2=not is_v3)
+            spelled = transformer_list.spell_transformers(
+                declared.transformers, for_zarr_2=not is_v3
+            )
             if not is_v3:
                 return {**doc, "storage_transformers": spelled}
             encoding = {"name": MARKER, "configuration": {"above": doc["chunk_key_encoding"]}}
@@ -157,13 +146,13 @@ def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
             if not isinstance(doc.get("codecs"), list):
                 raise SpecError(f"codecs is a list, got {doc.get('codecs')!r}")
             (transformer,) = declared.transformers
-            spec = sharding_spec(transformer, _ndim(doc))
+            spec = transformer_list.sharding_spec(transformer, _ndim(doc))
             chunk_shape = doc["chunk_grid"]["configuration"]["chunk_shape"]
             shard_shape = [c * n for c, n in zip(chunk_shape, spec.chunks_per_shard, strict=True)]
             configuration = {
                 "chunk_shape": list(chunk_shape),
                 "codecs": doc["codecs"],
-                "index_codecs": index_codecs(spec.index),
+                "index_codecs": transformer_list.index_codecs(spec.index),
                 "index_location": spec.index.location,
             }
             codec = {"name": _CODEC, "configuration": configuration}
@@ -192,8 +181,8 @@ def chunks_per_shard(declared: Declared, ndim: int) -> Coords:
     """Return the factors by which the declaration multiplies the chunk shape in the document."""
     if declared.how != "storage_transformers":
         for spec in declared.transformers:
-            if spec.name == SHARDING:
-                return sharding_spec(spec, ndim).chunks_per_shard
+            if spec.name == transformer_list.SHARDING:
+                return transformer_list.sharding_spec(spec, ndim).chunks_per_shard
     return (1,) * ndim
 
 
@@ -251,7 +240,7 @@ def _is_marker(codec: Any) -> bool:
 def _declared_by_marker(doc: Mapping[str, Any]) -> Declared:
     marker, chunks = _marker_of(doc), _shape_at(doc, "chunks")
     check_known_members(marker, {"id", "storage_transformers"}, f"the filter {MARKER!r}")
-    specs = transformer_specs(marker.get("storage_transformers"), len(chunks))
+    specs = transformer_list.transformer_specs(marker.get("storage_transformers"), len(chunks))
     declared = Declared("filters", specs)
     cps = chunks_per_shard(declared, len(chunks))
     if len(chunks) != _ndim(doc) or any(c % n for c, n in zip(chunks, cps, strict=True)):
@@ -303,14 +292,15 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
             "the sharding codec stands beside or inside other codecs, so shards hold something "
             "else than chunks: native='passthrough' leaves it to zarr"
         )
-    check_known_members(codec, CODEC_MEMBERS, f"the codec {_CODEC!r}")
-    _, configuration = name_and_options(codec)
+    check_known_members(codec, transformer_list.CODEC_MEMBERS, f"the codec {_CODEC!r}")
+    _, configuration = transformer_list.name_and_options(codec)
     if not isinstance(configuration.get("codecs"), list):
         raise SpecError(f"the codec {_CODEC!r} needs a list of codecs, got {codec!r}")
     options = {"chunk_shape", "codecs", "index_codecs", "index_location"}
     check_known_members(configuration, options, f"the codec {_CODEC!r}")
-    chunk_shape, index = _shape_at(configuration, "chunk_shape"), index_format(configuration)
-    grid, shards = name_and_options(doc.get("chunk_grid"))
+    index = transformer_list.index_format(configuration)
+    chunk_shape = _shape_at(configuration, "chunk_shape")
+    grid, shards = transformer_list.name_and_options(doc.get("chunk_grid"))
     if grid != "regular":
         raise UnsupportedError(
             f"the chunk grid {grid!r} of a sharded array is not known, only 'regular'"

@@ -43,19 +43,10 @@ from zarr_shardstore.format.consolidated_index import (
     with_consolidated_index,
     without_consolidated_index,
 )
-from zarr_shardstore.metadata import data_types, documents
+from zarr_shardstore.metadata import data_types, declaration, documents
 from zarr_shardstore.metadata.codecs import SERIALIZERS, Chain, chain_of_codecs, v3_array
 from zarr_shardstore.metadata.data_types import DataType
-from zarr_shardstore.metadata.declaration import (
-    Declaration,
-    Declared,
-    Document,
-    apply,
-    find_declaration,
-    format_of,
-    has_sharding_codec,
-    strip,
-)
+from zarr_shardstore.metadata.declaration import Declaration, Declared, Document
 from zarr_shardstore.metadata.documents import Geometry, attributes_of, complete_document
 from zarr_shardstore.metadata.transformer_list import SHARDING
 
@@ -71,16 +62,16 @@ _OME_MEMBERS = (*_OME_IMAGES, "plate", "well")
 
 def redeclare(doc: Mapping[str, Any], how: Literal["codec", "storage_transformers"]) -> Document:
     """Return a v3 array document with another declaration; the same if it has that, or none."""
-    declared = find_declaration(doc, "passthrough" if how == "codec" else "flat")
+    declared = declaration.find_declaration(doc, "passthrough" if how == "codec" else "flat")
     if declared is None or declared.how == how:
         return dict(doc)
     _geometry(doc)
-    if how == "codec" and has_sharding_codec(doc):
+    if how == "codec" and declaration.has_sharding_codec(doc):
         raise UnsupportedError(
             "its chunks are shards of the codec themselves, and shards of shards are not written: "
             "rewrite the array"
         )
-    return _declare(strip(doc, declared.how), declared, how)
+    return _declare(declaration.strip(doc, declared.how), declared, how)
 
 
 def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
@@ -91,8 +82,8 @@ def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
     has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
     documents.check_members(doc, _V2_MEMBERS, "v3")
     with complete_document():
-        declared = find_declaration(doc)
-        plain = doc if declared is None else strip(doc, "filters")
+        declared = declaration.find_declaration(doc)
+        plain = doc if declared is None else declaration.strip(doc, "filters")
         geometry, fill_value = _geometry(plain), plain["fill_value"]
         filters = list(plain.get("filters") or ())
         is_object = plain["dtype"] == _OBJECT and bool(filters)
@@ -117,10 +108,10 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
         return {"zarr_format": 2}, attributes_of(doc)
     has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
     with complete_document():
-        declared = find_declaration(doc)
-        plain = doc if declared is None else strip(doc, declared.how)
+        declared = declaration.find_declaration(doc)
+        plain = doc if declared is None else declaration.strip(doc, declared.how)
         documents.check_members(plain, documents.V3_ARRAY_MEMBERS, "v2")
-        if has_sharding_codec(plain):
+        if declaration.has_sharding_codec(plain):
             raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
         geometry = _geometry(plain)
         chain = chain_of_codecs(plain["codecs"], plain["data_type"], len(geometry.shape))
@@ -148,7 +139,7 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
         "dimension_separator": geometry.encoding.separator,
     }
     if declared is not None:
-        translated = apply(translated, Declared("filters", declared.transformers))
+        translated = declaration.apply(translated, Declared("filters", declared.transformers))
     return with_consolidated_index(translated) if has_consolidated_index else translated, attributes
 
 
@@ -217,12 +208,12 @@ def _declare(plain: Document, declared: Declared, how: Declaration) -> Document:
             f"it has the storage transformers {names}, and only one sharding can be declared by "
             "the codec: copy the array into a store without them"
         )
-    return apply(plain, Declared(how, declared.transformers))
+    return declaration.apply(plain, Declared(how, declared.transformers))
 
 
 def _geometry(doc: Mapping[str, Any]) -> Geometry:
     """Return the geometry of an array, which is refused if its chunk keys are not known here."""
-    geometry = documents.plain_geometry("v2" if format_of(doc) == "v2" else "v3", doc)
+    geometry = documents.plain_geometry("v2" if declaration.format_of(doc) == "v2" else "v3", doc)
     if geometry is None:
         raise UnsupportedError("its chunk grid or chunk keys have a form that is not known")
     return geometry

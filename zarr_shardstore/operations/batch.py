@@ -25,16 +25,8 @@ from typing import Any, Self, TypeAlias
 from zarr_shardstore.errors import ShardConflictError, SpecError, UnpublishedError
 from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
-from zarr_shardstore.shards.requests import (
-    DeleteEntry,
-    EntryUpdate,
-    Flow,
-    MapEntry,
-    PatchEntry,
-    SetEntry,
-    apply_pieces,
-    replaces_value,
-)
+from zarr_shardstore.shards import requests
+from zarr_shardstore.shards.requests import DeleteEntry, EntryUpdate, Flow, SetEntry
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
 DEFAULT_MAX_NBYTES = 256 * 1024 * 1024
@@ -410,16 +402,16 @@ def _new_states(
         i = update.entry_id
         before = new.get(i) or buffered.find(i)
         old = before.value if isinstance(before, SetEntry) else None
-        if before is None and not replaces_value(update):
+        if before is None and not requests.replaces_value(update):
             return None
         match update:
             case DeleteEntry():
                 new[i] = update
             case SetEntry(_, value, only_if_missing):
                 new[i] = SetEntry(i, _own(old if only_if_missing and old is not None else value))
-            case PatchEntry():
-                new[i] = SetEntry(i, apply_pieces(shard.chunk_key(i), old, update.pieces))
-            case MapEntry():
+            case requests.PatchEntry():
+                new[i] = SetEntry(i, requests.apply_pieces(shard.chunk_key(i), old, update.pieces))
+            case requests.MapEntry():
                 new[i] = SetEntry(i, _own(update.change(old)))
     return new
 

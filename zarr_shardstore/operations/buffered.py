@@ -18,29 +18,14 @@ from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.batch import BufferedUpdate, WriteBuffer
+from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.read import ReadOptions
-from zarr_shardstore.shards.requests import (
-    EntryUpdate,
-    Exists,
-    Flow,
-    Found,
-    Get,
-    GetSize,
-    Request,
-    SetEntry,
-    UpdateShard,
-)
-from zarr_shardstore.shards.stack import (
-    Stack,
-    ValueTransformer,
-    entry_update,
-    perform_on_chunks,
-    split_at_sharding,
-)
+from zarr_shardstore.shards.requests import EntryUpdate, Flow, Request, UpdateShard
+from zarr_shardstore.shards.stack import Stack
 
 
 def perform_buffered(
-    requests: Sequence[Request],
+    asked: Sequence[Request],
     chunks: Sequence[ChunkRef],
     reading: ReadOptions,
     buffer: WriteBuffer,
@@ -50,22 +35,22 @@ def perform_buffered(
     Updates of a shard that depend on a stored value are committed. Cost: none for buffered chunks
     and for whole new values.
     """
-    replies: list[Any] = [None] * len(requests)
+    replies: list[Any] = [None] * len(asked)
     left: list[int] = []
     writes: dict[ShardRef, list[int]] = {}
-    for i, (request, chunk) in enumerate(zip(requests, chunks, strict=True)):
-        if not isinstance(request, Get | GetSize | Exists):
+    for i, (request, chunk) in enumerate(zip(asked, chunks, strict=True)):
+        if not isinstance(request, requests.Get | requests.GetSize | requests.Exists):
             writes.setdefault(chunk.shard, []).append(i)
         elif (update := buffer.find(chunk.shard, chunk.entry_id)) is not None:
             replies[i] = _reply(request, update)
         else:
             left.append(i)
     for shard, positions in writes.items():
-        updates = [entry_update(requests[i], chunks[i].entry_id) for i in positions]
+        updates = [stack.entry_update(asked[i], chunks[i].entry_id) for i in positions]
         if not buffer.put(shard, updates):
             left += positions
     if left:
-        flow = perform_on_chunks([requests[i] for i in left], [chunks[i] for i in left], reading)
+        flow = stack.perform_on_chunks([asked[i] for i in left], [chunks[i] for i in left], reading)
         for i, reply in zip(left, (yield from flow), strict=True):
             replies[i] = reply
     return replies
@@ -95,33 +80,33 @@ def commit_with_buffered(
     return outcomes
 
 
-def with_buffer(stack: Stack, buffer: WriteBuffer) -> Stack:
+def with_buffer(plain: Stack, buffer: WriteBuffer) -> Stack:
     """Return a stack whose sharding is buffered.
 
     A stack without a sharding is returned as it is, and one in which a transformer below the
     sharding may give shards other keys.
     """
-    found = split_at_sharding(stack)
+    found = stack.split_at_sharding(plain)
     if found is None:
-        return stack
+        return plain
     sharding, below = found
-    if not all(isinstance(transformer, ValueTransformer) for transformer in below):
-        return stack
-    above = stack[: len(stack) - len(below) - 1]
+    if not all(isinstance(transformer, stack.ValueTransformer) for transformer in below):
+        return plain
+    above = plain[: len(plain) - len(below) - 1]
     on_chunks = partial(perform_buffered, buffer=buffer)
     return (*above, replace(sharding, on_chunks=on_chunks), *below)
 
 
 def _reply(request: Request, update: BufferedUpdate) -> Any:
-    value = memoryview(update.value) if isinstance(update, SetEntry) else None
+    value = memoryview(update.value) if isinstance(update, requests.SetEntry) else None
     match request:
-        case Exists():
+        case requests.Exists():
             return value is not None
-        case GetSize():
+        case requests.GetSize():
             return None if value is None else len(value)
-        case Get(_, byte_range):
+        case requests.Get(_, byte_range):
             start, stop = resolve_range(byte_range, len(value or b""))
-            return Found(None if value is None else value[start:stop], None)
+            return requests.Found(None if value is None else value[start:stop], None)
     raise AssertionError(f"{request!r} is an update")
 
 
@@ -213,7 +198,7 @@ class Flusher:
                     continue
                 case ShardRef() if layout.has_same_entries(now.layout):
                     commit = UpdateShard(now, ())
-                case TransformedKey(_, array) if split := split_at_sharding(array.stack):
+                case TransformedKey(_, array) if split := stack.split_at_sharding(array.stack):
                     if layout.has_same_entries(split[0].layout):
                         commit = UpdateShard(buffered.shard, (), split[1])
                 case None if not buffered.has_values:  # the array was removed, as was wanted

@@ -39,6 +39,7 @@ from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.format.shard import MISSING, ShardIndex
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.buffered import Flusher
+from zarr_shardstore.shards import stack
 from zarr_shardstore.shards.index_reads import read_indexes, rounds_of, try_read_indexes
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir
 from zarr_shardstore.shards.shard_listing import (
@@ -46,13 +47,6 @@ from zarr_shardstore.shards.shard_listing import (
     KeyPages,
     ListedKeys,
     VersionedKeys,
-)
-from zarr_shardstore.shards.stack import (
-    Stack,
-    ValueTransformer,
-    keys_above,
-    run_above,
-    split_at_sharding,
 )
 
 _TRANSFORMED_KEY_NBYTES = 160
@@ -144,7 +138,7 @@ class KeyStream:
         """Return the keys of an array that objects hold. A damaged object blocks no other."""
         above: list[tuple[str, int | None]] = []
         try:
-            above = yield from keys_above(array.stack, keys)
+            above = yield from stack.keys_above(array.stack, keys)
         except ShardStoreError as error:
             if len(keys) == 1:
                 self.errors.append(error)
@@ -284,9 +278,9 @@ def _may_hold(
             # A shard outside a grid that has shrunk counts, too, if the prefix has the array.
             return found.layout.prefix.startswith(prefix) or bool(found.boxes_with(prefix))
         case TransformedKey(key, array):
-            split = split_at_sharding(array.stack)
+            split = stack.split_at_sharding(array.stack)
             others = [t for t in array.stack if split is None or t is not split[0]]
-            if not all(isinstance(transformer, ValueTransformer) for transformer in others):
+            if not all(isinstance(transformer, stack.ValueTransformer) for transformer in others):
                 return True  # the others may change keys
             shard = None if split is None else split[0].layout.shard_of_key(key)
             return _may_hold(key, shard, prefix)
@@ -299,7 +293,7 @@ def _nbytes_of(located: Located) -> int:
         case ShardRef() as shard:
             return shard.layout.spec.index_nbytes
         case TransformedKey(_, array):
-            found = split_at_sharding(array.stack)
+            found = stack.split_at_sharding(array.stack)
             n_keys = found[0].layout.spec.n_entries if found else 1
             return n_keys * _TRANSFORMED_KEY_NBYTES
     return 0
@@ -362,12 +356,12 @@ def _shards_of(layout: ArrayLayout, page: VersionedKeys) -> Iterator[tuple[Shard
 def _take_indexes(
     shards: Iterable[tuple[ShardRef, object]],
     take: Callable[[ShardRef, ShardIndex], None],
-    below: Stack = (),
+    below: stack.Stack = (),
 ) -> Flow[None]:
     """Read the indexes of shards, whose versions a listing has just shown, round by round."""
     for part in rounds_of(shards, lambda item: item[0].layout.spec.index_nbytes):
         refs, versions = [shard for shard, _ in part], [version for _, version in part]
-        indexes = yield from run_above(below, try_read_indexes(refs, versions, cache=False))
+        indexes = yield from stack.run_above(below, try_read_indexes(refs, versions, cache=False))
         for shard, index in zip(refs, indexes, strict=True):
             if isinstance(index, CorruptShardError):
                 raise index
@@ -411,7 +405,7 @@ def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.
     """
     array = yield from _sharded_array(flusher.catalog.arrays, path)
     yield from flusher.flush_array(array.node)
-    split = split_at_sharding(array.stack)
+    split = stack.split_at_sharding(array.stack)
     assert split is not None
     assert array.grid_shape is not None
     layout, below = split[0].layout, split[1]
@@ -422,7 +416,7 @@ def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.
     sides = zip(box, layout.spec.chunks_per_shard, strict=True)
     shard_ranges = [range(start // n, -(-stop // n)) for (start, stop), n in sides]
     mark = partial(_mark_chunks, out, box)
-    if not all(isinstance(transformer, ValueTransformer) for transformer in below):
+    if not all(isinstance(transformer, stack.ValueTransformer) for transformer in below):
         # Shards may have other keys in the base store.
         possible = ((layout.shard(coords), None) for coords in product(*shard_ranges))
         yield from _take_indexes(possible, mark, below)
@@ -479,7 +473,7 @@ def _sharded_array(arrays: ArrayCache, path: str) -> Flow[StoredArray]:
         array = (yield from arrays.lookup([node]))[node]
         if isinstance(array, ShardStoreError):
             raise array
-        if array is not None and split_at_sharding(array.stack) is not None:
+        if array is not None and stack.split_at_sharding(array.stack) is not None:
             return array
         is_there |= array is not None
     raise SpecError(

@@ -24,22 +24,16 @@ from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.metadata.documents import Node, document_key, dump_document, parse_json
 from zarr_shardstore.operations.listing import Listing, raise_first
+from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.append import seal_shard
 from zarr_shardstore.shards.index_reads import rounds_of
-from zarr_shardstore.shards.requests import (
-    EntryUpdate,
-    Flow,
-    Recorded,
-    RecordIndex,
-    Set,
-    UpdateShard,
-)
+from zarr_shardstore.shards.requests import EntryUpdate, Flow, Set
 from zarr_shardstore.shards.rewrite import compact_shard
 from zarr_shardstore.shards.stack import Stack, run_above, split_at_sharding
 
 
 def commit_compaction(
-    request: UpdateShard,
+    request: requests.UpdateShard,
     groups: Sequence[Sequence[EntryUpdate]],
     *,
     order: EntryOrder,
@@ -85,7 +79,7 @@ def compact_below(listing: Listing, prefix: str) -> Flow[None]:
     shards, errors = yield from shards_below(listing, prefix)
     for shard, below in shards:  # one by one: a damaged shard stops no other
         try:
-            yield [UpdateShard(shard, (), below)]
+            yield [requests.UpdateShard(shard, (), below)]
         except ShardStoreError as error:
             errors.append(error)
     raise_first(errors)
@@ -110,10 +104,10 @@ def consolidate_below(listing: Listing, array_cache: ArrayCache, path: str) -> F
         errors += errors_there
     layouts = dict.fromkeys(shard.layout for shard in shards)
     writers = {layout: ConsolidatedIndexWriter(layout.spec) for layout in layouts}
-    young = yield from _record([RecordIndex(shard) for shard in shards], writers)
+    young = yield from _record([requests.RecordIndex(shard) for shard in shards], writers)
     # Shards that had just changed are recorded again; those that still change are left out.
-    yield from _record([RecordIndex(shard, waits=True) for shard in young[:1]], writers)
-    yield from _record([RecordIndex(shard) for shard in young[1:]], writers)
+    yield from _record([requests.RecordIndex(shard, waits=True) for shard in young[:1]], writers)
+    yield from _record([requests.RecordIndex(shard) for shard in young[1:]], writers)
     paths: list[str] = []
     for layout, writer in writers.items():
         nodes = yield from _nodes_of(layout, array_cache)
@@ -128,12 +122,12 @@ def consolidate_below(listing: Listing, array_cache: ArrayCache, path: str) -> F
 
 
 def _record(
-    requests: Sequence[RecordIndex], writers: dict[ArrayLayout, ConsolidatedIndexWriter]
+    wanted: Sequence[requests.RecordIndex], writers: dict[ArrayLayout, ConsolidatedIndexWriter]
 ) -> Flow[list[ShardRef]]:
     """Add the indexes of shards to the consolidated ones; return the shards that are too young."""
     young: list[ShardRef] = []
-    for part in rounds_of(requests, lambda request: request.shard.layout.spec.index_nbytes):
-        replies: list[Recorded] = yield [*part]
+    for part in rounds_of(wanted, lambda request: request.shard.layout.spec.index_nbytes):
+        replies: list[requests.Recorded] = yield [*part]
         for request, found in zip(part, replies, strict=True):
             layout, key = request.shard.layout, request.shard.key
             if found == "young":

@@ -44,31 +44,15 @@ from zarr_shardstore.operations.buffered import (
     with_buffer,
 )
 from zarr_shardstore.operations.listing import Listing, raise_first
-from zarr_shardstore.shards import requests
+from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.index_reads import rounds_of
 from zarr_shardstore.shards.read import ReadOptions, read_entries, read_groups
-from zarr_shardstore.shards.requests import (
-    DeleteEntry,
-    EntryUpdate,
-    Flow,
-    Piece,
-    apply_pieces,
-    check_pieces,
-)
+from zarr_shardstore.shards.requests import DeleteEntry, EntryUpdate, Flow, Piece, check_pieces
 from zarr_shardstore.shards.rewrite import rewrite_shard
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
-from zarr_shardstore.shards.stack import (
-    Stack,
-    WriteStrategy,
-    by_kind,
-    handle,
-    perform_on_chunks,
-    run_above,
-    shard_updates,
-    split_at_sharding,
-)
+from zarr_shardstore.shards.stack import Stack, WriteStrategy, split_at_sharding
 
 Value: TypeAlias = bytes | memoryview
 
@@ -119,7 +103,7 @@ class Operations:
         # Transformers below a sharding know whole shards only.
         commit = self._rewrite if request.below else self._commit
         flow = commit_with_buffered(request.shard, groups, commit, self.buffer)
-        return run_above(request.below, flow) if request.below else flow
+        return stack.run_above(request.below, flow) if request.below else flow
 
     def fits_inline(
         self, request: requests.UpdateShard, updates: Sequence[EntryUpdate], opened: ShardWriter
@@ -226,7 +210,7 @@ class Operations:
             chunk_of = self.arrays.current().chunk_of
             chunks = [chunk for each in changes if (chunk := chunk_of(each.key)) is not None]
             if len(chunks) == len(changes):
-                yield shard_updates(zip(changes, chunks, strict=True))
+                yield stack.shard_updates(zip(changes, chunks, strict=True))
                 return
         values: list[requests.Set | requests.SetIfNotExists] = []
         documents: list[requests.Set | requests.SetIfNotExists] = []
@@ -259,7 +243,7 @@ class Operations:
         for owner, patch in zip(owners, patches, strict=True):
             if owner is None:  # perhaps a document: what is changed is what readers see
                 old = yield from self.get(patch.key)
-                new = apply_pieces(patch.key, old, patch.pieces)
+                new = requests.apply_pieces(patch.key, old, patch.pieces)
                 yield from self.set_many([(patch.key, new)])
             else:
                 asked.append(patch)
@@ -385,9 +369,10 @@ class Operations:
         kinds: list[Node | str | None] = []
         for owner in owners:
             if isinstance(owner, TransformedKey):
-                node, stack = owner.array.node, owner.array.stack
-                stacks.setdefault(node, with_buffer(stack, self.buffer) if is_buffered else stack)
-                kinds.append(node)
+                array = owner.array
+                transformers = with_buffer(array.stack, self.buffer) if is_buffered else array.stack
+                stacks.setdefault(array.node, transformers)
+                kinds.append(array.node)
             elif isinstance(owner, ChunkRef):
                 kinds.append("chunk")
             else:
@@ -395,15 +380,15 @@ class Operations:
 
         def flow_of(kind: Node | str, part: list[requests.Request]) -> Flow[list[Any]]:
             if isinstance(kind, Node):
-                return handle(stacks[kind], part)
+                return stack.handle(stacks[kind], part)
             if kind == "other":
                 return requests.relay(part)
             chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
             if is_buffered:
                 return perform_buffered(part, chunks, self._reading, self.buffer)
-            return perform_on_chunks(part, chunks, self._reading)
+            return stack.perform_on_chunks(part, chunks, self._reading)
 
-        replies = yield from by_kind(asked, kinds, flow_of)
+        replies = yield from stack.by_kind(asked, kinds, flow_of)
         if is_buffered and not all(
             isinstance(r, requests.Get | requests.GetSize | requests.Exists) for r in asked
         ):

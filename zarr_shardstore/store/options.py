@@ -13,15 +13,9 @@ from zarr_shardstore.format.arguments import items_of, whole_number
 from zarr_shardstore.format.shard import ZEP2_INDEX, EntryOrder, IndexFormat, check_order
 from zarr_shardstore.io.backends.base import BackendOptions, Durability
 from zarr_shardstore.io.local.locks import Locking
+from zarr_shardstore.metadata import transformer_list
 from zarr_shardstore.metadata.declaration import Native
-from zarr_shardstore.metadata.transformer_list import (
-    SHARDING,
-    TransformerSpec,
-    index_format,
-    spell_transformers,
-    transformer_specs,
-)
-from zarr_shardstore.metadata.transformer_list import index_codecs as spell_index_codecs
+from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec, transformer_specs
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.stack import Strategy
 
@@ -92,9 +86,9 @@ class ShardingOptions:
         # As they were understood: what was given may be changed later, or cannot be pickled.
         self.chunks_per_shard = rules
         if transformers is not None:
-            self.storage_transformers = spell_transformers(transformers)
+            self.storage_transformers = transformer_list.spell_transformers(transformers)
         if index is not None:
-            self.index_codecs = spell_index_codecs(index)
+            self.index_codecs = transformer_list.index_codecs(index)
 
     def describe(self) -> list[str]:
         """Return the arguments that differ from their defaults, as a repr writes them."""
@@ -117,7 +111,9 @@ def _parse_index(codecs: IndexCodecs, location: IndexLocation) -> IndexFormat | 
     if codecs is None and location is None:
         return None
     if codecs is None:
-        codecs = spell_index_codecs(ZEP2_INDEX)
+        codecs = transformer_list.index_codecs(ZEP2_INDEX)
     little = {"name": "bytes", "configuration": {"endian": "little"}}
     spelled = [little if codec == "bytes" else codec for codec in items_of("index_codecs", codecs)]
-    return index_format({"index_codecs": spelled, "index_location": location or "end"})
+    return transformer_list.index_format(
+        {"index_codecs": spelled, "index_location": location or "end"}
+    )
