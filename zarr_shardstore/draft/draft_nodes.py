@@ -37,10 +37,7 @@ class DraftNodes:
     # --------------------------------------------------------------- documents
 
     async def stored(self, paths: Sequence[str]) -> tuple[list[tuple[Stored, Stored]], bool]:
-        """Return the documents of nodes, as array and as group, and whether the entry point exists.
-
-        A base store that holds another hierarchy than one of the draft is refused.
-        """
+        """Return nodes' documents, as array and group, and whether a valid entry point exists."""
         keys = [key for path in paths for key in (array_key(path), group_key(path))]
         *values, entry_point = await self.store._get_values([*keys, draft.ENTRY_POINT_KEY])
         if entry_point is not None:

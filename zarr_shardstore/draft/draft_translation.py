@@ -110,10 +110,7 @@ def directory_of(path: str) -> str:
 
 
 def v3_candidate(key: str) -> tuple[str, str] | None:
-    """Split a v3 key as ``(array path, suffix)`` by the encoding ``default``.
-
-    There is at most one way. Only the array's document says whether it is a chunk.
-    """
+    """Split a v3 key by the encoding ``default`` as ``(array path, suffix)``, if it can be."""
     return next((c for c in keys.v3_candidates(key) if c[1].startswith("c")), None)
 
 

@@ -8,6 +8,7 @@ Source: sharding storage transformer draft, "API implementation".
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from zarr.abc.store import ByteRequest, Store
@@ -132,21 +133,10 @@ class DraftHierarchyStore(Store):
     def _check_writable(self) -> None:
         self._store._check_writable()
 
-    @property
-    def supports_writes(self) -> bool:
-        return bool(self._store.supports_writes)
-
-    @property
-    def supports_deletes(self) -> bool:
-        return bool(self._store.supports_deletes)
-
-    @property
-    def supports_listing(self) -> bool:
-        return bool(self._store.supports_listing)
-
-    @property
-    def supports_consolidated_metadata(self) -> bool:
-        return False
+    supports_writes = property(attrgetter("_store.supports_writes"))
+    supports_deletes = property(attrgetter("_store.supports_deletes"))
+    supports_listing = property(attrgetter("_store.supports_listing"))
+    supports_consolidated_metadata = False
 
     # -------------------------------------------------------------------- reads
 

@@ -84,12 +84,9 @@ _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Codecs of a chunk as Zarr v2 has them; filters and compressor are configs.
+    """Codecs of a chunk as Zarr v2 has them; filters and compressor are configs."""
 
-    ``data_type`` is ``None`` for objects, which the first filter makes bytes of.
-    """
-
-    data_type: DataType | None
+    data_type: DataType | None  # None for objects, which the first filter makes bytes of
     order: Order
     filters: Sequence[Config] = ()
     compressor: Config | None = None

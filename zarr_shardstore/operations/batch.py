@@ -251,10 +251,7 @@ class WriteBuffer:
 
     @_synchronized
     def put(self, shard: ShardRef, updates: Sequence[EntryUpdate]) -> bool:
-        """Buffer updates of one shard, all or none; false if one depends on a stored value.
-
-        Also false if no block is open.
-        """
+        """Buffer updates, all or none; false if one needs a stored value, or no block is open."""
         if self._max_nbytes is None:
             return False
         buffered = self._shards.get(shard.key) or BufferedShard(shard)

@@ -62,10 +62,7 @@ def commit_with_buffered(
     commit: Callable[[ShardRef, Sequence[Sequence[EntryUpdate]]], Flow[list[Exception | None]]],
     buffer: WriteBuffer,
 ) -> Flow[Sequence[Exception | None]]:
-    """Commit the buffered updates of a shard, then groups of updates, in one write.
-
-    The caller holds the lock of the shard.
-    """
+    """Commit the buffered updates of a locked shard, then groups of updates, in one write."""
     buffered = buffer.take(shard) if buffer.is_active else None
     if buffered is None:
         return (yield from commit(shard, groups)) if any(groups) else [None] * len(groups)
@@ -111,20 +108,14 @@ def _reply(request: Request, update: BufferedUpdate) -> Any:
 
 
 class Flusher:
-    """Flows that flush the write buffer of one store.
-
-    An error of the base store is raised. The shards that are not stored stay buffered.
-    """
+    """Flows that flush the write buffer of one store; what is not stored stays buffered."""
 
     def __init__(self, catalog: Catalog, buffer: WriteBuffer) -> None:
         self.catalog = catalog
         self.buffer = buffer
 
     def flush(self, shard_keys: Sequence[str]) -> Flow[dict[str, Exception]]:
-        """Store the buffered updates of shards; a failure stops no other shard.
-
-        Return errors by the keys of the shards that are not stored; these stay buffered.
-        """
+        """Store the updates of shards; return errors by shard key: none stops another shard."""
         failures: dict[str, Exception] = {}
         left = yield from self._commits(shard_keys, failures)
         while left:

@@ -42,12 +42,7 @@ from zarr_shardstore.operations.buffered import Flusher
 from zarr_shardstore.shards import stack
 from zarr_shardstore.shards.index_reads import read_indexes, rounds_of, try_read_indexes
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir
-from zarr_shardstore.shards.shard_listing import (
-    GridDirectory,
-    KeyPages,
-    ListedKeys,
-    VersionedKeys,
-)
+from zarr_shardstore.shards.shard_listing import GridDirectory, KeyPages, ListedKeys, VersionedKeys
 
 _TRANSFORMED_KEY_NBYTES = 160
 """Memory of a key above a stack of transformers with its size, in bytes."""
@@ -163,20 +158,14 @@ def raise_first(errors: Sequence[ShardStoreError]) -> None:
 
 
 class Listing:
-    """The listing operations on one base store, as flows.
-
-    Each begins with a flush of what it could see of the write buffer.
-    """
+    """Listing flows on one base store; each first flushes what it could see of the buffer."""
 
     def __init__(self, flusher: Flusher) -> None:
         self._catalog = flusher.catalog
         self._flusher = flusher
 
     def stream(self, prefix: str, *, is_path: bool = False) -> Flow[KeyStream]:
-        """Begin to list all keys that start with `prefix`.
-
-        With `is_path` the path of an array means the directory of the array.
-        """
+        """Begin to list keys with a prefix; with `is_path` an array's path is its directory."""
         prefix = check_prefix(prefix)
         if is_path and prefix and not prefix.endswith("/"):
             arrays = yield from self._catalog.arrays.lookup(flat_nodes(prefix))

@@ -50,17 +50,14 @@ def commit_compaction(
 def shards_below(
     listing: Listing, prefix: str
 ) -> Flow[tuple[list[tuple[ShardRef, Stack]], list[ShardStoreError]]]:
-    """Return the shards that may hold keys with a prefix, with the transformers below, and errors.
-
-    An array with a bad document gives an error: its shards cannot be known.
-    """
+    """Return shards that may hold keys with a prefix, with the transformers below, and errors."""
     shards: list[tuple[ShardRef, Stack]] = []
     errors: list[ShardStoreError] = []
     stream = yield from listing.stream(prefix)
     for *_, found in (yield from stream.all_located()):
         match found:
             case ShardStoreError():
-                errors.append(found)
+                errors.append(found)  # a bad document: the shards of its array are unknown
             case ShardRef():
                 shards.append((found, ()))
             case TransformedKey(key, array):
@@ -72,10 +69,7 @@ def shards_below(
 
 
 def compact_below(listing: Listing, prefix: str) -> Flow[None]:
-    """Compact each shard that may hold keys starting with `prefix`, by a driver for that.
-
-    The first error is raised when the other shards are compacted.
-    """
+    """Compact, by a driver for that, the shards of a prefix; then raise the first error."""
     shards, errors = yield from shards_below(listing, prefix)
     for shard, below in shards:  # one by one: a damaged shard stops no other
         try:

@@ -121,10 +121,7 @@ class Operations:
     def get_many(
         self, key_ranges: Sequence[tuple[str, ByteRange | None]]
     ) -> Flow[list[memoryview | None]]:
-        """Return values, or ranges of them; ``None`` for a missing key.
-
-        Cost: two rounds if the documents of the arrays are cached.
-        """
+        """Return values or ranges, ``None`` if missing; two rounds if documents are cached."""
         keys = [key for key, _ in key_ranges]
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
         generation = self.arrays.current()
@@ -447,10 +444,7 @@ def is_document(key: str) -> bool:
 
 
 def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[list[Hashable]]:
-    """Return an id for each key: chunks of one shard have equal ids.
-
-    The ids are a hint for callers that write whole shards together.
-    """
+    """Return ids of keys, a hint for writers of whole shards: chunks of one have equal ids."""
     ids: list[Hashable] = []
     for key, owner in zip(keys, (yield from catalog.chunks_of(keys)), strict=True):
         match owner:

@@ -27,10 +27,7 @@ IndexLocation: TypeAlias = Literal["start", "end"] | None
 
 @dataclass(kw_only=True)
 class ShardingOptions:
-    """Validated options of a sharding store.
-
-    Options are equal if stores with them do the same, however the arguments are spelled.
-    """
+    """Validated options of a sharding store: equal if stores with them do the same."""
 
     chunks_per_shard: ChunksPerShard = field(default=None, compare=False)
     declaration: V3Declaration | None = field(default=None, compare=False)

@@ -30,23 +30,13 @@ from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.io.seal import seal_all, seal_all_async
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.operations.batch import Batch
-from zarr_shardstore.operations.listing import (
-    Region,
-    as_directory,
-    chunks_initialized,
-    raise_first,
-)
+from zarr_shardstore.operations.listing import Region, as_directory, chunks_initialized, raise_first
 from zarr_shardstore.operations.values import shard_ids
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import ListedKeys
 from zarr_shardstore.shards.stack import Strategy
 from zarr_shardstore.store.engine import ShardingEngine
-from zarr_shardstore.store.options import (
-    IndexCodecs,
-    IndexLocation,
-    ShardingOptions,
-    Transformers,
-)
+from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions, Transformers
 
 T = TypeVar("T")
 Value: TypeAlias = Buffer | bytes | bytearray | memoryview
