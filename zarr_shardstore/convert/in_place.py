@@ -60,14 +60,8 @@ from zarr_shardstore.inspect.occupancy import keys_of_values
 from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local.locks import KeptLock
-from zarr_shardstore.metadata.documents import (
-    Hierarchy,
-    Node,
-    has_conversion_marker,
-    node_of_document,
-    parse_json,
-    with_conversion_marker,
-)
+from zarr_shardstore.metadata import documents as metadata
+from zarr_shardstore.metadata.documents import Hierarchy, Node
 from zarr_shardstore.shards.requests import Delete, DeletePrefix, Move
 
 ExchangeState: TypeAlias = Literal["staging", "replacing", "moving"]
@@ -213,7 +207,7 @@ def forget(base: BaseStoreHandle, node: Node) -> None:
 
 def _parse(key: str, value: bytes | memoryview) -> Manifest:
     try:
-        members = dict(parse_json(value) or {})
+        members = dict(metadata.parse_json(value) or {})
         version = members.pop("version")
         if version != _VERSION:
             raise ValueError(f"version {version!r}")
@@ -232,21 +226,14 @@ def resume_exchanges(base: BaseStoreHandle, manifests: Sequence[Manifest]) -> tu
         if not manifest.is_staged or manifest.state == "staging":
             continue
         if manifest.state == "replacing" and not _is_hidden(base, manifest):
-            _take_back(base, manifest)
+            # No object was deleted yet: only copies of the documents may have a marker.
+            found = zip(manifest.documents, base.documents(manifest.documents), strict=True)
+            _write_copies(base, {key: doc for key, doc in found if doc is not None})
+            manifest.at_state(base, "staging")
         else:
             _finish(base, manifest)
             notes.append(f"finished what an earlier run had begun with {manifest.path!r}")
     return tuple(notes)
-
-
-def _take_back(base: BaseStoreHandle, manifest: Manifest) -> None:
-    """Return from ``replacing`` to ``staging`` while the array has its old documents.
-
-    No object was deleted yet. Only copies of its documents may have a marker.
-    """
-    found = zip(manifest.documents, base.documents(manifest.documents), strict=True)
-    _write_copies(base, {key: doc for key, doc in found if doc is not None})
-    manifest.at_state(base, "staging")
 
 
 # -------------------------------------------------------------- the exchange
@@ -261,7 +248,9 @@ def replace_values(base: BaseStoreHandle, manifest: Manifest) -> None:
 def _finish(base: BaseStoreHandle, manifest: Manifest) -> None:
     """Take steps 4 to 9, or those that are left."""
     if manifest.state == "replacing":
-        marked = {key: with_conversion_marker(doc) for key, doc in manifest.documents.items()}
+        marked = {
+            key: metadata.with_conversion_marker(doc) for key, doc in manifest.documents.items()
+        }
         _write_documents(base, marked)
         base.backend.persist()
         for keys in manifest.keys_below(base, manifest.prefix):
@@ -281,7 +270,7 @@ def _finish(base: BaseStoreHandle, manifest: Manifest) -> None:
 def _is_hidden(base: BaseStoreHandle, manifest: Manifest) -> bool:
     """Return whether a document of the array has a marker, or cannot be read."""
     docs = base.documents(manifest.documents)
-    return any(doc is None or has_conversion_marker(doc) for doc in docs)
+    return any(doc is None or metadata.has_conversion_marker(doc) for doc in docs)
 
 
 def _write_documents(base: BaseStoreHandle, documents: DocumentsByKey) -> None:
@@ -296,7 +285,7 @@ def _write_documents(base: BaseStoreHandle, documents: DocumentsByKey) -> None:
 def _write_copies(base: BaseStoreHandle, documents: DocumentsByKey) -> None:
     groups: dict[str, str] = {}
     for key in documents:
-        node = node_of_document(key)
+        node = metadata.node_of_document(key)
         assert node is not None
         if node.hierarchy == "draft" or not node.path:
             continue

@@ -14,15 +14,7 @@ from zarr_shardstore.convert.task import read_object
 from zarr_shardstore.errors import CorruptValueError, SpecError
 from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
-from zarr_shardstore.metadata.documents import (
-    directory_of_v2_consolidated,
-    document_key,
-    dump_document,
-    members,
-    node_of_document,
-    parse_json,
-    with_members,
-)
+from zarr_shardstore.metadata import documents as metadata
 
 DocumentsByKey: TypeAlias = Mapping[str, Mapping[str, Any]]
 
@@ -36,10 +28,10 @@ def with_copies(doc: Mapping[str, Any], path: str, new: DocumentsByKey) -> Mappi
     """Return the document of the group `path` with the documents `new` in place of its copies."""
     changed = {
         name: new[key]
-        for name, (node, _) in members(path, doc).items()
-        if (key := document_key(node)) in new
+        for name, (node, _) in metadata.members(path, doc).items()
+        if (key := metadata.document_key(node)) in new
     }
-    return with_members(doc, changed) if changed else doc
+    return metadata.with_members(doc, changed) if changed else doc
 
 
 def check_other_keys(
@@ -55,7 +47,7 @@ def check_other_keys(
         for key, value in zip(some, target.values(some), strict=True):
             if value is None:
                 continue
-            doc = parse_json(value)
+            doc = metadata.parse_json(value)
             # The index may have been consolidated after an earlier run: that is no difference.
             wanted = without_consolidated_index(documents[key])
             if doc is None or without_consolidated_index(doc) != wanted:
@@ -67,7 +59,9 @@ def check_other_keys(
                 continue
             found = b"".join(_pieces(target, key, {}))
             new = b"".join(_pieces(source, key, documents))
-            if found != new and (parse_json(found) or found) != (parse_json(new) or new):
+            if found != new and (metadata.parse_json(found) or found) != (
+                metadata.parse_json(new) or new
+            ):
                 raise _another(key)
     return there
 
@@ -128,15 +122,15 @@ def _pieces(
 ) -> Iterator[bytes | memoryview]:
     """Read the value of a key; that of a group gets `documents` in place of its copies."""
     pieces = (piece for found in read_object(base, key) for piece in found.values)
-    node, path = node_of_document(key), directory_of_v2_consolidated(key)
+    node, path = metadata.node_of_document(key), metadata.directory_of_v2_consolidated(key)
     if not documents or (path is None and (node is None or node.hierarchy != "v3")):
         yield from pieces
         return
     value = b"".join(pieces)
-    doc = parse_json(value)
+    doc = metadata.parse_json(value)
     if doc is not None:
         new = with_copies(doc, key.rpartition("/")[0] if path is None else path, documents)
-        value = value if new is doc else dump_document(new)
+        value = value if new is doc else metadata.dump_document(new)
     yield value
 
 

@@ -13,38 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from zarr_shardstore import errors
 from zarr_shardstore.arrays.policy import UNKNOWN_NBYTES, ShardingPolicy, choose_chunks_per_shard
 from zarr_shardstore.arrays.stored_array import find_factory
 from zarr_shardstore.convert.regions import block_shape, random_coords
 from zarr_shardstore.convert.report import Action
-from zarr_shardstore.errors import (
-    ShardConflictError,
-    ShardStoreError,
-    SpecError,
-    UnfinishedConversionError,
-    UnsupportedError,
-)
 from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import ShardingSpec
 from zarr_shardstore.inspect import find
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
-from zarr_shardstore.metadata import declaration
-from zarr_shardstore.metadata.documents import (
-    Geometry,
-    Node,
-    chunk_nbytes,
-    document_key,
-    has_conversion_marker,
-    parse_array,
-)
-from zarr_shardstore.metadata.transformer_list import (
-    SHARDING,
-    TransformerSpec,
-    sharding_spec,
-    sharding_transformer,
-)
+from zarr_shardstore.metadata import declaration, transformer_list
+from zarr_shardstore.metadata import documents as metadata
+from zarr_shardstore.metadata.documents import Geometry, Node, document_key
 from zarr_shardstore.store.options import ShardingOptions
 
 _ROUND = 128
@@ -85,7 +67,7 @@ class ArrayPlan:
     def nominal_nbytes(self) -> int | None:
         """Bytes of a value before compression; ``None`` if the data type does not tell."""
         assert self.geometry is not None
-        return chunk_nbytes(self.documents[self.node], self.geometry.chunk_shape)
+        return metadata.chunk_nbytes(self.documents[self.node], self.geometry.chunk_shape)
 
     @property
     def region_shape(self) -> Coords:
@@ -126,30 +108,30 @@ def plan_store(
     contents = base.run(find.find_contents())
     broken = [document_key(found.node) for found in contents.broken]
     if any(base.documents(broken)):
-        raise ShardConflictError(
+        raise errors.ShardConflictError(
             f"of the documents {find.quoted(broken)} one was cut off on its way: run the same again"
         )
     plans = _plans_of(contents.arrays.values())
     if not plans:
-        raise SpecError(f"there is no Zarr array in {base.describe()}")
+        raise errors.SpecError(f"there is no Zarr array in {base.describe()}")
     for plan in plans:
         # A copy would have half of an array, which no run can finish.
-        if not in_place and any(map(has_conversion_marker, plan.documents.values())):
-            raise UnfinishedConversionError(
+        if not in_place and any(map(metadata.has_conversion_marker, plan.documents.values())):
+            raise errors.UnfinishedConversionError(
                 f"a conversion in place of the array {plan.node.path!r} of the source was "
                 "interrupted: run that again, without a destination, which finishes it; "
                 "nothing is lost"
             )
     selected = find.select_paths({plan.node.path for plan in plans}, paths)
     for name in sharding.policy.names_without_array([plan.node.path for plan in plans]):
-        raise SpecError(
+        raise errors.SpecError(
             f"chunks_per_shard has a rule for {name!r}, and no array has such a path; there are "
             f"{find.quoted(plan.node.path for plan in plans)}"
         )
     for i, plan in enumerate(plans):
         if plan.node.path in selected:
             if paths is not None and plan.obstacle:
-                raise UnsupportedError(
+                raise errors.UnsupportedError(
                     f"the array {plan.node.path!r} cannot be converted: {plan.obstacle}; "
                     "leave it out of paths"
                 )
@@ -160,7 +142,7 @@ def plan_store(
             # Listings do not follow links, and files cannot be renamed to another disk.
             link = base.backend.linked_directory(plan.node.chunk_prefix)
             if link is not None:
-                raise SpecError(
+                raise errors.SpecError(
                     f"objects of the array {plan.node.path!r} lie behind the link {link!r}: in "
                     "place that cannot be converted; convert the directory that it leads to, or "
                     "convert to another store"
@@ -281,15 +263,15 @@ def _plan_of(found: find.FoundArray) -> ArrayPlan:
     if found.geometry is None:
         return ArrayPlan(node, documents, None, obstacle="its chunk grid is not known here")
     try:
-        document = parse_array(node, doc)
+        document = metadata.parse_array(node, doc)
         assert document is not None
         above, spec = _split(document.transformers, len(found.geometry.shape))
         for transformer in above:
             find_factory(transformer.name)
-    except ShardStoreError as error:
+    except errors.ShardStoreError as error:
         return ArrayPlan(node, documents, found.geometry, obstacle=str(error))
     obstacle = ""
-    if any(transformer.name == SHARDING for transformer in above):
+    if any(transformer.name == transformer_list.SHARDING for transformer in above):
         obstacle = "other storage transformers lie below its shards"
     elif spec is None and declaration.has_sharding_codec(doc) and document.declaration is None:
         obstacle = "its own sharding has a form that cannot be re-packed"
@@ -297,11 +279,11 @@ def _plan_of(found: find.FoundArray) -> ArrayPlan:
 
 
 def _split(
-    transformers: tuple[TransformerSpec, ...], ndim: int
-) -> tuple[tuple[TransformerSpec, ...], ShardingSpec | None]:
+    transformers: tuple[transformer_list.TransformerSpec, ...], ndim: int
+) -> tuple[tuple[transformer_list.TransformerSpec, ...], ShardingSpec | None]:
     """Split a stack into the transformers above the values, and the sharding, if any."""
-    if transformers and transformers[-1].name == SHARDING:
-        return transformers[:-1], sharding_spec(transformers[-1], ndim)
+    if transformers and transformers[-1].name == transformer_list.SHARDING:
+        return transformers[:-1], transformer_list.sharding_spec(transformers[-1], ndim)
     return transformers, None
 
 
@@ -311,11 +293,11 @@ def _declared_as(
     """Return a document with other shards, declared as the option says, else as it was before."""
     doc = _without_marks(doc)
     declared = declaration.find_declaration(doc)
-    above: tuple[TransformerSpec, ...] = ()
+    above: tuple[transformer_list.TransformerSpec, ...] = ()
     if declared is not None:
         above, _ = _split(declared.transformers, len(doc["shape"]))
         doc = declaration.strip(doc, declared.how)
-    transformers = above if spec is None else (*above, sharding_transformer(spec))
+    transformers = above if spec is None else (*above, transformer_list.sharding_transformer(spec))
     new = sharding.policy.declare(node, transformers)
     if new is not None and declared is not None and sharding.declaration is None:
         new = declaration.Declared(declared.how, transformers)

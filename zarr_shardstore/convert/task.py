@@ -22,13 +22,8 @@ import crc32c
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore import errors
 from zarr_shardstore.convert.regions import ArrayLocation, ArrayRegion
-from zarr_shardstore.errors import (
-    CorruptShardError,
-    CorruptValueError,
-    ShardConflictError,
-    SpecError,
-)
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef, grid_box
 from zarr_shardstore.format.ranges import Range, plan_spans
@@ -134,12 +129,12 @@ def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
     """
     base = task.source.base
     if task.document_key is not None and not base.perform([Exists(task.document_key)])[0]:
-        raise SpecError(
+        raise errors.SpecError(
             f"a worker does not find {task.document_key!r} in {base.describe()}: take an executor "
             "whose workers reach the store; nothing was removed"
         )
     region = ArrayRegion.of(task.region_shape, coords, task.source.grid_shape, task.order)
-    values = RegionValues(task.source, region, task.nominal_nbytes)
+    values = _find_values(task.source, region, task.nominal_nbytes)
     if task.only_compares:
         return _compare(task, region, values)
     if task.target.spec is None:
@@ -150,13 +145,13 @@ def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
 def _find_in_target(task: ArrayTask, region: ArrayRegion) -> tuple[_ById, Exception | None]:
     """Return the checksums of the values of the target; none, and the error, if it is not whole."""
     try:
-        values = RegionValues(task.target, region, task.nominal_nbytes)
+        values = _find_values(task.target, region, task.nominal_nbytes)
         return _Checksums(values.rounds()).by_id(), None
-    except (CorruptShardError, ShardConflictError) as error:
+    except (errors.CorruptShardError, errors.ShardConflictError) as error:
         return {}, error
 
 
-def _compare(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> TaskResult:
+def _compare(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> TaskResult:
     """Raise `SpecError` if the values of the target are not those of the source."""
     expected = _Checksums(values.rounds()).by_id()
     found, damage = _find_in_target(task, region)
@@ -164,7 +159,7 @@ def _compare(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> Task
         return TaskResult(0, 0, 0, was_there=True)
     box = grid_box(region.coords, region.shape, task.source.grid_shape)
     where = ", ".join(f"{start} to {stop - 1}" for start, stop in box)
-    raise SpecError(
+    raise errors.SpecError(
         f"the destination has an array at {task.target.prefix!r} already, of the same metadata, "
         f"and not the chunks that the source has (of those of coordinates {where}): one of the "
         "two was changed since. Nothing was written: remove the array from the destination and "
@@ -175,7 +170,7 @@ def _compare(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> Task
 # ------------------------------------------------------------------ to shards
 
 
-def _write_shard(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> TaskResult:
+def _write_shard(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> TaskResult:
     base, shard = task.target.base, task.target.layout.shard(region.coords)
     if task.may_be_there:
         there, _ = _find_in_target(task, region)
@@ -190,28 +185,29 @@ def _write_shard(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> 
         return TaskResult(0, 0, 0)
     found, damage = _find_in_target(task, region)
     if found != written.by_id():
-        raise CorruptShardError(_NOT_THE_SAME, shard_key=shard.key) from damage
+        raise errors.CorruptShardError(_NOT_THE_SAME, shard_key=shard.key) from damage
     return written.result(1)
 
 
-def _upload_shard(base: BaseStoreHandle, shard: ShardRef, values: RegionValues) -> _Checksums:
+def _upload_shard(base: BaseStoreHandle, shard: ShardRef, values: StoredValues) -> _Checksums:
     """Store the values as a shard; no shard if there are no values."""
     written = _Checksums()
     spec = shard.layout.spec
-    ranges = values.ranges() if spec.index.location == "start" else None
+    is_index_first = spec.index.location == "start"
+    if is_index_first and values.is_estimate:
+        values = _whole_objects(values.base, values.keys, values.ids)
     rounds = values.rounds()
     first = next(rounds, None)
     if first is None:
         return written
 
     def parts() -> Iterator[Sequence[bytes | memoryview]]:
-        if ranges is not None:
-            sizes = ranges.stops - ranges.starts
-            yield [packed_index(ranges.ids, sizes, spec)]
+        if is_index_first:
+            yield [packed_index(values.ids, values.stops - values.starts, spec)]
         for found in chain([first], rounds):
             written.add(found)
             yield found.values
-        if ranges is None:
+        if not is_index_first:
             yield [packed_index(written.ids, written.sizes, spec)]
 
     base.backend.upload(shard.key, parts())
@@ -221,7 +217,7 @@ def _upload_shard(base: BaseStoreHandle, shard: ShardRef, values: RegionValues) 
 # ------------------------------------------------- to objects of their own
 
 
-def _write_objects(task: ArrayTask, region: ArrayRegion, values: RegionValues) -> TaskResult:
+def _write_objects(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> TaskResult:
     base = task.target.base
     keys = dict(zip(region.ids.tolist(), region.keys(task.target), strict=True))
     written = _Checksums()
@@ -264,67 +260,61 @@ def _verify_objects(base: BaseStoreHandle, keys: Mapping[int, str], written: _Ch
     found = _Checksums(stored).by_id()
     for i, checksum in written.by_id().items():
         if found.get(i) != checksum:
-            raise CorruptValueError(_NOT_THE_SAME, key=keys[i])
+            raise errors.CorruptValueError(_NOT_THE_SAME, key=keys[i])
 
 
 # ----------------------------------------------------------------------- reads
 
 
 @dataclass(frozen=True, slots=True)
-class ValueRanges:
-    """Byte ranges of values in the order in which they are read; `which` tells the key of each."""
+class StoredValues:
+    """Values as byte ranges of objects, in the order in which they are read."""
 
+    base: BaseStoreHandle
     keys: list[str]
     which: _Ints
+    """The position in `keys` of each value."""
     starts: _Ints
     stops: _Ints
     ids: _Ints
+    is_estimate: bool = False
+    """Each value is a whole object, of about this size or missing."""
+
+    def rounds(self) -> Iterator[ReadRound]:
+        """Read all stored values in order; a changed size raises `ShardConflictError`."""
+        if self.is_estimate:
+            return _read_objects(self.base, self.keys, self.ids.tolist(), self.stops, check=True)
+        return _read_ranges(self)
 
 
-class RegionValues:
-    """The values of a region at one location; the nominal size is that before compression.
+def _find_values(
+    location: ArrayLocation, region: ArrayRegion, nominal_nbytes: int | None
+) -> StoredValues:
+    """Find the values of a region; the nominal size is that before compression.
 
     Cost: one index request for each shard that the region touches, if there are shards; one
     request for each size, if values may be too large for memory.
     """
-
-    def __init__(
-        self, location: ArrayLocation, region: ArrayRegion, nominal_nbytes: int | None
-    ) -> None:
-        self._base = location.base
-        self._ids = region.ids
-        self._ranges: ValueRanges | None = None
-        if location.spec is not None:
-            self._ranges = _ranges_in_shards(location, region)
-            return
-        self._keys = region.keys(location)
-        if nominal_nbytes is None or nominal_nbytes > ROUND_NBYTES:
-            self.ranges()
-        else:
-            self._sizes = np.full(len(self._keys), nominal_nbytes, dtype=np.int64)
-
-    def ranges(self) -> ValueRanges:
-        """Return the ranges of the stored values; request the sizes of objects if necessary."""
-        if self._ranges is None:
-            sizes = self._base.sizes(self._keys)
-            stored = [i for i, size in enumerate(sizes) if size is not None]
-            self._ranges = ValueRanges(
-                [self._keys[i] for i in stored],
-                np.arange(len(stored)),
-                np.zeros(len(stored), dtype=np.int64),
-                np.array([sizes[i] for i in stored], dtype=np.int64),
-                self._ids[stored].astype(np.int64),
-            )
-        return self._ranges
-
-    def rounds(self) -> Iterator[ReadRound]:
-        """Read all stored values in order; a changed size raises `ShardConflictError`."""
-        if self._ranges is not None:
-            return _read_ranges(self._base, self._ranges)
-        return _read_objects(self._base, self._keys, self._ids.tolist(), self._sizes, check=True)
+    if location.spec is not None:
+        return _values_in_shards(location, region)
+    keys = region.keys(location)
+    if nominal_nbytes is None or nominal_nbytes > ROUND_NBYTES:
+        return _whole_objects(location.base, keys, region.ids)
+    sizes = np.full(len(keys), nominal_nbytes, dtype=np.int64)
+    which = np.arange(len(keys))
+    return StoredValues(location.base, keys, which, 0 * which, sizes, region.ids, is_estimate=True)
 
 
-def _ranges_in_shards(location: ArrayLocation, region: ArrayRegion) -> ValueRanges:
+def _whole_objects(base: BaseStoreHandle, keys: Sequence[str], ids: _Ints) -> StoredValues:
+    """Request the sizes of objects, each of which is a value."""
+    sizes = base.sizes(keys)
+    stored = [i for i, size in enumerate(sizes) if size is not None]
+    which = np.arange(len(stored))
+    stops = np.array([sizes[i] for i in stored], dtype=np.int64)
+    return StoredValues(base, [keys[i] for i in stored], which, 0 * which, stops, ids[stored])
+
+
+def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredValues:
     """Find the values of a region in the indexes of its shards."""
     spec, layout = location.spec, location.layout
     assert spec is not None
@@ -353,7 +343,8 @@ def _ranges_in_shards(location: ArrayLocation, region: ArrayRegion) -> ValueRang
         fields[members] = index.fields[entry_ids[members]]
     present = np.flatnonzero((fields != MISSING).any(axis=1))
     starts, nbytes = fields[present].astype(np.int64).T
-    return ValueRanges(
+    return StoredValues(
+        location.base,
         [shard.key for shard in shards],
         which[present].astype(np.int64),
         starts,
@@ -398,34 +389,35 @@ def read_object(base: BaseStoreHandle, key: str, entry_id: int = 0) -> Iterator[
         return
     if size > ROUND_NBYTES:
         zero = np.zeros(1, dtype=np.int64)
-        yield from _read_ranges(base, ValueRanges([key], zero, zero, zero + size, zero + entry_id))
+        stops, ids = zero + size, zero + entry_id
+        yield from _read_ranges(StoredValues(base, [key], zero, zero, stops, ids))
         return
     (found,) = base.perform([Get(key)])
     yield ReadRound([entry_id], [check_whole(key, found.value, size)])
 
 
-def _read_ranges(base: BaseStoreHandle, wanted: ValueRanges) -> Iterator[ReadRound]:
+def _read_ranges(wanted: StoredValues) -> Iterator[ReadRound]:
     """Read byte ranges in rounds; ranges that are near to each other share a request."""
     nbytes = wanted.stops - wanted.starts
     for start, stop in _cut(nbytes):
         if nbytes[start] > ROUND_NBYTES:
-            yield from _pieces_of_range(base, wanted, start)
+            yield from _pieces_of_range(wanted, start)
         else:
-            yield ReadRound(wanted.ids[start:stop].tolist(), _read(base, wanted, start, stop))
+            yield ReadRound(wanted.ids[start:stop].tolist(), _read(wanted, start, stop))
 
 
-def _pieces_of_range(base: BaseStoreHandle, wanted: ValueRanges, i: int) -> Iterator[ReadRound]:
+def _pieces_of_range(wanted: StoredValues, i: int) -> Iterator[ReadRound]:
     """Read one range that is larger than a round."""
     key, entry_id = wanted.keys[int(wanted.which[i])], int(wanted.ids[i])
     first, last = int(wanted.starts[i]), int(wanted.stops[i])
     for start in range(first, last, ROUND_NBYTES):
         stop = min(start + ROUND_NBYTES, last)
-        (found,) = base.perform([Get(key, Range(start, stop))])
+        (found,) = wanted.base.perform([Get(key, Range(start, stop))])
         piece = check_whole(key, found.value, stop - start)
         yield ReadRound([entry_id], [piece], continues=start > first, has_more=stop < last)
 
 
-def _read(base: BaseStoreHandle, wanted: ValueRanges, start: int, stop: int) -> list[memoryview]:
+def _read(wanted: StoredValues, start: int, stop: int) -> list[memoryview]:
     """Read the ranges from position `start` to `stop`, which fit into one round."""
     part = slice(start, stop)
     which, starts, stops = wanted.which[part], wanted.starts[part], wanted.stops[part]
@@ -433,7 +425,7 @@ def _read(base: BaseStoreHandle, wanted: ValueRanges, start: int, stop: int) -> 
     if first < last and np.array_equal(starts[1:], stops[:-1]) and (which == which[0]).all():
         # Mostly shards are read as they were written: one request, and a slice for each value.
         key = wanted.keys[int(which[0])]
-        (found,) = base.perform([Get(key, Range(first, last))])
+        (found,) = wanted.base.perform([Get(key, Range(first, last))])
         data = check_whole(key, found.value, last - first)
         return [data[lo:hi] for lo, hi in pairwise([0, *(stops - first).tolist()])]
     values: list[memoryview] = [memoryview(b"")] * (stop - start)
@@ -448,7 +440,7 @@ def _read(base: BaseStoreHandle, wanted: ValueRanges, start: int, stop: int) -> 
             batch.append(Get(wanted.keys[number], Range(span.start, span.stop)))
             parts = [(int(positions[m]), *ranges[m]) for m in span.members]
             members.append([(i, lo - span.start, hi - span.start) for i, lo, hi in parts])
-    for get, found, parts in zip(batch, base.perform(batch), members, strict=True):
+    for get, found, parts in zip(batch, wanted.base.perform(batch), members, strict=True):
         assert isinstance(get.byte_range, Range)
         data = check_whole(get.key, found.value, get.byte_range.stop - get.byte_range.start)
         for i, lo, hi in parts:
