@@ -124,7 +124,8 @@ class Manifest:
 
     @property
     def values_prefix(self) -> str:
-        return f"{self.directory}values/"
+        """Of the keys that tasks write."""
+        return f"{self.directory}values/" if self.is_staged else self.prefix
 
     @property
     def _key(self) -> str:

@@ -25,10 +25,7 @@ from zarr_shardstore.convert.regions import ArrayLocation, regions_to_visit
 from zarr_shardstore.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
 from zarr_shardstore.convert.task import ArrayTask, TaskResult, run_task
 from zarr_shardstore.errors import ShardConflictError, SpecError
-from zarr_shardstore.format.consolidated_index import (
-    CONSOLIDATED_INDEX_NAME,
-    declares_consolidated_index,
-)
+from zarr_shardstore.format import consolidated_index
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import EntryOrder
@@ -174,10 +171,11 @@ class Conversion:
                 in_place.forget(self.target, plan.node)
             return _report_of(plan)
         manifest = self._manifest(plan)
-        report = self._convert_values(plan, manifest, manifest.values_prefix)
+        report = self._convert_values(plan, manifest)
         in_place.replace_values(self.target, manifest)
-        if any(map(declares_consolidated_index, plan.documents.values())):
-            self.target.perform([Delete(manifest.prefix + CONSOLIDATED_INDEX_NAME)])
+        if any(map(consolidated_index.declares_consolidated_index, plan.documents.values())):
+            name = consolidated_index.CONSOLIDATED_INDEX_NAME
+            self.target.perform([Delete(manifest.prefix + name)])
         return report
 
     def _convert_to_destination(self, plan: ArrayPlan, is_there: bool) -> ArrayReport:
@@ -190,19 +188,17 @@ class Conversion:
             reason = "the destination has it already"
             return _report_of(replace(plan, action="skipped", reason=reason))
         manifest = self._manifest(plan)
-        report = self._convert_values(plan, manifest, manifest.prefix)
+        report = self._convert_values(plan, manifest)
         # Last: a reader that sees the array sees all of it.
         self.target.write_documents(plan.new_documents)
         if self.target.supports_deletes:
             manifest.remove(self.target)
         return report
 
-    def _convert_values(
-        self, plan: ArrayPlan, manifest: in_place.Manifest, prefix: str
-    ) -> ArrayReport:
-        """Write and verify all values of an array below a prefix of the target."""
+    def _convert_values(self, plan: ArrayPlan, manifest: in_place.Manifest) -> ArrayReport:
+        """Write and verify all values of an array."""
         may_be_there = in_place.begin(self.target, manifest)
-        task = self._task(plan, prefix, may_be_there=may_be_there)
+        task = self._task(plan, manifest.values_prefix, may_be_there=may_be_there)
         report = self._run_tasks(plan, task)
         documents = plan.documents
         if self.source.documents(map(document_key, documents)) != list(documents.values()):
@@ -212,7 +208,7 @@ class Conversion:
                 "converted; the array is as it was: run the same again"
             )
         if may_be_there and not manifest.is_staged:
-            self.target.backend.tidy(prefix)
+            self.target.backend.tidy(manifest.prefix)
         return report
 
     def _check_array(self, plan: ArrayPlan, *, is_there: bool) -> None:

@@ -249,9 +249,9 @@ def _plans_of(arrays: Iterable[find.FoundArray]) -> list[ArrayPlan]:
     for found in arrays:
         plan = _plan_of(found)
         other = None if found.node.twin is None else plans.get(found.node.twin)
-        if other is not None and _share_keys(plan, other):
+        if other is not None and (both := _with_both_documents(plan, other)) is not None:
             del plans[other.node]
-            plan = _with_both_documents(plan, other)
+            plan = both
         plans[plan.node] = plan
     return sorted(plans.values(), key=lambda plan: plan.node.path)
 
@@ -316,19 +316,19 @@ def _without_marks(doc: Mapping[str, Any]) -> Mapping[str, Any]:
     return doc
 
 
-def _share_keys(plan: ArrayPlan, other: ArrayPlan) -> bool:
-    """Return whether chunks of both have the same keys: in one dimension no separator counts."""
-    if plan.geometry is None or other.geometry is None:
-        return False
-    spelled, spelled_there = plan.geometry.encoding, other.geometry.encoding
-    corners = [(0,) * len(geometry.shape) for geometry in (plan.geometry, other.geometry)]
-    return any(spelled.encode(corner) == spelled_there.encode(corner) for corner in corners)
+def _with_both_documents(plan: ArrayPlan, other: ArrayPlan) -> ArrayPlan | None:
+    """Return the plan of an array with two documents; ``None`` if no chunk key is of both.
 
-
-def _with_both_documents(plan: ArrayPlan, other: ArrayPlan) -> ArrayPlan:
+    In one dimension no separator counts.
+    """
     v3, v2 = (plan, other) if plan.node.hierarchy == "v3" else (other, plan)
+    if v3.geometry is None or v2.geometry is None:
+        return None
+    corners = [(0,) * len(geometry.shape) for geometry in (v3.geometry, v2.geometry)]
+    encode, encode_v2 = v3.geometry.encoding.encode, v2.geometry.encoding.encode
+    if not any(encode(corner) == encode_v2(corner) for corner in corners):
+        return None
     obstacle = v3.obstacle or v2.obstacle
-    assert v3.geometry is not None
     is_same = v3.geometry.has_same_chunks(v2.geometry) and v3.spec == v2.spec
     if not is_same or v3.grid_shape != v2.grid_shape:
         obstacle = obstacle or "its documents of Zarr v2 and v3 contradict each other"

@@ -13,21 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore.format import layout
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
-from zarr_shardstore.format.layout import (
-    ArrayLayout,
-    chunk_grid_shape,
-    entries_in_box,
-    grid_box,
-    is_inside,
-)
 from zarr_shardstore.format.shard import ZEP2_INDEX, EntryOrder, ShardingSpec, order_entries
 from zarr_shardstore.inspect.occupancy import grid_directory
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
@@ -57,18 +51,17 @@ class ArrayLocation:
     grid_shape: Coords
     spec: ShardingSpec | None
 
-    @property
-    def layout(self) -> ArrayLayout:
-        """Translation of keys, where there are shards."""
+    def shard(self, coords: Coords) -> layout.ShardRef:
         assert self.spec is not None
-        return ArrayLayout("", self.prefix, self.encoding, self.grid_shape, self.spec)
+        keys = layout.ArrayLayout("", self.prefix, self.encoding, self.grid_shape, self.spec)
+        return keys.shard(coords)
 
     @property
     def object_grid_shape(self) -> Coords:
         """Number of objects along each dimension."""
         if self.spec is None:
             return self.grid_shape
-        return chunk_grid_shape(self.grid_shape, self.spec.chunks_per_shard)
+        return layout.chunk_grid_shape(self.grid_shape, self.spec.chunks_per_shard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +78,14 @@ class ArrayRegion:
     @classmethod
     def of(cls, shape: Coords, coords: Coords, grid_shape: Coords, order: EntryOrder) -> Self:
         """Return region number `coords` of a grid that is cut into boxes."""
-        box = grid_box(coords, shape, grid_shape)
-        entries = entries_in_box(box, coords, shape)
+        box = layout.grid_box(coords, shape, grid_shape)
+        entries = layout.entries_in_box(box, coords, shape)
         return cls(shape, coords, order_entries(entries, shape, order))
 
     def keys(self, location: ArrayLocation) -> list[str]:
         """Return the keys of the values in order, where each has one of its own."""
-        spec = ShardingSpec(self.shape, ZEP2_INDEX)
-        layout = ArrayLayout("", location.prefix, location.encoding, location.grid_shape, spec)
-        return layout.shard(self.coords).chunk_keys(self.ids)
+        regions = replace(location, spec=ShardingSpec(self.shape, ZEP2_INDEX))
+        return regions.shard(self.coords).chunk_keys(self.ids)
 
 
 def block_shape(grid_shape: Coords) -> Coords:
@@ -143,7 +135,7 @@ def _list_regions(location: ArrayLocation, region_shape: Coords, found: set[Coor
     base, encoding, prefix = location.base, location.encoding, location.prefix
     grid_shape, object_grid = location.grid_shape, location.object_grid_shape
     object_shape = location.spec.chunks_per_shard if location.spec else (1,) * len(grid_shape)
-    n_regions = math.prod(chunk_grid_shape(grid_shape, region_shape))
+    n_regions = math.prod(layout.chunk_grid_shape(grid_shape, region_shape))
     max_regions = min(n_regions // 2, _MAX_INT64 - 1)
     n_left = math.prod(object_grid) // 2
     cursor = KeyCursor(grid_directory(prefix, encoding, len(grid_shape)))
@@ -152,9 +144,9 @@ def _list_regions(location: ArrayLocation, region_shape: Coords, found: set[Coor
         (page,) = base.perform([ListPage(cursor, _KEYS_PER_PAGE)])
         for key in page:
             coords = encoding.decode(key[len(prefix) :], len(grid_shape))
-            if coords is None or not is_inside(coords, object_grid):
+            if coords is None or not layout.is_inside(coords, object_grid):
                 continue
-            box = zip(grid_box(coords, object_shape, grid_shape), region_shape, strict=True)
+            box = zip(layout.grid_box(coords, object_shape, grid_shape), region_shape, strict=True)
             regions = product(*(range(lo // n, (hi - 1) // n + 1) for (lo, hi), n in box))
             found.update(islice(regions, max_regions + 1))
         if len(page) < _KEYS_PER_PAGE:

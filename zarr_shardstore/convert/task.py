@@ -13,7 +13,7 @@ are requested first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import TypeAlias
@@ -124,8 +124,7 @@ def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
     """Convert one region, and verify what was written.
 
     Memory: about two times `ROUND_NBYTES`, the parts of an upload, and the indexes of the
-    shards that the region touches. Base stores that take whole objects only need a whole shard
-    more: zarr stores that are neither local, nor of fsspec or obstore.
+    shards that the region touches. A base store that takes whole objects only needs a shard more.
     """
     base = task.source.base
     if task.document_key is not None and not base.perform([Exists(task.document_key)])[0]:
@@ -171,7 +170,7 @@ def _compare(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> Task
 
 
 def _write_shard(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> TaskResult:
-    base, shard = task.target.base, task.target.layout.shard(region.coords)
+    base, shard = task.target.base, task.target.shard(region.coords)
     if task.may_be_there:
         there, _ = _find_in_target(task, region)
         if there:
@@ -234,7 +233,12 @@ def _write_objects(task: ArrayTask, region: ArrayRegion, values: StoredValues) -
             to_write = [(i, v) for (i, v), t in zip(to_write, there, strict=True) if v != t]
             n_there += len(found.ids) - len(to_write)
         base.perform([Set(keys[i], value) for i, value in to_write])
-    _verify_objects(base, keys, written)
+    sizes = np.array(written.sizes, dtype=np.int64)
+    stored = _read_objects(base, [keys[i] for i in written.ids], written.ids, sizes, check=False)
+    read_back = _Checksums(stored).by_id()
+    for i, checksum in written.by_id().items():
+        if read_back.get(i) != checksum:
+            raise errors.CorruptValueError(_NOT_THE_SAME, key=keys[i])
     if task.may_be_there:
         missing = keys.keys() - set(written.ids)
         base.perform([Delete(keys[i]) for i in missing])
@@ -251,16 +255,6 @@ def _pieces_of_value(
         yield found.values
         if not found.has_more:
             return
-
-
-def _verify_objects(base: BaseStoreHandle, keys: Mapping[int, str], written: _Checksums) -> None:
-    """Read values back; raise `CorruptValueError` if one differs."""
-    sizes = np.array(written.sizes, dtype=np.int64)
-    stored = _read_objects(base, [keys[i] for i in written.ids], written.ids, sizes, check=False)
-    found = _Checksums(stored).by_id()
-    for i, checksum in written.by_id().items():
-        if found.get(i) != checksum:
-            raise errors.CorruptValueError(_NOT_THE_SAME, key=keys[i])
 
 
 # ----------------------------------------------------------------------- reads
@@ -316,7 +310,7 @@ def _whole_objects(base: BaseStoreHandle, keys: Sequence[str], ids: _Ints) -> St
 
 def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredValues:
     """Find the values of a region in the indexes of its shards."""
-    spec, layout = location.spec, location.layout
+    spec = location.spec
     assert spec is not None
     cps = np.array(spec.chunks_per_shard, dtype=np.intp)
     inside = np.unravel_index(region.ids, region.shape) if region.shape else ()
@@ -325,7 +319,7 @@ def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredVal
     shard_coords = coords // cps
     firsts, which = np.unique(shard_coords, axis=0, return_inverse=True)
     which = which.reshape(-1)
-    shards = [layout.shard(tuple(c)) for c in firsts.tolist()]
+    shards = [location.shard(tuple(c)) for c in firsts.tolist()]
     sizes = location.base.sizes([shard.key for shard in shards])
     strides = [math.prod(spec.chunks_per_shard[dim + 1 :]) for dim in range(len(cps))]
     entry_ids = (coords - shard_coords * cps) @ np.array(strides, dtype=np.intp)
