@@ -127,22 +127,16 @@ class Manifest:
         """Of the keys that tasks write."""
         return f"{self.directory}values/" if self.is_staged else self.prefix
 
-    @property
-    def _key(self) -> str:
-        return f"{self.directory}manifest.json"
-
-    def write(self, base: BaseStoreHandle) -> None:
-        base.write_documents({self._key: {"version": _VERSION, **asdict(self)}})
-
     def at_state(self, base: BaseStoreHandle, state: ExchangeState) -> Manifest:
-        """Store and return the manifest with another state."""
+        """Store and return the manifest with this state."""
         manifest = replace(self, state=state)
-        manifest.write(base)
+        key = f"{self.directory}manifest.json"
+        base.write_documents({key: {"version": _VERSION, **asdict(manifest)}})
         return manifest
 
     def remove(self, base: BaseStoreHandle) -> None:
         """Delete the manifest first, so that no run repeats the end of the conversion."""
-        base.perform([Delete(self._key)])
+        base.perform([Delete(f"{self.directory}manifest.json")])
         base.perform([DeletePrefix(self.directory)])
 
     def keys_below(self, base: BaseStoreHandle, prefix: str) -> Iterator[Sequence[str]]:
@@ -196,7 +190,7 @@ def begin(base: BaseStoreHandle, manifest: Manifest) -> bool:
             base.perform([Delete(key) for key in keys])
         base.backend.tidy(earlier.prefix)
     base.perform([DeletePrefix(manifest.directory)])
-    manifest.write(base)
+    manifest.at_state(base, "staging")
     return False
 
 

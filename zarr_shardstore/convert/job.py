@@ -298,9 +298,10 @@ class Conversion:
 
 def _report_of(plan: ArrayPlan) -> ArrayReport:
     node, cps = plan.node, None if plan.new_spec is None else plan.new_spec.chunks_per_shard
-    return ArrayReport(
-        node.path, node.hierarchy, plan.action, cps, plan.reason, n_tasks=plan.n_regions
-    )
+    n_tasks = 0
+    if plan.action != "skipped" and plan.geometry is not None:
+        n_tasks = math.prod(chunk_grid_shape(plan.grid_shape, plan.region_shape))
+    return ArrayReport(node.path, node.hierarchy, plan.action, cps, plan.reason, n_tasks=n_tasks)
 
 
 def _run_all(

@@ -75,13 +75,6 @@ class ArrayPlan:
         spec = None if self.action == "copied" else self.new_spec or self.spec
         return block_shape(self.grid_shape) if spec is None else spec.chunks_per_shard
 
-    @property
-    def n_regions(self) -> int:
-        """Number of tasks, if no region is left out."""
-        if self.action == "skipped" or self.geometry is None:
-            return 0
-        return math.prod(chunk_grid_shape(self.grid_shape, self.region_shape))
-
     def copied(self) -> ArrayPlan:
         """Return the plan to copy the objects of the array: each is one value then."""
         geometry = self.geometry

@@ -112,7 +112,12 @@ def regions_to_visit(
     Memory: some 150 bytes for each region.
     """
     n_objects = max(math.prod(location.object_grid_shape) for location in locations)
-    if n_objects <= _WALKED or _is_dense(locations[0]):
+    if n_objects <= _WALKED:
+        return None
+    first = locations[0]
+    sampled = random_coords(first.object_grid_shape, _N_SAMPLES, np.random.default_rng(0))
+    sizes = first.base.sizes([first.prefix + first.encoding.encode(c) for c in sampled])
+    if sum(size is not None for size in sizes) >= _N_DENSE:
         return None
     # A listing does not follow links to directories.
     if any(location.base.backend.linked_directory(location.prefix) for location in locations):
@@ -121,13 +126,6 @@ def regions_to_visit(
     if not all(_list_regions(location, region_shape, found) for location in locations):
         return None
     return sorted(found)
-
-
-def _is_dense(location: ArrayLocation) -> bool:
-    """Return whether many of the sampled objects of the grid are stored."""
-    coords = random_coords(location.object_grid_shape, _N_SAMPLES, np.random.default_rng(0))
-    sizes = location.base.sizes([location.prefix + location.encoding.encode(c) for c in coords])
-    return sum(size is not None for size in sizes) >= _N_DENSE
 
 
 def _list_regions(location: ArrayLocation, region_shape: Coords, found: set[Coords]) -> bool:
