@@ -34,7 +34,6 @@ def chunk_grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords
 
 
 def is_inside(coords: Coords, grid_shape: Coords) -> bool:
-    """Whether `coords` lie in the grid."""
     return all(c < n for c, n in zip(coords, grid_shape, strict=True))
 
 

@@ -82,7 +82,6 @@ class ShardReads:
         return None if self.column is None else [self.column[i] for i in self.positions]
 
     def n_whole_entries(self) -> int:
-        """Count the entries whose whole value is wanted."""
         byte_ranges = self.byte_ranges()
         if byte_ranges is None:
             return len(set(self.entry_ids))

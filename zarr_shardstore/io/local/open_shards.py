@@ -66,7 +66,6 @@ class _OpenShards:
         self.n_overwrites += n
 
     def is_locked_by_me(self, path: str) -> bool:
-        """Whether this thread has locked a shard."""
         _, thread = self._locked.get(path, (None, None))
         return threading.get_ident() in (thread, self.replaced.get(path))
 
