@@ -29,7 +29,7 @@ class CachedIndex:
     index: ShardIndex
     spec: ShardingSpec
     version: object
-    """Version of the object; equal if and only if the object is the same."""
+    """Version of a remote object; ``None`` for a local file, see `CachedShardFile.is_current`."""
     size: int | None
     is_recorded: bool = False
     """A consolidated index has it, which may be stale. Otherwise it was read from the shard."""

@@ -5,7 +5,7 @@ order, and returns its result. It does no I/O. A driver performs the batches, bl
 exception of a request is thrown into the flow.
 
 Storage transformers reply to `ValueRequest`. The driver commits `UpdateShard` by the update queue.
-Backends perform all others, but not `SetPartial` and `Modify`. Where no reply is named it is
+Backends perform all others, see `Backend`, but not `SetPartial` and `Modify`. Where no reply is named it is
 ``None``. An object that is written replaces any; removing one that is missing is no error.
 
 Source: sharding storage transformer draft, "API implementation", set_partial_values and

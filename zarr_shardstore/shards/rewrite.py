@@ -37,7 +37,8 @@ def rewrite_shard(
 ) -> Flow[list[Exception | None]]:
     """Commit groups of updates of one shard in one write; each group whole or not at all.
 
-    The caller must have locked the shard: no writer may come between the read and the write.
+    The shard is locked, or the flow runs on an optimistic view of the backend
+    (`Backend.optimistic`): no writer comes between the read and the write unnoticed.
     Return for each group ``None``, or the error for which it was left out.
 
     Cost: if the updates give every entry of the shard a new value, one ``Set`` or one ``Delete``.

@@ -265,7 +265,7 @@ class ShardingStore(Store):
         return self._engine.driver.counters.stats()
 
     async def flush(self) -> None:
-        """Seal every shard file that this process has appended to.
+        """Seal every shard file of this base store that this process has appended to.
 
         All writes are stored already. To seal a shard is to remove its journal and its gap for
         later chunks. A shard of which more than half is dead is compacted. `close` and the end of

@@ -45,9 +45,15 @@ class OpenFiles(dict[str, Any]):
 class Backend(ABC):
     """Base store to which requests are sent in batches.
 
-    Replies are those of `zarr_shardstore.shards.requests`; the driver adds a version to a `Found`
-    that has ``None``. Errors of the base store pass through. The defaults are those of a store in
-    memory, which only this process has.
+    A subclass defines `scope`, and how requests are performed: `_reply` (mode "async"), or
+    `perform` ("inline" and "thread"). It replies to `Get`, `GetIndex` (see `index_get`), `GetMany`,
+    `Exists`, `GetSize`, `Set`, `SetIfNotExists`, `Delete`, `DeletePrefix`, `Move`, `ListPrefix`,
+    `ListPage`, `CloseListing` and `ListDir`. `RecordIndex` comes only with `has_lasting_versions`;
+    `OpenShard`, `ChangeShard`, `SetWithGaps` and a `Get` with ``opened`` only with `can_append`,
+    which `LocalBackend` alone has: sealing and warm reads rely on its files.
+
+    The driver adds a version to a `Found` that has ``None``. Errors of the base store pass through.
+    The other defaults are those of a store without locks, versions and conditions.
     """
 
     mode: Literal["inline", "thread", "async"] = "async"
