@@ -5,8 +5,9 @@ order, and returns its result. It does no I/O. A driver performs the batches, bl
 exception of a request is thrown into the flow.
 
 Storage transformers reply to `ValueRequest`. The driver commits `UpdateShard` by the update queue.
-Backends perform all others, see `Backend`, but not `SetPartial` and `Modify`. Where no reply is named it is
-``None``. An object that is written replaces any; removing one that is missing is no error.
+Backends perform all others, see `Backend`, but not `SetPartial` and `Modify`. Where no reply is
+named it is ``None``. An object that is written replaces any; removing one that is missing is no
+error.
 
 Source: sharding storage transformer draft, "API implementation", set_partial_values and
 erase_values; zarr-python 2.18, ``StoreV3.set_partial_values`` (a start behind the end, a
