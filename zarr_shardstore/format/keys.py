@@ -34,7 +34,7 @@ DRAFT_DATA_ROOT = "data/root/"
 
 # An empty, "." or ".." segment would give one stored object two names, or leave the store. So
 # would a leading or trailing slash, and the empty key.
-_BAD_SEGMENT = re.compile(r"(?:^|[/\\])\.{0,2}(?:[/\\]|$)|\x00")
+_BAD_SEGMENT = re.compile(r"(?:^|[/\\])\.{0,2}(?:[/\\]|\Z)|\x00")
 
 # Names of our own files: the lock and the journal of a shard, a file that is not renamed yet.
 # No listing shows them, and clean-up removes them.
