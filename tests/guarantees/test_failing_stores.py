@@ -596,17 +596,17 @@ def stored_values(base: Any, *, is_native: bool) -> Iterator[Any]:
 # -------------------------------------------------------------------- conversions
 
 CONVERSIONS: dict[str, Callable[..., Any]] = {
-    "shard": partial(shard_store, chunks_per_shard=(2, 3)),
-    "reshard": lambda base, *more, **options: reshard(base, (3, 1), *more, **options),
+    "shard": partial(shard_store, chunks_per_shard=(2, 2)),
+    "reshard": lambda base, *more, **options: reshard(base, (1, 3), *more, **options),
     "unshard": unshard_store,
 }
 ONE = ThreadPoolExecutor(1)  # so that the nth read is always the same
 
 
 def array_of(kind: str, path: str) -> ArrayOf:
-    coords = grid_coords((3, 4))
+    coords = grid_coords((2, 3))
     chunks = {c: f"chunk {c} of {path}".encode() * (1 + c[1]) for c in coords if c != (1, 1)}
-    return ArrayOf(HIERARCHIES[kind], path, (3, 4), (1, 1), (0, 0), chunks)
+    return ArrayOf(HIERARCHIES[kind], path, (2, 3), (1, 1), (0, 0), chunks)
 
 
 def objects_to(command: str) -> dict[str, bytes]:

@@ -29,7 +29,7 @@ from tests.support.read_and_write import (
 from tests.support.side_files import is_side_file
 from zarr_shardstore import ShardingMapping
 
-SECONDS = float(os.environ.get("ZARR_SHARDSTORE_SECONDS", "8"))
+SECONDS = float(os.environ.get("ZARR_SHARDSTORE_SECONDS", "4"))
 STRATEGIES: tuple[Literal["append", "rewrite"], ...] = ("append", "append", "rewrite")
 BASES = ("local", "wrapped", "fsspec", *(["obstore"] if find_spec("obstore") else []))
 N_WRITERS = len(STRATEGIES)
