@@ -26,7 +26,7 @@ class BoomError(Exception):
 
 @pytest.mark.parametrize("driver_cls", [Blocking, Async])
 @pytest.mark.parametrize("base_name", BASES)
-@settings(max_examples=30 * N_ROUNDS)
+@settings(max_examples=20 * N_ROUNDS)
 @given(data=st.data())
 def test_like_a_dict_in_batches(driver_cls: type, base_name: str, data: st.DataObject) -> None:
     """Also with a limit that is passed often; a dropped batch leaves old or new values only."""

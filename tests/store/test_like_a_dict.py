@@ -421,7 +421,7 @@ def check_list_dir(listed: Any, model: dict[str, bytes], directory: str, case: C
 
 @pytest.mark.parametrize("driver_cls", [Blocking, Async])
 @pytest.mark.parametrize("base_name", list(ALL_BASES))
-@settings(max_examples=40 * N_ROUNDS)
+@settings(max_examples=30 * N_ROUNDS)
 @given(data=st.data())
 def test_like_a_dict(driver_cls: type, base_name: str, data: st.DataObject) -> None:
     """Every reply is that of a dict, and each shard holds more than one chunk at the end.

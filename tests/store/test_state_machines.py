@@ -44,9 +44,9 @@ def without_impossible_keys(set_value: Any) -> Any:
 @pytest.mark.parametrize(
     ("machine", "options", "n_examples"),
     [
-        (ZarrStoreStateMachine, SHARDED, 50),
-        (ZarrHierarchyStateMachine, SHARDED, 40),
-        (ZarrHierarchyStateMachine, {}, 10),
+        (ZarrStoreStateMachine, SHARDED, 30),
+        (ZarrHierarchyStateMachine, SHARDED, 20),
+        (ZarrHierarchyStateMachine, {}, 5),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of zarr, about the arrays that the machine makes
