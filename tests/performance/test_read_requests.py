@@ -362,7 +362,7 @@ async def while_the_index_is_on_its_way(store: ShardingStore) -> list[bytes | No
     tasks = []
     for at in FIRST_SHARD:
         tasks.append(asyncio.create_task(get(store, at)))
-        await asyncio.sleep(HOLD_S / 100)
+        await asyncio.sleep(HOLD_S / 400)
     return await asyncio.gather(*tasks)
 
 
