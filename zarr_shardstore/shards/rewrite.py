@@ -179,8 +179,8 @@ def apply_updates(
 def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:
     """Store a shard without its dead bytes, its entries in order; do nothing if it has none.
 
-    The caller must have locked the shard. A damaged one stays as it is. Cost: the index and the
-    size; if there are dead bytes, a read and a write of the shard.
+    It runs under the conditions of `rewrite_shard`. A damaged shard stays as it is. Cost: the index
+    and the size; if there are dead bytes, a read and a write of the shard.
     """
     (index,) = yield from read_indexes([shard])
     if index is None:
