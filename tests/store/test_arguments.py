@@ -46,7 +46,7 @@ OF_A_STORE = [
     *("batch", "chunks_initialized", "compact", "compact_sync", "consolidate_index"),
     *("consolidate_index_sync", "delete", "delete_dir", "delete_sync", "exists", "get", "get_sync"),
     *("getsize", "getsize_prefix", "list_dir", "list_prefix", "set", "set_if_not_exists"),
-    *("set_sync", "with_read_only", "get_partial_values"),
+    *("set_sync", "shard_shape", "with_read_only", "get_partial_values"),
 ]
 
 

@@ -134,7 +134,7 @@ class Flusher:
 
     def flush_due(self) -> Flow[None]:
         """Flush full shards, and the largest if the buffer is larger than its limit."""
-        yield from self._flush_or_raise(self.buffer.due())
+        yield from self.flush_shards(self.buffer.due())
 
     def flush_below(self, prefix: str) -> Flow[None]:
         """Flush the arrays that may have chunk keys that start with `prefix`."""
@@ -155,9 +155,10 @@ class Flusher:
         """Flush the arrays with wanted layouts."""
         if self.buffer.is_active:
             layouts = self.buffer.layouts()
-            yield from self._flush_or_raise([key for key in layouts if is_wanted(layouts[key])])
+            yield from self.flush_shards([key for key in layouts if is_wanted(layouts[key])])
 
-    def _flush_or_raise(self, shard_keys: Sequence[str]) -> Flow[None]:
+    def flush_shards(self, shard_keys: Sequence[str]) -> Flow[None]:
+        """Flush shards; raise the first error, with a note of how many there are."""
         failures = (yield from self.flush(shard_keys)) if shard_keys else {}
         for key, error in failures.items():
             others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""

@@ -28,17 +28,17 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.arrays.array_cache import ArrayCache
 from zarr_shardstore.arrays.catalog import Catalog, TransformedKey, flat_nodes
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError, SpecError
-from zarr_shardstore.format.arguments import array_path, items_of
+from zarr_shardstore.format.arguments import items_of
 from zarr_shardstore.format.keys import Coords, check_prefix
 from zarr_shardstore.format.layout import ArrayLayout, Box, ShardRef, grid_box
 from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.format.shard import MISSING, ShardIndex
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.buffered import Flusher
+from zarr_shardstore.operations.locate import array_at
 from zarr_shardstore.shards import stack
 from zarr_shardstore.shards.index_reads import read_indexes, rounds_of, try_read_indexes
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir
@@ -392,10 +392,11 @@ def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.
     No chunk key is spelled. Cost: a listing of the smallest directory with all shards of the
     region, and the indexes of those that are stored.
     """
-    array = yield from _sharded_array(flusher.catalog.arrays, path)
-    yield from flusher.flush_array(array.node)
+    array = yield from array_at(flusher.catalog.arrays, path)
     split = stack.split_at_sharding(array.stack)
-    assert split is not None
+    if split is None:
+        raise SpecError(f"the array {array.node.path!r} is not sharded")
+    yield from flusher.flush_array(array.node)
     assert array.grid_shape is not None
     layout, below = split[0].layout, split[1]
     box = _box_of(region, array.grid_shape)
@@ -453,18 +454,3 @@ def _mark_chunks(out: npt.NDArray[np.bool_], box: Box, shard: ShardRef, index: S
     there = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(both, covered, strict=True))
     here = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(both, box, strict=True))
     out[here] = present[there]
-
-
-def _sharded_array(arrays: ArrayCache, path: str) -> Flow[StoredArray]:
-    path = array_path(path)
-    is_there = False
-    for node in (Node("v3", path), Node("v2", path), Node("draft", path)):
-        array = (yield from arrays.lookup([node]))[node]
-        if isinstance(array, ShardStoreError):
-            raise array
-        if array is not None and stack.split_at_sharding(array.stack) is not None:
-            return array
-        is_there |= array is not None
-    raise SpecError(
-        f"the array {path!r} is not sharded" if is_there else f"there is no array at {path!r}"
-    )

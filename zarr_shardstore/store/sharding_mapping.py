@@ -20,6 +20,7 @@ from zarr_shardstore.io.buffers import as_view
 from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.listing import Region, chunks_initialized, raise_first
+from zarr_shardstore.operations.locate import Location, locate
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.store.options import ShardingOptions
 from zarr_shardstore.store.sharding_store import ShardingStore
@@ -114,6 +115,43 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
         """As `ShardingStore.chunks_initialized`."""
         return self._run(chunks_initialized(self._engine.operations.flusher, path, region))
+
+    def shard_shape(self, path: str) -> tuple[int, ...] | None:
+        """As `ShardingStore.shard_shape`."""
+        return self._store.shard_shape(path)
+
+    def locate(self, keys: Iterable[str]) -> list[Location]:
+        """Return where values are stored, from documents and indexes alone.
+
+        Returns
+        -------
+        list of tuple (shard_key, offset, nbytes) or None
+            For each key the key of an object of the base store, and the place of the value in
+            it, in bytes. A key that passes through gives its own key, 0 and the size of the
+            stored object. ``None``: there is no such value.
+
+        Raises
+        ------
+        CorruptShardError
+            If the index of a shard is damaged.
+        UnsupportedError
+            If storage transformers below sharding, or without it, change the stored bytes.
+
+        Notes
+        -----
+        A location holds until the next write of its shard. An open batch first stores the shards
+        of these keys. Cost: two rounds, first the documents that are not cached, then the indexes
+        of the shards, and the sizes of keys that pass through. No chunk is read.
+
+        Examples
+        --------
+        >>> m = ShardingMapping({}, chunks_per_shard=(2, 2))
+        >>> m["data/root/foo/c0/1"] = b"abc"
+        >>> m.locate(["data/root/foo/c0/1", "data/root/foo/c0/0"])
+        [('data/root/foo/c0/0', 0, 3), None]
+        """
+        wanted = items_of("keys", keys)
+        return self._run(locate(self._engine.operations.flusher, wanted))
 
     def batch(self, *, max_nbytes: int | None = None) -> Batch:
         """As `ShardingStore.batch`."""

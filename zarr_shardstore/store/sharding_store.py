@@ -31,6 +31,7 @@ from zarr_shardstore.io.seal import seal_all, seal_all_async
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.listing import Region, as_directory, chunks_initialized, raise_first
+from zarr_shardstore.operations.locate import shard_shape
 from zarr_shardstore.operations.values import shard_ids
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import ListedKeys
@@ -384,6 +385,28 @@ class ShardingStore(Store):
         """
         flow = chunks_initialized(self._engine.operations.flusher, path, region)
         return await self._run(flow, only_reads=True)
+
+    def shard_shape(self, path: str) -> tuple[int, ...] | None:
+        """Return the shape of the shards of an array, in elements. The call blocks.
+
+        ``None`` if the array is not sharded: each chunk is an object of its own. Writes of regions
+        that begin and end at multiples of this shape store each shard once. zarr's ``z.shards``
+        shows ``None`` here, because users of this store see plain chunks.
+
+        Raises
+        ------
+        SpecError
+            If there is no array at `path`.
+
+        Examples
+        --------
+        >>> import zarr
+        >>> store = ShardingStore({}, chunks_per_shard=(2, 3))
+        >>> z = zarr.create_array(store, name="z", shape=(80, 80), chunks=(10, 10), dtype="u1")
+        >>> store.shard_shape("z")
+        (20, 30)
+        """
+        return self._engine.driver.run(shard_shape(self._engine.operations.arrays, path))
 
     # ------------------------------------------------------------------- batch
 
