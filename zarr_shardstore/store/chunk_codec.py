@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numcodecs
 import numpy as np
@@ -80,6 +80,26 @@ _KINDS = "biufc"
 """Kinds of data types whose elements are plain bytes: booleans, numbers."""
 
 
+class PlainCodec(NamedTuple):
+    """Codec of chunks as numpy arrays, without a buffer object, for any thread."""
+
+    dtype: np.dtype[Any]
+    """Data type in the stored byte order."""
+    compress: Callable[[npt.NDArray[Any]], bytes] | None
+    """``None``: chunks are only decoded in this way."""
+    decompress: Callable[[bytes | memoryview], Any] | None
+
+    def encode(self, values: npt.NDArray[Any]) -> bytes:
+        """Return the bytes of the values of a chunk, in any memory layout and byte order."""
+        assert self.compress is not None
+        return self.compress(np.ascontiguousarray(values, self.dtype))
+
+    def decode(self, value: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """Return the chunk that bytes encode, in the stored byte order."""
+        data = value if self.decompress is None else self.decompress(value)
+        return np.frombuffer(data, self.dtype).reshape(shape)
+
+
 class ChunkCodec:
     """Blocking encoder and decoder of the chunks of one array, for any thread."""
 
@@ -87,8 +107,6 @@ class ChunkCodec:
         self._codecs = codecs
         self._steps = steps
         self._specs: tuple[ArraySpec, list[ArraySpec]] | None = None
-        self._decompress = _DECOMPRESS.get(type(codecs[-1]))
-        self._dtypes: tuple[ArraySpec | None, Any] = None, None
 
     @classmethod
     def of(cls, codecs: Sequence[Codec]) -> ChunkCodec | None:
@@ -115,28 +133,26 @@ class ChunkCodec:
         chunk: NDBuffer = data
         return chunk
 
-    def is_plain(self, spec: ArraySpec) -> bool:
-        """Whether chunks are numbers, ``bytes`` and at most one compressor of zarr: most are."""
+    def plain(self, spec: ArraySpec) -> PlainCodec | None:
+        """Return a shorter way, if chunks are numbers, ``bytes`` and at most one compressor of
+        zarr: most are."""
         first, *others = self._codecs
         dtype = spec.dtype.to_native_dtype()
-        return (
-            type(first) is BytesCodec
-            and (first.endian is not None or dtype.itemsize == 1)
-            and dtype.kind in _KINDS
-            and len(others) <= 1
-            and all(type(codec) in _DECOMPRESS for codec in others)
-        )
-
-    def decode_plain(self, value: bytes | memoryview, spec: ArraySpec) -> npt.NDArray[Any]:
-        """As `decode` without buffer objects, in the stored byte order, where `is_plain`."""
-        of, dtype = self._dtypes  # one tuple: another thread sees the old pair or the new one
-        if of is not spec:
-            endian = getattr(self._codecs[0], "endian", None)
-            order: Any = "=" if endian is None else getattr(endian, "value", endian)
-            dtype = spec.dtype.to_native_dtype().newbyteorder(order)
-            self._dtypes = spec, dtype
-        data = value if self._decompress is None else self._decompress(value)
-        return np.frombuffer(data, dtype).reshape(spec.shape)
+        if (
+            type(first) is not BytesCodec
+            or (first.endian is None and dtype.itemsize > 1)
+            or dtype.kind not in _KINDS
+            or len(others) > 1
+            or not all(type(codec) in _DECOMPRESS for codec in others)
+        ):
+            return None
+        order: Any = "=" if first.endian is None else getattr(first.endian, "value", first.endian)
+        stored = dtype.newbyteorder(order)
+        if not others:
+            return PlainCodec(stored, np.ndarray.tobytes, None)
+        (codec,) = others
+        compress = zstd_compress_of(codec) if isinstance(codec, ZstdCodec) else None
+        return PlainCodec(stored, compress, _DECOMPRESS[type(codec)])
 
     def _specs_along(self, spec: ArraySpec) -> list[ArraySpec]:
         """Return the spec of the input of each codec when it encodes."""

@@ -79,6 +79,11 @@ class ChunkPart(NamedTuple):
         chunk[self.inside] = part
         return None if _is_empty(chunk, spec) else chunk
 
+    def whole_chunk_in(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+        """Return the values of the chunk, as a view, if the part is all of a chunk."""
+        chunk = values[self.outside] if self.is_complete and values.shape else values
+        return chunk if self.is_complete and chunk.shape == self.spec.shape else None
+
     def put(self, chunk: ChunkValues | None, out: ChunkValues, drop_axes: tuple[int, ...]) -> None:
         """Put this part of a chunk, or of the fill value, into the result of a read."""
         if chunk is None:
@@ -93,19 +98,19 @@ def fill_value_of(spec: ArraySpec) -> Any:
     return spec.dtype.default_scalar() if spec.fill_value is None else spec.fill_value
 
 
-def _is_empty(chunk: NDBuffer, spec: ArraySpec) -> bool:
+def _is_empty(chunk: ChunkValues, spec: ArraySpec) -> bool:
     """Whether a chunk is not stored, because the array stores no chunks of fill values."""
     if spec.config.write_empty_chunks:
         return False
     fill = fill_value_of(spec)
-    array = chunk.as_ndarray_like()
+    array: Any = chunk.as_ndarray_like() if isinstance(chunk, NDBuffer) else chunk
     if isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.size:
         # Most chunks differ in their first element, and a look at all elements takes 20 µs.
         first = array[(0,) * array.ndim]
         is_nan = first != first
         if first != fill and not is_nan:
             return False
-    return chunk.all_equal(fill)
+    return spec.prototype.nd_buffer.from_ndarray_like(array).all_equal(fill)
 
 
 @runtime_checkable
@@ -114,7 +119,7 @@ class _TakesWholeOperations(Protocol):
 
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]: ...
 
-    async def _set_or_erase(self, items: Iterable[tuple[str, Buffer | None]]) -> None: ...
+    async def _set_or_erase(self, items: Iterable[tuple[str, Buffer | bytes | None]]) -> None: ...
 
     async def _get_values(self, keys: Sequence[str]) -> Sequence[Value | None]: ...
 
@@ -165,14 +170,14 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             return await super().read(batch, out, drop_axes)
         is_present: dict[int, bool] = {}
         array = out.as_ndarray_like()
-        is_plain = codec.is_plain(batch[0][1])
+        plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
 
         def put(item: tuple[ChunkPart, Value | None]) -> None:
             part, value = item
             if value is None:
                 part.put(None, out, drop_axes)
-            elif is_plain and isinstance(array, np.ndarray):
-                part.put(codec.decode_plain(value, part.spec), array, drop_axes)
+            elif plain is not None:
+                part.put(plain.decode(value, part.spec.shape), array, drop_axes)
             else:
                 buffer = part.spec.prototype.buffer.from_bytes(value)
                 part.put(codec.decode(buffer, part.spec), out, drop_axes)
@@ -181,7 +186,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             values = await store._get_values([part.key for part in parts])
             is_present.update((i, v is not None) for i, v in zip(positions, values, strict=True))
             nbytes = _nbytes(parts)
-            are_small = is_plain and nbytes < len(parts) * _SMALL_NBYTES
+            are_small = plain is not None and nbytes < len(parts) * _SMALL_NBYTES
             items = list(zip(parts, values, strict=True))
             await map_in_threads(put, items, nbytes, are_small=are_small)
 
@@ -203,9 +208,15 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             await super().write(batch, value, drop_axes)
             return
         encoding = asyncio.Lock()  # one unit after another; the others are stored concurrently
+        array = value.as_ndarray_like()
+        plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
 
-        def encode(item: tuple[ChunkPart, Buffer | None]) -> Buffer | None:
+        def encode(item: tuple[ChunkPart, Buffer | None]) -> Buffer | bytes | None:
             part, old = item
+            if plain is not None and plain.compress is not None:
+                values = part.whole_chunk_in(array)
+                if values is not None:
+                    return None if _is_empty(values, part.spec) else plain.encode(values)
             old_chunk = None if old is None else codec.decode(old, part.spec)
             chunk = part.chunk_to_write(value, old_chunk, drop_axes)
             return None if chunk is None else codec.encode(chunk, part.spec)
