@@ -60,6 +60,7 @@ def test_figures_of_a_v3_array(kind: str) -> None:
         path="a",
         hierarchy="v3",
         declaration="codec",
+        read_by="every v3 reader",
         shape=(5, 21),
         dtype="uint16",
         chunk_shape=(1, 3),

@@ -38,6 +38,7 @@ from zarr_shardstore.cli import parameters
 from zarr_shardstore.cli.app import app
 from zarr_shardstore.cli.output import ProgressBars, progress_lines
 from zarr_shardstore.inspect.shard_map import printable
+from zarr_shardstore.metadata.readers import ONLY_HERE
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
@@ -48,8 +49,11 @@ CONVERSIONS = ["shard", "unshard", "reshard"]
 
 
 STEP = Progress("raw", "sharded", n_tasks=4, n_tasks_done=2, n_chunks=100, n_bytes=12_345)
-RAW = ArrayReport("raw", "v3", "sharded", (8, 8), "as asked", 4_096, 64, 1_234_567, 64, 2, 1.5)
-LABELS = ArrayReport("labels", "v2", "skipped", None, "not among the paths")
+RAW = ArrayReport(
+    *("raw", "v3", "sharded", (8, 8), "as asked", 4_096, 64, 1_234_567, 64, 2, 1.5), read_by="all"
+)
+LABELS = ArrayReport("labels", "v2", "skipped", None, "not among the paths", read_by="this")
+IMAGE = ArrayReport("0", "v2", "sharded", (8,), read_by=ONLY_HERE, was_read_by="every v2 reader")
 REPORT = ConversionReport((RAW, LABELS), n_copied_keys=3, notes=("look\nhere",), seconds=1.5)
 
 
@@ -58,12 +62,13 @@ class NativeReport:
     """As that of `zarr_shardstore.native.bridge`."""
 
     entries: tuple[Any, ...] = (SimpleNamespace(path="raw", action="translated", reason="as is"),)
+    notes: tuple[str, ...] = ("look here",)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"entries": [vars(entry) for entry in self.entries]}
+        return {"entries": [vars(entry) for entry in self.entries], "read_by": "all"}
 
     def __str__(self) -> str:
-        return "translated 1 of 1 nodes"
+        return "translated 1 of 1 nodes\nread by: every v3 reader"
 
 
 class StandIn:
@@ -74,12 +79,16 @@ class StandIn:
         self.error: BaseException | None = None
         self.report = REPORT
         self.native_report = NativeReport()
+        self.planned: tuple[ArrayReport, ...] = ()
+        """What the command learns before it asks."""
 
     def module(self, *names: str) -> Any:
         return SimpleNamespace(**{name: self.function(name) for name in names})
 
     def function(self, name: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dry_run") and "native" not in name and "progress" not in kwargs:
+                return ConversionReport(self.planned, dry_run=True)
             self.calls.append((name, args, kwargs))
             if (progress := kwargs.get("progress")) is not None:
                 progress(STEP)
@@ -140,6 +149,7 @@ def test_shard_hands_over_what_its_options_say(tools: StandIn) -> None:
     result = run(
         *("shard", "volume.zarr", "new.zarr", "--chunks-per-shard", "8,8", "--path", "raw"),
         *("--path", "x/*", "--declaration", "storage_transformers", "--index-location", "start"),
+        *("--native", "--ome"),
         *("--order", "C", "--destination-option", "anon=true", "--dry-run"),
         *("--source-option", "key=text", "--source-option", 'kw={"a": 1}'),
     )
@@ -157,6 +167,8 @@ def test_shard_hands_over_what_its_options_say(tools: StandIn) -> None:
         "source_options": {"key": "text", "kw": {"a": 1}},
         "destination_options": {"anon": True},
         "dry_run": True,
+        "native": True,
+        "ome": True,
     }
 
 
@@ -171,7 +183,8 @@ def test_what_is_not_said_is_left_to_the_tools(tools: StandIn) -> None:
     spelled = {"declaration": None, "index_location": None, "order": "morton"}
     for _, _, kwargs in tools.calls:
         del kwargs["progress"]
-    assert shard[2] == {"chunks_per_shard": "auto", **spelled, **rest}
+    own = {"chunks_per_shard": "auto", "native": False, "ome": False}
+    assert shard[2] == {**own, **spelled, **rest}
     assert unshard == ("unshard_store", ("packed.zarr", "new.zarr"), rest)
     assert reshard == ("reshard", ("packed.zarr", None, "new.zarr"), {**spelled, **rest})
 
@@ -182,11 +195,14 @@ def test_what_is_handed_over_is_what_the_tools_take(module: str, tools: StandIn)
     file = Path(zarr_shardstore.__file__).parent / f"{module.replace('.', '/')}.py"
     if not file.is_file():
         pytest.skip(f"there is no {file.name}")
-    stand_in = sys.modules.pop(f"zarr_shardstore.{module}")
+    stand_ins = {
+        name: sys.modules.pop(name)
+        for name in ("zarr_shardstore.convert.api", "zarr_shardstore.native.bridge")
+    }
     try:
         true = import_module(f"zarr_shardstore.{module}")
     finally:
-        sys.modules[f"zarr_shardstore.{module}"] = stand_in
+        sys.modules.update(stand_ins)
     for command in CONVERSIONS if module == "convert.api" else ["to-native", "from-native"]:
         more = ["--chunks-per-shard", "2"] if command == "reshard" else []
         assert run(command, "volume.zarr", *more, "--dry-run").exit_code == 0
@@ -317,9 +333,9 @@ def test_without_a_terminal_objects_are_replaced_only_if_yes_is_said(
 @pytest.mark.parametrize(
     ("command", "asks"),
     [
-        ("shard", "are replaced, after they were verified. Go on?"),
-        ("to-native", "The metadata documents of 'volume.zarr' are replaced. Go on?"),
-        ("from-native", "The metadata documents of 'volume.zarr' are replaced. Go on?"),
+        ("shard", "are replaced, after they were verified (or name a destination). Go on?"),
+        ("to-native", "The metadata documents of 'volume.zarr' are replaced (or --dry-run"),
+        ("from-native", "and its shards are read only through this package (or --dry-run"),
     ],
 )
 def test_on_a_terminal_it_asks(
@@ -333,6 +349,36 @@ def test_on_a_terminal_it_asks(
     assert not tools.calls
     assert run(command, "volume.zarr", input="y\n").exit_code == 0
     assert len(tools.calls) == 1
+
+
+@pytest.mark.parametrize("destination", [[], ["new.zarr"]])
+@pytest.mark.parametrize("command", ["shard", "reshard"])
+def test_no_reader_of_v2_arrays_is_lost_without_a_word(
+    command: str, destination: list[str], tools: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks and names the remedy, or ends with 2; --yes and --native are answers."""
+    tools.planned = (IMAGE, RAW)
+    args = [
+        command,
+        "volume.zarr",
+        *destination,
+        *(["--chunks-per-shard", "2"] * (command[0] == "r")),
+    ]
+    result = run(*args)
+    assert result.exit_code == 2
+    words = " ".join(result.stderr.split())
+    assert "Zarr v2 (1 array) are read only through this package" in words
+    assert "--native" in words
+    assert "say --yes" in words
+    monkeypatch.setattr(parameters, "_can_ask", lambda: True)
+    assert run(*args, input="n\n").exit_code == 1
+    assert not tools.calls
+    assert run(*args, input="y\n").exit_code == 0
+    monkeypatch.setattr(parameters, "_can_ask", lambda: False)
+    assert run(*args, "--yes").exit_code == run(*args, "--dry-run").exit_code == 0
+    assert len(tools.calls) == 3
+    if command == "shard" and destination:
+        assert run(*args, "--native").exit_code == 0
 
 
 # ------------------------------------------------------------- how it ends
@@ -397,7 +443,8 @@ def test_an_interrupted_conversion_says_how_to_go_on(tools: StandIn) -> None:
 def test_conversions_print_what_became_of_each_array(tools: StandIn) -> None:
     """As a table, and as JSON; progress goes to stderr."""
     result = run("shard", "volume.zarr", "new.zarr")
-    _, raw, labels, note, total = result.stdout.splitlines()
+    _, raw, labels, note, readers, total = result.stdout.splitlines()
+    assert readers == "read by: all (1 of 2); this (1 of 2)"
     assert re.search(r"^raw +v3 +sharded +8 × 8 +4,096 +64 +1.2 MB +as asked$", raw)
     assert re.search(r"^labels +v2 +skipped +not among the paths$", labels)
     assert note == r"note: look\nhere"
@@ -413,7 +460,10 @@ def test_native_commands_print_what_became_of_each_node(tools: StandIn) -> None:
     """As a table, and as JSON."""
     for command in ("to-native", "from-native"):
         lines = run(command, "volume.zarr", "--yes").stdout.splitlines()
-        assert lines == ["raw  translated  as is", "translated 1 of 1 nodes"]
+        assert lines == [
+            *("raw  translated  as is", "note: look here"),
+            *("translated 1 of 1 nodes", "read by: every v3 reader"),
+        ]
         found = json.loads(run(command, "volume.zarr", "--json", "--yes").stdout)
         assert found == tools.native_report.as_dict()
 
@@ -421,7 +471,9 @@ def test_native_commands_print_what_became_of_each_node(tools: StandIn) -> None:
 def test_a_dry_run_says_that_it_was_one(tools: StandIn) -> None:
     """In words that cannot be taken for the other, and without counts of nothing."""
     tools.report = replace(REPORT, dry_run=True)
-    _, raw, labels, _, total = run("shard", "volume.zarr", "--dry-run").stdout.splitlines()
+    lines = run("shard", "volume.zarr", "--dry-run").stdout.splitlines()
+    _, raw, labels, _, readers, total = lines
+    assert readers.startswith("would be read by: all")
     assert re.search(r"^raw +v3 +would be sharded +8 × 8 +as asked$", raw)
     assert "would be left" in labels
     assert total == "nothing was changed: a dry run; 3 other keys would be copied"
@@ -437,10 +489,11 @@ def test_info_shows_groups_arrays_and_figures() -> None:
         "chunks 2 × 3 40 of 100 40 % 480 bytes",
         "shards 4 × 12 6 of 15 1.3 kB",
         "1 array, 1 sharded; 40 chunks in 6 objects; 1.3 kB",
+        "read by: every v3 reader",
     ):
         assert figure in text, text
     assert "\x1b" not in result.stdout
-    assert len(result.stdout.splitlines()) == 8, "nothing is wrapped"
+    assert len(result.stdout.splitlines()) == 9, "nothing is wrapped"
 
 
 def test_compact_removes_dead_bytes(here: Path) -> None:

@@ -19,6 +19,7 @@ from zarr_shardstore.cli.parameters import PARAMETERS, confirm, executor_of, is_
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.inspect.info import get_shard_info, sharded_paths
 from zarr_shardstore.inspect.shard_map import render_figure, render_html, render_text, shard_map
+from zarr_shardstore.metadata.readers import ONLY_HERE
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 
 app = typer.Typer(
@@ -72,10 +73,17 @@ def _command(example: str, *parameters: str) -> Callable[[_Function], _Function]
 
 
 @_command(
-    "shard volume.zarr packed.zarr", "source destination chunks_per_shard", _FORM, _CONVERSION
+    "shard volume.zarr packed.zarr --native",
+    "source destination chunks_per_shard native ome",
+    _FORM,
+    _CONVERSION,
 )
 def _shard(source: str, destination: str | None, **options: Any) -> None:
-    """Pack the chunks of a store into shards."""
+    """Pack the chunks of a store into shards.
+
+    Arrays of Zarr v3 stay readable by every v3 reader. Those of Zarr v2 do not: --native makes
+    them v3, also --ome where there is OME-Zarr metadata.
+    """
     _convert("shard_store", (source, destination), **options)
 
 
@@ -107,10 +115,20 @@ def _convert(
     **options: Any,
 ) -> None:
     source, destination = arguments[0], arguments[-1]
-    if destination is None or is_same(source, destination):
-        warning = f"the stored objects of {source!r} are replaced, after they were verified"
-        confirm(warning, "name a destination", is_confirmed=yes or options["dry_run"])
     convert = getattr(import_module("zarr_shardstore.convert.api"), tool)
+    warnings, other_ways = [], []
+    if destination is None or is_same(source, destination):
+        warnings = [f"the stored objects of {source!r} are replaced, after they were verified"]
+        other_ways = ["name a destination"]
+    if not (yes or options["dry_run"] or tool == "unshard_store" or options.get("native")):
+        planned = convert(*arguments, **{**options, "dry_run": True}).arrays
+        if n := sum(array.loses_readers for array in planned):
+            what = f"shards of Zarr v2 ({output.count(n, 'array')}) are read {ONLY_HERE}"
+            warnings.append(f"{what}, by no viewer")
+            other_ways.append("shard with --native, which makes them Zarr v3 for every v3 reader")
+    if warnings:
+        warning, other_way = "; ".join(warnings), ", or ".join(other_ways)
+        confirm(warning, other_way, is_confirmed=yes or options["dry_run"])
     with (
         executor_of(workers, is_processes=processes) as executor,
         output.progress_on_stderr() as progress,
@@ -133,13 +151,15 @@ def _to_native(**options: Any) -> None:
 def _from_native(**options: Any) -> None:
     """Declare native shards in the other ways.
 
-    Only metadata is written: the shards stay as they are.
+    Only metadata is written: the shards stay as they are. No other program reads them then.
     """
     _translate("from_native", **options)
 
 
 def _translate(tool: str, store: str, *, yes: bool, as_json: bool, **options: Any) -> None:
     warning = f"the metadata documents of {store!r} are replaced"
+    if tool == "from_native":
+        warning += f", and its shards are read {ONLY_HERE}"
     confirm(warning, "--dry-run to see which", is_confirmed=yes or options["dry_run"])
     report = getattr(import_module("zarr_shardstore.native.bridge"), tool)(store, **options)
     _check_arrays(report.entries, store)

@@ -166,6 +166,8 @@ def info_text(info: StoreInfo) -> str:
         lines += [f"  {next(table)}" for _ in some]
         if array.shares_objects:
             lines.append("  the objects are those of the v3 array: totals count them once")
+        if array.read_by != info.read_by:
+            lines.append(f"  read by: {printable(array.read_by)}")
         lines += [f"  {printable(note)}" for note in array.notes]
         lines += [f"  ! {printable(error)}" for error in array.errors]
         if array.n_errors > len(array.errors):
@@ -177,7 +179,7 @@ def info_text(info: StoreInfo) -> str:
         f"dead {decimal(info.dead_nbytes)}"
     )
     errors = f"; {count(info.n_errors, 'error')}" if info.n_errors else ""
-    return "\n".join([*lines, total + errors])
+    return "\n".join([*lines, f"read by: {printable(info.read_by)}", total + errors])
 
 
 def _head(array: ArrayInfo) -> str:
@@ -233,7 +235,8 @@ def conversion_text(report: ConversionReport) -> str:
     if not report.dry_run:
         total.append(f"{report.seconds:.1f} s")
     notes = [f"note: {printable(note)}" for note in report.notes]
-    return "\n".join([*_table(rows, right=(4, 5, 6)), *notes, "; ".join(total)])
+    readers = f"{would_be}read by: {printable(report.read_by)}"
+    return "\n".join([*_table(rows, right=(4, 5, 6)), *notes, readers, "; ".join(total)])
 
 
 def compaction_text(report: CompactionReport, store: str) -> str:
@@ -250,7 +253,8 @@ def native_text(report: NativeReport) -> str:
     rows = [
         [path_text(entry.path), entry.action, printable(entry.reason)] for entry in report.entries
     ]
-    return "\n".join([*_table(rows), str(report)])
+    notes = [f"note: {printable(note)}" for note in report.notes]
+    return "\n".join([*_table(rows), *notes, *map(printable, str(report).splitlines())])
 
 
 def count(n: int, noun: str) -> str:

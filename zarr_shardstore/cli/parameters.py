@@ -63,7 +63,8 @@ _ALL = [
     _option("storage_options", _Texts, _STORAGE_OPTION, flag="--source-option"),
     _option("source_options", _Texts, _STORAGE_OPTION, flag="--source-option"),
     _option("destination_options", _Texts, _STORAGE_OPTION, flag="--destination-option"),
-    _option("ome", bool, "Also bring OME-Zarr metadata to version 0.5.", False),
+    _option("native", bool, "Also do what to-native does: every v3 reader reads it.", False),
+    _option("ome", bool, "Also bring OME-Zarr 0.4 metadata to version 0.5.", False),
     _option("zarr_format", int, "Format of the new metadata.", 3, min=2, max=3),
     _option("png", Path | None, "Draw into this file, with matplotlib."),
     _option("html", Path | None, "Draw into a page, which loads nothing."),
@@ -159,7 +160,8 @@ def confirm(warning: str, other_way: str, *, is_confirmed: bool) -> None:
         raise typer.BadParameter(
             f"{warning}: say --yes to do that, or {other_way}", param_hint="'--yes'"
         )
-    typer.confirm(f"{warning[0].upper()}{warning[1:]}. Go on?", abort=True, err=True)
+    question = f"{warning[0].upper()}{warning[1:]} (or {other_way}). Go on?"
+    typer.confirm(question, abort=True, err=True)
 
 
 def _can_ask() -> bool:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
 from types import EllipsisType
 from typing import Any, TypedDict, Unpack
 
 from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
-from zarr_shardstore.convert.job import convert_store
+from zarr_shardstore.convert.job import convert_store, finish_exchanges
 from zarr_shardstore.convert.report import CompactionReport, ConversionReport, OnProgress
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.inspect.occupancy import read_shards
 from zarr_shardstore.inspect.open_base import StoreLike, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
+from zarr_shardstore.native.preview import native_preview
 from zarr_shardstore.operations.upkeep import shards_below
 from zarr_shardstore.shards.stack import run_above
 from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions
@@ -52,6 +55,8 @@ def shard_store(
     progress: OnProgress | None = None,
     consolidate_index: bool = False,
     shard_shape: ChunksPerShard | EllipsisType = ...,
+    native: bool = False,
+    ome: bool = False,
 ) -> ConversionReport:
     """Pack the chunks of the arrays of a store into shards, in place or in another store.
 
@@ -89,6 +94,12 @@ def shard_store(
         At the end do what `ShardingStore.consolidate_index` does, for all sharded arrays.
     shard_shape
         The name that zarr-vectors has for `chunks_per_shard`; in chunks, too.
+    native
+        Also do what `to_native` does, so that every Zarr v3 reader reads the result: Zarr v2
+        becomes v3. In place that comes first, so the store is readable if the process is killed
+        in between. Without it, no other program reads the shards of Zarr v2 arrays.
+    ome
+        With `native`: make OME-Zarr 0.4 metadata that of 0.5.
 
     Returns
     -------
@@ -138,6 +149,10 @@ def shard_store(
         index_location=index_location,
         order=order,
     )
+    if native and declaration == "storage_transformers":
+        raise SpecError("native=True declares arrays by the codec: leave declaration away")
+    if ome and not native:
+        raise SpecError("ome=True translates metadata, which goes with native=True")
     mapping = None
     if consolidate_index:
         result, options = source, source_options
@@ -145,17 +160,29 @@ def shard_store(
             result, options = destination, destination_options
         mapping = ShardingMapping(open_base(result, options).store)
         mapping._engine.check_consolidation()
-    report = convert_store(
-        source,
-        destination,
-        sharding,
+    convert = partial(
+        convert_store,
+        sharding=sharding,
         paths=paths,
         executor=executor,
-        source_options=source_options,
         destination_options=destination_options,
-        dry_run=dry_run,
         progress=progress,
     )
+    notes: tuple[str, ...] = ()
+    if native:
+        base = open_base(source, source_options)
+        is_in_place = destination is None and not dry_run
+        if is_in_place:
+            notes = finish_exchanges(base)
+        preview, change = native_preview(base, paths, ome=ome)
+        report = convert(preview, destination, dry_run=dry_run or is_in_place)
+        notes += change.notes
+        if is_in_place:  # nothing was refused
+            change.make(base, dry_run=False)
+            report = convert(base, None)
+        report = replace(report, notes=notes + report.notes)
+    else:
+        report = convert(source, destination, source_options=source_options, dry_run=dry_run)
     if mapping is not None and not dry_run:
         mapping.consolidate_index()
     return report

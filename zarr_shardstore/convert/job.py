@@ -29,10 +29,11 @@ from zarr_shardstore.format import consolidated_index
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.inspect.find import StoreContents
+from zarr_shardstore.inspect.find import StoreContents, quoted
 from zarr_shardstore.inspect.occupancy import keys_of_values
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike, open_base
-from zarr_shardstore.metadata.documents import document_key
+from zarr_shardstore.metadata.documents import Node, document_key
+from zarr_shardstore.metadata.readers import read_by
 from zarr_shardstore.shards.requests import Delete
 from zarr_shardstore.store.options import ShardingOptions
 
@@ -44,7 +45,7 @@ thread has up to 64 requests under way."""
 
 
 def convert_store(
-    source: StoreLike,
+    source: StoreLike | BaseStoreHandle,
     destination: StoreLike | None,
     sharding: ShardingOptions,
     *,
@@ -106,7 +107,30 @@ def convert_store(
             "it holds keys that are neither chunks nor documents, they were not copied"
             for node in conversion.contents.unlisted
         )
+    if lost := [array.path for array in arrays if array.loses_readers]:
+        notes += (
+            f"no other program reads the Zarr v2 arrays {quoted(lost)} in this form: to_native "
+            "(zarr-shardstore to-native) makes them Zarr v3 arrays, which every v3 reader reads",
+        )
     return ConversionReport(arrays, n_copied, notes, time.monotonic() - begun, dry_run)
+
+
+def finish_exchanges(base: BaseStoreHandle) -> tuple[str, ...]:
+    """Finish what a killed conversion in place has begun; return notes on it.
+
+    What such a conversion of a v2 array has staged is removed: the array becomes one of v3.
+    """
+    base.check_writable()
+    with in_place.only_conversion(base):
+        try:
+            manifests = in_place.read_manifests(base)
+            notes = in_place.resume_exchanges(base, manifests)
+            for manifest in manifests:
+                if manifest.hierarchy == "v2":
+                    in_place.forget(base, Node(manifest.hierarchy, manifest.path))
+            return notes
+        finally:
+            invalidate_documents()
 
 
 def _check_stores(base: BaseStoreHandle, target: BaseStoreHandle, executor: Executor) -> None:
@@ -262,7 +286,7 @@ class Conversion:
         begun = time.monotonic()
         is_elsewhere = not isinstance(self.executor, ThreadPoolExecutor)
         if is_elsewhere:
-            task = replace(task, document_key=document_key(plan.node))
+            task = replace(task, document_key=self.source.stored_key(document_key(plan.node)))
         locations = [task.source]
         if task.may_be_there or task.only_compares:
             locations.append(task.target)  # regions of what an earlier run wrote are visited, too
@@ -301,7 +325,17 @@ def _report_of(plan: ArrayPlan) -> ArrayReport:
     n_tasks = 0
     if plan.action != "skipped" and plan.geometry is not None:
         n_tasks = math.prod(chunk_grid_shape(plan.grid_shape, plan.region_shape))
-    return ArrayReport(node.path, node.hierarchy, plan.action, cps, plan.reason, n_tasks=n_tasks)
+    before = plan.documents.values()
+    return ArrayReport(
+        node.path,
+        node.hierarchy,
+        plan.action,
+        cps,
+        plan.reason,
+        n_tasks=n_tasks,
+        read_by=read_by(plan.new_documents.values() or before),
+        was_read_by=read_by(before),
+    )
 
 
 def _run_all(

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.metadata.documents import Hierarchy
+from zarr_shardstore.metadata.readers import ONLY_HERE, summarize
 
 Action: TypeAlias = Literal["sharded", "unsharded", "resharded", "copied", "skipped"]
 
@@ -34,6 +35,9 @@ class ArrayReport:
         Tasks whose work an earlier run had done. It was compared with the source.
     seconds : float
         Wall time.
+    read_by, was_read_by : str
+        Programs that read the array afterwards and before: ``"every v3 reader"``,
+        ``"only through this package"``, …
     """
 
     path: str
@@ -47,6 +51,13 @@ class ArrayReport:
     n_tasks: int = 0
     n_resumed: int = 0
     seconds: float = 0.0
+    read_by: str = ""
+    was_read_by: str = ""
+
+    @property
+    def loses_readers(self) -> bool:
+        """True if it is a v2 array that other programs read before, and none afterwards."""
+        return self.hierarchy == "v2" and self.was_read_by != self.read_by == ONLY_HERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +102,23 @@ class ConversionReport:
         """Number of arrays that were left as they are."""
         return sum(array.action == "skipped" for array in self.arrays)
 
+    @property
+    def read_by(self) -> str:
+        """Programs that read the arrays; if they differ, with the number of arrays of each."""
+        return summarize(array.read_by for array in self.arrays)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
-        totals = {name: getattr(self, name) for name in ("n_chunks", "n_objects", "n_bytes")}
-        return {**asdict(self), **totals, "n_skipped": self.n_skipped}
+        names = ("n_chunks", "n_objects", "n_bytes", "n_skipped", "read_by")
+        return {**asdict(self), **{name: getattr(self, name) for name in names}}
 
     def __str__(self) -> str:
         verb = "to convert" if self.dry_run else "converted"
         n_done = len(self.arrays) - self.n_skipped
         return (
             f"{n_done} arrays {verb}, {self.n_skipped} left as they are; {self.n_chunks} chunks "
-            f"({self.n_bytes} bytes) in {self.n_objects} objects, {self.seconds:.1f} s"
+            f"({self.n_bytes} bytes) in {self.n_objects} objects, {self.seconds:.1f} s\n"
+            f"read by: {self.read_by}"
         )
 
 

@@ -17,6 +17,7 @@ from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.metadata.declaration import Declaration, has_sharding_codec
 from zarr_shardstore.metadata.documents import Hierarchy, Node
+from zarr_shardstore.metadata.readers import read_by, summarize
 from zarr_shardstore.shards.stack import ShardingTransformer
 
 _TOTALS = (
@@ -41,6 +42,8 @@ class ArrayInfo:
     hierarchy: Hierarchy
     declaration: Declaration | None = None
     """The form in which its metadata declares sharding and other storage transformers."""
+    read_by: str = ""
+    """Programs that read it: ``"every v3 reader"``, ``"only through this package"``, …"""
     shape: Coords | None = None
     dtype: str | None = None
     """As it is spelled in the document."""
@@ -110,6 +113,11 @@ class StoreInfo(Mapping[str, Any]):
         for name in _TOTALS:
             object.__setattr__(self, name, sum(getattr(array, name) for array in counted))
 
+    @property
+    def read_by(self) -> str:
+        """Programs that read the arrays; if they differ, with the number of arrays of each."""
+        return summarize(array.read_by for array in self.arrays if not array.shares_objects)
+
     def __getitem__(self, key: str) -> Any:
         return self._of_zarr_vectors()[key]
 
@@ -134,11 +142,11 @@ class StoreInfo(Mapping[str, Any]):
         return {"sharded": bool(sharded), "arrays": arrays, "shard_count": count}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as JSON can hold it, with the totals under ``"totals"``."""
+        """Return the report as JSON has it, with `read_by`, and the totals under ``"totals"``."""
         totals = asdict(self)
         store = totals.pop("store")
         arrays: list[Any] = json.loads(json.dumps(totals.pop("arrays")))  # tuples become lists
-        return {"store": store, "arrays": arrays, "totals": totals}
+        return {"store": store, "read_by": self.read_by, "arrays": arrays, "totals": totals}
 
 
 def is_sharded(
@@ -224,6 +232,7 @@ def _info(
     info = ArrayInfo(
         path=node.path, hierarchy=node.hierarchy, shape=_shape_of(doc), dtype=_dtype_of(doc)
     )
+    info = replace(info, read_by=read_by([doc]))
     try:
         array = read_array(found)
     except ShardStoreError as error:

@@ -82,6 +82,10 @@ class BaseStoreHandle:
     def write_documents(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
         self.perform([requests.Set(key, dump_document(doc)) for key, doc in documents.items()])
 
+    def stored_key(self, key: str) -> str:
+        """Return the key of an object that is stored, where a document is seen."""
+        return key
+
     def names(self, directory: str) -> list[str]:
         return list(self.perform([requests.ListDir(directory)])[0])
 
@@ -148,11 +152,13 @@ class BaseStoreHandle:
 
 
 def open_base(
-    store: StoreLike, storage_options: Mapping[str, Any] | None = None
+    store: StoreLike | BaseStoreHandle, storage_options: Mapping[str, Any] | None = None
 ) -> BaseStoreHandle:
     """Open everything that `ShardingStore` takes; for a sharding store, its base store. A path that
     is a file, and a store that lists no keys, are refused."""
     is_read_only = False
+    if isinstance(store, BaseStoreHandle):
+        return store
     if isinstance(store, ShardingStore | ShardingMapping | DraftHierarchyStore):
         is_read_only = store.read_only
         store = (store.store if isinstance(store, DraftHierarchyStore) else store).base

@@ -23,12 +23,13 @@ from zarr.abc.store import Store
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
-from zarr_shardstore.inspect.find import find_contents, select_paths
-from zarr_shardstore.inspect.open_base import open_base
+from zarr_shardstore.inspect.find import find_contents, quoted, select_paths
+from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.metadata import documents
 from zarr_shardstore.metadata.declaration import Document
 from zarr_shardstore.metadata.documents import attributes_of, is_same_json
+from zarr_shardstore.metadata.readers import read_by, summarize
 from zarr_shardstore.native import translate
 from zarr_shardstore.shards.requests import Delete, Flow, Found, Get, Set
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
@@ -50,11 +51,12 @@ _transformed = partial(translate.redeclare, how="storage_transformers")
 
 @dataclass(frozen=True, slots=True)
 class NativeEntry:
-    """Outcome for one array or group."""
+    """Outcome for one array or group; `read_by` names the programs that read an array then."""
 
     path: str
     action: Literal["translated", "skipped"]
     reason: str
+    read_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +71,31 @@ class NativeReport:
     n_documents_written, n_documents_removed : int
     dry_run : bool
         Whether nothing was changed.
+    notes : tuple of str
+        Hints for the user.
     """
 
     entries: tuple[NativeEntry, ...]
     n_documents_written: int
     n_documents_removed: int
     dry_run: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def read_by(self) -> str:
+        """Programs that read the arrays; if they differ, with the number of arrays of each."""
+        return summarize(entry.read_by for entry in self.entries)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON takes it."""
-        return asdict(self)
+        return {**asdict(self), "read_by": self.read_by}
 
     def __str__(self) -> str:
         n_translated = sum(entry.action == "translated" for entry in self.entries)
         return (
             f"{'would translate' if self.dry_run else 'translated'} {n_translated} of "
             f"{len(self.entries)} nodes: {self.n_documents_written} documents written, "
-            f"{self.n_documents_removed} removed, no data touched"
+            f"{self.n_documents_removed} removed, no data touched\nread by: {self.read_by}"
         )
 
 
@@ -146,18 +156,31 @@ def to_native(
     >>> z[:] = [1, 2, 3, 4]
     >>> print(to_native(base))
     translated 1 of 1 nodes: 1 documents written, 2 removed, no data touched
+    read by: every v3 reader
     >>> native = zarr.open_array(base, mode="r")
     >>> native.shards, native[:]
     ((2,), array([1, 2, 3, 4], dtype=uint8))
     """
 
-    def plan(change: DocumentChange) -> None:
-        change.for_each(lambda path: _make_native(change.before[path], change.after[path], ome))
-        if ome:
-            change.for_each(lambda path: _name_dimensions(change, path))
-        _update_consolidated(change, lambda doc: _native(doc, ome))
+    base = _open_writable(store, storage_options, dry_run=dry_run)
+    return native_change(base, paths, ome=ome).make(base, dry_run=dry_run)
 
-    return _translate(store, paths, plan, storage_options, dry_run)
+
+def native_change(
+    base: BaseStoreHandle, paths: Iterable[str] | str | None, *, ome: bool
+) -> DocumentChange:
+    """Plan what `to_native` does."""
+    change = DocumentChange(base.run(_read_documents()), paths)
+    change.for_each(lambda path: _make_native(change.before[path], change.after[path], ome))
+    if ome:
+        change.for_each(lambda path: _name_dimensions(change, path))
+    elif found := [path or "/" for path in change.selected if change.has_old_ome(path)]:
+        change.notes += (
+            f"OME-Zarr 0.4 metadata stays in {quoted(found)}, where OME readers of Zarr v3 do not "
+            "look for it: ome=True (--ome) makes it 0.5",
+        )
+    _update_consolidated(change, lambda doc: _native(doc, ome))
+    return change
 
 
 def from_native(
@@ -180,48 +203,22 @@ def from_native(
     if zarr_format not in (2, 3):
         raise SpecError(f"zarr_format is 2 or 3, got {zarr_format!r}")
     step = _make_v2 if zarr_format == 2 else _make_transformed
+    base = _open_writable(store, storage_options, dry_run=dry_run)
+    change = DocumentChange(base.run(_read_documents()), paths)
+    change.for_each(lambda path: step(change.before[path], change.after[path]))
+    _update_consolidated(change, _transformed if zarr_format == 3 else dict)
+    return change.make(base, dry_run=dry_run)
 
-    def plan(change: DocumentChange) -> None:
-        change.for_each(lambda path: step(change.before[path], change.after[path]))
-        _update_consolidated(change, _transformed if zarr_format == 3 else dict)
 
-    return _translate(store, paths, plan, storage_options, dry_run)
-
-
-def _translate(
-    store: AnyStore,
-    paths: Iterable[str] | None,
-    plan: Callable[[DocumentChange], None],
-    options: Mapping[str, Any] | None,
-    dry_run: bool,
-) -> NativeReport:
+def _open_writable(
+    store: AnyStore, options: Mapping[str, Any] | None, *, dry_run: bool
+) -> BaseStoreHandle:
     base = open_base(store, options)
     if not dry_run:
         if isinstance(store, Store) and store.read_only:
             raise ReadOnlyError
         base.check_writable()
-    change = DocumentChange(base.run(_read_documents()), paths)
-    plan(change)
-    before, after = _by_key(change.before), _by_key(change.after)
-    writes = [key for key, doc in after.items() if not is_same_json(doc, before.get(key))]
-    writes.sort(key=lambda key: (-key.count("/"), _WRITTEN.index(key.rpartition("/")[2])))
-    removals = [key for key in before if key not in after]
-    removals.sort(key=lambda key: (key.count("/"), _REMOVED.index(key.rpartition("/")[2])))
-    changed = {key.rpartition("/")[0] for key in (*writes, *removals)}
-    entries = [
-        NativeEntry(path, "translated" if path in changed else "skipped", reason)
-        for path, reason in change.reasons.items()
-    ]
-    if not dry_run and (writes or removals):
-        base.check_replaceable()
-        try:
-            for _, keys in groupby(writes, key=_round_of):
-                base.perform([Set(key, documents.dump_document(after[key])) for key in keys])
-            for _, keys in groupby(removals, key=_round_of):
-                base.perform([Delete(key) for key in keys])
-        finally:
-            invalidate_documents()  # other stores read documents again
-    return NativeReport(tuple(entries), len(writes), len(removals), dry_run)
+    return base
 
 
 def _read_documents() -> Flow[dict[str, Document]]:
@@ -266,6 +263,40 @@ class DocumentChange:
         self.after = {path: dict(node) for path, node in self.before.items()}
         self.selected = dict.fromkeys(sorted(select_paths(set(self.before), paths)))
         self.reasons: dict[str, str] = {}
+        self.notes: tuple[str, ...] = ()
+
+    def make(self, base: BaseStoreHandle, *, dry_run: bool) -> NativeReport:
+        """Write and remove documents, unless it is a dry run; return what was done."""
+        before, after = documents_by_key(self.before), documents_by_key(self.after)
+        writes = [key for key, doc in after.items() if not is_same_json(doc, before.get(key))]
+        writes.sort(key=lambda key: (-key.count("/"), _WRITTEN.index(key.rpartition("/")[2])))
+        removals = [key for key in before if key not in after]
+        removals.sort(key=lambda key: (key.count("/"), _REMOVED.index(key.rpartition("/")[2])))
+        changed = {key.rpartition("/")[0] for key in (*writes, *removals)}
+        entries = [
+            NativeEntry(
+                path,
+                "translated" if path in changed else "skipped",
+                reason,
+                read_by(doc for doc in self.after[path].values() if "shape" in doc),
+            )
+            for path, reason in self.reasons.items()
+        ]
+        if not dry_run and (writes or removals):
+            base.check_replaceable()
+            try:
+                for _, keys in groupby(writes, key=_round_of):
+                    base.perform([Set(key, documents.dump_document(after[key])) for key in keys])
+                for _, keys in groupby(removals, key=_round_of):
+                    base.perform([Delete(key) for key in keys])
+            finally:
+                invalidate_documents()  # other stores read documents again
+        return NativeReport(tuple(entries), len(writes), len(removals), dry_run, self.notes)
+
+    def has_old_ome(self, path: str) -> bool:
+        """Whether a node is of v3 afterwards, with the attributes of OME-Zarr 0.4."""
+        doc = self.after[path].get("zarr.json", {})
+        return translate.is_ome_04(attributes_of(doc))
 
     def for_each(self, step: Callable[[str], str | None]) -> None:
         """Take a step, which returns its reason, for each selected node. Errors name the node."""
@@ -282,7 +313,7 @@ class DocumentChange:
         prefix = _join(path, "")
         return {
             key.removeprefix(prefix): doc
-            for key, doc in _by_key(self.after).items()
+            for key, doc in documents_by_key(self.after).items()
             if key.startswith(prefix) and key.rpartition("/")[2] in names
         }
 
@@ -432,7 +463,7 @@ def _update_copies(
         change.after[path]["zarr.json"] = documents.with_members(group, changed)
 
 
-def _by_key(nodes: Mapping[str, Node]) -> Node:
+def documents_by_key(nodes: Mapping[str, Node]) -> Node:
     return {_join(path, name): doc for path, node in nodes.items() for name, doc in node.items()}
 
 

@@ -57,6 +57,7 @@ _NAMES = "_ARRAY_DIMENSIONS"
 _MASKED = "_FillValue"
 
 _OME_IMAGES = ("multiscales", "omero", "labels", "image-label", "bioformats2raw.layout", "series")
+_OME_GROUPS = ("multiscales", "plate", "well", "bioformats2raw.layout")
 _OME_MEMBERS = (*_OME_IMAGES, "plate", "well")
 
 
@@ -217,6 +218,11 @@ def _geometry(doc: Mapping[str, Any]) -> Geometry:
     if geometry is None:
         raise UnsupportedError("its chunk grid or chunk keys have a form that is not known")
     return geometry
+
+
+def is_ome_04(attributes: Mapping[str, Any]) -> bool:
+    """Return whether the attributes of a group are those of an image or a plate of 0.4."""
+    return "ome" not in attributes and any(name in attributes for name in _OME_GROUPS)
 
 
 def to_ome_05(attributes: Mapping[str, Any]) -> Document:

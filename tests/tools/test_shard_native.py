@@ -1,0 +1,195 @@
+"""`shard_store(native=True)`: shards that every Zarr v3 reader reads, in one call from Zarr v2."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.tools.test_native import wrap
+from tests.tools.test_native_interrupted import StoppedError, Stopping
+from zarr_shardstore import (
+    ConversionReport,
+    ShardConflictError,
+    ShardingStore,
+    SpecError,
+    UnfinishedConversionError,
+    UnsupportedError,
+    get_shard_info,
+    shard_store,
+)
+
+DATA = np.arange(1, 65, dtype="<u2").reshape(8, 8)
+LEVELS = {"0": DATA, "s/1": DATA[::2, ::2]}
+
+pytestmark = pytest.mark.filterwarnings("ignore:Both zarr.json")
+
+
+def make(base: Any, **options: Any) -> Any:
+    """An OME-Zarr 0.4 of two levels, one of them in a group, with consolidated metadata."""
+    store = ShardingStore(base, None)
+    root = zarr.open_group(store, mode="w", zarr_format=2)
+    axes = [{"name": "y", "type": "space"}, {"name": "x", "type": "space"}]
+    datasets = [{"path": path} for path in LEVELS]
+    root.attrs["multiscales"] = [{"version": "0.4", "axes": axes, "datasets": datasets}]
+    for path, data in LEVELS.items():
+        separator = {"name": "v2", "separator": "/"}
+        options = {"chunks": (2, 2), "dtype": "u2", "chunk_key_encoding": separator}
+        root.create_array(path, shape=data.shape, **options)[:] = data
+    zarr.consolidate_metadata(store, zarr_format=2)
+    return base
+
+
+def shard(base: Any, destination: Any = None, **options: Any) -> ConversionReport:
+    return shard_store(base, destination, chunks_per_shard=2, native=True, **options)
+
+
+def assert_native(base: Any, *, ome: bool = False) -> None:
+    """Plain zarr reads shards of v3, consolidated or not, and nothing of v2 or of ours is left."""
+    for is_consolidated in (False, True):
+        root = zarr.open_group(wrap(base), mode="r", use_consolidated=is_consolidated)
+        for path, data in LEVELS.items():
+            z: Any = root[path]
+            assert z.shards == (4, 4)
+            np.testing.assert_array_equal(z[:], data)
+            assert z.metadata.dimension_names == (("y", "x") if ome else None)
+        assert ("ome" in root.attrs) == ome
+    assert not [key for key in base if "/.z" in f"/{key}"], "of v2, or of a conversion"
+
+
+@pytest.mark.parametrize("ome", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_dry_run_says_what_the_same_call_does(ome: bool, elsewhere: bool) -> None:
+    """The readers, and a hint where OME metadata stays as it was; twice is no error."""
+    base = make({})
+    destination: Any = {} if elsewhere else None
+    before = dict(base)
+    planned = shard(base, destination, ome=ome, dry_run=True)
+    assert base == before
+    done = shard(base, destination, ome=ome)
+    for report in (planned, done):
+        assert report.read_by == "every v3 reader"
+        assert [array.chunks_per_shard for array in report.arrays] == [(2, 2)] * 2
+        assert any("--ome" in note for note in report.notes) != ome
+    assert_native(destination if elsewhere else base, ome=ome)
+    assert not elsewhere or base == before
+    assert shard(base, destination, ome=ome).n_skipped == 2
+    assert get_shard_info(base if destination is None else destination).read_by == "every v3 reader"
+
+
+def test_stopped_anywhere_in_place_it_is_finished_by_the_same_call() -> None:
+    """At every change of the store. Until its objects are exchanged each array is read."""
+    start = make({})
+    whole = Stopping(start)
+    shard(whole)
+    expected = dict(whole)
+    for n in range(whole.n_done):
+        base = Stopping(start)
+        base.n_left = n
+        with pytest.raises(StoppedError):
+            shard(base)
+        base.n_left = 10**6
+        n_hidden = 0
+        for path, data in LEVELS.items():
+            try:
+                z: Any = zarr.open_array(ShardingStore(dict(base)), path=path, mode="r")
+            except UnfinishedConversionError:
+                n_hidden += 1
+            else:
+                np.testing.assert_array_equal(z[...], data)
+        assert n_hidden <= 1
+        shard(base)
+        assert {k: _parsed(v) for k, v in base.items()} == {
+            k: _parsed(v) for k, v in expected.items()
+        }
+
+
+def test_stopped_anywhere_on_the_way_elsewhere() -> None:
+    """The destination has never a document of v2; the source stays; the same call finishes it."""
+    source = make({})
+    before = dict(source)
+    whole = Stopping({})
+    shard(source, whole, ome=True)
+    for n in range(whole.n_done):
+        base = Stopping({})
+        base.n_left = n
+        with pytest.raises(StoppedError):
+            shard(source, base, ome=True)
+        assert not [key for key in base if ".z" in key.replace(".zarr_shardstore", "")]
+        base.n_left = 10**6
+        shard(source, base, ome=True)
+        assert dict(base) == dict(whole)
+    assert source == before
+    assert_native(dict(whole), ome=True)
+
+
+def _parsed(value: bytes) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def test_after_a_killed_run_without_native() -> None:
+    """What it has staged for v2 arrays is not left behind."""
+    start = make({})
+    base = Stopping(start)
+    shard_store(base, chunks_per_shard=2)
+    for n in range(base.n_done):
+        base = Stopping(start)
+        base.n_left = n
+        with pytest.raises(StoppedError):
+            shard_store(base, chunks_per_shard=2)
+        base.n_left = 10**6
+        shard(base)
+        assert_native(dict(base))
+
+
+def test_what_v3_cannot_express_changes_nothing() -> None:
+    """Nor does what the conversion refuses."""
+    base = make({})
+    doc = json.loads(base["s/1/.zarray"])
+    base["s/1/.zarray"] = json.dumps({**doc, "unknown": 1}).encode()
+    before = dict(base)
+    with pytest.raises((SpecError, UnsupportedError), match="'s/1'"):
+        shard(base)
+    base["s/1/.zarray"] = json.dumps(doc).encode()
+    with pytest.raises(SpecError, match="chunks_per_shard"):
+        shard_store(base, chunks_per_shard={"nothing": 2}, native=True)
+    with pytest.raises(SpecError, match="declaration"):
+        shard(base, declaration="storage_transformers")
+    with pytest.raises(SpecError, match="native=True"):
+        shard_store(base, ome=True)
+    base["s/1/.zarray"] = before["s/1/.zarray"]
+    assert base == before
+
+
+def test_metadata_that_changes_on_the_way_stops_it() -> None:
+    """The destination gets no array of the old metadata."""
+    source, destination = make({}), dict[str, bytes]()
+
+    def change(_: Any) -> None:
+        doc = json.loads(source["s/1/.zattrs"])
+        source["s/1/.zattrs"] = json.dumps({**doc, "changed": 1}).encode()
+
+    make_attributes = json.dumps({"old": 1}).encode()
+    source["s/1/.zattrs"] = make_attributes
+    with pytest.raises(ShardConflictError, match="run the same again"):
+        shard(source, destination, progress=change)
+    assert "s/1/zarr.json" not in destination
+
+
+def test_processes_convert_it_elsewhere(tmp_path: Path) -> None:
+    """Workers find the source, whose documents of v3 are nowhere stored."""
+    make(str(tmp_path / "a.zarr"))
+    with ProcessPoolExecutor(1, get_context("spawn")) as executor:
+        shard(str(tmp_path / "a.zarr"), str(tmp_path / "b.zarr"), executor=executor)
+    root = tmp_path / "b.zarr"
+    files = [path for path in root.rglob("*") if path.is_file()]
+    assert_native({path.relative_to(root).as_posix(): path.read_bytes() for path in files})

@@ -1,0 +1,87 @@
+"""Programs that read an array without this package, in the words of every report.
+
+spec_notes/readers.md has what was measured. A phrase names the extensions that a reader must know
+beyond the codecs and data types of the specification of Zarr v3, or beyond the members of Zarr v2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.metadata.declaration import find_declaration, format_of, values_in
+from zarr_shardstore.metadata.documents import has_conversion_marker
+from zarr_shardstore.metadata.transformer_list import SHARDING, name_of
+
+ONLY_HERE = "only through this package"
+_DRAFT = "this package and zarr-python 2.13 to 2.18"
+_UNFINISHED = "no program until its conversion is finished"
+_UNKNOWN = "not known: its metadata is not understood here"
+
+_OURS = {SHARDING, "crc32c"}
+_OF_V3 = re.compile(
+    r"regular|default|v2|bytes|endian|crc32c|gzip|blosc|zstd|transpose|sharding_indexed"
+    r"|bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)|r\d+"
+)
+
+
+def read_by(docs: Iterable[Mapping[str, Any]]) -> str:
+    """Name the readers of an array, by its stored documents: one, or one for each format."""
+    phrases = list(dict.fromkeys(map(_readers_of, docs)))
+    return " and ".join([phrase for phrase in phrases if phrase != ONLY_HERE] or phrases)
+
+
+def summarize(phrases: Iterable[str]) -> str:
+    """Name the readers of all arrays of a store, given those of each; ``""``: it is no array."""
+    counts = Counter(filter(None, phrases))
+    if len(counts) < 2:
+        return "".join(counts)
+    return "; ".join(f"{phrase} ({n} of {counts.total()})" for phrase, n in counts.items())
+
+
+def _readers_of(doc: Mapping[str, Any]) -> str:
+    if has_conversion_marker(doc):
+        return _UNFINISHED
+    try:
+        declared = find_declaration(doc, "passthrough")
+    except ShardStoreError:
+        return _UNKNOWN
+    kind, names = (
+        format_of(doc),
+        [] if declared is None else [t.name for t in declared.transformers],
+    )
+    if kind == "draft" and names in ([], [SHARDING]):
+        return _DRAFT
+    if kind == "draft" or declared is not None:
+        others = ", ".join(name for name in names if name not in _OURS)
+        return f"{ONLY_HERE} with {others}" if others else ONLY_HERE
+    unusual = ", ".join(dict.fromkeys(_unusual_in_v2(doc) if kind == "v2" else _unusual_in_v3(doc)))
+    phrase = f"every {kind} reader" + (f" that knows {unusual}" if unusual else "")
+    if any(value == ("index_location", "start") for value in _members_in(doc.get("codecs"))):
+        phrase += ", but not zarrita.js"
+    return phrase
+
+
+def _unusual_in_v2(doc: Mapping[str, Any]) -> Iterator[str]:
+    for codec in doc.get("filters") or ():
+        yield str(codec.get("id") if isinstance(codec, Mapping) else codec)
+
+
+def _unusual_in_v3(doc: Mapping[str, Any]) -> Iterator[str]:
+    members = ("data_type", "chunk_grid", "chunk_key_encoding")
+    names = [name_of(doc.get(member)) for member in members]
+    codecs = doc.get("codecs")
+    names += map(name_of, codecs if isinstance(codecs, list) else ())
+    for name, value in _members_in(codecs):
+        names += map(name_of, value if name == "codecs" and isinstance(value, list) else ())
+    yield from (str(name) for name in names if not _OF_V3.fullmatch(str(name)))
+
+
+def _members_in(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield all members of objects in a JSON value, at any depth."""
+    for found, _ in values_in(value):
+        if isinstance(found, Mapping):
+            yield from found.items()
