@@ -164,8 +164,8 @@ import sys
 sys.path[:0] = {[str(tmp_path), str(Path.cwd())]!r}
 import zarr
 zarr.config.set({{"codec_pipeline.path": {OURS!r}}})
-z = zarr.create_array({{}}, shape=(2,), dtype="u1")
-print(type(z.async_array.codec_pipeline if hasattr(z, "async_array") else 0).__name__)
+zarr.create_array({{}}, shape=(2,), dtype="u1")
+print(zarr.registry.get_pipeline_class().__name__)
 print(any("sharding_store" in name for name in sys.modules))
 """
     command = [sys.executable, "-c", code]

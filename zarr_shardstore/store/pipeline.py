@@ -3,22 +3,37 @@
 A read fetches all chunks of a selection in one operation, decodes them in threads and puts each
 into the result. A write encodes whole shards at a time; while one unit of shards is stored, the
 next is encoded.
+
+`make_default` puts it among zarr's defaults. zarr then asks it for the pipeline of every array: for
+one in another store it returns the object that zarr would have made without it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from functools import cache
+from pkgutil import resolve_name
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from zarr.abc.store import ByteGetter, ByteSetter
+import zarr
+from zarr.abc.codec import (
+    ArrayArrayCodec,
+    ArrayBytesCodec,
+    BytesBytesCodec,
+    Codec,
+    CodecPipeline,
+)
+from zarr.abc.store import ByteGetter, ByteSetter, Store
+from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, NDBuffer
 from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.core.metadata import ArrayMetadata
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
@@ -130,13 +145,15 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
     zarr's own pipelines hand chunks over one by one. This one reads all chunks of a selection in
     one operation of the store. It writes them in one operation for each 16 MiB of whole shards.
-    Other stores, arrays whose ``sharding_indexed`` codec is left to zarr, and those with a codec
-    that can only be awaited, get zarr's ``BatchedCodecPipeline``.
+    Arrays in other stores get the pipeline that zarr would use without this package. Arrays whose
+    ``sharding_indexed`` codec is left to zarr, and those with a codec that can only be awaited, get
+    zarr's ``BatchedCodecPipeline``.
 
     Notes
     -----
-    Select it with ``zarr.config.set({"codec_pipeline.path":
-    "zarr_shardstore.store.pipeline.ShardedCodecPipeline"})`` before arrays are opened.
+    The import of `ShardingStore` makes it zarr's default. Another pipeline that is configured, by
+    ``zarr.config.set``, the environment or a YAML file, wins. One exception: if code *sets* zarr's
+    own default *before* that import, nothing shows that it was set; set it after the import.
 
     A store inside one of zarr's wrappers, such as ``LoggingStore``, counts as another store:
     the wrapper would not see what is done.
@@ -149,13 +166,45 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     Examples
     --------
     >>> import zarr
-    >>> from zarr_shardstore import ShardedCodecPipeline, ShardingStore
-    >>> path = f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__name__}"
-    >>> with zarr.config.set({"codec_pipeline.path": path}):
-    ...     store = ShardingStore({}, chunks_per_shard=(4, 4))
-    ...     z = zarr.create_array(store, shape=(8, 8), chunks=(1, 1), dtype="u1")
+    >>> from zarr_shardstore import ShardingStore
+    >>> zarr.config.get("codec_pipeline.path")
+    'zarr_shardstore.store.pipeline.ShardedCodecPipeline'
+    >>> store = ShardingStore({}, chunks_per_shard=(4, 4))
+    >>> z = zarr.create_array(store, shape=(8, 8), chunks=(1, 1), dtype="u1")
     >>> z[:] = 1  # 64 chunks, 4 writes
     """
+
+    @classmethod
+    def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: Store) -> Self:
+        """Return the pipeline of an array: this one in a sharding store, else zarr's usual one.
+
+        Raises
+        ------
+        NotImplementedError
+            As the usual pipeline does; zarr then calls `from_codecs`.
+        """
+        if not isinstance(store, _TakesWholeOperations):
+            usual: Any = usual_pipeline().from_array_metadata_and_store(array_metadata, store)
+            return cast(Self, usual)
+        return cls._of(cast(Any, create_codec_pipeline(array_metadata)))
+
+    @classmethod
+    def from_codecs(cls, codecs: Iterable[Codec], *, batch_size: int | None = None) -> Self:
+        """Return zarr's usual pipeline: there is no store, as for the chunks in native shards."""
+        options = {} if batch_size is None else {"batch_size": batch_size}
+        return cast(Self, usual_pipeline().from_codecs(codecs, **options))
+
+    @classmethod
+    def _of(cls, codecs: Iterable[Codec]) -> Self:
+        chain = list(codecs)
+        filters = tuple(codec for codec in chain if isinstance(codec, ArrayArrayCodec))
+        (serializer,) = (codec for codec in chain if isinstance(codec, ArrayBytesCodec))
+        compressors = tuple(codec for codec in chain if isinstance(codec, BytesBytesCodec))
+        batch_size = zarr.config.get("codec_pipeline.batch_size")
+        return cls(filters, serializer, compressors, batch_size)
+
+    def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:
+        return self._of([codec.evolve_from_array_spec(array_spec) for codec in self])
 
     async def read(
         self,
@@ -290,3 +339,29 @@ async def _in_units(
 
 
 register_pipeline(ShardedCodecPipeline)
+
+_PATH = f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__name__}"
+_DEFAULTS = {"codec_pipeline": {"path": _PATH}}
+
+
+def make_default() -> None:
+    """Put `ShardedCodecPipeline` among the defaults of zarr's configuration, once a process."""
+    config = zarr.config
+    if _DEFAULTS in config.defaults:
+        return
+    current = config.get("codec_pipeline.path")
+    unset = {"codec_pipeline": {"path": None}}
+    given = type(config)("zarr", [unset], config.paths, config.env)  # environment and YAML files
+    config.update_defaults(_DEFAULTS)  # a value that is not the old default stays
+    config.defaults.insert(0, _DEFAULTS)  # of several defaults `refresh` takes the first
+    if given.get("codec_pipeline.path") is not None:
+        config.set({"codec_pipeline.path": current})
+
+
+@cache
+def usual_pipeline() -> type[CodecPipeline]:
+    """Return the class that zarr's defaults name without this package."""
+    groups: list[Mapping[str, Any]] = [d.get("codec_pipeline", {}) for d in zarr.config.defaults]
+    paths = [group["path"] for group in groups if "path" in group]
+    found: type[CodecPipeline] = resolve_name([path for path in paths if path != _PATH][-1])
+    return found

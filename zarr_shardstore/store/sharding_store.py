@@ -38,6 +38,9 @@ from zarr_shardstore.shards.shard_listing import ListedKeys
 from zarr_shardstore.shards.stack import Strategy
 from zarr_shardstore.store.engine import ShardingEngine
 from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions, Transformers
+from zarr_shardstore.store.pipeline import make_default
+
+make_default()
 
 T = TypeVar("T")
 Value: TypeAlias = Buffer | bytes | bytearray | memoryview
