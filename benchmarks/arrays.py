@@ -92,10 +92,12 @@ def main() -> None:
         f"zarr {zarr.__version__}; {data.shape} uint16, {n_chunks} chunks of {CHUNK}³, "
         f"{CHUNKS_PER_SHARD}³ chunks a shard; medians of {arguments.rounds} (min to max)"
     )
-    for pipeline, path in ZARR_PIPELINES.items():
-        for concurrency in (10, 512):
+    pipelines = {"no configuration:": None, **ZARR_PIPELINES}
+    for pipeline, path in pipelines.items():
+        for concurrency in (10, 512) if path else (10,):
             rounds = []
-            settings = {"codec_pipeline.path": path, "async.concurrency": concurrency}
+            settings: dict[str, Any] = {"async.concurrency": concurrency}
+            settings |= {"codec_pipeline.path": path} if path else {}
             with zarr.config.set(settings):
                 for i in range(arguments.rounds):
                     with fresh_directory() as directory:

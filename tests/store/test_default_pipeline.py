@@ -81,11 +81,14 @@ def test_what_the_user_has_chosen_wins(tmp_path: Path, how: dict[str, str], expe
 
 def test_bytes_and_keys_are_imported_without_zarr() -> None:
     """Nor does the import of the package alone change what zarr does."""
-    code = (
-        f"import sys; from importlib import import_module; sys.path.insert(0, {str(Path.cwd())!r}); import_module('zarr_shardstore.' + 'format.shard');"
-        "assert 'zarr' not in sys.modules; import zarr;"
-        "print(zarr.config.get('codec_pipeline.path'))"
-    )
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path.cwd())!r})
+__import__("zarr_shardstore." + "format.shard")
+assert "zarr" not in sys.modules
+import zarr
+print(zarr.config.get("codec_pipeline.path"))
+"""
     command = [sys.executable, "-c", code]
     env = {k: v for k, v in os.environ.items() if not k.startswith("ZARR_")}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
