@@ -328,7 +328,8 @@ class ContentAddressed:
                 (reply,) = yield [type(request)(key, digest)]
                 return reply
             case Modify(key, change):
-                return (yield from self._one(Set(key, change((yield from self._value(key))))))
+                new = change((yield from self._value(key)))
+                return (yield from self._one(Delete(key) if new is None else Set(key, new)))
             case SetPartial(key, pieces):
                 old = yield from self._value(key)
                 return (yield from self._one(Set(key, apply_pieces(key, old, pieces))))

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.shards.index_reads import found_index, index_get
-from zarr_shardstore.shards.requests import Flow, Found, GetIndex, Request
+from zarr_shardstore.shards.requests import Flow, Found, GetIndex, PlainValue, Request, UpdateShard
+from zarr_shardstore.shards.rewrite import rewrite_value
 
 T = TypeVar("T")
 
@@ -41,6 +42,15 @@ class Recorder:
 
     def run(self, flow: Flow[T]) -> T:
         backend = MappingBackend(self.objects)
+
+        def perform(request: Request) -> Any:
+            if isinstance(request, UpdateShard) and isinstance(request.shard, PlainValue):
+                (error,) = Recorder(self.objects).run(
+                    rewrite_value(request.shard, [request.updates])
+                )
+                return error
+            return backend.perform([request])[0]
+
         try:
             batch = next(flow)
             while True:
@@ -50,7 +60,7 @@ class Recorder:
                 ]
                 self.batches.append(gets)
                 replies: list[Any] = []
-                for request, reply in zip(gets, backend.perform(gets), strict=True):
+                for request, reply in zip(gets, map(perform, gets), strict=True):
                     if isinstance(reply, Found):
                         # The object itself is its version: equal bytes, equal state.
                         version = self.objects.get(getattr(request, "key", ""))

@@ -22,6 +22,7 @@ from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.io.buffers import as_view, range_of
 from zarr_shardstore.operations.batch import Batch
+from zarr_shardstore.shards.requests import PartWrite
 from zarr_shardstore.store.sharding_store import ShardingStore
 
 
@@ -279,14 +280,14 @@ class DraftHierarchyStore(Store):
         values = await self.get_partial_values(default_buffer_prototype(), ranges)
         return [None if value is None else as_view(value) for value in values]
 
-    async def _set_or_erase(self, items: Iterable[tuple[str, Buffer | None]]) -> None:
+    async def _set_or_erase(self, items: Iterable[tuple[str, Buffer | PartWrite | None]]) -> None:
         """Store values that are no documents, and erase those that are ``None``, in one call."""
         self._check_writable()
         items = list(items)
         for key, _ in items:
             if _path_of_document(key) is not None:
                 raise SpecError(f"key {key!r} is a document: store or erase it by itself")
-        placed: list[tuple[str, Buffer | None]] = []
+        placed: list[tuple[str, Buffer | PartWrite | None]] = []
         found = await self._nodes.places([key for key, _ in items])
         for (key, value), places in zip(items, found, strict=True):
             at = places if value is None else (draft.place_to_write(key, places),)

@@ -20,7 +20,7 @@ from zarr_shardstore.format.layout import ArrayLayout, ShardRef, chunk_grid_shap
 from zarr_shardstore.format.shard import IndexDamageError, ShardIndex
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.shards.index_reads import corrupt, rounds_of, try_read_indexes
-from zarr_shardstore.shards.requests import Flow, GetSize, ListPrefix, relay
+from zarr_shardstore.shards.requests import Flow, GetSize, ListPrefix, ask
 from zarr_shardstore.shards.shard_listing import entries_present
 from zarr_shardstore.shards.stack import ShardingTransformer, Stack, gather, keys_above, run_above
 
@@ -129,7 +129,7 @@ def _read_objects(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
         shard_keys = [key for key, _ in (yield from keys_above(grid.below, keys))]
     shards = [shard for key in shard_keys if (shard := grid.layout.shard_of_key(key)) is not None]
     sizes, cells = yield from gather(
-        [relay([GetSize(key) for key in keys]), run_above(grid.below, read_shards(shards))]
+        [ask([GetSize(key) for key in keys]), run_above(grid.below, read_shards(shards))]
     )
     # A shard that is replaced between the requests for its index and its size looks damaged.
     damaged = [i for i, cell in enumerate(cells) if cell is not None and cell.error]
@@ -161,7 +161,7 @@ def read_shards(shards: Sequence[ShardRef]) -> Flow[list[Cell | None]]:
     if not shards:
         return []
     indexes, sizes = yield from gather(
-        [try_read_indexes(shards, cache=False), relay([GetSize(shard.key) for shard in shards])]
+        [try_read_indexes(shards, cache=False), ask([GetSize(shard.key) for shard in shards])]
     )
     cells: list[Cell | None] = []
     for shard, index, size in zip(shards, indexes, sizes, strict=True):

@@ -53,7 +53,7 @@ class BaseStoreHandle:
         return self.driver.run(flow)
 
     def perform(self, batch: Sequence[requests.Request]) -> list[Any]:
-        return self.run(requests.relay(batch)) if batch else []
+        return self.run(requests.ask(batch)) if batch else []
 
     def seal(self) -> None:
         if not self.is_read_only:

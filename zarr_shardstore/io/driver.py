@@ -22,10 +22,16 @@ from zarr_shardstore.io.backends.base import Backend, OpenFiles, ReplacedMeanwhi
 from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.local.fs import max_shards_of_a_write
-from zarr_shardstore.io.update_queue import blocked_loop, commit, commit_async, running_loop
+from zarr_shardstore.io.update_queue import (
+    blocked_loop,
+    commit,
+    commit_async,
+    running_loop,
+    state_of_queue,
+)
 from zarr_shardstore.io.write_epochs import UNSTABLE, announced, version_of
 from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.requests import EntryUpdate, Flow, Request, UpdateShard
+from zarr_shardstore.shards.requests import EntryUpdate, Flow, PlainValue, Request, UpdateShard
 from zarr_shardstore.shards.shard_writer import ShardWriter
 
 T = TypeVar("T")
@@ -138,16 +144,42 @@ class Driver:
             return await self._ask(batch, opened)
         others: list[Request] = [r for r in batch if not isinstance(r, UpdateShard)]
         replies = iter(await self._ask(others, opened) if others else ())
+        if any(isinstance(update.shard, PlainValue) for update in updates):
+            updates = await self._without_whole_writes(updates, opened)
         if opened is not None:
             if opened:
                 opened.close()
             for update in updates:
                 commit(self, update)
-        elif len(updates) == 1:
+        elif len(updates) == 1:  # without a task for it
             await commit_async(self, updates[0])
         else:
             await self._commit_all(updates)
         return [None if isinstance(r, UpdateShard) else next(replies) for r in batch]
+
+    async def _without_whole_writes(
+        self, updates: list[UpdateShard], opened: OpenFiles | None
+    ) -> list[UpdateShard]:
+        """Perform the whole writes of plain values beside the queue; return the other updates.
+
+        A part of such a value may have been read before the write and be stored after it. Then the
+        write is lost, and its update is returned, too: it waits for the part. Of the parts of this
+        process the queue tells, of those of others the backend (see `Backend.locks_whole_writes`).
+        """
+        if self.backend.locks_whole_writes:
+            return updates
+        pairs = [(update, update.as_whole_write()) for update in updates]
+        whole = [(update, write) for update, write in pairs if write is not None]
+        if not whole:
+            return updates
+        scopes = [self.backend.scope(write.key) for _, write in whole]
+        before = [(n, False) for n, _ in map(state_of_queue, scopes)]
+        replies = await self._ask([write for _, write in whole], opened)
+        return [update for update, write in pairs if write is None] + [
+            update
+            for (update, _), scope, state, reply in zip(whole, scopes, before, replies, strict=True)
+            if reply == "disturbed" or state_of_queue(scope) != state
+        ]
 
     async def _commit_all(self, updates: Sequence[UpdateShard]) -> None:
         """Commit all, a few at a time; then raise the first error, when nothing runs on."""

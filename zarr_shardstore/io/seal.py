@@ -72,15 +72,15 @@ def _seal(file: ShardFile, order: EntryOrder) -> None:
     is_another = False
 
     def sealing(
-        request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
+        _: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
     ) -> Flow[Sequence[Exception | None]]:
         nonlocal is_another
         is_another = not open_shards.files[file.path].is_what_was_opened()
         if not is_another:
-            yield from seal_shard(request.shard, order=order)
+            yield from seal_shard(shard, order=order)
         elif shard.layout.spec.index.checksum:  # otherwise nothing tells that it has this layout
             with suppress(CorruptShardError):
-                yield from seal_shard(request.shard, order=order)
+                yield from seal_shard(shard, order=order)
         return [None] * len(groups)
 
     commit(Driver(file.owner, sealing), UpdateShard(shard, ()))

@@ -92,6 +92,8 @@ class _Queue:
 
 _synchronized = synchronized()
 _queues: dict[Hashable, _Queue] = {}
+_n_closed = [0] * 4096
+"""Queues that were closed, by the hash of their scope."""
 _leading: set[asyncio.Task[None]] = set()
 """Keeps leaders alive: an event loop holds its tasks only weakly."""
 
@@ -237,6 +239,14 @@ async def _lead_async(scope: Hashable, former: object) -> None:
         raise
 
 
+def state_of_queue(scope: Hashable) -> tuple[int, bool]:
+    """Return a state of the updates of an object: it changes when one ends.
+
+    Also tell whether one is under way. A write that the queue does not see compares both.
+    """
+    return _n_closed[hash(scope) % len(_n_closed)], scope in _queues
+
+
 def _commit_all(taken: Sequence[QueuedUpdate]) -> None:
     for group in _groups(taken):
         _commit(group)
@@ -329,6 +339,7 @@ def _take(scope: Hashable, leader: object) -> list[QueuedUpdate]:
         return []
     queue.taken, queue.waiting = queue.waiting, []
     if not queue.taken:
+        _n_closed[hash(scope) % len(_n_closed)] += 1
         del _queues[scope]
     return queue.taken
 
@@ -349,6 +360,7 @@ def _abandon(scope: Hashable, leader: object) -> None:
     queue = _queues.get(scope)
     if queue is not None and queue.leader is leader:
         _settle(queue.taken + queue.waiting, _interrupted())
+        _n_closed[hash(scope) % len(_n_closed)] += 1
         del _queues[scope]
 
 

@@ -25,6 +25,7 @@ from typing import Any, Self, TypeAlias
 from zarr_shardstore.errors import ShardConflictError, SpecError, UnpublishedError
 from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
+from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import DeleteEntry, EntryUpdate, Flow, SetEntry
 from zarr_shardstore.synchronized import in_forked_child, synchronized
@@ -250,8 +251,14 @@ class WriteBuffer:
     # ------------------------------------------------------------ buffering
 
     @_synchronized
-    def put(self, shard: ShardRef, updates: Sequence[EntryUpdate]) -> bool:
-        """Buffer updates, all or none; false if one needs a stored value, or no block is open."""
+    def put(
+        self,
+        shard: ShardRef,
+        updates: Sequence[EntryUpdate],
+        stored: Mapping[int, Bytes | None] | None = None,
+    ) -> bool:
+        """Buffer updates, all or none; false if no block is open, or one needs a stored value that
+        is not given."""
         if self._max_nbytes is None:
             return False
         buffered = self._shards.get(shard.key) or BufferedShard(shard)
@@ -260,7 +267,7 @@ class WriteBuffer:
                 f"shard {shard.key!r}: another store declared the array again while a batch "
                 "buffered values of it; end the batch, then write again"
             )
-        new = _new_states(shard, updates, buffered)
+        new = _new_states(shard, updates, buffered, stored or {})
         if new is None:
             return False
         self._shards[shard.key] = buffered
@@ -391,16 +398,22 @@ def _nbytes_of(update: BufferedUpdate) -> int:
 
 
 def _new_states(
-    shard: ShardRef, updates: Sequence[EntryUpdate], buffered: BufferedShard
+    shard: ShardRef,
+    updates: Sequence[EntryUpdate],
+    buffered: BufferedShard,
+    stored: Mapping[int, Bytes | None],
 ) -> dict[int, BufferedUpdate] | None:
-    """Return the new states of entries after updates; ``None``: one depends on a stored value."""
+    """Return the new states of entries after updates; ``None``: one depends on a stored value that
+    is not given."""
     new: dict[int, BufferedUpdate] = {}
     for update in updates:
         i = update.entry_id
         before = new.get(i) or buffered.find(i)
         old = before.value if isinstance(before, SetEntry) else None
         if before is None and not requests.replaces_value(update):
-            return None
+            if i not in stored:
+                return None
+            old = stored[i]
         match update:
             case DeleteEntry():
                 new[i] = update
@@ -409,7 +422,8 @@ def _new_states(
             case requests.PatchEntry():
                 new[i] = SetEntry(i, requests.apply_pieces(shard.chunk_key(i), old, update.pieces))
             case requests.MapEntry():
-                new[i] = SetEntry(i, _own(update.change(old)))
+                after = update.change(old)
+                new[i] = DeleteEntry(i) if after is None else SetEntry(i, _own(after))
     return new
 
 

@@ -19,7 +19,7 @@ from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.batch import BufferedUpdate, WriteBuffer
 from zarr_shardstore.shards import requests, stack
-from zarr_shardstore.shards.read import ReadOptions
+from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, Request, UpdateShard
 from zarr_shardstore.shards.stack import Stack
 
@@ -46,7 +46,7 @@ def perform_buffered(
         else:
             left.append(i)
     for shard, positions in writes.items():
-        updates = [stack.entry_update(asked[i], chunks[i].entry_id) for i in positions]
+        updates = [requests.entry_update(asked[i], chunks[i].entry_id) for i in positions]
         if not buffer.put(shard, updates):
             left += positions
     if left:
@@ -62,7 +62,16 @@ def commit_with_buffered(
     commit: Callable[[ShardRef, Sequence[Sequence[EntryUpdate]]], Flow[list[Exception | None]]],
     buffer: WriteBuffer,
 ) -> Flow[Sequence[Exception | None]]:
-    """Commit the buffered updates of a locked shard, then groups of updates, in one write."""
+    """Commit the buffered updates of a locked shard, then groups of updates, in one write.
+
+    Groups that may wait are buffered instead: no other commit comes between the read of a stored
+    value and the buffer.
+    """
+    if buffer.is_active and groups and all(map(_may_wait, groups)):
+        outcomes = yield from _buffer_groups(shard, groups, buffer)
+        groups = groups[len(outcomes) :]
+        left = (yield from commit(shard, groups)) if groups else ()
+        return [*outcomes, *left]
     buffered = buffer.take(shard) if buffer.is_active else None
     if buffered is None:
         return (yield from commit(shard, groups)) if any(groups) else [None] * len(groups)
@@ -74,6 +83,35 @@ def commit_with_buffered(
         buffer.end_commit(buffered, error)
         raise
     buffer.end_commit(buffered)
+    return outcomes
+
+
+def _may_wait(group: Sequence[EntryUpdate]) -> bool:
+    return any(isinstance(update, requests.MapEntry) for update in group) and all(
+        update.may_wait
+        if isinstance(update, requests.MapEntry)
+        else requests.replaces_value(update)
+        for update in group
+    )
+
+
+def _buffer_groups(
+    shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], buffer: WriteBuffer
+) -> Flow[list[Exception | None]]:
+    """Buffer groups of updates; return the outcomes of the first ones, until a batch has ended."""
+    ids = {u.entry_id for g in groups for u in g if isinstance(u, requests.MapEntry)}
+    left = [i for i in sorted(ids) if buffer.find(shard, i) is None]
+    chunks = [ChunkRef(shard.chunk_key(i), shard, i) for i in left]
+    stored = dict(zip(left, (yield from read_entries(chunks, ReadOptions())), strict=True))
+    outcomes: list[Exception | None] = []
+    for group in groups:
+        try:
+            if not buffer.put(shard, group, stored):
+                break
+        except Exception as error:
+            outcomes.append(error)
+        else:
+            outcomes.append(None)
     return outcomes
 
 

@@ -26,7 +26,7 @@ from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import check_key, check_prefix
-from zarr_shardstore.format.layout import ChunkRef
+from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges, resolve_range
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.metadata.declaration import Native
@@ -43,13 +43,21 @@ from zarr_shardstore.operations.buffered import (
     perform_buffered,
     with_buffer,
 )
+from zarr_shardstore.operations.joint_update import Function, JointUpdate
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.index_reads import rounds_of
 from zarr_shardstore.shards.read import ReadOptions, read_entries, read_groups
-from zarr_shardstore.shards.requests import DeleteEntry, EntryUpdate, Flow, Piece, check_pieces
-from zarr_shardstore.shards.rewrite import rewrite_shard
+from zarr_shardstore.shards.requests import (
+    DeleteEntry,
+    EntryUpdate,
+    Flow,
+    PartWrite,
+    Piece,
+    check_pieces,
+)
+from zarr_shardstore.shards.rewrite import rewrite_shard, rewrite_value
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.stack import Stack, WriteStrategy, split_at_sharding
@@ -100,10 +108,14 @@ class Operations:
         self, request: requests.UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
     ) -> Flow[Sequence[Exception | None]]:
         """Commit groups of updates of one shard by the write strategy; for the driver."""
+        if isinstance(request.shard, requests.PlainValue):
+            return rewrite_value(request.shard, groups)
         # Transformers below a sharding know whole shards only.
         commit = self._rewrite if request.below else self._commit
         flow = commit_with_buffered(request.shard, groups, commit, self.buffer)
-        return stack.run_above(request.below, flow) if request.below else flow
+        if not request.below:
+            return flow
+        return stack.run_above((*request.below, stack.InCommit()), flow)
 
     def fits_inline(
         self, request: requests.UpdateShard, updates: Sequence[EntryUpdate], opened: ShardWriter
@@ -111,6 +123,7 @@ class Operations:
         """Whether `update_shard` only writes these updates into the gap of an opened shard."""
         return (
             self._strategy == "append"
+            and isinstance(request.shard, ShardRef)
             and not request.below
             and not (self.buffer.is_active and self.buffer.get(request.shard.key))
             and fits_inline(request.shard, updates, opened, self._max_dead_nbytes)
@@ -191,16 +204,25 @@ class Operations:
     # -------------------------------------------------------------- writes
 
     def set_many(
-        self, items: Iterable[tuple[str, Value | None]], *, only_if_missing: bool = False
+        self,
+        items: Iterable[tuple[str, Value | PartWrite | None]],
+        *,
+        only_if_missing: bool = False,
     ) -> Flow[None]:
-        """Store whole values, then erase those that are ``None``; each shard is committed once.
+        """Store whole values and parts, then erase what is ``None``; each shard is committed once.
 
         If a key is not valid, or not for its array, no value of the call is written. A missing
         value is no error to erase.
         """
         items = list(items)
         request = requests.SetIfNotExists if only_if_missing else requests.Set
-        sets = [request(key, value) for key, value in items if value is not None]
+        sets = [
+            requests.Modify(key, value.change, value.placeholder, may_wait=True)
+            if isinstance(value, PartWrite)
+            else request(key, value)
+            for key, value in items
+            if value is not None
+        ]
         erased = [key for key, value in items if value is None]
         if not self.buffer.is_active:
             changes = [*sets, *map(requests.Delete, erased)]
@@ -209,13 +231,17 @@ class Operations:
             if len(chunks) == len(changes):
                 yield stack.shard_updates(zip(changes, chunks, strict=True))
                 return
-        values: list[requests.Set | requests.SetIfNotExists] = []
+        values: list[requests.Set | requests.SetIfNotExists | requests.Modify] = []
         documents: list[requests.Set | requests.SetIfNotExists] = []
         for each in sets:
             check_key(each.key)
-            (documents if is_document(each.key) else values).append(each)
-        for each in documents:  # first: they say which of the other keys are chunks
-            yield from self._set_document(each.key, memoryview(each.value), only_if_missing)
+            if is_document(each.key) and not isinstance(each, requests.Modify):
+                documents.append(each)
+            else:
+                values.append(each)
+        for document in documents:  # first: they say which of the other keys are chunks
+            value = memoryview(document.value)
+            yield from self._set_document(document.key, value, only_if_missing)
         owners = yield from self._writable_owners(values)
         erasures, erased_owners = yield from self._erasures(erased)
         yield from self._perform([*values, *erasures], [*owners, *erased_owners])
@@ -238,7 +264,7 @@ class Operations:
         asked: list[requests.SetPartial] = []
         chunk_owners: list[Owner] = []
         for owner, patch in zip(owners, patches, strict=True):
-            if owner is None:  # perhaps a document: what is changed is what readers see
+            if is_document(patch.key):  # what is changed is what readers see
                 old = yield from self.get(patch.key)
                 new = requests.apply_pieces(patch.key, old, patch.pieces)
                 yield from self.set_many([(patch.key, new)])
@@ -246,6 +272,28 @@ class Operations:
                 asked.append(patch)
                 chunk_owners.append(owner)
         yield from self._perform(asked, chunk_owners)
+
+    def update(self, keys: Sequence[str], function: Function) -> Flow[None]:
+        """Replace values by what a function makes of them; see `ShardingStore.update`."""
+        if not callable(function):
+            raise SpecError(f"the function takes and returns a list of values, got {function!r}")
+        for key in keys:
+            check_key(key)
+            if is_document(key):
+                raise SpecError(f"key {key!r} is metadata: it is not updated by a function")
+        if len(set(keys)) < len(keys):
+            raise SpecError("keys: each key can be there only once")
+        asked = [requests.Modify(key, lambda old: old) for key in keys]
+        owners = yield from self._writable_owners(asked)
+        update = JointUpdate(keys, function, (yield from self.get_many([(k, None) for k in keys])))
+        shards: dict[Hashable, list[int]] = {}
+        for i, key in enumerate(keys):
+            shards.setdefault(_shard_id(key, owners[i]), []).append(i)
+        for positions in shards.values():
+            changes = update.changes_of(positions)
+            at = {keys[i]: owners[i] for i in positions}
+            # Not buffered by a batch, which is no part of the promise to other processes.
+            yield from self._perform(changes, [at[c.key] for c in changes], may_buffer=False)
 
     # ------------------------------------------------------------- erasures
 
@@ -358,10 +406,14 @@ class Operations:
         return owners
 
     def _perform(
-        self, asked: Sequence[requests.Request], owners: Sequence[Owner]
+        self,
+        asked: Sequence[requests.Request],
+        owners: Sequence[Owner],
+        *,
+        may_buffer: bool = True,
     ) -> Flow[list[Any]]:
         """Reply to requests for keys, in shared rounds. Keys outside a grid get ``None``."""
-        is_buffered = self.buffer.is_active
+        is_buffered = may_buffer and self.buffer.is_active
         stacks: dict[Node, Stack] = {}
         kinds: list[Node | str | None] = []
         for owner in owners:
@@ -445,14 +497,16 @@ def is_document(key: str) -> bool:
 
 def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[list[Hashable]]:
     """Return ids of keys, a hint for writers of whole shards: chunks of one have equal ids."""
-    ids: list[Hashable] = []
-    for key, owner in zip(keys, (yield from catalog.chunks_of(keys)), strict=True):
-        match owner:
-            case ChunkRef():
-                ids.append(owner.shard.key)
-            case TransformedKey(_, array) if (split := split_at_sharding(array.stack)) is not None:
-                chunk = split[0].layout.chunk_of_key(key)
-                ids.append(key if chunk is None else chunk.shard.key)
-            case _:
-                ids.append(key)
-    return ids
+    return [
+        _shard_id(*each) for each in zip(keys, (yield from catalog.chunks_of(keys)), strict=True)
+    ]
+
+
+def _shard_id(key: str, owner: Owner) -> Hashable:
+    match owner:
+        case ChunkRef():
+            return owner.shard.key
+        case TransformedKey(_, array) if (split := split_at_sharding(array.stack)) is not None:
+            chunk = split[0].layout.chunk_of_key(key)
+            return key if chunk is None else chunk.shard.key
+    return key

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from zarr_shardstore.errors import CorruptShardError, ShardConflictError
+from zarr_shardstore.errors import CorruptShardError, CorruptValueError, ShardConflictError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix
 from zarr_shardstore.format.shard import IndexDamageError, ShardIndex, index_of_shard
@@ -154,6 +154,17 @@ def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
                 shard_key=shards[left[0]].key,
             )
     return founds
+
+
+def read_whole_value(key: str) -> Flow[Found]:
+    """Read an object that is no shard; a reply that is truncated twice is a `CorruptValueError`."""
+    for _ in range(_N_ATTEMPTS_IN_ONE_PIECE):
+        found: Found
+        (found,) = yield [Get(key, consistent=True)]
+        if not _is_truncated(found):
+            return found
+    n_read = len(found.value or b"")
+    raise CorruptValueError(f"it has {found.size} bytes, and reading it gave {n_read}", key=key)
 
 
 def check_whole(key: str, value: memoryview | None, nbytes: int | None) -> memoryview:

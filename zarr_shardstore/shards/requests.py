@@ -6,8 +6,8 @@ exception of a request is thrown into the flow.
 
 Storage transformers reply to `ValueRequest`. The driver commits `UpdateShard` by the update queue.
 Backends perform all others, see `Backend`, but not `SetPartial` and `Modify`. Where no reply is
-named it is ``None``. An object that is written replaces any; removing one that is missing is no
-error.
+named it counts for nothing. An object that is written replaces any; removing one that is missing
+is no error.
 
 Source: sharding storage transformer draft, "API implementation", set_partial_values and
 erase_values; zarr-python 2.18, ``StoreV3.set_partial_values`` (a start behind the end, a
@@ -33,6 +33,9 @@ from zarr_shardstore.shards.shard_writer import FileStep
 T = TypeVar("T")
 
 Piece: TypeAlias = "tuple[int, bytes | memoryview]"
+
+Change: TypeAlias = Callable[[bytes | memoryview | None], bytes | memoryview | None]
+"""Computes the new value of a value; ``None`` is a missing one."""
 
 
 class Found(NamedTuple):
@@ -203,10 +206,17 @@ class SetPartial:
 
 @dataclass(frozen=True, slots=True)
 class Modify:
-    """Replace a value by what `change` makes of it (``None``: missing). Only for transformers."""
+    """Replace a value by what `change` makes of it (``None``: missing). Only for transformers.
+
+    `change` may be called several times. The last call counts, which got the stored value. A value
+    that is no entry of a shard takes the `placeholder` of a `Delete`. The write buffer of a batch
+    takes the new value if it `may_wait`; otherwise it is committed immediately.
+    """
 
     key: str
-    change: Callable[[Bytes | None], Bytes]
+    change: Change
+    placeholder: Callable[[], Bytes] | None = field(default=None, compare=False)
+    may_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,15 +288,34 @@ class ListDir:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainValue:
+    """An object that is no shard, as a shard of one: its value is entry 0."""
+
+    key: str
+
+    def chunk_key(self, _: int) -> str:
+        return self.key
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateShard:
     """Commit updates of entries of one shard, together or not at all.
 
     The write strategy runs above the transformers `below`.
     """
 
-    shard: ShardRef
+    shard: ShardRef | PlainValue
     updates: tuple[EntryUpdate, ...]
     below: tuple[Any, ...] = ()
+
+    def as_whole_write(self) -> Set | Delete | None:
+        """Return the request that stores or removes a plain value, whatever is stored."""
+        match self:
+            case UpdateShard(PlainValue(key), (SetEntry(_, value, only_if_missing=False),)):
+                return Set(key, value)
+            case UpdateShard(PlainValue(key), (DeleteEntry(),)):
+                return Delete(key)
+        return None
 
 
 ValueRequest: TypeAlias = (
@@ -314,20 +343,21 @@ Request: TypeAlias = (
 Flow: TypeAlias = Generator[list[Request], list[Any], T]
 
 
+def ask(requests: Sequence[Request]) -> Flow[list[Any]]:
+    """Ask for one round."""
+    return (yield list(requests))
+
+
 def relay(requests: Sequence[Request]) -> Flow[list[Any]]:
-    """Relay requests to the base store. A change of a value is a read and a write there."""
-    changes = {i: r for i, r in enumerate(requests) if isinstance(r, SetPartial | Modify)}
-    if not changes:
-        return (yield list(requests))
-    founds: list[Found] = yield [Get(request.key) for request in changes.values()]
-    batch = list(requests)
-    for (i, request), found in zip(changes.items(), founds, strict=True):
-        if isinstance(request, Modify):
-            new = request.change(found.value)
-        else:
-            new = apply_pieces(request.key, found.value, request.pieces)
-        batch[i] = Set(request.key, new)
-    return (yield batch)
+    """Relay requests to the base store, where each write updates a shard of one."""
+    return (
+        yield [
+            UpdateShard(PlainValue(r.key), (entry_update(r, 0),))
+            if isinstance(r, Set | SetPartial | Modify | Delete)
+            else r
+            for r in requests
+        ]
+    )
 
 
 # ------------------------------------------------------------- updates of entries
@@ -369,13 +399,43 @@ class PatchEntry:
 
 @dataclass(frozen=True, slots=True)
 class MapEntry:
-    """Replace the value of an entry by what `change` makes of it (``None``: missing)."""
+    """Replace the value of an entry by what `change` makes of it (``None``: missing).
+
+    If `change` returns the very object that it got, the entry stays as it is.
+    """
 
     entry_id: int
-    change: Callable[[bytes | memoryview | None], bytes | memoryview]
+    change: Change
+    placeholder: Callable[[], Bytes] | None = field(default=None, compare=False)
+    may_wait: bool = False
+    """As in `Modify`, like the placeholder."""
 
 
 EntryUpdate: TypeAlias = SetEntry | DeleteEntry | PatchEntry | MapEntry
+
+
+def entry_update(request: Request, entry_id: int) -> EntryUpdate:
+    """Return the update of an entry that a request for its value asks for."""
+    match request:
+        case Set(_, value):
+            return SetEntry(entry_id, value)
+        case SetIfNotExists(_, value):
+            return SetEntry(entry_id, value, only_if_missing=True)
+        case SetPartial(_, pieces):
+            return PatchEntry(entry_id, pieces)
+        case Modify(_, change, placeholder, may_wait):
+            return MapEntry(entry_id, change, placeholder, may_wait)
+        case Delete():
+            return DeleteEntry(entry_id)
+    raise TypeError(f"a transformer does not perform {request!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class PartWrite:
+    """Write of a part of a value, in the place of a whole value; the fields are as in `Modify`."""
+
+    change: Change
+    placeholder: Callable[[], Bytes] | None = None
 
 
 def replaces_value(update: EntryUpdate) -> bool:

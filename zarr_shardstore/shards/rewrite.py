@@ -23,8 +23,13 @@ from zarr_shardstore.format.shard import (
     split_shard,
 )
 from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.index_reads import corrupt, read_indexes, read_whole_shards
-from zarr_shardstore.shards.requests import Delete, EntryUpdate, Flow, Set
+from zarr_shardstore.shards.index_reads import (
+    corrupt,
+    read_indexes,
+    read_whole_shards,
+    read_whole_value,
+)
+from zarr_shardstore.shards.requests import Delete, EntryUpdate, Flow, PlainValue, Set
 
 KEEP_HINT = (
     "; nothing was written, because the shard cannot be rewritten without losing it: "
@@ -153,8 +158,39 @@ def _is_replaced_whole(shard: ShardRef, replaced: dict[int, float]) -> Flow[bool
     return all(nbytes <= replaced.get(i, -1) for i, nbytes in sizes)
 
 
+def rewrite_value(
+    value: PlainValue, groups: Sequence[Sequence[EntryUpdate]]
+) -> Flow[list[Exception | None]]:
+    """Commit groups of updates of an object that is no shard, as `rewrite_shard`.
+
+    Cost: one ``Set`` or ``Delete``; if a stored value counts, one ``Get`` before.
+    """
+    updates = [update for group in groups for update in group]
+    old: dict[int, Bytes | None] = {}
+    if not requests.replaced_first(updates).get(0, True):
+        found = yield from read_whole_value(value.key)
+        old = {0: found.value}
+    new: dict[int, Bytes | None] = {}
+    outcomes: list[Exception | None] = []
+    for group in groups:
+        changes: dict[int, Bytes | None] = {}
+        try:
+            apply_updates(value, group, {**old, **new}, changes)
+        except Exception as error:  # it fails its own group only
+            outcomes.append(error)
+        else:
+            outcomes.append(None)
+            new |= changes
+    if new and new[0] is not None:
+        yield [Set(value.key, new[0])]
+    elif new and old.get(0, b"") is not None:
+        placeholders = [getattr(update, "placeholder", None) for update in updates]
+        yield [Delete(value.key, placeholder=next(filter(None, placeholders), None))]
+    return outcomes
+
+
 def apply_updates(
-    shard: ShardRef,
+    shard: ShardRef | PlainValue,
     group: Sequence[EntryUpdate],
     old: Mapping[int, Bytes | None],
     new: dict[int, Bytes | None],
@@ -173,7 +209,9 @@ def apply_updates(
             case requests.PatchEntry():
                 new[i] = requests.apply_pieces(shard.chunk_key(i), before, update.pieces)
             case requests.MapEntry():
-                new[i] = update.change(before)
+                after = update.change(before)
+                if after is not before:
+                    new[i] = after
 
 
 def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:

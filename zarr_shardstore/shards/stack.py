@@ -31,8 +31,8 @@ from zarr_shardstore.metadata.transformer_list import parse_sharding
 from zarr_shardstore.shards.index_reads import found_index, index_get, read_indexes
 from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import (
+    Change,
     Delete,
-    DeleteEntry,
     EntryUpdate,
     Exists,
     Flow,
@@ -40,16 +40,14 @@ from zarr_shardstore.shards.requests import (
     Get,
     GetIndex,
     GetSize,
-    MapEntry,
     Modify,
-    PatchEntry,
     Request,
     Set,
-    SetEntry,
     SetIfNotExists,
     SetPartial,
     UpdateShard,
     apply_pieces,
+    entry_update,
     relay,
 )
 from zarr_shardstore.shards.shard_listing import ListedKeys
@@ -134,16 +132,20 @@ class ValueTransformer(StorageTransformer, ABC):
                 return SetIfNotExists(key, self.encode(key, value))
             case SetPartial(key, pieces):
                 return self._modify(key, lambda old: apply_pieces(key, old, pieces))
-            case Modify(key, change):
-                return self._modify(key, change)
+            case Modify(key, change, placeholder, may_wait):
+                below = placeholder and (lambda: self.encode(key, placeholder()))
+                return replace(self._modify(key, change), placeholder=below, may_wait=may_wait)
             case Exists() | Delete():
                 return request
         raise TypeError(f"a transformer does not perform {request!r}")
 
-    def _modify(self, key: str, change: Any) -> Modify:
-        def changed(stored: Bytes | None) -> Bytes:
+    def _modify(self, key: str, change: Change) -> Modify:
+        def changed(stored: Bytes | None) -> Bytes | None:
             old = None if stored is None else self.decode(key, stored)
-            return self.encode(key, change(old))
+            new = change(old)
+            if new is old:
+                return stored
+            return None if new is None else self.encode(key, new)
 
         return Modify(key, changed)
 
@@ -160,6 +162,25 @@ class ValueTransformer(StorageTransformer, ABC):
             return found
         start, stop = resolve_range(request.byte_range, len(value))
         return Found(value[start:stop], found.version, len(value))
+
+
+@dataclass(frozen=True, slots=True)
+class InCommit(StorageTransformer):
+    """End of a stack below a shard that is being committed: no one else writes these values."""
+
+    def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
+        """Relay the requests; change a value by a read and a write."""
+        batch = list(requests)
+        for i, request in enumerate(requests):
+            if isinstance(request, SetPartial | Modify):
+                (found,) = yield [Get(request.key)]
+                new: Bytes | None
+                if isinstance(request, Modify):
+                    new = request.change(found.value)
+                else:
+                    new = apply_pieces(request.key, found.value, request.pieces)
+                batch[i] = Delete(request.key) if new is None else Set(request.key, new)
+        return (yield batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +208,8 @@ def handle(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
     """Reply to requests for keys above a stack by requests to the base store."""
     if not stack:
         return (yield from relay(requests))
+    if isinstance(stack[0], InCommit):
+        return (yield from stack[0].perform(requests))
 
     def perform(is_update: bool, part: list[Request]) -> Flow[list[Any]]:
         if not is_update:  # transformers below a sharding know bytes only
@@ -351,22 +374,6 @@ def shard_updates(pairs: Iterable[tuple[Any, ChunkRef]]) -> list[Request]:
     for request, chunk in pairs:
         updates.setdefault(chunk.shard, []).append(entry_update(request, chunk.entry_id))
     return [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
-
-
-def entry_update(request: Request, entry_id: int) -> EntryUpdate:
-    """Return the update of an entry that a request for its chunk asks for."""
-    match request:
-        case Set(_, value):
-            return SetEntry(entry_id, value)
-        case SetIfNotExists(_, value):
-            return SetEntry(entry_id, value, only_if_missing=True)
-        case SetPartial(_, pieces):
-            return PatchEntry(entry_id, pieces)
-        case Modify(_, change):
-            return MapEntry(entry_id, change)
-        case Delete():
-            return DeleteEntry(entry_id)
-    raise TypeError(f"a transformer does not perform {request!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,9 @@ from zarr.core.metadata import ArrayMetadata
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
-from zarr_shardstore.io.buffers import to_buffer_of
+from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
 from zarr_shardstore.io.concurrency import map_in_threads, run_within
+from zarr_shardstore.shards.requests import PartWrite
 from zarr_shardstore.store.chunk_codec import ChunkCodec
 
 Value: TypeAlias = bytes | memoryview
@@ -134,7 +135,9 @@ class _TakesWholeOperations(Protocol):
 
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]: ...
 
-    async def _set_or_erase(self, items: Iterable[tuple[str, Buffer | bytes | None]]) -> None: ...
+    async def _set_or_erase(
+        self, items: Iterable[tuple[str, Buffer | bytes | PartWrite | None]]
+    ) -> None: ...
 
     async def _get_values(self, keys: Sequence[str]) -> Sequence[Value | None]: ...
 
@@ -260,25 +263,48 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         array = value.as_ndarray_like()
         plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
 
-        def encode(item: tuple[ChunkPart, Buffer | None]) -> Buffer | bytes | None:
-            part, old = item
+        def chunk_with(part: ChunkPart, old: Value | None) -> Buffer | bytes | None:
             if plain is not None and plain.compress is not None:
                 values = part.whole_chunk_in(array)
                 if values is not None:
                     return None if _is_empty(values, part.spec) else plain.encode(values)
-            old_chunk = None if old is None else codec.decode(old, part.spec)
+            before = to_buffer_of(old, part.spec.prototype)
+            old_chunk = None if before is None else codec.decode(before, part.spec)
             chunk = part.chunk_to_write(value, old_chunk, drop_axes)
             return None if chunk is None else codec.encode(chunk, part.spec)
+
+        def encode(
+            item: tuple[ChunkPart, Value | None],
+        ) -> Buffer | bytes | PartWrite | None:
+            part, old = item
+            new = chunk_with(part, old)
+            if part.is_complete:
+                return new
+            encoded = None if new is None else own_bytes(new)
+            seen = None if old is None else own_bytes(old)
+
+            def change(stored: Value | None) -> Value | None:
+                """Return the chunk as encoded above, or again if another writer has changed it."""
+                if (None if stored is None else own_bytes(stored)) == seen:
+                    return encoded
+                again = chunk_with(part, stored)
+                return None if again is None else own_bytes(again)
+
+            def fill() -> bytes:
+                spec = part.spec
+                make, dtype = spec.prototype.nd_buffer, spec.dtype.to_native_dtype()
+                fill = make.create(
+                    shape=spec.shape, dtype=dtype, order=spec.order, fill_value=fill_value_of(spec)
+                )
+                return own_bytes(codec.encode(fill, spec) or b"")
+
+            return PartWrite(change, fill)
 
         async def write_some(_: list[int], parts: list[ChunkPart]) -> None:
             partial = [part for part in parts if not part.is_complete]
             found = iter(await store._get_values([p.key for p in partial]) if partial else ())
-            old = [
-                None if p.is_complete else to_buffer_of(next(found), p.spec.prototype)
-                for p in parts
-            ]
             async with encoding:
-                items = list(zip(parts, old, strict=True))
+                items = [(p, None if p.is_complete else next(found)) for p in parts]
                 encoded = await map_in_threads(encode, items, _nbytes(parts))
             keys = [part.key for part in parts]
             await store._set_or_erase(zip(keys, encoded, strict=True))

@@ -19,6 +19,7 @@ from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.io.buffers import as_view
 from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.operations.batch import Batch
+from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.operations.listing import Region, chunks_initialized, raise_first
 from zarr_shardstore.operations.locate import Location, locate
 from zarr_shardstore.shards.requests import Flow
@@ -263,6 +264,10 @@ class ShardingMapping(MutableMapping[str, bytes]):
         given = _tuples_of("key_start_values", key_start_values, 3, "(key, start, value)")
         pieces = [(key, start, as_view(value)) for key, start, value in given]
         self._write(self._engine.operations.set_partial_values(pieces))
+
+    def update_values(self, keys: Iterable[str], function: Function) -> None:
+        """Replace values by what `function` makes of them, as `ShardingStore.update`."""
+        self._store.update_sync(items_of("keys", keys), function)
 
     def erase(self, key: str) -> None:
         """Erase a value; a missing one is no error."""

@@ -20,6 +20,7 @@ from zarr.storage import MemoryStore
 from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
 from zarr_shardstore.errors import ReadOnlyError, SpecError
+from zarr_shardstore.format.arguments import items_of
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.base import Durability
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, base_store_of
@@ -30,10 +31,11 @@ from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.io.seal import seal_all, seal_all_async
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.operations.batch import Batch
+from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.operations.listing import Region, as_directory, chunks_initialized, raise_first
 from zarr_shardstore.operations.locate import shard_shape
 from zarr_shardstore.operations.values import shard_ids
-from zarr_shardstore.shards.requests import Flow
+from zarr_shardstore.shards.requests import Flow, PartWrite
 from zarr_shardstore.shards.shard_listing import ListedKeys
 from zarr_shardstore.shards.stack import Strategy
 from zarr_shardstore.store.engine import ShardingEngine
@@ -580,6 +582,55 @@ class ShardingStore(Store):
         flow = self._engine.operations.set_many(items, only_if_missing=True)
         await self._write(flow)
 
+    async def update(self, keys: Sequence[str], function: Function) -> None:
+        """Replace values by what a function makes of them; no update of others is lost.
+
+        Parameters
+        ----------
+        keys
+            Keys of chunks, or of other values that are no metadata; each once.
+        function
+            Gets the values of all keys in their order, as bytes, ``None`` for a missing one, and
+            returns the list of the new ones. ``None`` erases.
+
+        Raises
+        ------
+        SpecError
+            If a key is metadata or cannot be written, or the function returns something else.
+
+        Notes
+        -----
+        Keys of one shard change together, at one instant. Shards change one after another. If a
+        shard has changed since it was read, the function is called again with its values, and for
+        keys of other shards with those that it saw before. A chunk that is not sharded is a shard
+        of its own.
+
+        The function may be called several times, in any thread, also while the shard is locked:
+        it has no side effects, is quick, and does not use the store. Its exception reaches the
+        caller; the shard stays as it is, and those that were changed before keep their changes.
+
+        Of which base stores other processes are safe, too: those where no update of a shard is
+        lost. In a batch, the update is stored immediately. On object stores, erasing a value that
+        is no chunk of a shard is not protected against other processes.
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> store = ShardingStore({}, chunks_per_shard=4)
+        >>> store.set_sync("data/root/a/c0", b"abc")
+        >>> def swap(old):
+        ...     return [old[1], old[0]]
+        >>> asyncio.run(store.update(["data/root/a/c0", "data/root/a/c1"], swap))
+        >>> store.get_sync("data/root/a/c1").to_bytes()
+        b'abc'
+        """
+        await self._write(self._engine.operations.update(items_of("keys", keys), function))
+
+    def update_sync(self, keys: Sequence[str], function: Function) -> None:
+        """As `update`, blocking."""
+        self._check_writable()
+        self._engine.driver.run(self._engine.operations.update(items_of("keys", keys), function))
+
     async def delete(self, key: str) -> None:
         await self._write(self._engine.operations.set_many([(key, None)]))
 
@@ -671,6 +722,9 @@ class ShardingStore(Store):
         await self._ensure_open()
         return await self._engine.get_many([(key, None) for key in keys])
 
-    async def _set_or_erase(self, items: Iterable[tuple[str, Value | None]]) -> None:
-        owned = [(key, None if value is None else own_bytes(value)) for key, value in items]
+    async def _set_or_erase(self, items: Iterable[tuple[str, Value | PartWrite | None]]) -> None:
+        owned = [
+            (key, value if value is None or isinstance(value, PartWrite) else own_bytes(value))
+            for key, value in items
+        ]
         await self._write(self._engine.operations.set_many(owned))

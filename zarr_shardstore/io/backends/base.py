@@ -67,6 +67,9 @@ class Backend(ABC):
     """Whether any later process can compare versions: `RecordIndex` works."""
     can_append: bool = False
     """Whether shards can be changed in place: `OpenShard` and its companions work."""
+    locks_whole_writes: bool = False
+    """Whether writes of whole values take the lock, because `Set` and `Delete` do not reply
+    ``"disturbed"`` where the lock of another process may have changed the value meanwhile."""
     max_shards_at_once: Callable[[], int] | None = None
     """Number of shards that a read may now touch in two rounds; larger reads run in parts."""
     max_requests_at_once: int | None = None

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from typing import Any, Literal
 
 from zarr.abc.store import Store
 from zarr.core.sync import sync
@@ -142,14 +142,17 @@ class LocalBackend(base.Backend):
                     fs.sync_directories(self._root + key, self._root)
                 _close(opened, key)
             case requests.Set(key, value):
-                self._store(key, [(0, [value])])
+                written: list[fs.FileState] = []
+                self._store(key, [(0, [value])], written)
                 _close(opened, key)
+                return self._disturbed(key, written[0])
             case requests.SetWithGaps(key, parts):
                 self._store(key, parts)
                 _close(opened, key)
             case requests.Delete(key):
-                self._delete(key)
+                is_deleted = self._delete(key)
                 _close(opened, key)
+                return self._disturbed(key, None) if is_deleted else None
             case requests.DeletePrefix(prefix):
                 cached_files.forget_below(self._root + prefix)
                 files.remove_directory(self._root, prefix)
@@ -252,9 +255,15 @@ class LocalBackend(base.Backend):
     def upload(self, key: str, parts: Iterable[Sequence[Bytes]]) -> None:
         self._store(key, ((None, pieces) for pieces in parts))
 
-    def _store(self, key: str, parts: Iterable[tuple[int | None, Sequence[Bytes]]]) -> None:
-        """Store pieces at offsets, or one behind the other."""
-        with fs.new_file(self._root + key, self._root if self._is_durable else None) as fd:
+    def _store(
+        self,
+        key: str,
+        parts: Iterable[tuple[int | None, Sequence[Bytes]]],
+        written: list[fs.FileState] | None = None,
+    ) -> None:
+        """Store pieces at offsets, or one behind the other; add the state of the file."""
+        durable_below = self._root if self._is_durable else None
+        with fs.new_file(self._root + key, durable_below, written) as fd:
             end = 0
             for offset, pieces in parts:
                 start = end if offset is None else offset  # holes take no room
@@ -263,21 +272,35 @@ class LocalBackend(base.Backend):
             self._end_journal(key)
             index_cache.forget(self._root + key)
 
+    def _disturbed(self, key: str, written: fs.FileState) -> Literal["disturbed"] | None:
+        """Tell whether an update of another process may have replaced a value that was just
+        written without the lock, by what it had read before.
+
+        Such an update has its lock file until its file has the name. Then another state shows.
+        """
+        path = self.real_root + key
+        if open_shards.is_locked_by_me(path):
+            return None
+        is_alone = not os.path.lexists(path + LOCK_SUFFIX) and fs.state_of(path) == written
+        return None if is_alone else "disturbed"
+
     def _end_journal(self, key: str) -> None:
         """Remove the journal of a shard that is about to be replaced or removed."""
         path = self.real_root + key
         if path in open_shards.files and open_shards.is_locked_by_me(path):
             open_shards.files[path].end_journal(is_durable=self._is_durable)
 
-    def _delete(self, key: str) -> None:
+    def _delete(self, key: str) -> bool:
         self._end_journal(key)
         index_cache.forget(self._root + key)
         # Not LocalStore.delete: it removes a whole directory if the key names one.
-        if files.size_of_file(self._root + key) is not None:
-            with suppress(FileNotFoundError):
-                fs.unlink(self._root + key)
-            if self._is_durable:
-                fs.sync_directories(self._root + key, self._root)
+        if files.size_of_file(self._root + key) is None:
+            return False
+        with suppress(FileNotFoundError):
+            fs.unlink(self._root + key)
+        if self._is_durable:
+            fs.sync_directories(self._root + key, self._root)
+        return True
 
 
 def _close(opened: base.OpenFiles, key: str) -> None:

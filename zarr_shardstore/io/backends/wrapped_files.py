@@ -43,6 +43,8 @@ _MAX_TORN_S = 10.0
 class WrappedFilesBackend(ZarrBackend):
     """Reads and writes through a store's own methods, beside writers that append to its files."""
 
+    locks_whole_writes = True
+
     def __init__(self, store: Store, options: BackendOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(store, options)
         root = store_traits.root_of_files(store)

@@ -225,12 +225,15 @@ def state_of(file: str | int) -> FileState:
 
 
 @contextmanager
-def new_file(path: str, durable_below: str | None = None) -> Iterator[int]:
+def new_file(
+    path: str, durable_below: str | None = None, written: list[FileState] | None = None
+) -> Iterator[int]:
     """Open a new file, which replaces that of `path` in one step when the block has ended.
 
     Its temporary name ends as that of zarr's ``LocalStore`` and is short, because the name of the
     path may be as long as possible. The file that a killed process leaves is not listed. With
     `durable_below`, a directory above, file and directories survive a loss of power afterwards.
+    The state of the file is added to `written`.
     """
     directory = os.path.dirname(path)
     temporary = os.path.join(directory, f".{uuid.uuid4().hex}.partial")
@@ -247,6 +250,8 @@ def new_file(path: str, durable_below: str | None = None) -> Iterator[int]:
         except NOT_FOUND:
             last_ns = 0
         renew_time(fds[0], last_ns)
+        if written is not None:
+            written.append(state_of(fds[0]))
         if durable_below is not None:
             sync(fds[0])  # first: otherwise the name may survive, and the bytes not
         os.close(fds.pop())  # once: afterwards the number may be that of another thread's file
