@@ -32,14 +32,15 @@ def instead_of_put(put: Callable[[Put, Any, Any, str, Any], Awaitable[object]]) 
     """Something else is done where an object is stored with a condition."""
     put_async = obstore.put_async
 
-    async def real(store: Any, mode: Any, key: str, value: Any) -> object:
-        return await put_async(store, key, value, mode=mode, use_multipart=False)
-
     async def stand_in(
         store: Any, key: str, value: Any, mode: Any = None, **options: Any
     ) -> object:
         if mode is None:
             return await put_async(store, key, value, **options)
+
+        async def real(store: Any, mode: Any, key: str, value: Any) -> object:
+            return await put_async(store, key, value, mode=mode, **options)
+
         return await put(real, store, mode, key, value)
 
     return mock.patch.object(obstore, "put_async", stand_in)

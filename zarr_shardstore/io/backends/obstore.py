@@ -8,7 +8,9 @@ So writers of any number of processes and hosts lose no update. The rules of an 
    removal cannot have a condition: an emptied shard is replaced by one without entries.
 3. A refusal (412, 409 or 404) or a failure does not tell what is stored, so the object is read.
    A client does not repeat a write with a condition when the connection fails.
-4. If its bytes are those of the write, the write took effect and its reply was lost: success.
+4. If it is the object of this write, the write took effect and its reply was lost: success. Its
+   bytes do not tell: two writers may count from 1 to 2. Each write has an id in the metadata of
+   its object. Where a server drops it, the bytes decide after a failure, and not after a refusal.
 5. If its version is not the expected one, another writer was faster. `ReplacedMeanwhileError`
    makes the driver run the update again.
 6. If its version is the expected one after a failure, the write is sent again, up to three times.
@@ -28,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import uuid
 import warnings
 from collections.abc import AsyncGenerator, Hashable, Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -55,6 +58,9 @@ one took an old connection that the server had closed."""
 
 _LONGEST_PAUSE_S = 1.0
 """Between two attempts; half of it on average."""
+
+_WRITE_ID = "shardwriteid"
+"""Name of the id of a write in the metadata of its object: Azure takes letters only."""
 
 _REFUSALS = AlreadyExistsError, PreconditionError, FileNotFoundError
 """Replies 409, 412 and 404 to a write with a condition."""
@@ -189,23 +195,24 @@ class ObstoreBackend(ZarrBackend):
         twice, and the client's error if the server fails repeatedly, or is not reached.
         """
         with self._indexes.changing(key):
-            took_quotes = self._takes_quotes
+            took_quotes, write_id = self._takes_quotes, uuid.uuid4().hex
             for n_left in reversed(range(_N_PUTS)):
                 failure: Exception | None = None
                 try:
-                    return await self._put(key, value, expected)
+                    return await self._put(key, value, expected, write_id)
                 except _REFUSALS:
                     pass
                 except GenericError as error:
                     failure = error
                 try:
-                    found = await self._get(key, None)
+                    found, id_there = await self._read_back(key)
                 except Exception:
                     if failure is None:
                         raise
                     raise failure from None
                 stored = found.version if isinstance(found.version, ObjectVersion) else None
-                if found.value is not None and found.value == memoryview(value):
+                is_known = id_there == write_id or (id_there is None and failure is not None)
+                if is_known and found.value is not None and found.value == memoryview(value):
                     return stored
                 is_expected = found.value is None if expected is None else stored == expected
                 if not is_expected:
@@ -221,26 +228,38 @@ class ObstoreBackend(ZarrBackend):
                     break
             raise base.ReplacedMeanwhileError(key)
 
+    async def _read_back(self, key: str) -> tuple[Found, str | None]:
+        """Read an object, and the id of the write that has stored it."""
+        try:
+            reply = await obstore.get_async(self.store.store, key)
+            value = await reply.bytes_async()
+        except FileNotFoundError:
+            return Found(None, None), None
+        return Found(memoryview(value), _version_of(reply.meta)), reply.attributes.get(_WRITE_ID)
+
     async def _put(
-        self, key: str, value: bytes | memoryview, expected: ObjectVersion | None
+        self, key: str, value: bytes | memoryview, expected: ObjectVersion | None, write_id: str
     ) -> ObjectVersion | None:
         mode: Any = "create"
         if expected is not None:
             given = expected.etag or ""
             mode = {"e_tag": given if self._takes_quotes else given.strip('"')}
-        etag = await self._put_with(mode, key, value)
+        etag = await self._put_with(mode, key, value, write_id)
         if expected is not None and not self._is_probed:  # a new shard costs one request only
             self._is_probed = True
             # Any other ETag is to be refused, and nothing stored (rule 8).
             with suppress(*_REFUSALS):
-                await self._put_with({"e_tag": f'"{0:032}"'}, key, value)
+                await self._put_with({"e_tag": f'"{0:032}"'}, key, value, write_id)
                 self.give_up_conditions("ignores the conditions of writes (If-Match)")
         return None if etag is None else ObjectVersion(etag)
 
-    async def _put_with(self, mode: Any, key: str, value: bytes | memoryview) -> str | None:
+    async def _put_with(
+        self, mode: Any, key: str, value: bytes | memoryview, write_id: str
+    ) -> str | None:
         # In one part: multi-part uploads take no conditions.
+        named: Any = {_WRITE_ID: write_id}
         reply = await obstore.put_async(
-            self.store.store, key, value, mode=mode, use_multipart=False
+            self.store.store, key, value, mode=mode, use_multipart=False, attributes=named
         )
         return reply["e_tag"]
 
