@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
     from zarr_shardstore.errors import SpecError as SpecError
     from zarr_shardstore.errors import UnfinishedConversionError as UnfinishedConversionError
     from zarr_shardstore.errors import UnpublishedError as UnpublishedError
+    from zarr_shardstore.errors import UnshardedWarning as UnshardedWarning
     from zarr_shardstore.errors import UnsupportedError as UnsupportedError
     from zarr_shardstore.inspect.info import get_shard_info as get_shard_info
     from zarr_shardstore.inspect.info import is_sharded as is_sharded
@@ -84,7 +85,8 @@ _MODULES = {
         "convert.report": "ArrayReport ConversionReport Progress",
         "draft.hierarchy_store": "DraftHierarchyStore",
         "errors": "CorruptShardError CorruptValueError ReadOnlyError ShardConflictError "
-        "ShardStoreError SpecError UnfinishedConversionError UnpublishedError UnsupportedError",
+        "ShardStoreError SpecError UnfinishedConversionError UnpublishedError UnshardedWarning "
+        "UnsupportedError",
         "inspect.info": "get_shard_info is_sharded",
         "io.counters": "Stats",
         "io.index_cache": "set_index_cache_nbytes",

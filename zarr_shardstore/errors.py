@@ -12,6 +12,7 @@ The type says what the handler can do::
     ├── UnpublishedError (ExceptionGroup)      a batch could not store all; write the rest again
     └── UnfinishedConversionError              a conversion has to be finished first
 
+`UnshardedWarning` is no error: arrays of a new store are not sharded, perhaps by oversight.
 Errors of the base store pass through unwrapped. All of these pickle.
 """
 
@@ -27,6 +28,10 @@ class ShardStoreError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # Without `__init__`, whose arguments are not those of the message.
         return type(self).__new__, (type(self), *self.args), self.__dict__
+
+
+class UnshardedWarning(UserWarning):
+    """Warning that a new store shards nothing, because it was opened without chunks_per_shard."""
 
 
 class SpecError(ShardStoreError, ValueError):

@@ -14,7 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 from zarr_shardstore.arrays.array_cache import read_documents
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
-from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.errors import (
+    ShardStoreError,
+    SpecError,
+    UnshardedWarning,
+    UnsupportedError,
+)
 from zarr_shardstore.format.consolidated_index import (
     declares_consolidated_index,
     with_consolidated_index,
@@ -46,6 +51,7 @@ class MetadataView:
     def __init__(self, policy: ShardingPolicy, reader: ArrayReader) -> None:
         self._policy = policy
         self._reader = reader
+        self._warns = policy.is_left_out
 
     # -------------------------------------------------------------- to user
 
@@ -154,6 +160,8 @@ class MetadataView:
             declared = self._policy.declare(node, twin.document.transformers)
         else:
             declared = yield from self._declared_as_new(node, doc, geometry)
+            if declared is None and self._warns and self._policy.rule_of(node.path) is None:
+                yield from self._warn_once(node)
         return doc if declared is None else declaration.apply(doc, declared)
 
     def _as_update(self, node: Node, doc: Document, old: _Stored) -> Document | None:
@@ -245,6 +253,18 @@ class MetadataView:
         )
         return None
 
+    def _warn_once(self, node: Node) -> Flow[None]:
+        """Warn that nothing is sharded, unless the store holds arrays: then it is known."""
+        self._warns = False
+        if not (yield from _holds_arrays(node)):
+            warnings.warn(
+                "ShardingStore was opened without chunks_per_shard, so the new array "
+                f"{node.path or '/'!r} is not sharded: each chunk is an object of its own. Pass "
+                "chunks_per_shard='auto', or the chunks of a shard; None says that this is meant",
+                UnshardedWarning,
+                stacklevel=2,
+            )
+
     def _first_chunk(self, node: Node, geometry: Geometry) -> Flow[memoryview | None]:
         """Return an object under a chunk key of an array that has no document yet; ``None`` also
         if the base store does not list. Cost: usually one listing of its directory."""
@@ -311,3 +331,24 @@ def _is_shard(value: memoryview, declared: declaration.Declared, ndim: int) -> b
         return False
     nbytes = sum(index.fields[index.present_ids(), 1].tolist())
     return bool(0 < nbytes <= len(value) - spec.index_nbytes)
+
+
+def _holds_arrays(new: Node) -> Flow[bool]:
+    """Return whether a store has arrays, or much else, beside a new one. Cost: a walk to the first
+    array, in a new store through its groups."""
+    level = [""]
+    while 0 < len(level) <= _N_LOOKS:
+        try:
+            listings: list[list[str]] = yield [ListDir(directory) for directory in level]
+        except Exception:  # the base store does not list
+            return True
+        keys = [f"{d}{name}" for d, names in zip(level, listings, strict=True) for name in names]
+        nodes = {key: node for key in keys if (node := node_of_document(key))}
+        replies = yield from read_documents([*nodes])
+        for node, reply in zip(nodes.values(), replies, strict=True):
+            doc = None if reply.value is None else documents.parse_json(reply.value)
+            if doc is not None and documents.is_array_document(node, doc):
+                return True
+        level = [f"{key}/" for key in keys if key != new.path and "/.z" not in f"/{key}"]
+        level = [directory for directory in level if directory[:-1] not in nodes]
+    return bool(level)

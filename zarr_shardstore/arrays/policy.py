@@ -13,7 +13,7 @@ import math
 import operator
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
@@ -64,6 +64,8 @@ class ShardingPolicy:
     """The stack; ``None``: sharding alone."""
     index: IndexFormat | None = None
     """Form of the shard index; ``None``: with a checksum, except in the draft's transformer."""
+    is_left_out: bool = field(default=False, compare=False)
+    """Whether no option says if arrays are sharded: a new store is told that they are not."""
 
     def rule_of(self, path: str) -> _Normal:
         """Return the rule for an array; of several patterns the first that matches."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from types import EllipsisType
 from typing import Any, Literal, TypeAlias, get_args
 
 from zarr_shardstore.arrays.policy import ChunksPerShard, ShardingPolicy, V3Declaration, parse_rules
@@ -29,7 +30,7 @@ IndexLocation: TypeAlias = Literal["start", "end"] | None
 class ShardingOptions:
     """Validated options of a sharding store: equal if stores with them do the same."""
 
-    chunks_per_shard: ChunksPerShard = field(default=None, compare=False)
+    chunks_per_shard: ChunksPerShard | EllipsisType = field(default=None, compare=False)
     declaration: V3Declaration | None = field(default=None, compare=False)
     storage_transformers: Transformers = field(default=None, compare=False)
     index_codecs: IndexCodecs = field(default=None, compare=False)
@@ -72,8 +73,9 @@ class ShardingOptions:
             if (given := getattr(self, name)) is not None:
                 setattr(self, name, whole_number(name, given))
         index = _parse_index(self.index_codecs, self.index_location)
-        rules = parse_rules(self.chunks_per_shard)
-        self.policy = ShardingPolicy(rules, declaration, transformers, index)
+        is_left_out = self.chunks_per_shard is ... and self.native == "flat"
+        rules = parse_rules(None if self.chunks_per_shard is ... else self.chunks_per_shard)
+        self.policy = ShardingPolicy(rules, declaration, transformers, index, is_left_out)
         self.backend = BackendOptions(self.locking, self.durability, self.static)
         limits: dict[str, Any] = {
             "max_gap_bytes": self.max_gap_bytes,

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Hashable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from reprlib import repr as short
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -77,6 +78,8 @@ class ShardingStore(Store):
         chunk before compression. A mapping gives one of these, or ``None``, by array path or
         pattern (``"raw/*"``). Stored arrays keep their declaration. Without any metadata the
         option declares each array under ``data/root/``, and the arrays that a mapping names.
+        ``None`` shards nothing. Nor does a store without the option: it says so by an
+        `UnshardedWarning` when it creates its first array in a store that has none.
     declaration : {"codec", "storage_transformers"}, optional
         How metadata of new v3 arrays says that they are sharded: by the ``sharding_indexed``
         codec, which every v3 reader reads (the default), or by the draft's storage
@@ -153,7 +156,7 @@ class ShardingStore(Store):
     def __init__(
         self,
         store: BaseStoreLike,
-        chunks_per_shard: ChunksPerShard = None,
+        chunks_per_shard: ChunksPerShard | EllipsisType = ...,
         *,
         declaration: V3Declaration | None = None,
         storage_transformers: Transformers = None,
