@@ -446,3 +446,28 @@ def test_one_call_reads_one_state(tmp_path: Path, change: Change, n_reads: int) 
     before, after = ([which[0], which[5], which[2][1:], which[7][:3]] for which in (OLD, NEW))
     assert values in (before, after)
     assert n_left[0] <= 0
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_shard_that_is_read_at_one_go_is_of_one_state(tmp_path: Path, change: Change) -> None:
+    """Most chunks of a shard come by one read, and are those before or after a change."""
+    path = make(tmp_path, shard_of(OLD))
+    store = warm_store(tmp_path, blocking)
+    pread, n_reads = os.pread, 0
+
+    def read(*args: Any) -> bytes:
+        nonlocal n_reads
+        n_reads += 1
+        data = pread(*args)
+        if n_reads == 2:
+            change(path, shuffled(NEW))
+        return data
+
+    async def chunks() -> list[bytes]:
+        values = await store.get_partial_values(PROTOTYPE, [(key(i), None) for i in range(1, N)])
+        return [value.to_bytes() for value in values if value is not None]
+
+    with mock.patch.object(os, "pread", read):
+        assert asyncio.run(chunks()) == [OLD[i] for i in range(1, N)]
+        assert n_reads == 1
+        assert asyncio.run(chunks()) == [NEW[i] for i in range(1, N)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
 import zarr
@@ -16,15 +17,17 @@ MUCH = 2**30
 
 async def test_results_of_threads_come_in_order() -> None:
     with zarr.config.set({"threading.max_workers": 4}):
-        assert await map_in_threads(str, range(1000), MUCH) == [str(i) for i in range(1000)]
+        texts = await map_in_threads(lambda run: list(map(str, run)), range(1000), MUCH)
+    assert texts == [str(i) for i in range(1000)]
 
 
 async def test_threads_are_as_many_as_zarr_was_told() -> None:
     seen = set()
 
-    def work(_: int) -> None:
+    def work(run: Sequence[int]) -> Sequence[int]:
         seen.add(threading.get_ident())
         time.sleep(0.001)
+        return run
 
     with zarr.config.set({"threading.max_workers": 3}):
         await map_in_threads(work, range(60), MUCH)
@@ -33,18 +36,19 @@ async def test_threads_are_as_many_as_zarr_was_told() -> None:
 
 
 async def test_a_little_work_takes_no_hop() -> None:
-    names = await map_in_threads(lambda _: threading.get_ident(), range(3), 1000)
+    names = await map_in_threads(lambda run: [threading.get_ident() for _ in run], range(3), 1000)
     assert set(names) == {threading.get_ident()}
 
 
 async def test_after_an_error_no_thread_works_on() -> None:
     done: list[int] = []
 
-    def work(i: int) -> None:
-        if i == 5:
-            raise KeyError(i)
-        done.append(i)
+    def work(run: Sequence[int]) -> Sequence[int]:
+        if 5 in run:
+            raise KeyError(5)
+        done.extend(run)
         time.sleep(0.001)
+        return run
 
     with pytest.raises(KeyError, match="5"):
         await map_in_threads(work, range(1000), MUCH)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import weakref
 from collections.abc import (
@@ -32,8 +31,8 @@ _INLINE_NBYTES = 64 * 1024
 _INLINE_NBYTES_OF_SMALL = 512 * 1024
 """Of small items: 512 of 1 kB take about 2 ms there, and longer in threads."""
 
-_MAX_OF_TURN = 16
-"""Items that a thread takes at a time: two threads that lay neighbouring chunks share cache lines,
+_RUN_LENGTH, _RUN_NBYTES = 64, 512 * 1024
+"""Neighbouring items for one thread: two threads that lay neighbouring chunks share cache lines,
 which took a third longer."""
 
 
@@ -51,29 +50,35 @@ in_forked_child(worker_pool.cache_clear)  # the child has none of its parent's t
 
 
 async def map_in_threads(
-    work: Callable[[T], R], items: Sequence[T], nbytes: int, *, are_small: bool = False
+    work: Callable[[Sequence[T]], Sequence[R]],
+    items: Sequence[T],
+    nbytes: int,
+    *,
+    are_small: bool = False,
 ) -> list[R]:
     """Return the results of `work` for all items, in order; one hop to each of a few threads.
 
-    Little work, by the `nbytes` of all items, is done in the event loop. If the items `are_small`,
-    most of it is Python's own steps, and threads would wait for each other.
+    `work` is called for runs of items, of up to 64 and 512 KiB. Little work, by the `nbytes` of all
+    items, is done in the event loop. If the items `are_small`, most of it is Python's own steps,
+    and threads would wait for each other.
 
     The first error of `work` is raised after every thread has stopped.
     """
     if nbytes <= (_INLINE_NBYTES_OF_SMALL if are_small else _INLINE_NBYTES):
-        return [work(item) for item in items]
+        return list(work(items))
     results: list[Any] = [None] * len(items)
     n_threads = min(_n_threads(), len(items))
-    n_of_turn = min(_MAX_OF_TURN, -(-len(items) // (8 * n_threads)))
-    starts = itertools.count(0, n_of_turn)
+    n_in_limits = min(_RUN_LENGTH, len(items) * _RUN_NBYTES // nbytes)
+    length = max(1, min(n_in_limits, len(items) // (4 * n_threads)))
+    starts = iter(range(0, len(items), length))
     is_stopped = False
 
     def take_turns() -> None:
         nonlocal is_stopped
         try:
-            while not is_stopped and (start := next(starts)) < len(items):
-                for i in range(start, min(start + n_of_turn, len(items))):
-                    results[i] = work(items[i])
+            while not is_stopped and (start := next(starts, None)) is not None:
+                run = slice(start, start + length)
+                results[run] = work(items[run])
         except BaseException:
             is_stopped = True
             raise

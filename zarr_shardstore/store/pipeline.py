@@ -224,15 +224,20 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         array = out.as_ndarray_like()
         plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
 
-        def put(item: tuple[ChunkPart, Value | None]) -> None:
-            part, value = item
-            if value is None:
-                part.put(None, out, drop_axes)
-            elif plain is not None:
-                part.put(plain.decode(value, part.spec.shape), array, drop_axes)
-            else:
-                buffer = part.spec.prototype.buffer.from_bytes(value)
-                part.put(codec.decode(buffer, part.spec), out, drop_axes)
+        def put(items: Sequence[tuple[ChunkPart, Value | None]]) -> Sequence[None]:
+            found = [(part, value) for part, value in items if value is not None]
+            for part, value in items:
+                if value is None:
+                    part.put(None, out, drop_axes)
+                elif plain is None:
+                    buffer = part.spec.prototype.buffer.from_bytes(value)
+                    part.put(codec.decode(buffer, part.spec), out, drop_axes)
+            if plain is not None and found:
+                parts, values = zip(*found, strict=True)
+                chunks = plain.decode_many(values, [part.spec.shape for part in parts])
+                for part, chunk in zip(parts, chunks, strict=True):
+                    part.put(chunk, array, drop_axes)
+            return [None] * len(items)
 
         async def read_some(positions: list[int], parts: list[ChunkPart]) -> None:
             values = await store._get_values([part.key for part in parts])
@@ -300,12 +305,17 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
             return PartWrite(change, fill)
 
+        def encode_run(
+            items: Sequence[tuple[ChunkPart, Value | None]],
+        ) -> list[Buffer | bytes | PartWrite | None]:
+            return list(map(encode, items))
+
         async def write_some(_: list[int], parts: list[ChunkPart]) -> None:
             partial = [part for part in parts if not part.is_complete]
             found = iter(await store._get_values([p.key for p in partial]) if partial else ())
             async with encoding:
                 items = [(p, None if p.is_complete else next(found)) for p in parts]
-                encoded = await map_in_threads(encode, items, _nbytes(parts))
+                encoded = await map_in_threads(encode_run, items, _nbytes(parts))
             keys = [part.key for part in parts]
             await store._set_or_erase(zip(keys, encoded, strict=True))
 

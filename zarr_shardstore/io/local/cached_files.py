@@ -57,6 +57,9 @@ from zarr_shardstore.synchronized import synchronized
 MAX_INLINE_NBYTES = 256 * 1024
 """Largest chunk that is read in the event loop: copying more takes as long as a hop to a thread."""
 
+_MAX_TOGETHER_NBYTES = 16 * 1024 * 1024
+"""Largest data of a shard that are read at one go."""
+
 _CAN_READ_WITHOUT_WAITING = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
 
 
@@ -139,15 +142,31 @@ class CachedShardFile(CachedIndex):
     ) -> list[bytes | memoryview | None] | None:
         """Return values of entries, or ranges of them, of one moment; ``None`` as `MISS` of `read`.
 
-        Cost: a read for each, as planning fewer takes as long, and one ``stat``.
+        Cost: one read of all data if at least half of it is wanted, otherwise a read for each, as
+        planning fewer takes as long; and one ``stat``.
         """
         values: list[bytes | memoryview | None] = []
+        pread = (self._read_most(entry_ids) if byte_ranges is None else None) or os.pread
         for i, entry_id in enumerate(entry_ids):
-            value = self._read(entry_id, None if byte_ranges is None else byte_ranges[i], os.pread)
+            value = self._read(entry_id, None if byte_ranges is None else byte_ranges[i], pread)
             if value is MISS:
                 return None
             values.append(value)
         return values if self.is_current(path) else None
+
+    def _read_most(
+        self, entry_ids: Sequence[int]
+    ) -> Callable[[int, int, int], bytes | memoryview] | None:
+        """Read all data if at least half of them are wanted; return as a `pread` of these."""
+        handle, start = self.handle, self._data_start
+        n_stored = self._data_stop - start
+        if handle is None or len(entry_ids) == 1 or not 0 < n_stored <= _MAX_TOGETHER_NBYTES:
+            return None
+        sizes = self.index.fields[entry_ids, 1]
+        if 2 * int(sizes[sizes <= n_stored].sum()) < n_stored:
+            return None
+        data = memoryview(os.pread(handle.fd, n_stored, start))
+        return lambda _, nbytes, offset: data[offset - start : offset - start + nbytes]
 
     def _read(
         self,
