@@ -31,7 +31,7 @@ class ShardStoreError(Exception):
 
 
 class UnshardedWarning(UserWarning):
-    """Warning that a new store shards nothing, because it was opened without chunks_per_shard."""
+    """Warning that a new array is not sharded: chunks_per_shard was left out, or does not fit."""
 
 
 class SpecError(ShardStoreError, ValueError):

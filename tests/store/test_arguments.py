@@ -146,11 +146,14 @@ def test_chunks_per_shard_in_any_form(given: Any) -> None:
         assert len([k for k in stored if "/c/" in k]) == np.prod([-(-6 // n) for n in expected])
 
 
-@pytest.mark.parametrize("given", [2.0, np.array([1.5, 2]), "2", {"z": {"z": 2}}, (2, None), True])
-def test_chunks_per_shard_that_is_none(given: Any) -> None:
-    """The error says what it may be."""
+@pytest.mark.parametrize("given", [2.0, np.array([1.5, 2]), "2", (2, None), True])
+@pytest.mark.parametrize("is_of_a_path", [False, True])
+def test_chunks_per_shard_that_is_none(given: Any, is_of_a_path: bool) -> None:
+    """The error says what it may be; so for a path, and for a dimension of a path."""
     with pytest.raises(SpecError, match="chunks_per_shard"):
-        ShardingStore({}, given)
+        ShardingStore({}, {"z": given} if is_of_a_path else given)
+    with pytest.raises(SpecError, match="chunks_per_shard"):
+        ShardingStore({}, {"*": {"time": given}})
 
 
 def test_one_storage_transformer_needs_no_list() -> None:

@@ -77,7 +77,7 @@ def test_a_location_takes_two_rounds() -> None:
 
 def test_keys_that_pass_through_are_objects_of_their_own() -> None:
     """The whole object is the place of a key that names no chunk of a shard."""
-    store = ShardingStore({})
+    store = ShardingStore({}, None)
     z = zarr.create_array(store, name="z", shape=(4,), chunks=(2,), dtype="u1", compressors=None)
     z[:2] = 1
     mapping = ShardingMapping(store)

@@ -355,11 +355,18 @@ def test_a_v2_array_that_is_not_sharded_stays_so(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "new")) == [".zarray", ".zattrs", "0", "1"]
 
 
-def test_a_policy_that_does_not_fit_the_array_is_refused(base: Any) -> None:
-    """A tuple is for arrays of its length; a mapping leaves arrays out."""
-    store = ShardingStore(base, chunks_per_shard=(2, 2))
+def test_a_policy_that_does_not_fit_the_array(base: Any) -> None:
+    """A tuple is for arrays of its length, and must fit an array that is named; a mapping leaves
+    arrays out."""
+    store = ShardingStore(base, chunks_per_shard={"z": (2, 2), "*": (2, 2)})
+    options: Any = {"shape": (4, 4, 4), "chunks": (1, 1, 1), "dtype": "i1"}
     with pytest.raises(SpecError, match="has 2 dimensions, the array 'z' has 3"):
-        zarr.create_array(store, name="z", shape=(4, 4, 4), chunks=(1, 1, 1), dtype="i1")
+        zarr.create_array(store, name="z", **options)
+    with pytest.warns(UserWarning, match="stays unsharded: it has 3 dimensions"):
+        zarr.create_array(store, name="other", **options)
+    zarr.create_array(store, name="coordinate", shape=(4,), chunks=(1,), dtype="i1")[:] = 1
+    for path in ("other", "coordinate"):
+        assert zarr.open_array(plain(base), path=path, mode="r").shards is None
     store = ShardingStore(base, chunks_per_shard={"raw/*": 2, "raw/no": None, "x": (3,)})
     for name, shards in [("raw/a", (2,)), ("raw/no", None), ("x", (3,)), ("y", None)]:
         zarr.create_array(store, name=name, shape=(8,), chunks=(1,), dtype="i1")[:] = 1

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import read_documents
-from zarr_shardstore.arrays.policy import ShardingPolicy
+from zarr_shardstore.arrays.policy import Dimensions, ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import (
     ShardStoreError,
@@ -52,6 +52,11 @@ class MetadataView:
         self._policy = policy
         self._reader = reader
         self._warns = policy.is_left_out
+        self.created: dict[str, Dimensions] = {}
+        """Arrays that were created through this store, and the names of their dimensions."""
+        self.without_names: set[str] = set()
+        """Those of v2 whose names come later: xarray writes them after the array."""
+        self._has_warned = False
 
     # -------------------------------------------------------------- to user
 
@@ -131,12 +136,16 @@ class MetadataView:
                 declared = self._as_update(node, member, old)
             else:
                 # It comes before its array, as when a store is copied in the order of keys.
-                declared = yield from self._stored_array(node, member, old)
+                attributes = documents.all_members(doc).get(name.replace(".zarray", ".zattrs"))
+                declared = yield from self._stored_array(node, member, old, attributes)
             if declared is not None and declared is not member:
                 changed[name] = declared
         return documents.with_members(doc, changed) if changed else doc
 
-    def _stored_array(self, node: Node, doc: Document, old: _Stored) -> Flow[Document]:
+    def _stored_array(
+        self, node: Node, doc: Document, old: _Stored, attributes: Document | None = None
+    ) -> Flow[Document]:
+        """Return the document to store. v2 has the attributes elsewhere: here, or in the store."""
         if declaration.has_sharding_codec(doc):
             return self._stored_native(node, doc, old)
         if _is_declared(doc):
@@ -145,9 +154,12 @@ class MetadataView:
         kept = self._as_update(node, doc, old)
         if kept is not None:
             return kept
+        dims: Dimensions = documents.dimension_names(attributes or {})
+        if self._policy.names_dimensions and not dims:
+            dims = yield from read_dimension_names({node: doc})
         geometry = documents.plain_geometry(node.hierarchy, doc)
         if geometry is None:
-            if self._policy.rule_of(node.path) is None or documents.has_empty_chunks(doc):
+            if self._policy.rule_of(node.path, dims) is None or documents.has_empty_chunks(doc):
                 return doc
             raise UnsupportedError(
                 f"the array {node.path!r} has a chunk grid or a chunk key encoding that cannot be "
@@ -159,7 +171,7 @@ class MetadataView:
         if twin is not None:
             declared = self._policy.declare(node, twin.document.transformers)
         else:
-            declared = yield from self._declared_as_new(node, doc, geometry)
+            declared = yield from self._declared_as_new(node, doc, geometry, dims)
             if declared is None and self._warns and self._policy.rule_of(node.path) is None:
                 yield from self._warn_once(node)
         return doc if declared is None else declaration.apply(doc, declared)
@@ -197,7 +209,7 @@ class MetadataView:
                 return kept
         if self._reader.native == "passthrough":
             return doc
-        if self._policy.rule_of(node.path) is None:
+        if self._policy.rule_of(node.path, documents.dimension_names(doc)) is None:
             return declaration.declare_native(
                 doc
             )  # zarr shards it; the mark tells each later store
@@ -229,10 +241,12 @@ class MetadataView:
         return array if has_same else None
 
     def _declared_as_new(
-        self, node: Node, doc: Document, geometry: Geometry
+        self, node: Node, doc: Document, geometry: Geometry, dims: Dimensions
     ) -> Flow[declaration.Declared | None]:
         policy, ndim = self._policy, len(geometry.shape)
-        declared, by_rule = policy.declaration_of(node, doc, geometry), None
+        dims = dims if len(dims) == ndim else ()
+        declared, by_rule = policy.declaration_of(node, doc, geometry, dims), None
+        self._note_created(node, geometry, dims)
         is_usual = geometry.encoding.separator in ("/", ".")
         if is_usual and policy.needs_no_metadata(node.hierarchy, node.path):
             by_rule = policy.declaration_without_metadata(node, ndim)
@@ -265,6 +279,35 @@ class MetadataView:
                 stacklevel=2,
             )
 
+    def _note_created(self, node: Node, geometry: Geometry, dims: Dimensions) -> None:
+        """Note a new array for `warn_of_names`, and warn if the option is probably meant for it and
+        leaves it out. A tuple may leave out arrays of fewer dimensions, as coordinates are."""
+        policy, ndim = self._policy, len(geometry.shape)
+        if isinstance(policy.rules, tuple | dict):
+            self.created[node.path] = dims or (None,) * ndim
+        if node.hierarchy == "v2" and policy.names_dimensions and not dims:
+            self.without_names.add(node.path)
+            return
+        reason = policy.reason_to_leave(node.path, ndim, dims)
+        rule = policy.rule_of(node.path, dims)
+        is_smaller = ndim < (len(rule) if isinstance(rule, tuple) else 2)
+        if reason and not is_smaller and not self._has_warned:
+            self._has_warned = True
+            text = f"the array {node.path!r} stays unsharded: {reason}"
+            warnings.warn(text, UnshardedWarning, stacklevel=2)
+
+    def warn_of_names(self) -> None:
+        """Warn, once, of names in the option that no array has that was created here."""
+        names = self._policy.names_without_array(self.created) if self.created else []
+        if names and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"chunks_per_shard has a rule for {', '.join(map(repr, names))}, and no array that "
+                f"was created through this store has such a path or dimension: {[*self.created]}",
+                UnshardedWarning,
+                stacklevel=3,
+            )
+
     def _first_chunk(self, node: Node, geometry: Geometry) -> Flow[memoryview | None]:
         """Return an object under a chunk key of an array that has no document yet; ``None`` also
         if the base store does not list. Cost: usually one listing of its directory."""
@@ -286,6 +329,14 @@ class MetadataView:
                 return found.value
         return None
 
+    def arrays_to_name(self, key: str) -> list[str]:
+        """Return the arrays without names of dimensions that a stored document may name."""
+        directory, _, name = key.rpartition("/")
+        below = f"{directory}/".lstrip("/") if name in (".zattrs", ".zarray") else None
+        return [
+            p for p in list(self.without_names) if below is not None and f"{p}/".startswith(below)
+        ]
+
     def _parsed(self, node: Node, data: Bytes | None) -> _Stored:
         """Parse a stored document; one that is not valid counts as none, and can be replaced. Not
         so an unknown declaration, which another program may know: it raises its error."""
@@ -296,6 +347,23 @@ class MetadataView:
             return _Stored(doc, self._reader.read(node, doc))
         except SpecError:
             return _Stored(doc, None)
+
+
+def read_dimension_names(documents_: Mapping[Node, Document]) -> Flow[Dimensions]:
+    """Return the names of the dimensions of an array, from its documents or from those of its v2
+    attributes and of the groups above it; empty if there are none. Cost: one round, if any."""
+    for doc in documents_.values():
+        if names := documents.dimension_names(doc):
+            return names
+    for node in documents_:
+        keys = documents.keys_of_dimension_names(node)
+        replies = (yield from read_documents(list(keys))) if keys else []
+        for path, reply in zip(keys.values(), replies, strict=True):
+            doc = {} if reply.value is None else documents.parse_json(reply.value) or {}
+            found = documents.axes_of_ome(doc, path) if path else documents.dimension_names(doc)
+            if found:
+                return found
+    return ()
 
 
 def _dumped(new: Document, doc: Document, data: memoryview) -> Bytes:

@@ -4,16 +4,23 @@
 requests that are worth their latency. Smaller shards are cheaper to rewrite, and more readers
 share the work.
 
-Source: the recommendation of zarr-vectors and of the discussion of sharding, 10 to 100 MB.
+A shard that reaches beyond the grid has entries that are missing, 16 bytes each. An array that
+grows fills them. So a new shard is clipped to the grid where its index would become large, and
+least along the first dimension, along which most arrays grow.
+
+Source: the recommendation of zarr-vectors and of the discussion of sharding, 10 to 100 MB;
+spec_notes/decisions/0031-shapes.md.
 """
 
 from __future__ import annotations
 
 import math
 import operator
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
@@ -22,6 +29,7 @@ import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format import shard
+from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import IndexFormat, ShardingSpec
@@ -31,10 +39,23 @@ from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec
 from zarr_shardstore.metadata.transformer_list import sharding_transformer as spell_sharding
 
 Rule: TypeAlias = (
-    SupportsIndex | Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]] | Literal["auto"] | None
+    SupportsIndex
+    | Sequence[SupportsIndex]
+    | npt.NDArray[np.integer[Any]]
+    | Literal["auto"]
+    | Mapping[str, SupportsIndex]
+    | None
 )
 ChunksPerShard: TypeAlias = Rule | Mapping[str, Rule]
-_Normal: TypeAlias = Coords | int | Literal["auto"] | None
+Dimensions: TypeAlias = Sequence[str | None]
+"""Names of the dimensions of an array; empty if it has none."""
+
+
+class ByteBudget(int):
+    """Rule of `shard_nbytes`: the bytes that a shard has at most, before compression."""
+
+
+_Normal: TypeAlias = Coords | int | ByteBudget | Literal["auto"] | dict[str, int] | None
 Rules: TypeAlias = _Normal | dict[str, _Normal]
 V3Declaration: TypeAlias = Literal["codec", "storage_transformers"]
 
@@ -47,6 +68,15 @@ _GOAL_NBYTES = 64_000_000
 
 _MAX_ENTRIES = 2**17
 """Entries in a shard: an index of 2 MiB, which a reader of one chunk has to fetch."""
+
+_MAX_SMALL_ENTRIES = 255
+"""Entries of a shard that is not clipped to the grid: their index has 4 KiB, a page."""
+
+_MAX_GROWING_ENTRIES = 2**14
+"""Entries up to which the first dimension is not clipped: an index of 256 KiB."""
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 UNKNOWN_NBYTES = 1_000_000
 """Assumed size of a chunk whose data type does not tell it, as for texts."""
@@ -67,37 +97,87 @@ class ShardingPolicy:
     is_left_out: bool = field(default=False, compare=False)
     """Whether no option says if arrays are sharded: a new store is told that they are not."""
 
-    def rule_of(self, path: str) -> _Normal:
-        """Return the rule for an array; of several patterns the first that matches."""
+    @property
+    def names_dimensions(self) -> bool:
+        """Whether names of dimensions may decide about shards."""
+        return isinstance(self.rules, dict) and any(
+            isinstance(rule, dict) or type(rule) is int for rule in self.rules.values()
+        )
+
+    def rule_of(self, path: str, dims: Dimensions = ()) -> _Normal:
+        """Return the rule for an array: by its path, else by the first pattern that matches, else
+        by its dimensions, which the keys with whole numbers name. `SpecError` if two differ."""
         if not isinstance(self.rules, dict):
             return self.rules
-        if path in self.rules:
-            return self.rules[path]
-        return next((rule for name, rule in self.rules.items() if matches(path, name)), None)
+        named = {name: rule for name, rule in self.rules.items() if type(rule) is int}
+        by_dimension = named if named.keys() & set(dims) else None
+        if path not in self.rules:
+            of_pattern = (rule for name, rule in self.rules.items() if matches(path, name))
+            return next(of_pattern, by_dimension)
+        if (
+            path in named
+            and by_dimension
+            and any(named.get(d or "", 1) != named[path] for d in dims)
+        ):
+            raise SpecError(
+                f"{path!r} in chunks_per_shard is an array, of the dimensions {list(dims)}, and a "
+                f"dimension: write {{{path!r}: {(named[path],) * len(dims)}}} for the array, or "
+                f"{{'*': {named}}} for all arrays by dimension"
+            )
+        return self.rules[path]
 
-    def names_without_array(self, paths: Sequence[str]) -> list[str]:
-        """Return the paths and patterns of the option that match none of these arrays."""
-        names = self.rules if isinstance(self.rules, dict) else ()
-        return [name for name in names if not any(matches(path, name) for path in paths)]
+    def names_without_array(self, arrays: Mapping[str, Dimensions]) -> list[str]:
+        """Return the paths, patterns, dimensions and the tuple of the option that name nothing of
+        these arrays, each a path with one item for each dimension."""
+        if isinstance(self.rules, tuple):
+            is_there = any(len(dims) == len(self.rules) for dims in arrays.values())
+            return [] if is_there else [str(self.rules)]
+        unknown: list[str] = []
+        for name, rule in self.rules.items() if isinstance(self.rules, dict) else ():
+            matched = [dims for path, dims in arrays.items() if matches(path, name)]
+            if not matched and not (
+                type(rule) is int and any(name in dims for dims in arrays.values())
+            ):
+                unknown.append(name)
+            elif isinstance(rule, dict):
+                unknown += [dim for dim in rule if not any(dim in dims for dims in matched)]
+        return unknown
+
+    def reason_to_leave(self, path: str, ndim: int, dims: Dimensions) -> str:
+        """Return why the option leaves out an array that it may be meant for; ``""`` if not so."""
+        rule = self.rule_of(path, dims)
+        if isinstance(rule, dict) and not rule.keys() & set(dims):
+            return f"it has none of the dimensions {list(rule)}"
+        if isinstance(rule, tuple) and len(rule) != ndim and not self._is_named(path):
+            return f"it has {ndim} dimensions, and chunks_per_shard={rule} is for {len(rule)}"
+        names = self.rules if isinstance(self.rules, dict) else {}
+        if rule is None and not any(matches(path, name) for name in names):
+            there = [dim for dim in dims if dim]
+            for name in [name for name, rule in names.items() if type(rule) is int]:
+                if get_close_matches(name.casefold(), map(str.casefold, there), 1, 0.7):
+                    return f"it has the dimensions {there}, and none is {name!r}"
+        return ""
+
+    def _is_named(self, path: str) -> bool:
+        return isinstance(self.rules, dict) and path in self.rules
 
     def needs_no_metadata(self, hierarchy: str, path: str) -> bool:
         """Whether the option alone declares an array that has no metadata. Outside the draft this
         needs a mapping with a rule for this very path."""
-        if hierarchy != "draft" and not (isinstance(self.rules, dict) and path in self.rules):
+        if hierarchy != "draft" and not self._is_named(path):
             return False
-        return self.rule_of(path) not in (None, "auto")
+        rule = self.rule_of(path)
+        return type(rule) is int or isinstance(rule, tuple)
 
-    def chunks_per_shard_of(self, path: str, ndim: int) -> Coords | None:
+    def chunks_per_shard_of(self, path: str, ndim: int, dims: Dimensions = ()) -> Coords | None:
         """Return the chunks per shard of a new array; ``None`` if it is not sharded. A shard of a
         0-d array saves nothing: only the rule ``()`` asks for it."""
-        rule = self.rule_of(path)
-        if rule is None or (ndim == 0 and rule != ()):
+        rule = self.rule_of(path, dims)
+        if rule is None or (ndim == 0 and rule != ()) or self.reason_to_leave(path, ndim, dims):
             return None
-        if isinstance(rule, str):
-            raise SpecError(
-                f"chunks_per_shard='auto' needs the metadata of the array {path!r}, and there "
-                "is none: pass an int or a tuple for it"
-            )
+        assert rule != "auto", "its shards are chosen by the metadata"
+        if isinstance(rule, dict):
+            return shard.check_chunks_per_shard([rule.get(name or "", 1) for name in dims])
         if isinstance(rule, int):
             return shard.check_chunks_per_shard((rule,) * ndim)
         if len(rule) != ndim:
@@ -108,17 +188,22 @@ class ShardingPolicy:
         return rule
 
     def declaration_of(
-        self, node: Node, doc: Mapping[str, Any], geometry: Geometry
+        self, node: Node, doc: Mapping[str, Any], geometry: Geometry, dims: Dimensions = ()
     ) -> Declared | None:
         """Return the declaration of a new array, given its document; ``None``: plain chunks."""
         ndim = len(geometry.shape)
-        if self.rule_of(node.path) == "auto" and ndim:
+        rule = self.rule_of(node.path, dims)
+        grid = chunk_grid_shape(geometry.shape, geometry.chunk_shape)
+        cps: Coords | None
+        if isinstance(rule, str | ByteBudget) and ndim:
             # By the size before compression, whose effect is not known yet.
             nbytes = chunk_nbytes(doc, geometry.chunk_shape) or UNKNOWN_NBYTES
-            grid_shape = chunk_grid_shape(geometry.shape, geometry.chunk_shape)
-            cps: Coords | None = choose_chunks_per_shard(grid_shape, nbytes)[0]
+            cps = choose_chunks_per_shard(grid, nbytes, None if rule == "auto" else rule)[0]
         else:
-            cps = self.chunks_per_shard_of(node.path, ndim)
+            cps = self.chunks_per_shard_of(node.path, ndim, dims)
+            # Shards that were written before their metadata have no grid to be clipped to.
+            if cps is not None and not self.needs_no_metadata(node.hierarchy, node.path):
+                cps = clip_to_grid(cps, grid)
         sharding: list[TransformerSpec] = []
         if cps is not None:
             sharding = [spell_sharding(ShardingSpec(cps, self.index or self.default_index(node)))]
@@ -162,7 +247,7 @@ def parse_rules(chunks_per_shard: ChunksPerShard) -> Rules:
     rules: dict[str, _Normal] = {}
     for path, rule in chunks_per_shard.items():
         if not isinstance(path, str):
-            raise SpecError(f"chunks_per_shard maps array paths, got {path!r}")
+            raise SpecError(f"chunks_per_shard maps array paths or dimensions, got {path!r}")
         rules[path.strip("/")] = _normalize(rule)
     return rules
 
@@ -171,21 +256,60 @@ def _normalize(rule: Rule) -> _Normal:
     if rule is None or (isinstance(rule, str) and rule == "auto"):
         return rule
     try:
-        if isinstance(rule, str | bytes | bool | Mapping):
-            raise TypeError
+        if isinstance(rule, Mapping):
+            numbers = shard.check_chunks_per_shard([_whole(n) for n in rule.values()])
+            if not rule or not all(isinstance(name, str) for name in rule):
+                raise TypeError
+            return dict(zip(rule, numbers, strict=True))
         given: Any = rule.tolist() if isinstance(rule, np.ndarray) else rule
-        if isinstance(given, Iterable):
+        if isinstance(given, Iterable) and not isinstance(given, str | bytes):
             return shard.check_chunks_per_shard([operator.index(n) for n in given])
-        return shard.check_chunks_per_shard([operator.index(given)])[0]
+        return shard.check_chunks_per_shard([_whole(given)])[0]
     except TypeError as error:
         raise SpecError(
             "chunks_per_shard is a whole number, or one for each dimension as in (2, 2), 'auto', "
-            f"None, or a mapping from array path or pattern to one of these; got {rule!r}"
+            "None, or a mapping from array path or pattern to one of these, or from dimension to "
+            f"whole number; got {rule!r}"
         ) from error
 
 
-def choose_chunks_per_shard(grid_shape: Coords, chunk_nbytes: float) -> tuple[Coords, str]:
+def _whole(number: Any) -> int:
+    if isinstance(number, bool):
+        raise TypeError
+    return operator.index(number)
+
+
+def parse_nbytes(given: object) -> ByteBudget:
+    """Parse `shard_nbytes`: a whole number, or a text as ``"64 MB"`` or ``"64MiB"``."""
+    if isinstance(given, str):
+        found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", given.lower())
+        if found is None or found[2] not in _UNITS:
+            raise SpecError(f"shard_nbytes is a number of bytes, or as '64 MB', got {given!r}")
+        given = int(float(found[1]) * _UNITS[found[2]])
+    return ByteBudget(whole_number("shard_nbytes", given, 1))
+
+
+def clip_to_grid(cps: Coords, grid_shape: Coords) -> Coords:
+    """Return chunks per shard of which the grid has as many, where the index would become large.
+
+    The last dimension is clipped first. The array is expected to grow along the first dimension of
+    which a shard has several chunks.
+    """
+    clipped = list(cps)
+    first = next((dim for dim, n in enumerate(cps) if n > 1), 0)
+    for dim in reversed(range(len(cps))):
+        if math.prod(clipped) > (_MAX_GROWING_ENTRIES if dim == first else _MAX_SMALL_ENTRIES):
+            clipped[dim] = min(cps[dim], max(grid_shape[dim], 1))
+    return tuple(clipped)
+
+
+def choose_chunks_per_shard(
+    grid_shape: Coords, chunk_nbytes: float, budget: int | None = None, *, may_grow: bool = True
+) -> tuple[Coords, str]:
     """Choose chunks per shard for an array, and give the reason.
+
+    With a `budget` a shard of more than one chunk has at most so many bytes. If the whole array has
+    less, and `may_grow`, shards are longer than the grid along the first dimension.
 
     Shards are as near to cubes, counted in chunks, as the grid allows. Several shards along a
     dimension have about the same length. The length need not divide the grid.
@@ -193,13 +317,19 @@ def choose_chunks_per_shard(grid_shape: Coords, chunk_nbytes: float) -> tuple[Co
     grid = tuple(max(n, 1) for n in grid_shape)
     chunk_nbytes = max(chunk_nbytes, 1)
     about = f"stored chunks have about {_readable(chunk_nbytes)}"
-    if math.prod(grid) <= _MAX_ENTRIES and math.prod(grid) * chunk_nbytes <= MAX_SHARD_NBYTES:
+    max_nbytes, min_nbytes = budget or MAX_SHARD_NBYTES, _MIN_SHARD_NBYTES
+    if budget is not None:
+        min_nbytes = budget * _MIN_SHARD_NBYTES // _GOAL_NBYTES
+    if math.prod(grid) <= _MAX_ENTRIES and math.prod(grid) * chunk_nbytes <= max_nbytes:
+        if budget is not None and may_grow:
+            n = min(budget // chunk_nbytes, _MAX_SMALL_ENTRIES) // math.prod(grid[1:])
+            grid = (max(grid[0], int(n)), *grid[1:])
         total = _readable(math.prod(grid) * chunk_nbytes)
         return grid, f"{about}, the whole array {total}: one shard"
-    goal = min(_GOAL_NBYTES / chunk_nbytes, _MAX_ENTRIES)
+    goal = min((budget or _GOAL_NBYTES) / chunk_nbytes, _MAX_ENTRIES)
     if goal < 2:
         return (1,) * len(grid), f"{about}: each is large enough for an object of its own"
-    cps = _even(_grown(grid, goal), grid, _MIN_SHARD_NBYTES / chunk_nbytes)
+    cps = _even(_grown(grid, goal), grid, min_nbytes / chunk_nbytes)
     nbytes = _readable(math.prod(cps) * chunk_nbytes)
     shown = " × ".join(map(str, cps))
     return cps, f"{about}: {shown} of them make shards of {nbytes}"

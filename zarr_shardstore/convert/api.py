@@ -43,6 +43,7 @@ def shard_store(
     destination: StoreLike | None = None,
     *,
     chunks_per_shard: ChunksPerShard | EllipsisType = ...,
+    shard_nbytes: int | str | None = None,
     paths: Iterable[str] | str | None = None,
     declaration: V3Declaration | None = None,
     index_codecs: IndexCodecs = None,
@@ -76,7 +77,10 @@ def shard_store(
     chunks_per_shard : "auto", int, tuple of int, mapping
         As for `ShardingStore`. ``"auto"``, the default, looks at the sizes of stored chunks, and
         the report says why. A shard has no more chunks along a dimension than the array has now:
-        all others would be missing.
+        all others would be missing. A name of no array and no dimension is an error.
+    shard_nbytes
+        As for `ShardingStore`: bytes of a shard before compression, in place of
+        `chunks_per_shard`.
     paths
         Arrays and groups, or patterns of these (``"raw/*"``): only these are converted. A group
         stands for everything below it. ``None``: all.
@@ -142,8 +146,11 @@ def shard_store(
     (3, 2)
     """
     given = _one_of(chunks_per_shard, shard_shape)
+    if given is ...:
+        given = "auto" if shard_nbytes is None else None
     sharding = ShardingOptions(
-        chunks_per_shard="auto" if given is ... else given,
+        chunks_per_shard=given,
+        shard_nbytes=shard_nbytes,
         declaration=declaration,
         index_codecs=index_codecs,
         index_location=index_location,
@@ -205,6 +212,7 @@ def reshard(
     chunks_per_shard: ChunksPerShard | EllipsisType = ...,
     destination: StoreLike | None = None,
     *,
+    shard_nbytes: int | str | None = None,
     declaration: V3Declaration | None = None,
     index_codecs: IndexCodecs = None,
     index_location: IndexLocation = None,
@@ -222,10 +230,11 @@ def reshard(
     The other parameters, errors and guarantees are those of `shard_store`.
     """
     given = _one_of(chunks_per_shard, shard_shape)
-    if given is ...:
+    if given is ... and shard_nbytes is None:
         raise SpecError("reshard needs chunks_per_shard: what a shard has afterwards")
     sharding = ShardingOptions(
-        chunks_per_shard=given,
+        chunks_per_shard=None if given is ... else given,
+        shard_nbytes=shard_nbytes,
         declaration=declaration,
         index_codecs=index_codecs,
         index_location=index_location,

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from zarr_shardstore import errors
-from zarr_shardstore.arrays.policy import UNKNOWN_NBYTES, ShardingPolicy, choose_chunks_per_shard
+from zarr_shardstore.arrays.metadata_view import read_dimension_names
+from zarr_shardstore.arrays.policy import (
+    UNKNOWN_NBYTES,
+    ByteBudget,
+    Dimensions,
+    ShardingPolicy,
+    choose_chunks_per_shard,
+)
 from zarr_shardstore.arrays.stored_array import find_factory
 from zarr_shardstore.convert.regions import block_shape, random_coords
 from zarr_shardstore.convert.report import Action
@@ -116,10 +123,18 @@ def plan_store(
                 "nothing is lost"
             )
     selected = find.select_paths({plan.node.path for plan in plans}, paths)
-    for name in sharding.policy.names_without_array([plan.node.path for plan in plans]):
+    dims: dict[str, Dimensions] = {}
+    for plan in plans:
+        names: Dimensions = ()
+        if sharding.policy.names_dimensions:
+            names = base.run(read_dimension_names(plan.documents))
+        ndim = len(plan.geometry.shape) if plan.geometry else 0
+        dims[plan.node.path] = names if len(names) == ndim else (None,) * ndim
+    for name in sharding.policy.names_without_array(dims):
         raise errors.SpecError(
-            f"chunks_per_shard has a rule for {name!r}, and no array has such a path; there are "
-            f"{find.quoted(plan.node.path for plan in plans)}"
+            f"chunks_per_shard has a rule for {name!r}, and no array has such a path, or such "
+            f"dimensions; there are {find.quoted(dims)}, with the dimensions "
+            f"{sorted({dim for names in dims.values() for dim in names if dim})}"
         )
     for i, plan in enumerate(plans):
         if plan.node.path in selected:
@@ -128,7 +143,8 @@ def plan_store(
                     f"the array {plan.node.path!r} cannot be converted: {plan.obstacle}; "
                     "leave it out of paths"
                 )
-            plan = _plan_array(base, plan, sharding, to_plain=to_plain)
+            names = dims[plan.node.path]
+            plan = _plan_array(base, plan, sharding, names, to_plain=to_plain)
         if not in_place:
             plan = plan.copied() if plan.action == "skipped" else plan
         elif plan.action != "skipped":
@@ -145,7 +161,12 @@ def plan_store(
 
 
 def _plan_array(
-    base: BaseStoreHandle, plan: ArrayPlan, sharding: ShardingOptions, *, to_plain: bool
+    base: BaseStoreHandle,
+    plan: ArrayPlan,
+    sharding: ShardingOptions,
+    dims: Dimensions,
+    *,
+    to_plain: bool,
 ) -> ArrayPlan:
     """Decide about an array that the caller named."""
     plan = replace(plan, is_chosen=True)
@@ -154,7 +175,7 @@ def _plan_array(
     if to_plain:
         spec, reason = None, "it has no shards" if plan.spec is None else "as asked"
     else:
-        spec, reason = _choose_shards(base, plan, sharding.policy)
+        spec, reason = _choose_shards(base, plan, sharding.policy, dims)
     if spec == plan.spec:
         return replace(plan, reason=reason)
     action: Action = "sharded" if plan.spec is None else "resharded"
@@ -175,7 +196,7 @@ def _plan_array(
 
 
 def _choose_shards(
-    base: BaseStoreHandle, plan: ArrayPlan, policy: ShardingPolicy
+    base: BaseStoreHandle, plan: ArrayPlan, policy: ShardingPolicy, dims: Dimensions
 ) -> tuple[ShardingSpec | None, str]:
     """Choose the shards that a new array would get, none larger than the grid, and say why."""
     now, grid = plan.spec, plan.grid_shape
@@ -184,7 +205,8 @@ def _choose_shards(
         kept = now.chunks_per_shard
     if not grid:
         return now, "it has no dimensions, so one chunk"
-    if policy.rule_of(plan.node.path) == "auto":
+    rule = policy.rule_of(plan.node.path, dims)
+    if rule == "auto":
         if now is not None:
             return now, "it has shards, and 'auto' leaves them as they are"
         if math.prod(grid) == 1:
@@ -192,10 +214,14 @@ def _choose_shards(
         cps, reason = _chunks_per_shard_by_size(base, plan)
         if math.prod(cps) == 1:
             return now, reason
+    elif isinstance(rule, ByteBudget):
+        nbytes = plan.nominal_nbytes or UNKNOWN_NBYTES
+        cps, reason = choose_chunks_per_shard(grid, nbytes, rule, may_grow=False)
     else:
-        asked = policy.chunks_per_shard_of(plan.node.path, len(grid))
+        asked = policy.chunks_per_shard_of(plan.node.path, len(grid), dims)
         if asked is None:
-            return now, "chunks_per_shard does not name it"
+            reason = policy.reason_to_leave(plan.node.path, len(grid), dims)
+            return now, reason or "chunks_per_shard does not name it"
         cps = asked
         if asked != kept:
             # Entries outside the grid would be missing. A dimension without chunks may grow.

@@ -37,8 +37,8 @@ class DraftHierarchyStore(Store):
     Parameters
     ----------
     store
-        A `ShardingStore`, which shards new arrays by its ``chunks_per_shard``; or an argument
-        for one.
+        A `ShardingStore`, which shards new arrays by its ``chunks_per_shard``; or a base store and
+        the options of `ShardingStore`.
     read_only : bool
         Refuse writes.
 
@@ -79,9 +79,11 @@ class DraftHierarchyStore(Store):
     ['meta/root.group.json', 'meta/root/foo.array.json', 'zarr.json']
     """
 
-    def __init__(self, store: BaseStoreLike, *, read_only: bool = False) -> None:
+    def __init__(self, store: BaseStoreLike, *, read_only: bool = False, **options: Any) -> None:
         if not isinstance(store, ShardingStore):
-            store = ShardingStore(store, read_only=read_only)
+            store = ShardingStore(store, read_only=read_only, **options)
+        elif options:
+            raise SpecError("the ShardingStore has its options: pass them to it")
         elif read_only and not store.read_only:
             store = store.with_read_only(True)
         super().__init__(read_only=store.read_only)

@@ -22,6 +22,9 @@ v3      zarr.json, a group  in ``consolidated_metadata.metadata``: path below th
 v2      .zmetadata          in ``metadata``: key below the directory, ends with .zarray
 ======  ==================  ===========================================================
 
+Names of dimensions are in v3's ``dimension_names``, in xarray's attribute ``_ARRAY_DIMENSIONS`` of
+v2, or in the ``multiscales`` of an OME-Zarr group above the array.
+
 Source: Zarr v3 draft of 2022, "Storage keys" (``metadata_key_suffix`` is ``.json`` in every
 store we know of); Zarr v3 core, "Metadata", "Extension points"; Zarr v2, "Metadata";
 spec_notes/readers.md (what each reader does with a codec that it does not know); zarr-python 3,
@@ -33,7 +36,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -317,6 +320,46 @@ def has_empty_chunks(doc: Mapping[str, Any]) -> bool:
         return 0 in (doc["chunks"] if is_v2 else doc["chunk_grid"]["configuration"]["chunk_shape"])
     except (KeyError, TypeError):
         return False
+
+
+# ----------------------------------------------------------------- names of dimensions
+
+
+def dimension_names(doc: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """Return the names of dimensions in an array document, or in a document of attributes alone;
+    empty if there are none. Where v3's ``dimension_names`` are missing, xarray's attribute counts.
+    """
+    attributes = doc.get("attributes", doc)
+    names = doc.get("dimension_names")
+    if names is None and isinstance(attributes, Mapping):
+        names = attributes.get("_ARRAY_DIMENSIONS")
+    if not isinstance(names, list | tuple):
+        return ()
+    return tuple(name if isinstance(name, str) else None for name in names)
+
+
+def keys_of_dimension_names(node: Node) -> dict[str, str]:
+    """Return the keys of documents other than its own that may name the dimensions of an array,
+    with the path of the array below each: its v2 attributes, and those of the groups above it."""
+    if node.hierarchy == "draft":
+        return {}
+    name = ".zattrs" if node.hierarchy == "v2" else _NAMES["v3"]
+    parts = node.path.split("/")
+    keys = {"/".join([*parts[:n], name]): "/".join(parts[n:]) for n in reversed(range(len(parts)))}
+    return {f"{node.path}/{name}".lstrip("/"): "", **keys} if name == ".zattrs" else keys
+
+
+def axes_of_ome(doc: Mapping[str, Any], path: str) -> tuple[str | None, ...]:
+    """Return the names of axes that an OME-Zarr group gives the array at `path` below it."""
+    attributes = doc.get("attributes", doc)
+    with suppress(KeyError, TypeError, AttributeError):
+        for image in attributes.get("ome", attributes)["multiscales"]:
+            if any(each["path"].strip("/") == path for each in image["datasets"]):
+                axes = [
+                    axis["name"] if isinstance(axis, Mapping) else axis for axis in image["axes"]
+                ]
+                return dimension_names({"dimension_names": axes})
+    return ()
 
 
 # ----------------------------------------------------------------- conversion marker

@@ -23,15 +23,15 @@ Location: TypeAlias = tuple[str, int, int] | None
 
 
 def shard_shape(arrays: ArrayCache, path: str) -> Flow[Coords | None]:
-    """Return the shape of the shards of an array in elements; ``None`` if it is not sharded."""
+    """Return the shape of the shards of an array in elements, clipped to its grid; ``None``
+    if it is not sharded."""
     array = yield from array_at(arrays, path)
     split = split_at_sharding(array.stack)
     if split is None or array.document.geometry is None:
         return None
-    lengths = zip(
-        array.document.geometry.chunk_shape, split[0].layout.spec.chunks_per_shard, strict=True
-    )
-    return tuple(size * n for size, n in lengths)
+    sizes, cps = array.document.geometry.chunk_shape, split[0].layout.spec.chunks_per_shard
+    sides = zip(sizes, cps, array.grid_shape or cps, strict=True)
+    return tuple(size * (min(n, in_grid) if in_grid else n) for size, n, in_grid in sides)
 
 
 def locate(flusher: Flusher, keys: Sequence[str]) -> Flow[list[Location]]:

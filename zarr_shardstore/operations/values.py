@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import ArrayCache, Generation, read_documents
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
-from zarr_shardstore.arrays.metadata_view import MetadataView
+from zarr_shardstore.arrays.metadata_view import MetadataView, read_dimension_names
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import SpecError
@@ -29,12 +29,13 @@ from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges, resolve_range
 from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.metadata.declaration import Native
+from zarr_shardstore.metadata.declaration import Native, find_declaration
 from zarr_shardstore.metadata.documents import (
     Node,
     directory_of_v2_consolidated,
     document_key,
     node_of_document,
+    parse_json,
 )
 from zarr_shardstore.operations.batch import WriteBuffer
 from zarr_shardstore.operations.buffered import (
@@ -102,7 +103,7 @@ class Operations:
         self.flusher = Flusher(self.catalog, self.buffer)
         self.listing = Listing(self.flusher)
         self._refuse_links = refuse_links
-        self._view = MetadataView(policy, reader)
+        self.view = MetadataView(policy, reader)
 
     def update_shard(
         self, request: requests.UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
@@ -246,6 +247,9 @@ class Operations:
         erasures, erased_owners = yield from self._erasures(erased)
         yield from self._perform([*values, *erasures], [*owners, *erased_owners])
         yield from self._erase_documents([key for key in erased if is_document(key)])
+        if self.view.without_names:
+            for each in sets:
+                yield from self._declare_named(each.key)
 
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> Flow[None]:
         """Write pieces into values; each shard is committed once.
@@ -459,21 +463,43 @@ class Operations:
             if node is not None:
                 generation.drop(node)
             return None
-        value, array = self._view.to_user(key, data)
+        value, array = self.view.to_user(key, data)
         if node is not None:
             generation.put(node, array)
         start, stop = resolve_range(byte_range, len(value))
         return value[start:stop]
 
-    def _set_document(self, key: str, data: memoryview, only_if_missing: bool) -> Flow[None]:
+    def _declare_named(self, key: str) -> Flow[None]:
+        """Declare v2 arrays anew, if the document that was stored names their dimensions.
+
+        Both documents are stored already, whichever is later, so one of two concurrent calls finds
+        the names. The array has no chunk yet; with chunks it stays as it is, with a warning. A
+        crash before leaves it unsharded. Readers see the same document before and after.
+        """
+        for path in self.view.arrays_to_name(key):
+            node = Node("v2", path)
+            (found,) = yield from read_documents([document_key(node)])
+            doc = None if found.value is None else parse_json(found.value)
+            if found.value is None or doc is None:
+                continue
+            if (yield from read_dimension_names({node: doc})):
+                self.view.without_names.discard(path)
+                if find_declaration(doc) is None:
+                    yield from self._set_document(document_key(node), found.value, as_new=True)
+
+    def _set_document(
+        self, key: str, data: memoryview, only_if_missing: bool = False, *, as_new: bool = False
+    ) -> Flow[None]:
         (found,) = yield from read_documents([key])
+        if as_new:
+            found = requests.Found(None, None)
         if only_if_missing and found.value is not None:
             return
         request = requests.SetIfNotExists if only_if_missing else requests.Set
         node = node_of_document(key)
         if node is not None and found.value is None:
             yield from self.flusher.flush_array(node)  # the view looks for stored chunks
-        stored, array, is_changed = yield from self._view.to_store(key, data, found.value)
+        stored, array, is_changed = yield from self.view.to_store(key, data, found.value)
         if node is None:
             yield [request(key, stored)]
             return

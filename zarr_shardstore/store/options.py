@@ -7,7 +7,13 @@ from dataclasses import dataclass, field, fields
 from types import EllipsisType
 from typing import Any, Literal, TypeAlias, get_args
 
-from zarr_shardstore.arrays.policy import ChunksPerShard, ShardingPolicy, V3Declaration, parse_rules
+from zarr_shardstore.arrays.policy import (
+    ChunksPerShard,
+    ShardingPolicy,
+    V3Declaration,
+    parse_nbytes,
+    parse_rules,
+)
 from zarr_shardstore.arrays.stored_array import find_factory
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import items_of, whole_number
@@ -31,6 +37,7 @@ class ShardingOptions:
     """Validated options of a sharding store: equal if stores with them do the same."""
 
     chunks_per_shard: ChunksPerShard | EllipsisType = field(default=None, compare=False)
+    shard_nbytes: int | str | None = field(default=None, compare=False)
     declaration: V3Declaration | None = field(default=None, compare=False)
     storage_transformers: Transformers = field(default=None, compare=False)
     index_codecs: IndexCodecs = field(default=None, compare=False)
@@ -75,6 +82,14 @@ class ShardingOptions:
         index = _parse_index(self.index_codecs, self.index_location)
         is_left_out = self.chunks_per_shard is ... and self.native == "flat"
         rules = parse_rules(None if self.chunks_per_shard is ... else self.chunks_per_shard)
+        self.chunks_per_shard = rules
+        if self.shard_nbytes is not None:
+            if rules is not None:
+                raise SpecError(
+                    "chunks_per_shard and shard_nbytes both say how large a shard is: give one"
+                )
+            is_left_out = False
+            self.shard_nbytes = rules = parse_nbytes(self.shard_nbytes)
         self.policy = ShardingPolicy(rules, declaration, transformers, index, is_left_out)
         self.backend = BackendOptions(self.locking, self.durability, self.static)
         limits: dict[str, Any] = {
@@ -83,7 +98,6 @@ class ShardingOptions:
         }
         self.reading = ReadOptions(**{name: n for name, n in limits.items() if n is not None})
         # As they were understood: what was given may be changed later, or cannot be pickled.
-        self.chunks_per_shard = rules
         if transformers is not None:
             self.storage_transformers = transformer_list.spell_transformers(transformers)
         if index is not None:

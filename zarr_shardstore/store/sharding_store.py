@@ -73,13 +73,26 @@ class ShardingStore(Store):
         store, or ``MutableMapping[str, bytes]`` such as a dict. A path is that of a directory,
         or of a zip archive to read; to write one, pass a ``zarr.storage.ZipStore``.
     chunks_per_shard : int, tuple of int, "auto", mapping, optional
-        Chunks per shard of new arrays. An int counts for every dimension. A tuple refuses arrays
-        of another number of dimensions. ``"auto"`` makes shards of 10 to 100 MB, by the size of a
-        chunk before compression. A mapping gives one of these, or ``None``, by array path or
-        pattern (``"raw/*"``). Stored arrays keep their declaration. Without any metadata the
-        option declares each array under ``data/root/``, and the arrays that a mapping names.
+        Chunks per shard of new arrays. An int counts for every dimension. A tuple leaves alone
+        arrays of another number of dimensions. ``"auto"`` makes shards of 10 to 100 MB, by the
+        size of a chunk before compression. A mapping gives one of these, or ``None``, by array
+        path or pattern (``"raw/*"``). Stored arrays keep their declaration. Without any metadata
+        the option declares each array under ``data/root/``, and the arrays that a mapping names.
         ``None`` shards nothing. Nor does a store without the option: it says so by an
         `UnshardedWarning` when it creates its first array in a store that has none.
+
+        A mapping from names of dimensions to whole numbers, ``{"time": 24, "y": 4}``, is for the
+        arrays that have one of them; along all other dimensions a shard has one chunk. Where an
+        array has the path of a key, that key counts alone, or there is an error if the dimensions
+        say something else. ``{"raw/*": {"time": 24}}`` is by dimension for some arrays. The names
+        are v3's ``dimension_names``, xarray's ``_ARRAY_DIMENSIONS``, or OME-Zarr's axes if the
+        group has them before the array.
+
+        New shards of more than 255 chunks are clipped to the grid, along the first dimension only
+        those of more than 16,384: an array that grows by appends fills its last shard.
+    shard_nbytes : int or str, optional
+        Bytes that a shard of a new array has at most, before compression, if it has more than one
+        chunk: ``64_000_000``, ``"64 MB"``, ``"64 MiB"``. It takes the place of `chunks_per_shard`.
     declaration : {"codec", "storage_transformers"}, optional
         How metadata of new v3 arrays says that they are sharded: by the ``sharding_indexed``
         codec, which every v3 reader reads (the default), or by the draft's storage
@@ -158,6 +171,7 @@ class ShardingStore(Store):
         store: BaseStoreLike,
         chunks_per_shard: ChunksPerShard | EllipsisType = ...,
         *,
+        shard_nbytes: int | str | None = None,
         declaration: V3Declaration | None = None,
         storage_transformers: Transformers = None,
         index_codecs: IndexCodecs = None,
@@ -178,6 +192,7 @@ class ShardingStore(Store):
             raise SpecError("the store is a ShardingStore already: wrap its base store")
         options = ShardingOptions(
             chunks_per_shard=chunks_per_shard,
+            shard_nbytes=shard_nbytes,
             declaration=declaration,
             storage_transformers=storage_transformers,
             index_codecs=index_codecs,
@@ -398,8 +413,9 @@ class ShardingStore(Store):
         """Return the shape of the shards of an array, in elements. The call blocks.
 
         ``None`` if the array is not sharded: each chunk is an object of its own. Writes of regions
-        that begin and end at multiples of this shape store each shard once. zarr's ``z.shards``
-        shows ``None`` here, because users of this store see plain chunks.
+        that begin and end at multiples of this shape store each shard once. The shape is clipped
+        to the grid: ask again after the array has grown. zarr's ``z.shards`` shows ``None`` here,
+        because users of this store see plain chunks.
 
         Raises
         ------
@@ -476,6 +492,7 @@ class ShardingStore(Store):
         """Seal shards, see `flush`, and close this store and the base store."""
         if not self.read_only:
             self.flush_sync()
+            self._engine.operations.view.warn_of_names()
         if isinstance(self.base, Store):
             self.base.close()
         super().close()
