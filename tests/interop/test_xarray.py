@@ -154,6 +154,38 @@ def test_append(base: Any, store: ShardingStore, zarr_format: Any, cuts: tuple[i
     assert n_values(objects_of(base)) == N_SHARDS
 
 
+BY_NAME = {"time": 2, "lat": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "shapes"),
+    [
+        ({"chunks_per_shard": BY_NAME}, {"time": (8,), "lat": (5,), "lat_bounds": (3, 2)}),
+        ({"chunks_per_shard": {"*": BY_NAME}}, {"lat": (5,), "lat_bounds": (3, 2)}),
+        ({"chunks_per_shard": (2, 3, 1)}, {"time": None, "lat": None, "lat_bounds": None}),
+        ({"shard_nbytes": 6 * 96}, {"time": (20,), "lat_bounds": (5, 2)}),
+    ],
+)
+def test_shapes_of_a_dataset_with_coordinates(zarr_format: Any, options: Any, shapes: Any) -> None:
+    """Arrays that have the dimensions, or as many as a tuple; the others are plain. Then the first
+    steps are written alone, and all others appended: the shards are the same."""
+    if "chunks_per_shard" in options:
+        shapes = {**shapes, "t": (4, 6, 3)}
+    for n_first in (N_TIMES, 2):
+        objects: dict[str, bytes] = {}
+        store = ShardingStore(objects, **options)
+        first = times(0, n_first)
+        first.to_zarr(store, zarr_format=zarr_format, consolidated=False, encoding=ENCODING)
+        for step in range(n_first, N_TIMES, 5):
+            times(step, step + 5).to_zarr(store, append_dim="time", consolidated=False)
+        opened = xr.open_zarr(store, consolidated=False, chunks=None).load()
+        xr.testing.assert_identical(opened, WHOLE)
+        assert {name: store.shard_shape(name) for name in shapes} == shapes
+        if "t" in shapes:
+            assert n_values(objects)["t"] == 5 * 1 * 2
+        store.close()
+
+
 @pytest.mark.parametrize("region", ["slice", "auto"])
 @pytest.mark.parametrize("consolidated", [True, False])
 def test_regions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -216,12 +217,53 @@ def test_chunks_per_shard_by_path() -> None:
 
 
 def test_a_tuple_of_another_length() -> None:
-    """An error before anything is written."""
+    """Arrays of other dimensions stay, and the report says why. If none fits, it is an error."""
     base = Counting({**three(), **full(V3, "line", (4,)).objects()})
-    with pytest.raises(SpecError, match="has 2 dimensions, the array 'line'"):
-        shard_store(base, chunks_per_shard=(2, 2))
+    with pytest.raises(SpecError, match=r"a rule for '\(2, 2, 2\)', and no array has such"):
+        shard_store(base, chunks_per_shard=(2, 2, 2))
     assert base.writes == []
-    shard_store(base, chunks_per_shard=(2, 2), paths=["raw", "mask"])
+    report = shard_store(base, chunks_per_shard=(2, 2))
+    assert {r.path for r in report.arrays if r.action == "skipped"} == {"line"}
+    assert "has 1 dimensions" in next(r.reason for r in report.arrays if r.path == "line")
+
+
+def named(**dims: list[str]) -> dict[str, bytes]:
+    """Arrays of v2 whose dimensions xarray names, 6 elements each, in chunks of one."""
+    base: dict[str, bytes] = {}
+    for path, names in dims.items():
+        base |= full(V2, path, (6,) * len(names)).objects()
+        base[f"{path}/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": names}).encode()
+    return base
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_chunks_per_shard_by_dimension(in_place: bool) -> None:
+    """For the arrays that have one of the dimensions; a name of none is an error."""
+    base = named(v=["time", "y", "x"], y=["y"], x=["x"])
+    with pytest.raises(SpecError, match=r"'tiem', and no array .* dimensions .*'time', 'x', 'y'"):
+        shard_store(base, chunks_per_shard={"tiem": 4, "y": 2})
+    for rule in ({"time": 4, "y": 2}, {"*": {"time": 4, "y": 2}}):
+        source = dict(base)
+        report = shard_store(source, None if in_place else {}, chunks_per_shard=rule)
+        shapes = {r.path: r.chunks_per_shard for r in report.arrays}
+        assert shapes == {"v": (4, 2, 1), "y": (2,), "x": None}
+
+
+def test_a_budget_in_bytes() -> None:
+    """Before compression, of all arrays; instead of chunks_per_shard."""
+    base = named(v=["time", "y", "x"], x=["x"])
+    report = shard_store(base, shard_nbytes=f"{36 * nbytes_of_chunk(base)} B")
+    shapes = {r.path: r.chunks_per_shard for r in report.arrays}
+    assert shapes["x"] == (6,)
+    assert math.prod(shapes["v"] or ()) in range(18, 37)
+    again = reshard(base, shard_nbytes=2 * nbytes_of_chunk(base))
+    assert {r.path: math.prod(r.chunks_per_shard or ()) for r in again.arrays} == {"v": 2, "x": 2}
+    with pytest.raises(SpecError, match="give one"):
+        shard_store(base, chunks_per_shard=2, shard_nbytes=1)
+
+
+def nbytes_of_chunk(base: dict[str, bytes]) -> int:
+    return int(np.dtype(json.loads(base["x/.zarray"])["dtype"]).itemsize)
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,7 @@ def test_shard_hands_over_what_its_options_say(tools: StandIn) -> None:
     assert kwargs.pop("progress") is not None
     assert kwargs == {
         "chunks_per_shard": (8, 8),
+        "shard_nbytes": None,
         "paths": ["raw", "x/*"],
         "declaration": "storage_transformers",
         "index_location": "start",
@@ -172,6 +173,14 @@ def test_shard_hands_over_what_its_options_say(tools: StandIn) -> None:
     }
 
 
+def test_bytes_of_a_shard_are_handed_over(tools: StandIn) -> None:
+    """Instead of chunks per shard, to both conversions that make shards."""
+    for command in ("shard", "reshard"):
+        run(command, "packed.zarr", "new.zarr", "--shard-nbytes", "64 MB", "--dry-run")
+    assert [kwargs["shard_nbytes"] for _, _, kwargs in tools.calls] == ["64 MB"] * 2
+    assert tools.calls[0][2]["chunks_per_shard"] is tools.calls[1][1][1] is ...
+
+
 def test_what_is_not_said_is_left_to_the_tools(tools: StandIn) -> None:
     """The defaults of all three conversions."""
     for command in CONVERSIONS:
@@ -181,9 +190,10 @@ def test_what_is_not_said_is_left_to_the_tools(tools: StandIn) -> None:
     rest: dict[str, Any] = {"executor": None, "source_options": None, "destination_options": None}
     rest |= {"paths": None, "dry_run": False}
     spelled = {"declaration": None, "index_location": None, "order": "morton"}
+    spelled["shard_nbytes"] = None
     for _, _, kwargs in tools.calls:
         del kwargs["progress"]
-    own = {"chunks_per_shard": "auto", "native": False, "ome": False}
+    own = {"chunks_per_shard": ..., "native": False, "ome": False}
     assert shard[2] == {**own, **spelled, **rest}
     assert unshard == ("unshard_store", ("packed.zarr", "new.zarr"), rest)
     assert reshard == ("reshard", ("packed.zarr", None, "new.zarr"), {**spelled, **rest})
@@ -236,7 +246,13 @@ def test_native_commands_hand_over_what_their_options_say(tools: StandIn) -> Non
         (["8,8,4"], (8, 8, 4)),
         (["none"], None),
         (["raw/*=8,8,4", "labels=none"], {"raw/*": (8, 8, 4), "labels": None}),
-        (["a=b=2"], {"a=b": 2}),
+        (["time=24"], {"time": 24}),
+        (["time=24", "y=4"], {"time": 24, "y": 4}),
+        (["time=24,y=4"], {"*": {"time": 24, "y": 4}}),
+        (["time=24,y=4", "x=none"], {"x": None, "*": {"time": 24, "y": 4}}),
+        (["raw/*=time=24,y=4"], {"raw/*": {"time": 24, "y": 4}}),
+        (["raw/*=time=24"], {"raw/*": {"time": 24}}),
+        (["year=2020/v=2"], {"year=2020/v": 2}),
     ],
 )
 def test_chunks_per_shard(values: list[str], rule: Any) -> None:

@@ -74,7 +74,7 @@ def _command(example: str, *parameters: str) -> Callable[[_Function], _Function]
 
 @_command(
     "shard volume.zarr packed.zarr --native",
-    "source destination chunks_per_shard native ome",
+    "source destination chunks_per_shard shard_nbytes native ome",
     _FORM,
     _CONVERSION,
 )
@@ -95,7 +95,7 @@ def _unshard(source: str, destination: str | None, **options: Any) -> None:
 
 @_command(
     "reshard packed.zarr --chunks-per-shard 4 --yes",
-    "source destination new_chunks_per_shard",
+    "source destination chunks_per_shard shard_nbytes",
     _FORM,
     _CONVERSION,
 )

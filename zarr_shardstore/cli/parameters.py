@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import zipfile
@@ -21,13 +22,13 @@ from zarr_shardstore.arrays.policy import V3Declaration
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.shard import EntryOrder
 
-Rule: TypeAlias = "str | int | tuple[int, ...] | None"
+Rule: TypeAlias = "str | int | tuple[int, ...] | dict[str, int] | None"
 _Texts = list[str] | None
 
 _STORE = "A local path, or a URL that fsspec knows."
 _CHUNKS_PER_SHARD = (
-    "Chunks in a shard: 'auto', '8' for every dimension, '8,8,4', or 'none'. For some arrays, "
-    "repeatedly: 'raw/*=8,8,4', 'labels=none'."
+    "Chunks in a shard: 'auto', '8' for every dimension, '8,8,4', 'time=24,y=4' by dimension, or "
+    "'none'. For some arrays, repeatedly: 'raw/*=8,8,4', 'raw/*=time=24,y=4', 'labels=none'."
 )
 _STORAGE_OPTION = "fsspec option 'key=value' of the store; repeatable."
 
@@ -53,7 +54,10 @@ _ALL = [
     ),
     _argument("path", "Of an array, or to consolidate of a group; the root, if left out."),
     _argument("prefix", "Only chunks whose keys start with it."),
-    _option("chunks_per_shard", list[str], _CHUNKS_PER_SHARD, ["auto"]),
+    _option("chunks_per_shard", _Texts, _CHUNKS_PER_SHARD),
+    _option(
+        "shard_nbytes", str | None, "Bytes of a shard before compression, as '64 MB', instead."
+    ),
     _option("paths", _Texts, "Only this array, group or pattern; repeatable.", flag="--path"),
     _option("declaration", V3Declaration | None, "How v3 metadata says that an array is sharded."),
     _option("index_location", Literal["start", "end"] | None, "Where in a shard its index is."),
@@ -75,7 +79,6 @@ _ALL = [
 ]
 PARAMETERS = {parameter.name: parameter for parameter in _ALL}
 """All parameters of the commands, as typer reads them from a signature."""
-PARAMETERS["new_chunks_per_shard"] = _option("chunks_per_shard", list[str], _CHUNKS_PER_SHARD, ...)
 
 
 def parse(name: str, value: Any) -> Any:
@@ -83,7 +86,7 @@ def parse(name: str, value: Any) -> Any:
         case "source" | "store":
             return check_source(value)
         case "chunks_per_shard":
-            return parse_chunks_per_shard(value)
+            return parse_chunks_per_shard(value) if value else ...
         case "storage_options" | "source_options" | "destination_options":
             return parse_storage_options(value)
         case "paths":
@@ -97,14 +100,20 @@ def parse_chunks_per_shard(values: Sequence[str]) -> Rule | dict[str, Rule]:
         return _rule_of(values[0])
     rules: dict[str, Rule] = {}
     for value in values:
+        by_dimension = re.fullmatch(r"(?:([^=]*)=)?([^=,/]+=[0-9]+(?:,[^=,/]+=[0-9]+)*)", value)
         pattern, sign, rule = value.rpartition("=")
-        if not sign:
+        if by_dimension and ("," in by_dimension[2] or by_dimension[1] is not None):
+            pairs = (pair.split("=") for pair in by_dimension[2].split(","))
+            pattern = "*" if by_dimension[1] is None else by_dimension[1]
+            rules[pattern] = {name.strip(): int(n) for name, n in pairs}
+        elif sign:
+            rules[pattern] = _rule_of(rule)
+        else:
             raise typer.BadParameter(
                 f"{value!r} is for all arrays, and so cannot be one of several: write '*={value}'",
                 param_hint="'--chunks-per-shard'",
             )
-        rules[pattern] = _rule_of(rule)
-    return rules
+    return {**rules, "*": rules.pop("*")} if "*" in rules else rules
 
 
 def _rule_of(text: str) -> Rule:
