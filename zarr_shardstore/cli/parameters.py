@@ -21,6 +21,7 @@ import typer
 from zarr_shardstore.arrays.policy import V3Declaration
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.shard import EntryOrder
+from zarr_shardstore.io.backends.resolve import local_path
 
 Rule: TypeAlias = "str | int | tuple[int, ...] | dict[str, int] | None"
 _Texts = list[str] | None
@@ -158,7 +159,7 @@ def _local_path(store: str) -> Path | None:
     """Return the path of a local store; ``None`` for the URL of another one."""
     if "://" in store and not store.startswith("file://"):
         return None
-    return Path(store.removeprefix("file://"))
+    return local_path(store)
 
 
 def confirm(warning: str, other_way: str, *, is_confirmed: bool) -> None:

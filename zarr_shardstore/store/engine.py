@@ -22,6 +22,7 @@ from zarr_shardstore.io.backends.resolve import BaseStore, backend_of
 from zarr_shardstore.io.concurrency import CallBatcher, worker_pool
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.cached_files import MISS, CachedValue, find_file
+from zarr_shardstore.io.local.fs import warn_of_rewrites
 from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, consolidate_below
 from zarr_shardstore.operations.values import Operations
 from zarr_shardstore.shards.index_reads import try_read_indexes
@@ -51,10 +52,12 @@ class ShardingEngine:
         self.options = options
         backend = backend_of(base, options.backend)
         if options.strategy == "append" and not backend.can_append:
-            raise SpecError(
-                "strategy='append' changes files in their place: it is for local files, with "
-                f"locking='os', got {backend!r}; leave it away, or take 'rewrite'"
-            )
+            if not isinstance(backend, LocalBackend) or options.locking != "os":
+                raise SpecError(
+                    "strategy='append' changes files in their place: it is for local files, with "
+                    f"locking='os', got {backend!r}; leave it away, or take 'rewrite'"
+                )
+            warn_of_rewrites()
         self.appends = backend.can_append and options.strategy != "rewrite"
         self.operations = Operations(
             options.policy,

@@ -45,11 +45,12 @@ class LocalBackend(base.Backend):
     def __init__(self, store: Store, options: base.BackendOptions = base.DEFAULT_OPTIONS) -> None:
         directory = directory_of(store)
         assert directory is not None, "the objects of the store are local files"
+        directory = fs.plain_path(directory)
         self.store = store
         self._locking = options.locking
-        self.can_append = options.locking == "os"
+        self.can_append = options.locking == "os" and fs.IS_POSIX
         # With lock files they are on a network file system, see `cached_files`.
-        self.keeps_handles = options.locking != "lockfile"
+        self.keeps_handles = options.locking != "lockfile" and fs.IS_POSIX
         self._is_durable = options.durability == "power"
         self.max_shards_at_once = fs.max_shards_of_a_read
         self._root = os.path.join(os.path.abspath(directory), "")
@@ -89,6 +90,9 @@ class LocalBackend(base.Backend):
     ) -> list[Any]:
         readers = base.OpenFiles() if opened is None else opened
         try:
+            if not fs.IS_POSIX:
+                for request in batch:
+                    fs.check_name(getattr(request, "key", getattr(request, "prefix", "")))
             return [self._perform_one(request, readers) for request in batch]
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
@@ -136,33 +140,34 @@ class LocalBackend(base.Backend):
                 return files.size_of_file(self._root + key)
             case requests.SetIfNotExists(key, value):
                 buffer = to_buffer(value)
+                _close(opened, key)  # now: Windows replaces and removes no file that is open
                 fs.opening(lambda: sync(self._files.set_if_not_exists(key, buffer)))
                 if self._is_durable:
                     fs.sync_file(self._root + key)
                     fs.sync_directories(self._root + key, self._root)
-                _close(opened, key)
             case requests.Set(key, value):
                 written: list[fs.FileState] = []
-                self._store(key, [(0, [value])], written)
                 _close(opened, key)
+                self._store(key, [(0, [value])], written)
                 return self._disturbed(key, written[0])
             case requests.SetWithGaps(key, parts):
+                _close(opened, key)
                 self._store(key, parts)
-                _close(opened, key)
             case requests.Delete(key):
-                is_deleted = self._delete(key)
                 _close(opened, key)
+                is_deleted = self._delete(key)
                 return self._disturbed(key, None) if is_deleted else None
             case requests.DeletePrefix(prefix):
+                opened.close()
                 cached_files.forget_below(self._root + prefix)
                 files.remove_directory(self._root, prefix)
             case requests.Move(key, to):
+                _close(opened, key)
+                _close(opened, to)
                 index_cache.forget(self._root + key)
                 if files.size_of_file(self._root + key) is not None:
                     os.makedirs(os.path.dirname(self._root + to), exist_ok=True)
-                    os.replace(self._root + key, self._root + to)
-                _close(opened, key)
-                _close(opened, to)
+                    fs.replace(self._root + key, self._root + to)
             case requests.ListPrefix(prefix):
                 return list(files.keys_below(self._root, prefix))
             case requests.ListPage(cursor, n_keys):
@@ -247,7 +252,7 @@ class LocalBackend(base.Backend):
         return IndexCopy(found.decoded, mtime_ns // 1_000_000_000, size)
 
     def persist(self) -> None:
-        os.sync()
+        fs.sync_all(self._root + key for key in files.keys_below(self._root, ""))
 
     def tidy(self, directory: str) -> None:
         files.tidy(self._root + directory)

@@ -92,7 +92,7 @@ def base_store_of(
     if isinstance(store, str) and is_remote_url:
         return FsspecStore.from_url(store, storage_options=options)
     if isinstance(store, str):
-        store = Path(store.removeprefix("file://"))
+        store = local_path(store)
     elif isinstance(store, fsspec.AbstractFileSystem):
         store = FSMap(store.root_marker or "/", store)
     elif hasattr(store, "fs") and hasattr(store, "path"):  # a UPath may be a Path, too
@@ -112,6 +112,13 @@ def base_store_of(
         "a base store is a zarr store, a path or URL, an fsspec file system or mapper, an obstore "
         f"store, or a MutableMapping of bytes such as {{}}; got {short(store)}"
     )
+
+
+def local_path(path: str) -> Path:
+    """Return the path that a ``file://`` URL, or a path, stands for."""
+    is_url = path.startswith("file://")
+    # On Windows the path of ``file:///C:/data`` is ``C:/data``.
+    return Path(LocalFileSystem._strip_protocol(path) if is_url else path)
 
 
 def _store_at(path: Path) -> Store:

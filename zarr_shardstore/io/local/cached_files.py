@@ -23,7 +23,8 @@ Theory of operation of the cache: a chunk of a cached file costs two system call
    raises the error.
 
 On a network file system rule 3 fails, because a client learns of other hosts' writes when it opens
-a file. Stores with ``locking="lockfile"`` keep no descriptor.
+a file. Stores with ``locking="lockfile"`` use no kept descriptor. On Windows none is kept: a file
+that is open cannot be replaced. Every read opens the file, as after rule 5.
 
 Reads that the cache has no answer for:
 
@@ -51,6 +52,7 @@ from zarr_shardstore.format.ranges import ByteRange, Range, resolve_range
 from zarr_shardstore.format.shard import MISSING, ShardIndex, ShardingSpec
 from zarr_shardstore.io.index_cache import CachedIndex, index_cache
 from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.fs import at_offset
 from zarr_shardstore.io.local.open_shards import open_shards
 from zarr_shardstore.synchronized import synchronized
 
@@ -131,7 +133,8 @@ class CachedShardFile(CachedIndex):
 
         Unless it may wait, also `MISS` for bytes that are not in memory, and for large chunks.
         """
-        value = self._read(entry_id, byte_range, os.pread if may_wait else _read_without_waiting)
+        pread = at_offset.pread if may_wait else _read_without_waiting
+        value = self._read(entry_id, byte_range, pread)
         return MISS if value is MISS or not self.is_current(path) else value
 
     def read_many(
@@ -146,7 +149,7 @@ class CachedShardFile(CachedIndex):
         planning fewer takes as long; and one ``stat``.
         """
         values: list[bytes | memoryview | None] = []
-        pread = (self._read_most(entry_ids) if byte_ranges is None else None) or os.pread
+        pread = (self._read_most(entry_ids) if byte_ranges is None else None) or at_offset.pread
         for i, entry_id in enumerate(entry_ids):
             value = self._read(entry_id, None if byte_ranges is None else byte_ranges[i], pread)
             if value is MISS:
@@ -213,7 +216,10 @@ def cache_file(path: str, index: ShardIndex, spec: ShardingSpec, reader: ShardFi
     """Cache a file and the index that was read from it, unless it is too young (rule 4)."""
     changed_ns = max(reader.status.st_mtime_ns, reader.status.st_ctime_ns)
     if reader.opened_ns - changed_ns >= fs.MIN_AGE_NS:
-        index_cache.put(path, CachedShardFile(index, spec, reader.handle, reader.status))
+        file = CachedShardFile(index, spec, reader.handle, reader.status)
+        if not fs.IS_POSIX:
+            file.handle = None
+        index_cache.put(path, file)
         keep_open(path)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -151,9 +150,9 @@ def remove_directory(root: str, prefix: str) -> None:
         return
     for found in [path] if prefix else [os.path.join(root, name) for name in os.listdir(root)]:
         if os.path.isdir(found) and not _is_link(found):
-            shutil.rmtree(found)
+            fs.remove_tree(found)
         else:
-            os.unlink(found)
+            fs.unlink(found)
 
 
 def holds_a_file(directory: str) -> bool:

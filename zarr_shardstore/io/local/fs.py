@@ -12,22 +12,44 @@ Open files: a process has a limit, 1,024 on most Linux, 256 on macOS. Shares of 
 
 The rest is the user's. The limit may change, so each use asks for it. If there are too many open
 files nevertheless, all idle ones are closed.
+
+Other systems: this module and `locks` alone know what a system lacks, and ask for the functions
+that it has, not for its name. On Windows (`IS_POSIX` is false) a file that any process has open
+cannot be replaced or removed. So files are open only while they are read, and these calls are
+repeated for `MAX_BUSY_S`.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import shutil
+import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeAlias, TypeVar
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from zarr_shardstore.errors import SpecError
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+IS_POSIX = hasattr(os, "pread")
+"""Whether open files can be replaced and removed, and directories synced: false on Windows."""
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
+"""Call of macOS, whose ``fsync`` leaves bytes in the cache of the disk."""
 
 try:
     import resource
@@ -84,6 +106,17 @@ def opening(open_one: Callable[..., T], *args: Any) -> T:
     return open_one(*args)
 
 
+@cache
+def warn_of_rewrites() -> None:
+    """Warn, once in a process, that shards cannot be changed in place on this system."""
+    warnings.warn(
+        "strategy='append' needs a system that changes a file while others have it open, which "
+        "Windows is not: shards are stored again at each write, as by strategy='rewrite'. Write "
+        "many chunks in one call, or within batch()",
+        stacklevel=2,
+    )
+
+
 NOT_FOUND = (FileNotFoundError, NotADirectoryError)
 """Raised where a path leads to nothing."""
 
@@ -93,8 +126,26 @@ NO_FILE = (*NOT_FOUND, IsADirectoryError)
 _MAX_BUFFERS = 1024
 """Pieces of one system call (IOV_MAX of Linux)."""
 
+_MAX_NBYTES = 0x7FFFF000
+"""Bytes of one system call on Linux. macOS refuses more than 2 GiB."""
+
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
-NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_BINARY = getattr(os, "O_BINARY", 0)
+"""Without it Windows changes the ends of lines."""
+OF_ITSELF = getattr(os, "O_NOFOLLOW", 0) | _BINARY
+"""Flags of a file that is not opened through a link, see `opening_itself`."""
+
+MAX_BUSY_S = 10.0
+"""Longest repetition of a call that Windows refuses because a file is open: a read takes 1 ms."""
+
+_BUSY_PAUSE_S = 0.001
+
+_RESERVED = re.compile(
+    r'[\x00-\x1f<>:"\\|?*]|[ .](?:/|$)|'
+    r"(?:^|/)(?:con|prn|aux|nul|com\d|lpt\d|conin\$|conout\$)(?:[. /]|$)",
+    re.IGNORECASE,
+)
+"""Names of devices, of streams, and of other files, on Windows."""
 
 SYSTEM_CALLS = (
     "open_new",
@@ -111,14 +162,43 @@ SYSTEM_CALLS = (
 """Functions of this module that tests replace, to fail or to stop at each of them."""
 
 
+def retried(call: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that repeats a call while Windows refuses it; elsewhere the call itself.
+
+    A file is open in another process or thread, or it is removed, and its name is not free yet.
+    """
+    if IS_POSIX:
+        return call
+
+    @wraps(call)
+    def repeated(*args: P.args, **options: P.kwargs) -> T:
+        end = time.monotonic() + MAX_BUSY_S
+        while True:
+            try:
+                return call(*args, **options)
+            except OSError as error:
+                if not isinstance(error, PermissionError) and error.errno != errno.ENOTEMPTY:
+                    raise
+                path = error.filename2 or error.filename or ""
+                if call is not _remove_tree and os.path.isdir(path):
+                    raise IsADirectoryError(errno.EISDIR, "a directory", path) from error
+                if time.monotonic() > end:
+                    message = f"refused for {MAX_BUSY_S:.0f} s: forbidden, or open in some program"
+                    raise PermissionError(error.errno, message, path) from error
+            time.sleep(_BUSY_PAUSE_S)
+
+    return repeated
+
+
 def open_new(path: str) -> int:
     """Make a file that must not exist yet."""
-    return opening(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    return opening(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
 
 
+@retried
 def open_to_read(path: str) -> int:
     """Open a file or a directory, also through a link; never wait for a pipe."""
-    return _following(os.open, path, os.O_RDONLY | _NONBLOCK)
+    return _following(os.open, path, os.O_RDONLY | _NONBLOCK | _BINARY)
 
 
 def scan(path: str) -> Any:
@@ -135,15 +215,18 @@ def _following(open_one: Callable[..., T], *args: Any) -> T:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), error.filename) from error
 
 
+@retried
 def open_to_change(path: str, *, create: bool = False) -> int:
     """Open a file for reading and writing; `SpecError` if the path is a link."""
-    flags = os.O_RDWR | (os.O_CREAT if create else 0) | NOFOLLOW
+    flags = os.O_RDWR | (os.O_CREAT if create else 0) | OF_ITSELF
     return opening_itself(path, os.open, path, flags, 0o666)
 
 
 def opening_itself(path: str, open_one: Callable[..., T], *args: Any) -> T:
-    """Open a file with `NOFOLLOW`, see `open_to_change`."""
+    """Open a file with `OF_ITSELF`, see `open_to_change`."""
     try:
+        if not IS_POSIX and os.path.islink(path):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         return opening(open_one, *args)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -153,11 +236,33 @@ def opening_itself(path: str, open_one: Callable[..., T], *args: Any) -> T:
         raise
 
 
+class _Seeking:
+    """``pread`` and ``pwrite`` for systems without: the position of a descriptor is locked."""
+
+    def __init__(self) -> None:
+        self._locks = [threading.Lock() for _ in range(64)]
+
+    def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
+        with self._locks[fd % 64]:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.read(fd, nbytes)
+
+    def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> int:
+        with self._locks[fd % 64]:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.write(fd, data)
+
+
+at_offset: Any = os if IS_POSIX else _Seeking()
+"""Object with the functions ``pread`` and ``pwrite``."""
+
+
 def read_at(fd: int, start: int, stop: int) -> memoryview:
     """Return bytes of a file, fewer where it ends."""
-    data = os.pread(fd, stop - start, start)
+    data = at_offset.pread(fd, min(stop - start, _MAX_NBYTES), start)
     while len(data) < stop - start:  # a signal, a huge read, or a file cut short
-        more = os.pread(fd, stop - start - len(data), start + len(data))
+        left = min(stop - start - len(data), _MAX_NBYTES)
+        more = at_offset.pread(fd, left, start + len(data))
         if not more:
             break
         data += more
@@ -166,16 +271,19 @@ def read_at(fd: int, start: int, stop: int) -> memoryview:
 
 def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
     """Write all pieces, one behind the other."""
-    if len(pieces) == 1 and os.pwrite(fd, pieces[0], offset) == len(pieces[0]):
+    is_one = len(pieces) == 1 and len(pieces[0]) <= _MAX_NBYTES
+    if is_one and at_offset.pwrite(fd, pieces[0], offset) == len(pieces[0]):
         return  # otherwise all of it is written again
     for i in range(0, len(pieces), _MAX_BUFFERS):
         some = pieces[i : i + _MAX_BUFFERS]
         wanted = sum(map(len, some))
-        written = os.pwritev(fd, some, offset)
+        is_gathered = hasattr(os, "pwritev") and wanted <= _MAX_NBYTES
+        written = os.pwritev(fd, some, offset) if is_gathered else 0
         if written < wanted:  # a signal, or a huge write
             rest = memoryview(b"".join(some))[written:]
             while rest:
-                rest = rest[os.pwrite(fd, rest, offset + wanted - len(rest)) :]
+                start = offset + wanted - len(rest)
+                rest = rest[at_offset.pwrite(fd, rest[:_MAX_NBYTES], start) :]
         offset += wanted
 
 
@@ -190,29 +298,65 @@ def renew_time(fd: int, last_ns: int) -> None:
     on some file systems since, that time comes from a clock that ticks every 1 to 10 ms. And ext4
     gives a new file the inode of one that was just removed.
     """
+    if not IS_POSIX:  # NTFS gives each file a number of its own, and Windows sets no such time
+        return
     new_ns = max(time.time_ns(), last_ns + 1)
     with suppress(PermissionError):  # another user's file: only its owner may set the time
         os.utime(fd, ns=(new_ns, new_ns))
 
 
+def copy_mode(source: int, fd: int) -> None:
+    """Give an open file the permissions of another one, where the system can."""
+    if hasattr(os, "fchmod"):
+        os.fchmod(fd, stat.S_IMODE(os.fstat(source).st_mode))
+
+
 def sync(fd: int) -> None:
     """Wait until a file survives a loss of power."""
+    if FULL_SYNC is not None:
+        with suppress(OSError):  # network file systems have no such call
+            fcntl.fcntl(fd, FULL_SYNC)
+            return
     os.fsync(fd)
 
 
+@retried
 def replace(source: str, target: str) -> None:
     os.replace(source, target)
 
 
+@retried
 def unlink(path: str) -> None:
     os.unlink(path)
+
+
+def _remove_tree(path: str) -> None:
+    shutil.rmtree(path)
+
+
+remove_tree = retried(_remove_tree)
+
+
+def check_name(key: str) -> None:
+    """Raise `SpecError` for a key that names a device, a stream or another file on Windows."""
+    if _RESERVED.search(key):
+        raise SpecError(f"key {key!r} is refused: Windows has no file of such a name")
+
+
+def plain_path(path: str) -> str:
+    r"""Return a path of Windows without ``\\?\``, behind which a slash separates no names."""
+    if os.sep == "/" or not path.startswith("\\\\?\\"):
+        return path
+    is_share = path[4:8].upper() == "UNC\\"
+    return "\\\\" + path[8:] if is_share else path[4:]
 
 
 FileState: TypeAlias = tuple[int, int, int] | None
 """Inode, size, and time of the last write of a file; ``None``: there is none."""
 
-MIN_AGE_NS = 20_000_000
-"""Age at which the time of a file tells its version. The clock ticks every 1 to 10 ms."""
+MIN_AGE_NS = 20_000_000 if IS_POSIX else 2_100_000_000
+"""Age at which the time of a file tells its version. The clock ticks every 1 to 10 ms; on FAT,
+where the number of a file does not tell it either, every 2 s."""
 
 
 def state_of(file: str | int) -> FileState:
@@ -269,16 +413,30 @@ def new_file(
 
 def sync_file(path: str) -> None:
     """Wait until a file, but not its name, survives a loss of power."""
-    fd = open_to_read(path)
+    fd = open_to_read(path) if IS_POSIX else open_to_change(path)  # Windows syncs no other
     try:
         sync(fd)
     finally:
         os.close(fd)
 
 
+def sync_all(paths: Iterable[str]) -> None:
+    """Wait until all that was written survives a loss of power; all files are in `paths`."""
+    if hasattr(os, "sync"):
+        os.sync()
+        if FULL_SYNC is None:  # otherwise it did not wait
+            return
+    for path in paths:
+        with suppress(*NOT_FOUND):
+            sync_file(path)
+
+
 def sync_directories(path: str, top: str) -> None:
-    """Wait until the name of a file survives a loss of power, and the directories up to `top`."""
+    """Wait until the name of a file survives a loss of power, and the directories up to `top`.
+
+    Windows cannot sync directories: NTFS has a journal of names.
+    """
     path, top = os.path.normpath(path), os.path.normpath(top)
-    while path != top:
+    while IS_POSIX and path != top:
         path = os.path.dirname(path)
         sync_file(path)

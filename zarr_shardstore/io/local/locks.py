@@ -19,6 +19,10 @@ tensorstore has the same two modes under the same names, and the same rules:
 4. The file is empty. tensorstore does not truncate what it finds there, so a writer that finds the
    bytes of a killed one makes a new file.
 
+On Windows ``filelock`` locks the file, also for readers one at a time, and rules 2 and 4 do not
+apply: a file that is open cannot lose its name. It is closed before it is removed, which the system
+refuses if another process has it open by then. tensorstore's writers are not kept out there.
+
 Source: tensorstore ``kvstore/file/file_key_value_store.cc``, ``internal/os/file_lock.cc`` and
 ``file_util_posix.cc``.
 """
@@ -28,20 +32,24 @@ from __future__ import annotations
 import errno
 import os
 import struct
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 from weakref import WeakSet
 
 from zarr_shardstore.errors import ShardConflictError, UnsupportedError
-from zarr_shardstore.io.local.fs import NOFOLLOW, NOT_FOUND, opening_itself
+from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.fs import IS_POSIX, NOT_FOUND, opening_itself
 from zarr_shardstore.synchronized import in_forked_child
 
-if sys.platform != "win32":  # there, shards on local files cannot be written, others can
+try:
     import fcntl
+except ImportError:
+    from filelock import lock_descriptor, unlock_descriptor
+
+_Kind: TypeAlias = Literal["LOCK_SH", "LOCK_EX", "LOCK_UN"]
 
 Locking: TypeAlias = Literal["os", "lockfile", "none"]
 
@@ -115,11 +123,11 @@ class KeptLock:
             else:
                 _make_into(self._fds, self._name, os.O_RDWR)
         try:
-            if not _set_lock(self._fds[0], fcntl.LOCK_SH if self._is_shared else fcntl.LOCK_EX):
+            if not _set_lock(self._fds[0], "LOCK_SH" if self._is_shared else "LOCK_EX"):
                 return False
             status = os.fstat(self._fds[0])
             if _has_name(status, self._name):
-                if self._is_shared or not status.st_size:
+                if self._is_shared or not status.st_size or not IS_POSIX:
                     return True
                 os.unlink(self._name)  # rule 4
         except OSError as error:
@@ -135,7 +143,7 @@ class KeptLock:
         """Release the lock; the file stays."""
         try:
             if self._fds:
-                _set_lock(self._fds[0], fcntl.LOCK_UN)
+                _set_lock(self._fds[0], "LOCK_UN")
         except OSError:
             self.close()  # which releases it, too
         except BaseException:
@@ -197,9 +205,10 @@ def reset_after_fork() -> None:
 # A signal whose handler raises cannot come between: no descriptor is lost, and no lock.
 
 
+@fs.retried
 def _open_into(fds: list[int], name: str, flags: int) -> None:
     # A symbolic link with the name of a lock would lead to another file than the verified one.
-    flags |= NOFOLLOW
+    flags |= fs.OF_ITSELF
     opening_itself(name, lambda: fds.extend(map(os.open, [name], [flags], [0o666])))
 
 
@@ -212,12 +221,14 @@ def _make_into(fds: list[int], name: str, flags: int) -> None:
         os.makedirs(os.path.dirname(name), exist_ok=True)
 
 
-def _close(fds: list[int]) -> None:
-    list(map(os.close, islice(iter(fds.pop, None), len(fds))))
+def _close(fds: list[int], n_left: int = 0) -> None:
+    list(map(os.close, islice(iter(fds.pop, None), max(0, len(fds) - n_left))))
 
 
 def _unlink(fds: list[int], name: str) -> None:
     """Remove the open file, unless another file has its name."""
+    if not IS_POSIX:
+        _close_and_unlink(fds, name)
     for _ in range(2):  # an interrupted removal of a lock file would leave it locked
         with suppress(OSError):
             if fds and _has_name(os.fstat(fds[0]), name):
@@ -225,7 +236,20 @@ def _unlink(fds: list[int], name: str) -> None:
             return
 
 
+def _close_and_unlink(fds: list[int], name: str) -> None:
+    """Remove the open file on Windows. The number -1 in the list says that it is to be removed."""
+    if fds and fds[0] != -1:
+        fds.insert(0, -1)
+    _close(fds, 1)
+    with suppress(OSError):  # another process has it open
+        if fds:
+            os.unlink(name)
+    fds.clear()
+
+
 def _has_name(status: os.stat_result, name: str) -> bool:
+    if not IS_POSIX:
+        return True
     try:
         return os.path.samestat(status, os.stat(name, follow_symlinks=False))
     except NOT_FOUND:
@@ -234,21 +258,25 @@ def _has_name(status: os.stat_result, name: str) -> bool:
 
 # ------------------------------------------------------------------------------- locks
 
-if sys.platform == "linux":
-    _OFD_LOCKS = {  # ``struct flock`` of the whole file: type, whence, start, length, process
-        kind: struct.pack("hhqqi0q", of_fcntl, os.SEEK_SET, 0, 0, 0)
-        for kind, of_fcntl in (
-            (fcntl.LOCK_SH, fcntl.F_RDLCK),
-            (fcntl.LOCK_EX, fcntl.F_WRLCK),
-            (fcntl.LOCK_UN, fcntl.F_UNLCK),
-        )
+_OFD_LOCKS: dict[_Kind, bytes] = {}
+if IS_POSIX and hasattr(fcntl, "F_OFD_SETLK") and fs.FULL_SYNC is None:
+    # ``struct flock`` of the whole file, as of Linux: type, whence, start, length, process.
+    _numbers = {"LOCK_SH": fcntl.F_RDLCK, "LOCK_EX": fcntl.F_WRLCK, "LOCK_UN": fcntl.F_UNLCK}
+    _OFD_LOCKS = {
+        kind: struct.pack("hhqqi0q", _numbers[kind], os.SEEK_SET, 0, 0, 0)
+        for kind in get_args(_Kind)
     }
 
 
-def _set_lock(fd: int, kind: int) -> bool:
+def _set_lock(fd: int, kind: _Kind) -> bool:
     """Take or release a lock of an open file, of a kind of ``flock``; return whether it did."""
     try:
-        if sys.platform == "linux":
+        if not IS_POSIX:
+            if kind != "LOCK_UN":
+                return lock_descriptor(fd, blocking=False)
+            unlock_descriptor(fd)
+            return True
+        if _OFD_LOCKS:
             try:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _OFD_LOCKS[kind])
             except OSError as error:
@@ -256,7 +284,7 @@ def _set_lock(fd: int, kind: int) -> bool:
                     raise
             else:
                 return True
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        fcntl.flock(fd, getattr(fcntl, kind) | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in _BUSY:
             raise

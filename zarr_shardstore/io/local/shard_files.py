@@ -29,7 +29,7 @@ from zarr_shardstore.format.journal import Journal, Repair, decode_journal, find
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange, resolve_range
 from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.fs import NOT_FOUND, FileState, read_at, state_of
+from zarr_shardstore.io.local.fs import NOT_FOUND, FileState, at_offset, read_at, state_of
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
 from zarr_shardstore.shards.shard_writer import Barrier, FileStep, ShardWriter, Truncate, WriteAt
 
@@ -133,7 +133,7 @@ class ShardFile:
             return False
         if _is_shared(status) or not os.path.samestat(status, os.fstat(self._journal)):
             return False
-        token = os.pread(self._journal, _OWNER_NBYTES, _OWNER_OFFSET)
+        token: bytes = at_offset.pread(self._journal, _OWNER_NBYTES, _OWNER_OFFSET)
         return token == self._token.to_bytes(_OWNER_NBYTES, "little")
 
     def is_what_was_opened(self) -> bool:
@@ -163,7 +163,7 @@ class ShardFile:
         self._is_synced = data_end is not None  # as its upload was
         spec = shard.layout.spec
         start = 0 if spec.index.location == "start" else max(0, size - spec.index_nbytes)
-        index = os.pread(self._fd, spec.index_nbytes, start)
+        index = at_offset.pread(self._fd, spec.index_nbytes, start)
         if data_end is None and self.has_journal:
             journal = _read_journal(self.path)
             data_end = None if journal is None else journal.data_end_at(start)
@@ -185,7 +185,7 @@ class ShardFile:
         if not writer.is_valid or self._fd is None or status.st_size != writer.size:
             return False
         is_same_file = os.path.samestat(status, os.fstat(self._fd))
-        return is_same_file and writer.has_index_of(self._fd, os.pread)
+        return is_same_file and writer.has_index_of(self._fd, at_offset.pread)
 
     def take(self, steps: Sequence[FileStep], *, durable_below: str | None) -> None:
         """Take all steps of a change with the files; then the writer is valid.
@@ -283,9 +283,9 @@ def _separate(path: str, *, is_shard: bool = False) -> None:
     source = fs.open_to_read(path)
     try:
         with fs.new_file(path, os.path.dirname(path)) as fd:
-            os.fchmod(fd, stat.S_IMODE(os.fstat(source).st_mode))
+            fs.copy_mode(source, fd)
             offset = 0
-            while data := os.pread(source, _COPIED_NBYTES, offset):
+            while data := at_offset.pread(source, _COPIED_NBYTES, offset):
                 fs.write_at(fd, [data], offset)
                 offset += len(data)
             found = find_repair_of(path, source) if is_shard else None
@@ -306,7 +306,7 @@ def _read_journal(path: str) -> Journal | None:
 def find_repair_of(path: str, fd: int) -> Repair | None:
     """Return the repair of an open shard by the journal of its path, if it needs one."""
     size = os.fstat(fd).st_size
-    return find_repair(_read_journal(path), size, lambda at, n: os.pread(fd, n, at))
+    return find_repair(_read_journal(path), size, lambda at, n: at_offset.pread(fd, n, at))
 
 
 def end_journal(path: str, is_durable: bool) -> None:
