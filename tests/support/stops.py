@@ -79,7 +79,7 @@ def stopping_files(root: Path, countdown: Countdown) -> Iterator[None]:
         "sync": lambda: None,  # nothing here loses power
         **{name: counted(getattr(os, name)) for name in ("replace", "unlink", "rmdir", "mkdir")},
     }
-    with mock.patch.multiple(os, **calls):
+    with mock.patch.multiple(os, create=True, **calls):
         yield
 
 

@@ -49,6 +49,7 @@ class LocalBackend(base.Backend):
         self.store = store
         self._locking = options.locking
         self.can_append = options.locking == "os" and fs.IS_POSIX
+        self.locks_whole_writes = not fs.IS_POSIX  # lock files may be left behind there
         # With lock files they are on a network file system, see `cached_files`.
         self.keeps_handles = options.locking != "lockfile" and fs.IS_POSIX
         self._is_durable = options.durability == "power"

@@ -138,7 +138,9 @@ OF_ITSELF = getattr(os, "O_NOFOLLOW", 0) | _BINARY
 MAX_BUSY_S = 10.0
 """Longest repetition of a call that Windows refuses because a file is open: a read takes 1 ms."""
 
-_BUSY_PAUSE_S = 0.001
+_BUSY_PAUSE_S, _MAX_PAUSES = 0.001, 50
+_wanted: set[object] = set()
+"""Paths that threads of this process wait for, to replace or remove their files."""
 
 _RESERVED = re.compile(
     r'[\x00-\x1f<>:"\\|?*]|[ .](?:/|$)|'
@@ -166,26 +168,36 @@ def retried(call: Callable[P, T]) -> Callable[P, T]:
     """Return a function that repeats a call while Windows refuses it; elsewhere the call itself.
 
     A file is open in another process or thread, or it is removed, and its name is not free yet.
+    Other threads then wait a little before they open it: many readers would always have it open.
+    The first argument of the call is a path.
     """
     if IS_POSIX:
         return call
 
     @wraps(call)
     def repeated(*args: P.args, **options: P.kwargs) -> T:
+        for _ in range(_MAX_PAUSES):
+            if args[0] in _wanted:
+                time.sleep(_BUSY_PAUSE_S)
         end = time.monotonic() + MAX_BUSY_S
-        while True:
-            try:
-                return call(*args, **options)
-            except OSError as error:
-                if not isinstance(error, PermissionError) and error.errno != errno.ENOTEMPTY:
-                    raise
-                path = error.filename2 or error.filename or ""
-                if call is not _remove_tree and os.path.isdir(path):
-                    raise IsADirectoryError(errno.EISDIR, "a directory", path) from error
-                if time.monotonic() > end:
-                    message = f"refused for {MAX_BUSY_S:.0f} s: forbidden, or open in some program"
-                    raise PermissionError(error.errno, message, path) from error
-            time.sleep(_BUSY_PAUSE_S)
+        path = ""
+        try:
+            while True:
+                try:
+                    return call(*args, **options)
+                except OSError as error:
+                    if not isinstance(error, PermissionError) and error.errno != errno.ENOTEMPTY:
+                        raise
+                    path = error.filename2 or error.filename
+                    if call is not _remove_tree and os.path.isdir(path):
+                        raise IsADirectoryError(errno.EISDIR, "a directory", path) from error
+                    if time.monotonic() > end:
+                        message = f"forbidden, or open in a program, for {MAX_BUSY_S:.0f} s"
+                        raise PermissionError(error.errno, message, path) from error
+                _wanted.add(path)
+                time.sleep(_BUSY_PAUSE_S)
+        finally:
+            _wanted.discard(path)
 
     return repeated
 

@@ -119,7 +119,7 @@ class KeptLock:
         """Take the lock if it is free. Close the file if it has lost its name (rule 2)."""
         if not self._fds:
             if self._is_shared:
-                _open_into(self._fds, self._name, os.O_RDONLY)
+                _open_into(self._name, self._fds, os.O_RDONLY)
             else:
                 _make_into(self._fds, self._name, os.O_RDWR)
         try:
@@ -206,7 +206,7 @@ def reset_after_fork() -> None:
 
 
 @fs.retried
-def _open_into(fds: list[int], name: str, flags: int) -> None:
+def _open_into(name: str, fds: list[int], flags: int) -> None:
     # A symbolic link with the name of a lock would lead to another file than the verified one.
     flags |= fs.OF_ITSELF
     opening_itself(name, lambda: fds.extend(map(os.open, [name], [flags], [0o666])))
@@ -216,7 +216,7 @@ def _make_into(fds: list[int], name: str, flags: int) -> None:
     """Open a file; make it and its directory if they are missing."""
     while True:
         with suppress(FileNotFoundError):  # also if its directory is removed in this moment
-            _open_into(fds, name, flags | os.O_CREAT)
+            _open_into(name, fds, flags | os.O_CREAT)
             return
         os.makedirs(os.path.dirname(name), exist_ok=True)
 
