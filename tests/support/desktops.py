@@ -44,7 +44,7 @@ SKIPPED: dict[str, dict[str, str]] = {
 }
 """Reasons by system and by the beginning of a test's id."""
 
-WARNINGS = ("-W", "ignore:strategy=.append:UserWarning")
+WARNINGS = ("-W", "ignore:strategy='append' needs:UserWarning")
 """Said once in a process, where `append` becomes `rewrite`."""
 
 _O_BINARY = 0x8000

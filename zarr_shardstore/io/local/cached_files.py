@@ -168,7 +168,7 @@ class CachedShardFile(CachedIndex):
         sizes = self.index.fields[entry_ids, 1]
         if 2 * int(sizes[sizes <= n_stored].sum()) < n_stored:
             return None
-        data = memoryview(os.pread(handle.fd, n_stored, start))
+        data = memoryview(at_offset.pread(handle.fd, n_stored, start))
         return lambda _, nbytes, offset: data[offset - start : offset - start + nbytes]
 
     def _read(
