@@ -39,6 +39,7 @@ format: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(VENV)/bin/python benchmarks/arrays.py
+	$(VENV)/bin/python benchmarks/beside_tensorstore.py
 	$(VENV)/bin/python benchmarks/writes.py
 	$(VENV)/bin/python benchmarks/reads.py
 

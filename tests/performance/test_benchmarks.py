@@ -29,3 +29,10 @@ def test_reads(tmp_path: Path) -> None:
     printed = output_of("reads.py", tmp_path)
     for telling in ("bytes from shards", "random chunks", "z[:]", "cold", "warm", "requests: "):
         assert telling in printed
+
+
+def test_beside_tensorstore(tmp_path: Path) -> None:
+    """Each part runs, prints its table, and stores each shard once."""
+    printed = output_of("beside_tensorstore.py", tmp_path)
+    for telling in ("chunks of 16³", "chunks of 32³", "read, warm: ours", "in a batch"):
+        assert telling in printed
