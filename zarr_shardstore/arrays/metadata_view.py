@@ -76,10 +76,10 @@ class MetadataView:
     def _document_to_user(self, doc: Document, array: StoredArray) -> Document:
         doc = without_consolidated_index(doc)
         if array.document.declaration is not None:
-            return declaration.strip(doc, array.document.declaration)
-        if declaration.is_native_by_choice(doc):
-            return {name: value for name, value in doc.items() if name != declaration.MARKER}
-        return doc
+            doc = declaration.strip(doc, array.document.declaration)
+            is_nested = declaration.has_sharding_codec(doc)
+            return declaration.declare_native(doc) if is_nested else doc
+        return doc  # perhaps with the mark of `declare_native`: `ShardedCodecPipeline` looks for it
 
     def _members_to_user(self, path: str, doc: Document) -> Document:
         changed: dict[str, Document] = {}
@@ -161,11 +161,7 @@ class MetadataView:
         if geometry is None:
             if self._policy.rule_of(node.path, dims) is None or documents.has_empty_chunks(doc):
                 return doc
-            raise UnsupportedError(
-                f"the array {node.path!r} has a chunk grid or a chunk key encoding that cannot be "
-                "sharded: create it through the base store, or leave it out of chunks_per_shard "
-                "(a mapping from path, with None for this one)"
-            )
+            raise _cannot_be_sharded(node)
         self._refuse_draft_name(node, geometry)
         twin = yield from self._twin(node, geometry)
         if twin is not None:
@@ -200,24 +196,48 @@ class MetadataView:
         return doc
 
     def _stored_native(self, node: Node, doc: Document, old: _Stored) -> Document:
-        """Return what to store for a document that has a sharding codec already."""
+        """Return what to store for a document that has a sharding codec already.
+
+        `ShardedCodecPipeline` marks those of its arrays: these are addressed by their inner chunks.
+        Any other writer is taken at its word: its keys are those of shards.
+        """
+        kept_index = False
         if old.doc is not None and old.array is not None:
+            kept_index = declares_consolidated_index(old.doc)
             # Not the codecs as they are written: zarr spells out defaults that others leave out.
             shown = declaration.sharding_shapes(self._document_to_user(old.doc, old.array))
-            kept = self._as_update(node, doc, old)
+            kept = self._as_update(node, declaration.without_mark(doc), old)
             if kept is not None and shown == declaration.sharding_shapes(doc):
                 return kept
         if self._reader.native == "passthrough":
-            return doc
-        if self._policy.rule_of(node.path, documents.dimension_names(doc)) is None:
-            return declaration.declare_native(
-                doc
-            )  # zarr shards it; the mark tells each later store
-        raise UnsupportedError(
-            f"the array {node.path!r} was created with shards= (a sharding_indexed codec), but "
-            "this store does the sharding: leave shards= away, or leave the array out of "
-            "chunks_per_shard (a mapping from path, with None for this one)"
-        )
+            return declaration.without_mark(doc) if declaration.is_flat_by_choice(doc) else doc
+        is_flat = old.array is not None and old.array.document.declaration is not None
+        if declaration.is_flat_by_choice(doc):
+            doc = declaration.without_mark(doc)
+            self._reader.read(node, doc)  # raises if this is no sharding that is known here
+            return with_consolidated_index(doc) if kept_index else doc
+        if is_flat:
+            raise UnsupportedError(
+                f"the array {node.path!r} is addressed by its inner chunks, and this document "
+                "would make their keys those of shards: open the array again, or erase it first"
+            )
+        geometry = documents.plain_geometry(node.hierarchy, doc)
+        if geometry is None and self._policy.rule_of(node.path, documents.dimension_names(doc)) is not None:
+            raise _cannot_be_sharded(node)
+        return declaration.declare_native(doc)  # zarr shards it; the mark tells each later store
+
+    def takes_shards(self, document: memoryview) -> bool:
+        """Whether an array whose document has a sharding codec is addressed by its inner chunks."""
+        doc = documents.parse_json(document)
+        if doc is None or len(declaration.sharding_shapes(doc)) != 1:
+            return False
+        if declaration.is_flat_by_choice(doc):
+            doc = declaration.without_mark(doc)
+        try:
+            array = self._reader.read(Node("v3", ""), doc)
+        except (SpecError, UnsupportedError):
+            return False
+        return array is not None and array.document.declaration == "codec"
 
     def _refuse_draft_name(self, node: Node, geometry: Geometry) -> None:
         if node.hierarchy == "draft":
@@ -368,6 +388,14 @@ def read_dimension_names(documents_: Mapping[Node, Document]) -> Flow[Dimensions
 
 def _dumped(new: Document, doc: Document, data: memoryview) -> Bytes:
     return data if new is doc else documents.dump_document(new)
+
+
+def _cannot_be_sharded(node: Node) -> UnsupportedError:
+    return UnsupportedError(
+        f"the array {node.path!r} has a chunk grid or a chunk key encoding that cannot be "
+        "sharded: create it through the base store, or leave it out of chunks_per_shard "
+        "(a mapping from path, with None for this one)"
+    )
 
 
 def _is_declared(doc: Document) -> bool:

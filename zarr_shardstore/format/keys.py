@@ -32,13 +32,16 @@ Coords = tuple[int, ...]
 DRAFT_DATA_ROOT = "data/root/"
 """Every chunk key of the draft hierarchy starts with this."""
 
+SHARD_MARK = ".__shard"
+"""End of the key by which an array object addresses a shard of a store that addresses chunks."""
+
 # An empty, "." or ".." segment would give one stored object two names, or leave the store. So
 # would a leading or trailing slash, and the empty key.
 _BAD_SEGMENT = re.compile(r"(?:^|[/\\])\.{0,2}(?:[/\\]|\Z)|\x00")
 
 # Names of our own files: the lock and the journal of a shard, a file that is not renamed yet.
 # No listing shows them, and clean-up removes them.
-_OURS = re.compile(r"(?:(?<=[^/])\.__(?:lock|journal)|\.[0-9a-f]{32}\.partial)(?:/|$)")
+_OURS = re.compile(r"(?:(?<=[^/])\.__(?:lock|journal|shard)|\.[0-9a-f]{32}\.partial)(?:/|$)")
 
 # No sign, no leading zero, ASCII only; 19 digits hold every int64.
 _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
@@ -58,6 +61,11 @@ def check_key(key: str) -> None:
         raise SpecError(
             f"key {key!r} is refused: keys are relative, have no empty, '.' or '..' segment, "
             "and no NUL"
+        )
+    if key.endswith(SHARD_MARK):
+        raise SpecError(
+            f"key {key!r} is refused: it is that of a shard, by an array object that was made with "
+            "shards= and got another codec pipeline since; open the array again, by zarr.open_array"
         )
     if _OURS.search(key):
         raise SpecError(

@@ -205,6 +205,23 @@ def is_native_by_choice(doc: Mapping[str, Any]) -> bool:
     return isinstance(mark, Mapping) and mark.get("native") == "passthrough"
 
 
+def declare_flat(doc: Mapping[str, Any]) -> Document:
+    """Mark a document of an array object that addresses shards which the store unrolls. No such
+    mark is stored."""
+    return {**doc, MARKER: {"must_understand": False, "native": "flat"}}
+
+
+def is_flat_by_choice(doc: Mapping[str, Any]) -> bool:
+    """Return whether `declare_flat` marked the document."""
+    mark = doc.get(MARKER)
+    return isinstance(mark, Mapping) and mark.get("native") == "flat"
+
+
+def without_mark(doc: Mapping[str, Any]) -> Document:
+    """Return the document without the mark of `declare_native` or `declare_flat`."""
+    return {name: value for name, value in doc.items() if name != MARKER}
+
+
 def sharding_shapes(doc: Mapping[str, Any]) -> list[Any]:
     """Return the chunk shapes of the sharding codecs of a v3 array, the outermost first."""
     found = [value for value, _ in values_in(doc.get("codecs")) if isinstance(value, Mapping)]

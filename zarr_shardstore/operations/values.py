@@ -301,6 +301,12 @@ class Operations:
 
     # ------------------------------------------------------------- erasures
 
+    def erase_shard(self, key: str) -> Flow[None]:
+        """Erase the chunks of the shard that a key of the base store names, or else the value."""
+        (shard,) = yield from self.catalog.shards_of([key])
+        keys = shard.chunk_keys(shard.entries_of()) if isinstance(shard, ShardRef) else [key]
+        yield from self.set_many((key, None) for key in keys)
+
     def erase_prefix(self, prefix: str) -> Flow[None]:
         """Erase all values whose key starts with `prefix`; whole directories are relayed."""
         prefix = check_prefix(prefix)

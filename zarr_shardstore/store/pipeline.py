@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, cast, runtime_checkable
@@ -41,6 +41,7 @@ from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
 from zarr_shardstore.io.concurrency import map_in_threads, run_within
 from zarr_shardstore.shards.requests import PartWrite
 from zarr_shardstore.store.chunk_codec import ChunkCodec
+from zarr_shardstore.store.unrolling import Unrolling
 
 Value: TypeAlias = bytes | memoryview
 ChunkValues: TypeAlias = NDBuffer | npt.NDArray[Any]
@@ -177,6 +178,9 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     >>> z[:] = 1  # 64 chunks, 4 writes
     """
 
+    unrolling: Unrolling | None = None
+    """For arrays that address shards; the codecs of the pipeline are those of their chunks."""
+
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: Store) -> Self:
         """Return the pipeline of an array: this one in a sharding store, else zarr's usual one.
@@ -189,7 +193,11 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         if not isinstance(store, _TakesWholeOperations):
             usual: Any = usual_pipeline().from_array_metadata_and_store(array_metadata, store)
             return cast(Self, usual)
-        return cls._of(cast(Any, create_codec_pipeline(array_metadata)))
+        usual_chain: Any = create_codec_pipeline(array_metadata)
+        unrolling = Unrolling.of(array_metadata, store, usual_chain)
+        if unrolling is not None:
+            return replace(cls._of(unrolling.codec.codecs), unrolling=unrolling)
+        return cls._of(usual_chain)
 
     @classmethod
     def from_codecs(cls, codecs: Iterable[Codec], *, batch_size: int | None = None) -> Self:
@@ -207,7 +215,10 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         return cls(filters, serializer, compressors, batch_size)
 
     def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:
-        return self._of([codec.evolve_from_array_spec(array_spec) for codec in self])
+        return replace(
+            self._of([codec.evolve_from_array_spec(array_spec) for codec in self]),
+            unrolling=self.unrolling,
+        )
 
     async def read(
         self,
@@ -217,6 +228,9 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     ) -> Any:
         """Read all chunks of a selection into `out`; tell of each whether it is stored."""
         batch = list(batch_info)
+        if self.unrolling is not None:
+            chunks = replace(self, unrolling=None)
+            return await self.unrolling.read(chunks, batch, out, drop_axes)
         store, codec = self._store_of(batch), ChunkCodec.of(list(self))
         if store is None or codec is None:
             return await super().read(batch, out, drop_axes)
@@ -260,6 +274,10 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     ) -> None:
         """Write `value` into all chunks of a selection; each shard is committed once."""
         batch = list(batch_info)
+        if self.unrolling is not None:
+            chunks = replace(self, unrolling=None)
+            await self.unrolling.write(chunks, batch, value, drop_axes)
+            return
         store, codec = self._store_of(batch), ChunkCodec.of(list(self))
         if store is None or codec is None:
             await super().write(batch, value, drop_axes)

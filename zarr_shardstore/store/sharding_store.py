@@ -20,8 +20,10 @@ from zarr.storage import MemoryStore
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
-from zarr_shardstore.errors import ReadOnlyError, SpecError
+from zarr_shardstore.errors import ReadOnlyError, ShardStoreError, SpecError
 from zarr_shardstore.format.arguments import items_of
+from zarr_shardstore.format.keys import SHARD_MARK
+from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.base import Durability
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, base_store_of
@@ -652,6 +654,9 @@ class ShardingStore(Store):
         self._engine.driver.run(self._engine.operations.update(items_of("keys", keys), function))
 
     async def delete(self, key: str) -> None:
+        if key.endswith(SHARD_MARK):  # a resize of an array that was made with shards=
+            await self._write(self._engine.operations.erase_shard(key.removesuffix(SHARD_MARK)))
+            return
         await self._write(self._engine.operations.set_many([(key, None)]))
 
     async def delete_dir(self, prefix: str) -> None:
@@ -737,6 +742,14 @@ class ShardingStore(Store):
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]:
         flow = shard_ids(self._engine.operations.catalog, keys)
         return await self._run(flow, only_reads=True)
+
+    def _takes_shards(self, document: bytes) -> bool:
+        return self._engine.operations.view.takes_shards(memoryview(document))
+
+    async def _shards_of(self, keys: Sequence[str]) -> Sequence[ShardRef | None]:
+        shards = await self._run(self._engine.operations.catalog.shards_of(keys), only_reads=True)
+        raise_first([shard for shard in shards if isinstance(shard, ShardStoreError)])
+        return [shard if isinstance(shard, ShardRef) else None for shard in shards]
 
     async def _get_values(self, keys: Sequence[str]) -> Sequence[bytes | memoryview | None]:
         await self._ensure_open()

@@ -1,0 +1,233 @@
+"""Arrays made with ``shards=`` in a sharding store: operations on shards become those on chunks.
+
+zarr writes a document with a ``sharding_indexed`` codec. It is the one that the store would write,
+so the store addresses the array by its inner chunks. The array object that zarr has just made
+addresses shards, by keys of the same spelling: ``c/3/0`` is a shard to one, and a chunk to the
+other. Three steps keep these apart:
+
+1. zarr asks for the pipeline before it stores the document. The metadata object then becomes a
+   `ShardedMetadata`. It spells its keys with `SHARD_MARK`, so that no key of a shard is taken for
+   that of a chunk. Its document has a mark, which the store removes: without the mark, as from
+   another pipeline, zarr shards the array.
+2. `Unrolling` turns each shard of an array operation into an operation on its chunks.
+3. The store erases a whole shard by its marked key, as for a resize, and refuses to read or write
+   one: another pipeline took the array object over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from operator import floordiv
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+
+from zarr.abc.codec import CodecPipeline
+from zarr.abc.store import Store
+from zarr.codecs import ShardingCodec
+from zarr.core import chunk_grids
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import NDBuffer, default_buffer_prototype
+from zarr.core.indexing import Indexer, get_indexer
+from zarr.core.metadata import ArrayMetadata, ArrayV3Metadata
+from zarr.storage import StorePath
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.keys import SHARD_MARK, ChunkKeyEncoding, Coords
+from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.io.concurrency import run_within
+from zarr_shardstore.metadata.declaration import declare_flat
+
+_MAX_NBYTES_AT_ONCE = 64 * 1024 * 1024
+"""Decoded size of the chunks of the shards that are read or written concurrently."""
+
+
+class _ShardKey(str):
+    """Marked key of a shard. It equals the keys of its chunks: zarr looks for it among these when
+    it counts the shards that are stored."""
+
+    coords: Coords
+    cps: Coords
+    encoding: ChunkKeyEncoding
+
+    def __eq__(self, other: object) -> bool:
+        coords = self.encoding.decode(other, len(self.cps)) if isinstance(other, str) else None
+        return coords is not None and self.coords == tuple(map(floordiv, coords, self.cps))
+
+    __hash__ = str.__hash__
+
+
+class ShardedMetadata(ArrayV3Metadata):
+    """Metadata of an array object that addresses shards, over a store that addresses chunks."""
+
+    def encode_chunk_key(self, chunk_coords: tuple[int, ...]) -> str:
+        shards, chunks, encoding = self.shards or (), self.chunks, self.chunk_key_encoding
+        key = _ShardKey(super().encode_chunk_key(chunk_coords) + SHARD_MARK)
+        key.coords, key.cps = chunk_coords, tuple(map(floordiv, shards, chunks))
+        key.encoding = ChunkKeyEncoding(
+            cast(Any, encoding.name), getattr(encoding, "separator", "/")
+        )
+        return key
+
+    def to_dict(self) -> dict[str, Any]:
+        return declare_flat(super().to_dict())
+
+
+@runtime_checkable
+class _AddressesChunks(Protocol):
+    """Methods of `ShardingStore`."""
+
+    def _takes_shards(self, document: bytes) -> bool: ...
+
+    async def _shards_of(self, keys: Sequence[str]) -> Sequence[ShardRef | None]: ...
+
+
+class _Shard(NamedTuple):
+    """Part of one shard that an array operation reads or writes, and the parts of its chunks."""
+
+    spec: ArraySpec
+    outside: Any
+    """Selection in the value of the operation."""
+    indexer: Indexer
+    chunks: list[tuple[StorePath, ArraySpec, Any, Any, bool]]
+    """As zarr passes the parts of chunks to a pipeline."""
+    position: int
+
+    @property
+    def nbytes(self) -> int:
+        itemsize = self.spec.dtype.to_native_dtype().itemsize
+        return len(self.chunks) * prod(self.chunks[0][1].shape) * itemsize if self.chunks else 0
+
+
+@dataclass(frozen=True)
+class Unrolling:
+    """Operations on the shards of one array, as operations on its chunks."""
+
+    codec: ShardingCodec
+    usual: CodecPipeline
+    """zarr's own pipeline of the array, where the document leaves its sharding to zarr."""
+
+    @classmethod
+    def of(cls, metadata: ArrayMetadata, store: Store, usual: CodecPipeline) -> Unrolling | None:
+        """Return that of an array which the store addresses by its chunks; ``None`` otherwise."""
+        codecs = metadata.codecs if isinstance(metadata, ArrayV3Metadata) else ()
+        if len(codecs) != 1 or type(codecs[0]) is not ShardingCodec:
+            return None
+        (document,) = metadata.to_buffer_dict(default_buffer_prototype()).values()
+        if not isinstance(store, _AddressesChunks) or not store._takes_shards(document.to_bytes()):
+            return None
+        object.__setattr__(metadata, "__class__", ShardedMetadata)
+        return cls(codecs[0], usual)
+
+    async def read(
+        self,
+        pipeline: CodecPipeline,
+        batch: Sequence[tuple[Any, ...]],
+        out: NDBuffer,
+        drop_axes: tuple[int, ...],
+    ) -> Any:
+        """Read all parts of shards, by the pipeline of the chunks."""
+        shards = await self._shards(batch)
+        if shards is None:
+            usual: Any = self.usual
+            return await usual.read(_without_mark(batch), out, drop_axes)
+        is_present = [False] * len(batch)
+
+        async def read_shard(shard: _Shard) -> None:
+            spec, outside, indexer = shard.spec, shard.outside, shard.indexer
+            slices = outside if isinstance(outside, tuple) else (outside,)
+            is_view = slices and not drop_axes and all(isinstance(s, slice) for s in slices)
+            part = out[outside]
+            if not is_view or part.shape != indexer.shape:
+                make = spec.prototype.nd_buffer.empty
+                part, is_view = make(shape=indexer.shape, dtype=out.dtype, order=spec.order), False
+            chunks: Any = pipeline  # zarr 3.1 knows no status of chunks
+            found = await chunks.read(shard.chunks, part, indexer.drop_axes)
+            is_present[shard.position] = any(chunk["status"] == "present" for chunk in found)
+            if not is_view:
+                part = part.reshape(getattr(indexer, "sel_shape", part.shape))
+                out[outside] = part.squeeze(axis=drop_axes) if drop_axes else part
+
+        await run_within(_MAX_NBYTES_AT_ONCE, ((s.nbytes, s) for s in shards), read_shard)
+        return tuple({"status": "present" if there else "missing"} for there in is_present)
+
+    async def write(
+        self,
+        pipeline: CodecPipeline,
+        batch: Sequence[tuple[Any, ...]],
+        value: NDBuffer,
+        drop_axes: tuple[int, ...],
+    ) -> None:
+        """Write all parts of shards, by the pipeline of the chunks; each shard is one commit."""
+        shards = await self._shards(batch)
+        if shards is None:
+            await self.usual.write(_without_mark(batch), value, drop_axes)
+            return
+
+        async def write_shard(shard: _Shard) -> None:
+            part = value
+            if value.shape != ():
+                part = value[shard.outside]
+                if drop_axes:
+                    ndim = len(shard.spec.shape)
+                    part = part[tuple(None if i in drop_axes else slice(None) for i in range(ndim))]
+                if hasattr(shard.indexer, "sel_shape"):
+                    part = part.reshape(shard.indexer.shape)
+            await pipeline.write(shard.chunks, part, shard.indexer.drop_axes)
+
+        await run_within(_MAX_NBYTES_AT_ONCE, ((s.nbytes, s) for s in shards), write_shard)
+
+    async def _shards(self, batch: Sequence[tuple[Any, ...]]) -> Iterator[_Shard] | None:
+        """Return the parts of shards; ``None`` if the stored document leaves sharding to zarr."""
+        paths: list[StorePath] = [path for path, *_ in batch]
+        store = cast(_AddressesChunks, paths[0].store) if paths else None
+        keys = [path.path.removesuffix(SHARD_MARK) for path in paths]
+        refs = await store._shards_of(keys) if store is not None else []
+        if None in refs:
+            return None
+        return (
+            self._shard(i, cast(ShardRef, ref), *item)
+            for i, (ref, item) in enumerate(zip(refs, batch, strict=True))
+        )
+
+    def _shard(
+        self,
+        position: int,
+        ref: ShardRef,
+        path: StorePath,
+        spec: ArraySpec,
+        inside: Any,
+        outside: Any,
+        is_complete: bool,
+    ) -> _Shard:
+        chunk_shape, layout = self.codec.chunk_shape, ref.layout
+        cps = tuple(s // c for s, c in zip(spec.shape, chunk_shape, strict=True))
+        if cps != layout.spec.chunks_per_shard:
+            raise SpecError(
+                f"the array {layout.path!r} has {layout.spec.chunks_per_shard} chunks a shard, "
+                f"and this array object expects {cps}: open the array again"
+            )
+        indexer = get_indexer(inside, spec.shape, _grid(spec.shape, chunk_shape))
+        chunk_spec = self.codec._get_chunk_spec(spec)
+        first = tuple(c * n for c, n in zip(ref.coords, cps, strict=True))
+        chunks = []
+        for coords, in_chunk, in_part, is_whole in indexer:
+            at = tuple(a + b for a, b in zip(first, coords, strict=True))
+            chunk = StorePath(path.store, layout.prefix + layout.encoding.encode(at))
+            chunks.append((chunk, chunk_spec, in_chunk, in_part, is_complete or is_whole))
+        return _Shard(spec, outside, indexer, chunks, position)
+
+
+def _grid(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Any:
+    """Return the grid of the chunks in a shard, as zarr's indexers take it."""
+    grids: Any = chunk_grids
+    if hasattr(grids, "RegularChunkGrid"):  # zarr 3.1
+        return grids.RegularChunkGrid(chunk_shape=chunk_shape)
+    return grids.ChunkGrid.from_sizes(shape, chunk_shape)
+
+
+def _without_mark(batch: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return the parts of shards under the keys that they have in the base store."""
+    return [
+        (StorePath(path.store, path.path.removesuffix(SHARD_MARK)), *rest) for path, *rest in batch
+    ]
