@@ -16,7 +16,8 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from tests.support.bases import BASES, OtherMapping, put
-from zarr_shardstore import ShardingMapping, ShardingStore, UnsupportedError
+from tests.support.pipeline_arrays import THEIRS
+from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.testing import objects_of
 
 
@@ -362,9 +363,11 @@ def test_native_flat_is_the_default(base: Any) -> None:
     assert (native[0, 0], native.shards) == (2, (4, 4))
 
 
-def test_shards_of_zarr_through_a_store_that_was_not_told_to_shard(base: Any) -> None:
+@pytest.mark.parametrize("cps", [None, 2])
+def test_shards_of_another_pipeline_are_left_to_it(base: Any, cps: Any) -> None:
     """``shards=`` is taken at its word; whoever opens the array leaves its sharding to zarr."""
-    z = create(ShardingStore(base), chunks=(2, 2), shards=(4, 4))
+    with zarr.config.set({"codec_pipeline.path": THEIRS}):
+        z = create(ShardingStore(base, chunks_per_shard=cps), chunks=(2, 2), shards=(4, 4))
     z[:] = 1
     z.attrs["a"] = 1
     z.resize((9, 9))
@@ -375,8 +378,6 @@ def test_shards_of_zarr_through_a_store_that_was_not_told_to_shard(base: Any) ->
         again.attrs["b"] = 2
     assert (z[0, 0], z[7, 7], z[8, 8]) == (7, 1, 0)
     assert "zarr_shardstore" in json.loads(objects_of(base)["z/zarr.json"])
-    with pytest.raises(UnsupportedError, match="leave shards= away"):
-        create(ShardingStore(base, chunks_per_shard=2), "y", chunks=(2, 2), shards=(4, 4))
 
 
 def test_an_unsharded_array_may_be_made_by_a_store_that_cannot_list(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from zarr_shardstore import (
     ShardingMapping,
     ShardingStore,
     SpecError,
-    UnsupportedError,
 )
 from zarr_shardstore.testing import objects_of
 
@@ -328,14 +327,6 @@ def test_nbytes_stored_counts_chunks(base: Any) -> None:
     m = ShardingMapping(store)
     expected = sum(len(m[k]) for k in m.list_prefix("g/z/"))
     assert z.nbytes_stored() == expected > 4 * 4 * 8
-
-
-def test_an_array_created_with_shards_is_refused(base: Any) -> None:
-    """Two shardings, one in the other, would be misread by everyone; nothing is stored."""
-    store = ShardingStore(base, chunks_per_shard=2)
-    with pytest.raises(UnsupportedError, match="chunks_per_shard"):
-        zarr.create_array(store, name="z", shape=(8,), chunks=(1,), shards=(4,), dtype="i1")
-    assert ShardingMapping(base).list_prefix("z/") == []
 
 
 def test_a_v2_array_that_is_not_sharded_stays_so(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tests.support.hierarchies import (
     meaning,
     view,
 )
+from tests.support.pipeline_arrays import THEIRS
 from zarr_shardstore import (
     DraftHierarchyStore,
     Progress,
@@ -1002,9 +1003,10 @@ def test_v3_arrays_that_leave_sharding_to_zarr() -> None:
     """The mark that `ShardingStore` gave them is gone: their shards are ours now."""
     store = MemoryStore()
     data = np.arange(36, dtype="u1").reshape(6, 6)
-    z = zarr.create_array(
-        ShardingStore(store), name="a", shape=(6, 6), chunks=(1, 1), shards=(3, 3), dtype="u1"
-    )
+    with zarr.config.set({"codec_pipeline.path": THEIRS}):
+        z = zarr.create_array(
+            ShardingStore(store), name="a", shape=(6, 6), chunks=(1, 1), shards=(3, 3), dtype="u1"
+        )
     z[...] = data
     report = reshard(store, 2)
     assert report.n_chunks == 35, "zarr stores no chunk of nothing but the fill value"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
+from tests.support.pipeline_arrays import THEIRS
 from tests.tools.test_native import assert_read, data_of, documents_of, make_v2, make_v3, wrap
 from zarr_shardstore import (
     ShardingMapping,
@@ -139,11 +140,12 @@ def test_what_cannot_be_expressed_is_refused_before_anything_is_written(
 
 
 def test_arrays_left_to_zarr_are_left_alone() -> None:
-    """Created with ``shards=`` through the store."""
+    """Created with ``shards=`` through the store, by another pipeline."""
     base: Any = {}
-    zarr.create_array(
-        ShardingStore(base), name="z", shape=(8,), chunks=(2,), shards=(4,), dtype="u1"
-    )
+    with zarr.config.set({"codec_pipeline.path": THEIRS}):
+        zarr.create_array(
+            ShardingStore(base), name="z", shape=(8,), chunks=(2,), shards=(4,), dtype="u1"
+        )
     before = dict(base)
     (entry,) = [e for e in from_native(base).entries if e.path == "z"]
     assert entry.action == "skipped"

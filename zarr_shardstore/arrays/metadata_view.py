@@ -161,7 +161,11 @@ class MetadataView:
         if geometry is None:
             if self._policy.rule_of(node.path, dims) is None or documents.has_empty_chunks(doc):
                 return doc
-            raise _cannot_be_sharded(node)
+            raise UnsupportedError(
+                f"the array {node.path!r} has a chunk grid or a chunk key encoding that cannot be "
+                "sharded: create it through the base store, or leave it out of chunks_per_shard "
+                "(a mapping from path, with None for this one)"
+            )
         self._refuse_draft_name(node, geometry)
         twin = yield from self._twin(node, geometry)
         if twin is not None:
@@ -221,9 +225,8 @@ class MetadataView:
                 f"the array {node.path!r} is addressed by its inner chunks, and this document "
                 "would make their keys those of shards: open the array again, or erase it first"
             )
-        geometry = documents.plain_geometry(node.hierarchy, doc)
-        if geometry is None and self._policy.rule_of(node.path, documents.dimension_names(doc)) is not None:
-            raise _cannot_be_sharded(node)
+        if self._policy.rule_of(node.path, documents.dimension_names(doc)) is not None:
+            self._reader.read(node, doc)  # raises if the store could not do what it was told to
         return declaration.declare_native(doc)  # zarr shards it; the mark tells each later store
 
     def takes_shards(self, document: memoryview) -> bool:
@@ -388,14 +391,6 @@ def read_dimension_names(documents_: Mapping[Node, Document]) -> Flow[Dimensions
 
 def _dumped(new: Document, doc: Document, data: memoryview) -> Bytes:
     return data if new is doc else documents.dump_document(new)
-
-
-def _cannot_be_sharded(node: Node) -> UnsupportedError:
-    return UnsupportedError(
-        f"the array {node.path!r} has a chunk grid or a chunk key encoding that cannot be "
-        "sharded: create it through the base store, or leave it out of chunks_per_shard "
-        "(a mapping from path, with None for this one)"
-    )
 
 
 def _is_declared(doc: Document) -> bool:
