@@ -24,6 +24,7 @@ from tests.support.rounds import N_ROUNDS
 from tests.support.shared_shards import (
     WAYS,
     WRITERS,
+    Kind,
     SharedArray,
     Way,
     Writers,
@@ -57,12 +58,15 @@ def started() -> Iterator[Started]:
 
 
 def check_rounds(array: SharedArray, writers: Writers, way: Way) -> None:
-    """Every chunk that one writer wrote whole is there, as we read it and as zarr alone does."""
+    """Every element is there, as we read it and as zarr alone does, also in chunks that two
+    writers have parts of."""
     array.create()
     for round_ in range(1, N_ROUNDS + 1):
         seconds = writers.write(array, way, round_)
-        native = zarr.open_array(open_base(array.where), path="z", mode="r")
-        for z in (array.open(), native):
+        readers = [array.open()]
+        if array.kind != "v2":
+            readers.append(zarr.open_array(open_base(array.where), path="z", mode="r"))
+        for z in readers:
             survivors = array.survivors(z, way, round_)
             assert survivors.all(), f"round {round_}: {survivors.sum()} of {survivors.size}"
         print(f"round {round_}: {survivors.sum()} of {survivors.size}, {seconds:.1f} s")
@@ -117,6 +121,24 @@ def test_object_stores(started: Started, server: str, name: str, way: Way) -> No
     """Conditional writes keep them apart, whatever hosts they run on."""
     where = started(server) | {"prefix": f"{name}/{way}".replace(" ", "-").replace(",", "")}
     check_rounds(SharedArray(where=where, n_chunks=N_CHUNKS_ON_SERVERS), started(name), way)
+
+
+@pytest.mark.parametrize("kind", ["v2", "unsharded"])
+@pytest.mark.parametrize("place", ["memory", "LocalStore", "LocalStore, lock files", "S3", "Azure"])
+def test_parts_of_chunks(started: Started, place: str, kind: Kind, tmp_path: Path) -> None:
+    """Regions that cut chunks, in arrays of other kinds: a chunk that is no entry is a shard of
+    one."""
+    n_chunks, name = N_CHUNKS, "8 processes"
+    options: dict[str, Any] = {}
+    if place == "memory":
+        where, name = {"kind": "memory", "path": f"parts/{kind}"}, "8 threads, a store each"
+    elif place in LOCAL:
+        base, options = LOCAL[place]
+        where = {"kind": base, "path": str(tmp_path)}
+    else:
+        where, n_chunks = started(place) | {"prefix": f"parts/{kind}"}, N_CHUNKS_ON_SERVERS
+    array = SharedArray(where=where, n_chunks=n_chunks, options=options, kind=kind)
+    check_rounds(array, started(name), "regions")
 
 
 # ------------------------------------------------------------------------- locks

@@ -39,6 +39,8 @@ MAX_START_S = 120
 Way: TypeAlias = Literal["chunks", "regions"]
 WAYS: tuple[Way, ...] = ("chunks", "regions")
 
+Kind: TypeAlias = Literal["v3", "v2", "unsharded"]
+
 _CHUNKS_PER_REGION = 4
 """On average: so three chunks in four lie in one region, and the others in two or more."""
 
@@ -63,13 +65,14 @@ class SharedArray:
     """The array that all write: where it is, how it is opened, and what is in it.
 
     ``options`` are those of the `ShardingStore` of each writer; ``is_native``: zarr's own
-    sharding instead, with no store between.
+    sharding instead, with no store between. Each chunk of an ``"unsharded"`` array is an object.
     """
 
     where: dict[str, Any]
     n_chunks: int
     options: dict[str, Any] = field(default_factory=dict)
     is_native: bool = False
+    kind: Kind = "v3"
 
     @property
     def chunks_per_shard(self) -> int:
@@ -79,13 +82,15 @@ class SharedArray:
         """Every second shard exists already, with the values of round 0."""
         base = open_base(self.where)
         cps = self.chunks_per_shard
+        given = None if self.kind == "unsharded" else cps
         z = zarr.create_array(
-            base if self.is_native else ShardingStore(base, chunks_per_shard=cps, **self.options),
+            base if self.is_native else ShardingStore(base, chunks_per_shard=given, **self.options),
             name="z",
             shape=(self.n_chunks * LENGTH,),
             chunks=(LENGTH,),
             shards=(cps * LENGTH,) if self.is_native else None,
             dtype="u4",
+            zarr_format=2 if self.kind == "v2" else 3,
             overwrite=True,
         )
         z[:] = self.values(0)
@@ -120,11 +125,11 @@ class SharedArray:
         return pieces
 
     def survivors(self, z: Any, way: Way, round_: int) -> npt.NDArray[np.bool_]:
-        """For each chunk that one writer wrote whole: is it as it was written?
+        """For each chunk: is it as it was written, by one writer or by several?
 
-        Who writes a part of a chunk reads, changes and writes it: that is not looked at.
+        Without this package, what reads, changes and writes a part of a chunk is not looked at.
         """
-        is_whole = np.zeros(self.n_chunks, bool)
+        is_whole = np.full(self.n_chunks, not self.is_native)
         for piece in self.pieces(way, round_):
             is_whole[-(-piece.start // LENGTH) : piece.stop // LENGTH] = True
         is_equal = np.equal(z[:], self.values(round_)).reshape(self.n_chunks, LENGTH).all(axis=1)
