@@ -37,6 +37,7 @@ from tests.support.convert_once import open_store as open_base
 from tests.support.rounds import N_ROUNDS
 from tests.support.shard_calls import (
     DOCUMENTS,
+    PLAIN,
     SHARDS,
     Call,
     Erase,
@@ -49,6 +50,7 @@ from tests.support.shard_calls import (
     Set,
     SetIfMissing,
     State,
+    Update,
     is_read,
     open_store,
     perform,
@@ -101,6 +103,7 @@ def calls(draw: st.DrawFn, shards: Sequence[Sequence[str]], number: int) -> Call
     keys = [key for shard in shards for key in shard]
     some = st.lists(st.sampled_from(keys), min_size=1, max_size=3, unique=True).map(tuple)
     kinds = ["set", "set", "set some", "if missing", "patch", "patch", "erase", "erase some"]
+    kinds += ["update", "update", "update plain", "patch plain"]
     kinds += ["get", "read", "read all", "exists", "size"]
     match draw(st.sampled_from(kinds)):
         case "set":
@@ -113,6 +116,14 @@ def calls(draw: st.DrawFn, shards: Sequence[Sequence[str]], number: int) -> Call
             patched = draw(st.lists(st.sampled_from(mine), min_size=1, max_size=2, unique=True))
             starts = st.sampled_from([0, 0, 0, 1, 5, 4500, -1, -3])
             return Patch(tuple((key, draw(starts), value(number, draw(sizes))) for key in patched))
+        case "update":
+            updated = draw(st.lists(st.sampled_from(mine), min_size=1, unique=True))
+            return Update(tuple(updated), number)
+        case "update plain":
+            return Update(draw(st.sampled_from([*PLAIN.values()])), number)
+        case "patch plain":
+            (key,) = draw(st.sampled_from([*PLAIN.values()]))
+            return Patch(((key, draw(st.sampled_from([0, 1, -1])), value(number, 7)),))
         case "erase":
             return Erase((draw(st.sampled_from(keys)),))
         case "erase some":
@@ -180,10 +191,10 @@ def check(
     if before.items:
         perform_blocking(open_store(base, options[0]), before)
     events = run()
-    everything = read_all([key for keys in SHARDS.values() for key in keys])
+    everything = read_all([key for keys in (SHARDS | PLAIN).values() for key in keys])
     after = open_store(base, options[-1])
     events += run_program("afterwards", [everything], lambda call: perform_blocking(after, call))
-    for name, keys in SHARDS.items():
+    for name, keys in (SHARDS | PLAIN).items():
         initial: State = frozenset(item for item in before.items if item[0] in keys)
         parts = [part for event in events if (part := restricted(event, keys)) is not None]
         verdict = judge(parts, initial, step, is_read=is_read)

@@ -31,6 +31,7 @@ __all__ = [
     "Set",
     "SetIfMissing",
     "State",
+    "Update",
     "is_read",
     "open_store",
     "perform",
@@ -74,6 +75,8 @@ DOCUMENTS = {
         CHUNKS_PER_SHARD, [{"name": "sharding_indexed", "configuration": _NATIVE}]
     ),
     "t/zarr.json": _array(1, [{"name": "bytes"}], [{"name": "crc32c"}, _SHARDING]),
+    "p/zarr.json": _array(1, [{"name": "bytes"}]),
+    "q/zarr.json": _array(1, [{"name": "bytes"}], [{"name": "crc32c"}]),
 }
 
 SHARDS = {
@@ -83,6 +86,10 @@ SHARDS = {
     "without checksum": ("data/root/a/c0", "data/root/a/c1", "data/root/a/c2"),
 }
 """Keys of the chunks of each. The last has no metadata: `CHUNKS_PER_SHARD` declares it."""
+
+PLAIN = {"unsharded": ("p/c/0",), "unsharded, below a transformer": ("q/c/0",)}
+"""Chunks that are objects. Whole writes of them are not linearizable: a reader may see one twice,
+around that of a part."""
 
 Options: TypeAlias = Mapping[str, Any]
 State: TypeAlias = "frozenset[tuple[str, bytes]]"
@@ -120,6 +127,20 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """``update``, of chunks of one shard. Its result is what the last call of the function got."""
+
+    keys: tuple[str, ...]
+    number: int
+
+    def new(self, old: Sequence[bytes | None]) -> list[bytes | None]:
+        """What each becomes depends on all of them; some become missing."""
+        rotated = [*old[1:], *old[:1]]
+        new = [(value or b"")[-6:] + bytes([self.number]) for value in rotated]
+        return [None if (i + self.number) % 5 == 0 else value for i, value in enumerate(new)]
+
+
+@dataclass(frozen=True, slots=True)
 class Erase:
     """``erase_values``."""
 
@@ -143,7 +164,7 @@ class GetSize:
     key: str
 
 
-Call: TypeAlias = "Set | SetIfMissing | Patch | Erase | Read | Exists | GetSize"
+Call: TypeAlias = "Set | SetIfMissing | Patch | Update | Erase | Read | Exists | GetSize"
 Program: TypeAlias = "Sequence[Call]"
 """What one client does, one after the other."""
 
@@ -173,6 +194,14 @@ def step(state: State, call: Call) -> tuple[State, object]:
         case Erase(keys):
             for key in keys:
                 values.pop(key, None)
+        case Update(keys):
+            old_values = [values.get(key) for key in keys]
+            for key, new in zip(keys, call.new(old_values), strict=True):
+                if new is None:
+                    values.pop(key, None)
+                else:
+                    values[key] = new
+            return frozenset(values.items()), tuple(old_values)
         case Patch(pieces):
             for key, start, piece in pieces:
                 old = values.get(key, b"")
@@ -200,6 +229,8 @@ def restricted(event: Event[Call], keys: Collection[str]) -> Event[Call] | None:
             is_empty = not pairs
         case Patch(pieces):
             is_empty = pieces[0][0] not in keys
+        case Update(updated):
+            is_empty = updated[0] not in keys
         case SetIfMissing(key) | Exists(key) | GetSize(key):
             is_empty = key not in keys
     return None if is_empty else Event(event.client, call, event.invoked, event.responded, result)
@@ -226,6 +257,10 @@ async def perform(store: ShardingStore, call: Call) -> object:
                 await set_partial_values(store, pieces)
             except SpecError:
                 return REFUSED
+        case Update(keys):
+            last: list[Any] = []
+            await store.update(keys, lambda old: call.new(_noted(last, old)))
+            return last[-1]
         case Erase((key,)):
             await store.delete(key)
         case Erase(keys):
@@ -257,6 +292,10 @@ def perform_blocking(store: ShardingStore, call: Call) -> object:
                 mapping.set_partial_values(pieces)
             except SpecError:
                 return REFUSED
+        case Update(keys):
+            last: list[Any] = []
+            mapping.update_values(keys, lambda old: call.new(_noted(last, old)))
+            return last[-1]
         case Erase(keys):
             mapping.erase_values(keys)
         case Read(ranges):
@@ -267,6 +306,11 @@ def perform_blocking(store: ShardingStore, call: Call) -> object:
         case SetIfMissing() | GetSize():
             return sync(perform(store, call))
     return None
+
+
+def _noted(last: list[Any], old: list[bytes | None]) -> list[bytes | None]:
+    last.append(tuple(old))
+    return old
 
 
 def performed(client: str, call: Call, invoked: int, result: object) -> Event[Call]:
