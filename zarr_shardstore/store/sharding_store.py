@@ -6,8 +6,11 @@ Source: zarr-python 3, ``zarr.abc.store``, and the methods that its codec pipeli
 from __future__ import annotations
 
 import asyncio
+import sys
+import warnings
 from collections.abc import AsyncIterator, Coroutine, Hashable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from functools import cache
 from reprlib import repr as short
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
@@ -55,6 +58,20 @@ _KEYS_BETWEEN_TURNS = 4096
 
 _OF_THE_DRAFT = ("set_partial_values", "erase", "erase_values", "erase_prefix")
 """Operations of the draft that zarr's ``Store`` does not have under these names."""
+
+
+_WRITERS_OF_PARTS = ("_read_key", "_write_one")
+"""Functions of zarr's pipelines that read a chunk by a ``StorePath``, to write a part of it."""
+
+
+@cache
+def _warn_of_parts() -> None:
+    warnings.warn(
+        "a pipeline of zarr's own writes a part of a chunk: if another writer has another part, "
+        "one of both may be lost. ShardedCodecPipeline loses none: it is the default of "
+        "codec_pipeline.path, but not for codecs that can only be awaited",
+        stacklevel=2,
+    )
 
 
 def _as_base(name: str) -> property:
@@ -532,6 +549,8 @@ class ShardingStore(Store):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
+        if (above := sys._getframe(1).f_back) and above.f_code.co_name in _WRITERS_OF_PARTS:
+            _warn_of_parts()
         if not self._is_open:
             await self._ensure_open()
         value = await self._engine.get(key, range_of(byte_range))
@@ -724,6 +743,8 @@ class ShardingStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """As `get`, blocking."""
+        if (above := sys._getframe(1).f_back) and above.f_code.co_name in _WRITERS_OF_PARTS:
+            _warn_of_parts()
         part = None if byte_range is None else range_of(byte_range)
         return to_buffer_of(self._engine.get_blocking(key, part), prototype)
 

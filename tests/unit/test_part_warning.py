@@ -1,0 +1,45 @@
+"""One warning in a process if a pipeline of zarr's own writes a part of a chunk."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import zarr
+
+from zarr_shardstore import ShardingStore
+from zarr_shardstore.store import sharding_store
+from zarr_shardstore.store.pipeline import ShardedCodecPipeline
+
+OURS = f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__name__}"
+BATCHED = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+FUSED = "zarr.core.codec_pipeline.FusedCodecPipeline"
+
+
+@pytest.mark.parametrize("pipeline", [OURS, BATCHED, FUSED])
+@pytest.mark.parametrize("is_local", [False, True])
+@pytest.mark.parametrize("chunks_per_shard", [None, 2])
+def test_a_part_by_a_pipeline_of_zarr(
+    pipeline: str, is_local: bool, chunks_per_shard: int | None, tmp_path: Any
+) -> None:
+    """Neither whole chunks nor reads warn."""
+    if not hasattr(zarr.core.codec_pipeline, pipeline.rpartition(".")[2]) and pipeline != OURS:
+        pytest.skip("this zarr has no such pipeline")
+    if pipeline == FUSED and not is_local:
+        pytest.skip("through a store that only awaits it reads as it does for reads")
+    sharding_store._warn_of_parts.cache_clear()
+    with zarr.config.set({"codec_pipeline.path": pipeline}), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="ShardingStore was opened")
+        store = ShardingStore(tmp_path if is_local else {}, chunks_per_shard=chunks_per_shard)
+        z = zarr.create_array(store, name="a", shape=(10,), chunks=(4,), dtype="u1")
+        z[:] = 1
+        z[4:8] = 2
+        assert z[0] == 1
+        if pipeline == OURS:
+            z[1:3] = 3
+            return
+        with pytest.warns(UserWarning, match="part of a chunk"):
+            z[1:3] = 3
+        z[1:3] = 3  # a second time it is silent
