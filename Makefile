@@ -16,7 +16,7 @@ AZURITE_DIR := .node-azurite
 NPM := npm install --silent --no-audit --no-fund --no-package-lock --fetch-retries=1
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test test-downstream lint format bench clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/python examples/demo.py
@@ -26,6 +26,11 @@ test: $(VENV)/.test $(OLD_VENV)/.done $(ZARRITA_DIR)/.done-$(ZARRITA) $(AZURITE_
 	ZARR_SHARDSTORE_NODE_MODULES=$(CURDIR)/$(ZARRITA_DIR)/node_modules \
 	ZARR_SHARDSTORE_AZURITE=$(CURDIR)/$(AZURITE_DIR)/node_modules/azurite/dist/src/blob/main.js \
 	$(VENV)/bin/python -m pytest -n auto $(ARGS)
+
+# Tests of xarray, dask and anndata, with their stores and with ShardingStore. Takes minutes.
+SUITES := all
+test-downstream:
+	$(PYTHON) -m tests.downstream $(SUITES)
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .
