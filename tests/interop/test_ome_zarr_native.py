@@ -30,7 +30,7 @@ from tests.interop.test_ome_zarr import (
     write_by_ngff_zarr,
     write_by_ome_zarr,
 )
-from zarr_shardstore import ShardingMapping, ShardingStore, to_native
+from zarr_shardstore import ShardingMapping, ShardingStore, get_shard_info, shard_store, to_native
 from zarr_shardstore.testing import objects_of
 
 
@@ -90,6 +90,44 @@ def test_0_4_becomes_0_5(tmp_path: Path, write: Any) -> None:
     z = zarr.open_array(str(path), path=paths_of_levels(LocalStore(path))[0], mode="r")
     assert z.shards == SHARDS
     assert to_native(path, ome=True).n_documents_written == 0
+
+
+def plain_by_ome_zarr(path: Path) -> None:
+    write_by_ome_zarr(LocalStore(path), "0.4")
+
+
+def plain_by_ngff_zarr(path: Path) -> None:
+    write_by_ngff_zarr(path, "0.4")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("write", [plain_by_ome_zarr, plain_by_ngff_zarr])
+def test_an_image_is_sharded_for_every_viewer(tmp_path: Path, write: Any, elsewhere: bool) -> None:
+    """In one call from plain 0.4 to sharded 0.5, in place or not; read by packages that know 0.5."""
+    source = tmp_path / "image.ome.zarr"
+    write(source)
+    expected = levels_by_ome_zarr(LocalStore(source))
+    path = tmp_path / "sharded.ome.zarr" if elsewhere else source
+    destination = path if elsewhere else None
+    report = shard_store(source, destination, chunks_per_shard=2, native=True, ome=True)
+    assert report.read_by == get_shard_info(path).read_by == "every v3 reader"
+    assert not report.notes
+    if elsewhere:
+        assert_all_equal(levels_by_ome_zarr(LocalStore(source)), expected)
+
+    assert_all_equal(levels_by_ome_zarr(LocalStore(path)), expected)
+    assert_all_equal(levels_by_ngff_zarr(str(path)), expected)
+    ngff_zarr.from_ngff_zarr(str(path), version="0.5", validate=True)
+    ome_zarr_models = pytest.importorskip("ome_zarr_models")
+    model = ome_zarr_models.open_ome_zarr(zarr.open_group(str(path), mode="r"))
+    assert model.attributes.ome.version == "0.5"
+    levels = paths_of_levels(LocalStore(path))
+    first: Any = zarr.open_array(str(path), path=levels[0], mode="r")
+    assert first.shards is not None
+    ts = pytest.importorskip("tensorstore")
+    kvstore = {"driver": "file", "path": str(path / levels[0])}
+    opened = ts.open({"driver": "zarr3", "kvstore": kvstore}).result()
+    np.testing.assert_array_equal(opened.read().result(), VOLUME)
 
 
 def test_labels(tmp_path: Path) -> None:

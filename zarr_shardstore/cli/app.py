@@ -17,6 +17,7 @@ from zarr_shardstore import __version__
 from zarr_shardstore.cli import output
 from zarr_shardstore.cli.parameters import PARAMETERS, confirm, executor_of, is_same, parse
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.inspect.find import NO_ARRAY_HINT
 from zarr_shardstore.inspect.info import get_shard_info, sharded_paths
 from zarr_shardstore.inspect.shard_map import render_figure, render_html, render_text, shard_map
 from zarr_shardstore.metadata.readers import ONLY_HERE
@@ -81,8 +82,8 @@ def _command(example: str, *parameters: str) -> Callable[[_Function], _Function]
 def _shard(source: str, destination: str | None, **options: Any) -> None:
     """Pack the chunks of a store into shards.
 
-    Arrays of Zarr v3 stay readable by every v3 reader. Those of Zarr v2 do not: --native makes
-    them v3, also --ome where there is OME-Zarr metadata.
+    Arrays of Zarr v3 stay readable by every v3 reader. Those of Zarr v2 need --native, which makes
+    them v3; add --ome for images in OME-Zarr 0.4.
     """
     _convert("shard_store", (source, destination), **options)
 
@@ -168,7 +169,7 @@ def _translate(tool: str, store: str, *, yes: bool, as_json: bool, **options: An
 
 def _check_arrays(nodes: Any, store: str) -> None:
     if not nodes:
-        raise SpecError(f"there is no array in {store!r}")
+        raise SpecError(f"there is no array in {store!r}: {NO_ARRAY_HINT}")
 
 
 def _print(as_json: bool, report: dict[str, Any], text: str) -> None:

@@ -50,7 +50,7 @@ _PAUSE_S = 1.0
 
 @contextmanager
 def failures_as_sentences(*, debug: bool, resume: bool = False) -> Iterator[None]:
-    """Turn exceptions into a sentence and an exit code; `resume` adds a hint to interrupts."""
+    """Turn exceptions into a sentence and an exit code; with `resume` it says how to go on."""
     try:
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
@@ -62,7 +62,9 @@ def failures_as_sentences(*, debug: bool, resume: bool = False) -> Iterator[None
     except Exception as error:
         if debug:
             raise
-        typer.echo(f"error: {_sentence(error)}", err=True)
+        hint = "; when that is mended, run the same command again to resume"
+        is_about_files = resume and isinstance(error, OSError)
+        typer.echo(f"error: {_sentence(error)}{hint if is_about_files else ''}", err=True)
         raise typer.Exit(1) from None
 
 

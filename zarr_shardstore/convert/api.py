@@ -159,7 +159,7 @@ def shard_store(
     if native and declaration == "storage_transformers":
         raise SpecError("native=True declares arrays by the codec: leave declaration away")
     if ome and not native:
-        raise SpecError("ome=True translates metadata, which goes with native=True")
+        raise SpecError("ome=True (--ome) goes with native=True (--native)")
     mapping = None
     if consolidate_index:
         result, options = source, source_options

@@ -120,6 +120,7 @@ def finish_exchanges(base: BaseStoreHandle) -> tuple[str, ...]:
 
     What such a conversion of a v2 array has staged is removed: the array becomes one of v3.
     """
+    base.check_replaceable()
     base.check_writable()
     with in_place.only_conversion(base):
         try:

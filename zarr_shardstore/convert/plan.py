@@ -106,6 +106,13 @@ def plan_store(
 ) -> tuple[list[ArrayPlan], find.StoreContents]:
     """Decide about each array of a store, or refuse the conversion."""
     contents = base.run(find.find_contents())
+    if base.is_web:  # its servers reply to the name of a directory with a page
+        found = [
+            key
+            for key in contents.other_keys
+            if key.endswith(find.DOCUMENTS) or not base.names(key)
+        ]
+        contents.other_keys[:] = found
     broken = [document_key(found.node) for found in contents.broken]
     if any(base.documents(broken)):
         raise errors.ShardConflictError(
@@ -113,7 +120,7 @@ def plan_store(
         )
     plans = _plans_of(contents.arrays.values())
     if not plans:
-        raise errors.SpecError(f"there is no Zarr array in {base.describe()}")
+        raise errors.SpecError(f"no Zarr array in {base.describe()}: {find.NO_ARRAY_HINT}")
     for plan in plans:
         # A copy would have half of an array, which no run can finish.
         if not in_place and any(map(metadata.has_conversion_marker, plan.documents.values())):

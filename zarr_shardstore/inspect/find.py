@@ -29,7 +29,7 @@ _HIERARCHIES: tuple[documents.Hierarchy, ...] = ("v3", "v2", "draft")
 
 _DRAFT_META = "meta/"
 _DRAFT_ROOT = "root"
-_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 """Names of documents. A directory with such a name is not walked."""
 
 _DIRECTORIES_AT_ONCE = 256
@@ -37,6 +37,10 @@ _DIRECTORIES_AT_ONCE = 256
 
 _MAX_CHUNK_NAMES = 1 << 20
 """Most names of chunks in the directory of an array that is listed."""
+
+NO_ARRAY_HINT = (
+    "pass the directory of zarr.json, .zgroup or .zarray; a web server must list its directories"
+)
 
 _MAX_QUOTED = 10
 """Most paths in an error message."""
@@ -204,7 +208,7 @@ def _visit(
             listed[directory] = nodes
             continue
         found.unlisted += nodes
-        keys = [directory + name for name in _DOCUMENTS]
+        keys = [directory + name for name in DOCUMENTS]
         document_keys += [key for key in keys if node_of_document(key) not in found.arrays]
     if document_keys:
         replies = yield [Get(key, Range(0, 1)) for key in document_keys]
@@ -226,7 +230,7 @@ def _names_below(
         key = directory + name
         if f"{key}/" == STAGING or node_of_document(key) in found.arrays:
             continue
-        if name in _DOCUMENTS:
+        if name in DOCUMENTS:
             found.other_keys.append(key)
         elif not any(_is_of_chunks(geometry, name) for geometry in geometries):
             below.append(f"{key}/")

@@ -115,6 +115,11 @@ class BaseStoreHandle:
         return not isinstance(self.store, Store) or is_in_memory(self.store)
 
     @property
+    def is_web(self) -> bool:
+        """True if a web server has the store."""
+        return "http" in str(getattr(getattr(self.store, "fs", None), "protocol", ""))
+
+    @property
     def supports_deletes(self) -> bool:
         """True if objects can be removed and replaced. In a zip they cannot."""
         return not isinstance(self.store, Store) or self.store.supports_deletes
@@ -143,7 +148,10 @@ class BaseStoreHandle:
 
     def check_writable(self) -> None:
         if self.is_read_only or (isinstance(self.store, Store) and self.store.read_only):
-            raise ReadOnlyError
+            raise ReadOnlyError(
+                f"{self.describe()} is open for reading only: convert it into another store, or "
+                "pass one that can be written"
+            )
 
     def describe(self) -> str:
         if isinstance(self.store, Store):

@@ -19,10 +19,8 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
-from zarr.abc.store import Store
-
 from zarr_shardstore.arrays.array_cache import invalidate_documents
-from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
+from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.inspect.find import find_contents, quoted, select_paths
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
@@ -177,7 +175,7 @@ def native_change(
     elif found := [path or "/" for path in change.selected if change.has_old_ome(path)]:
         change.notes += (
             f"OME-Zarr 0.4 metadata stays in {quoted(found)}, where OME readers of Zarr v3 do not "
-            "look for it: ome=True (--ome) makes it 0.5",
+            "look for it: ome=True (--ome), also of a later to_native, makes it 0.5",
         )
     _update_consolidated(change, lambda doc: _native(doc, ome))
     return change
@@ -215,8 +213,6 @@ def _open_writable(
 ) -> BaseStoreHandle:
     base = open_base(store, options)
     if not dry_run:
-        if isinstance(store, Store) and store.read_only:
-            raise ReadOnlyError
         base.check_writable()
     return base
 

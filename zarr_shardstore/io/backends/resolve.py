@@ -129,7 +129,7 @@ def _store_at(path: Path) -> Store:
         raise SpecError(f"{str(path)!r} is a file: a base store is a directory or a zip archive")
     if path.suffix == ".zip" and not path.exists():
         raise SpecError(
-            f"there is no zip archive {str(path)!r}: to make one, wrap "
+            f"there is no zip archive {str(path)!r}: take a directory, or in Python "
             f"zarr.storage.ZipStore({str(path)!r}, mode='w')"
         )
     return LocalStore(path)

@@ -200,8 +200,10 @@ class ZarrBackend(base.Backend):
             case requests.ListDir(prefix):
                 try:
                     names = store.list_dir(prefix.removesuffix("/"))
-                    # fsspec lists an object of that name with a path.
-                    return [name async for name in names if not is_hidden(name) and "/" not in name]
+                    # Directories of web servers end in a slash. fsspec lists an object of that
+                    # name with a path.
+                    listed = [name.removesuffix("/") async for name in names]
+                    return [name for name in listed if not is_hidden(name) and "/" not in name]
                 except NotADirectoryError:  # fsspec, where a local file has this name
                     return []
             case _:

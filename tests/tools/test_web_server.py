@@ -1,0 +1,60 @@
+"""Stores behind a web server that lists its directories, as a source and as what it cannot be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from zarr_shardstore import ShardingStore, SpecError, get_shard_info, shard_store
+
+pytest.importorskip("aiohttp")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """Where the directory of the test is served."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_its_arrays_are_found_and_converted(tmp_path: Path, url: str, zarr_format: Any) -> None:
+    """Its listings have a slash behind each directory."""
+    store = ShardingStore(tmp_path / "a.zarr", None)
+    root = zarr.open_group(store, mode="w", zarr_format=zarr_format)
+    separator: Any = {"name": "v2", "separator": "/"}
+    z: Any = root.create_array(
+        "g/z", shape=(6, 4), chunks=(2, 2), dtype="u2", chunk_key_encoding=separator
+    )
+    z[:] = np.arange(24).reshape(6, 4)
+    (tmp_path / "a.zarr/g/notes.txt").write_text("look")
+    (array,) = get_shard_info(f"{url}/a.zarr").arrays
+    assert (array.path, array.n_chunks) == ("g/z", 6)
+    report = shard_store(f"{url}/a.zarr", tmp_path / "b.zarr", chunks_per_shard=3, native=True)
+    assert report.n_chunks == 6
+    assert (tmp_path / "b.zarr/g/notes.txt").read_text() == "look"
+    read: Any = zarr.open_array(str(tmp_path / "b.zarr"), path="g/z", mode="r")
+    np.testing.assert_array_equal(read[:], z[:])
+
+
+def test_what_has_no_array_says_what_to_pass(tmp_path: Path, url: str) -> None:
+    """A mistyped address, or a server that lists nothing."""
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SpecError, match=r"there is nothing in|a web server must list"):
+        shard_store(f"{url}/empty", tmp_path / "b.zarr")
