@@ -103,7 +103,7 @@ def plain_by_ngff_zarr(path: Path) -> None:
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("write", [plain_by_ome_zarr, plain_by_ngff_zarr])
 def test_an_image_is_sharded_for_every_viewer(tmp_path: Path, write: Any, elsewhere: bool) -> None:
-    """In one call from plain 0.4 to sharded 0.5, in place or not; read by packages that know 0.5."""
+    """In one call from plain 0.4 to sharded 0.5, in place or not; others read it."""
     source = tmp_path / "image.ome.zarr"
     write(source)
     expected = levels_by_ome_zarr(LocalStore(source))

@@ -107,12 +107,8 @@ def plan_store(
     """Decide about each array of a store, or refuse the conversion."""
     contents = base.run(find.find_contents())
     if base.is_web:  # its servers reply to the name of a directory with a page
-        found = [
-            key
-            for key in contents.other_keys
-            if key.endswith(find.DOCUMENTS) or not base.names(key)
-        ]
-        contents.other_keys[:] = found
+        keys = contents.other_keys
+        keys[:] = [key for key in keys if key.endswith(find.DOCUMENTS) or not base.names(key)]
     broken = [document_key(found.node) for found in contents.broken]
     if any(base.documents(broken)):
         raise errors.ShardConflictError(
