@@ -18,6 +18,7 @@ from typing import Any
 import fsspec
 import pytest
 import zarr
+from zarr.storage import ObjectStore, StorePath
 
 from tests.support.processes import azure_server, s3_server
 from tests.support.rounds import N_ROUNDS
@@ -139,6 +140,33 @@ def test_parts_of_chunks(started: Started, place: str, kind: Kind, tmp_path: Pat
         where, n_chunks = started(place) | {"prefix": f"parts/{kind}"}, N_CHUNKS_ON_SERVERS
     array = SharedArray(where=where, n_chunks=n_chunks, options=options, kind=kind)
     check_rounds(array, started(name), "regions")
+
+
+def test_a_url_of_s3_has_conditional_writes(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes through obstore, with the options of s3fs, with obstore's own, and those of the
+    environment. Below a group its shards are those of the whole store."""
+    where = started("S3")
+    keys = {"key": "k", "secret": "s", "endpoint_url": where["endpoint"]}
+    url = f"s3://{where['bucket']}/by-url"
+    one = ShardingMapping(url, {"g/z": 4}, storage_options=keys)
+    one["g/z/c/1"] = b"one"
+    own: dict[str, Any] = {"access_key_id": "k", "secret_access_key": "s", "region": "us-east-1"}
+    own |= {"endpoint": where["endpoint"], "client_options": {"allow_http": True}}
+    other = ShardingMapping(url, {"g/z": 4}, storage_options=own)
+    other["g/z/c/2"] = b"other"
+    for name, value in [("ACCESS_KEY_ID", "k"), ("SECRET_ACCESS_KEY", "s"), ("ALLOW_HTTP", "true")]:
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ENDPOINT", where["endpoint"])
+    whole = ShardingMapping(url, {"g/z": 4})
+    part = ShardingMapping(StorePath(whole.base, "g"), {"z": 4})  # type: ignore[arg-type]
+    part["z/c/3"] = b"part"
+    for mapping in (one, other, whole):
+        assert type(mapping.base) is ObjectStore
+        found = [mapping[f"g/z/c/{i}"] for i in (1, 2, 3)]
+        assert found == [b"one", b"other", b"part"]
+        assert mapping.locate(["g/z/c/1", "g/z/c/0"]) == [("g/z/c/0", 0, 3), None]
 
 
 # ------------------------------------------------------------------------- locks

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import uuid
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,16 +15,27 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
-from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, WrapperStore, ZipStore
+from zarr.storage import (
+    FsspecStore,
+    LocalStore,
+    LoggingStore,
+    MemoryStore,
+    ObjectStore,
+    StorePath,
+    WrapperStore,
+    ZipStore,
+)
 
 from tests.support.bases import OtherMapping, fsspec_local
 from zarr_shardstore import ReadOnlyError, ShardingMapping, ShardingStore, SpecError, get_shard_info
+from zarr_shardstore.inspect.open_base import open_base
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.io.backends.obstore import ObstoreBackend
 from zarr_shardstore.io.backends.resolve import backend_of, base_store_of
 from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
+from zarr_shardstore.testing import objects_of
 
 
 def memory_url() -> str:
@@ -137,3 +152,181 @@ def test_the_path_of_a_file_or_of_a_directory_with_the_name_of_an_archive(tmp_pa
     directory = tmp_path / "b.zip"
     directory.mkdir()
     assert isinstance(ShardingStore(directory).base, LocalStore)
+
+
+# ---------------------------------------------------------------------- URLs of clouds
+
+
+@pytest.fixture
+def no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Neither in the environment nor in files."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    return tmp_path
+
+
+KEYS = {"access_key_id": "k", "secret_access_key": "s"}
+
+CLOUDS: dict[str, tuple[str, dict[str, Any] | None, dict[str, Any]]] = {
+    "nothing": ("s3://b/p", None, {"bucket": "b"}),
+    "a scheme of Hadoop": ("s3a://b/p", None, {"bucket": "b"}),
+    "obstore's names": ("s3://b/p", KEYS, {"bucket": "b", **KEYS}),
+    "s3fs's names": (
+        "s3://b/p",
+        {"key": "k", "secret": "s", "token": None, "endpoint_url": "http://h", "anon": False},
+        {"bucket": "b", **KEYS, "endpoint": "http://h", "skip_signature": "false"},
+    ),
+    "those of its client": (
+        "s3://b/p",
+        {"anon": True, "client_kwargs": {"region_name": "r", "endpoint_url": "https://h"}},
+        {"bucket": "b", "region": "r", "endpoint": "https://h", "skip_signature": "true"},
+    ),
+    "gcs": ("gcs://b/p", {"token": "anon"}, {"bucket": "b", "skip_signature": "true"}),
+    "gs": ("gs://b/p", {"skip_signature": True}, {"bucket": "b", "skip_signature": "true"}),
+    "az": ("az://b/p", {"account_name": "a"}, {"container_name": "b", "account_name": "a"}),
+    "abfs": (
+        "abfss://b@a.dfs.core.windows.net/p",
+        {"anon": True},
+        {"container_name": "b", "account_name": "a", "skip_signature": "true"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+def test_urls_of_clouds_go_through_obstore(name: str, no_credentials: Path) -> None:
+    """With options in both spellings; ``repr`` shows the client."""
+    url, options, expected = CLOUDS[name]
+    store: Any = base_store_of(url, options)
+    assert type(store) is ObjectStore
+    assert store.store.config == expected
+    assert store.store.prefix == "p"
+    assert "object_store://" in repr(ShardingStore(url, None, storage_options=options))
+    is_plain_http = str(expected.get("endpoint")).startswith("http://")
+    assert bool(store.store.client_options) == is_plain_http
+
+
+def test_a_path_in_a_url_is_taken_as_it_is_spelled(no_credentials: Path) -> None:
+    """As fsspec takes it: no query, no fragment, no percent sign is special."""
+    store: Any = base_store_of("s3://B_1/a%20b/\u00e4 ?x=1#y")
+    assert (store.store.config["bucket"], store.store.prefix) == ("B_1", "a%20b/\u00e4 ?x=1#y")
+
+
+def test_keys_of_a_profile(no_credentials: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As s3fs finds them; the environment and the caller come first."""
+    (no_credentials / "AWS_SHARED_CREDENTIALS_FILE").write_text(
+        "[lab]\naws_access_key_id = k\naws_secret_access_key = s\n"
+    )
+    (no_credentials / "AWS_CONFIG_FILE").write_text("[profile lab]\nregion = r\n")
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+
+    def config(options: Any = None) -> Any:
+        store: Any = base_store_of("s3://b", options)
+        return store.store.config
+
+    assert config() == {"bucket": "b", **KEYS, "region": "r"}
+    assert config({"anon": True}) == {"bucket": "b", "skip_signature": "true"}
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "other")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "other")
+    assert "region" not in config()
+
+
+class OpenedError(Exception):
+    """fsspec was asked for a store."""
+
+
+def test_options_that_only_fsspec_has(
+    no_credentials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lead to fsspec; with obstore's beside them there is an error, and nothing is ignored."""
+
+    def from_url(url: str, storage_options: Any) -> Any:
+        raise OpenedError(url, storage_options)
+
+    monkeypatch.setattr(FsspecStore, "from_url", from_url)
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("s3://b/p", {"use_listings_cache": False, "key": "k"}),
+        ("s3://b/p", {"client_kwargs": {"verify": False}}),
+        ("gs://b/p", {"token": "x.json"}),
+        ("az://b/p", {"connection_string": "x"}),
+        ("simplecache::s3://b/p", {"s3": {"anon": True}}),
+        ("memory://p", {}),
+    ]
+    for url, options in cases:
+        with pytest.raises(OpenedError) as said:
+            base_store_of(url, options)
+        assert said.value.args == (url, options)
+    both = {"use_ssl": False, "skip_signature": True}
+    expected = pytest.raises(SpecError, match=r"of \['skip_signature'\] fsspec knows nothing")
+    with warnings.catch_warnings(action="ignore"), expected:  # fsspec warns of an old s3fs
+        base_store_of("s3://b/p", both)
+    with pytest.raises(SpecError, match="Account must be specified"):
+        base_store_of("az://b/p")
+
+
+def test_a_client_that_is_missing(no_credentials: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the extra that installs it."""
+    for name in ("obstore", "obstore.store", "obstore.exceptions", "gcsfs", "adlfs"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for url, extra in [("gs://b", "gcs"), ("az://b", "azure")]:
+        with pytest.raises(ImportError, match=rf"pip install \"zarr-shardstore\[{extra}\]\""):
+            ShardingStore(url)
+
+
+# ------------------------------------------------------------- paths inside of stores
+
+WHOLE: dict[str, Callable[[Path], Any]] = {
+    "local": LocalStore,
+    "fsspec": lambda _: FsspecStore.from_url(memory_url()),
+    "fsspec on local files": fsspec_local,
+    "obstore on local files": lambda tmp: ObjectStore(obstore_local(tmp)),
+}
+
+
+@pytest.mark.parametrize("form", ["group", "path"])
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_part_of_a_store(tmp_path: Path, kind: str, form: str) -> None:
+    """The shards are where those of the whole store are, and so are their locks and indexes."""
+    whole = WHOLE[kind](tmp_path)
+    group = zarr.open_group(whole, path="g/h")
+    part: Any = group if form == "group" else StorePath(whole, "g/h")
+    store = ShardingStore(part, chunks_per_shard=2)
+    z = zarr.create_array(store, name="z", shape=(8,), chunks=(1,), dtype="i4")
+    z[:] = 1
+    of_whole = zarr.open_array(ShardingStore(whole), path="g/h/z")
+    of_whole[1] = 2
+    np.testing.assert_array_equal(z[:], [1, 2, 1, 1, 1, 1, 1, 1])
+    shards = [key for key in objects_of(whole) if key.startswith("g/h/z/c/")]
+    assert len(shards) == 4
+    assert open_base(part).overlaps(open_base(whole))
+    assert [array.path for array in get_shard_info(part).arrays] == ["z"]
+    read_only = ShardingStore(StorePath(whole.with_read_only(True), "g/h"))
+    assert read_only.read_only
+    over = zarr.open_group(ShardingStore(whole), path="g/h", mode="r")
+    assert [array.path for array in get_shard_info(over).arrays] == ["z"]
+    with pytest.raises(SpecError, match="ShardingStore"):
+        ShardingStore(zarr.open_group(ShardingStore(whole)))
+
+
+def test_a_part_of_a_bucket() -> None:
+    """A prefix, with all options of the client."""
+    obstore = pytest.importorskip("obstore")
+    options = {"skip_signature": True, "region": "r", "client_options": {"timeout": "9s"}}
+    for prefix, expected in [(None, "g/h"), ("p", "p/g/h")]:
+        client = obstore.store.S3Store("b", prefix=prefix, **options)
+        whole = ObjectStore(client, read_only=True)
+        part: Any = base_store_of(StorePath(whole, "g/h"))
+        assert (part.read_only, part.store.prefix) == (True, expected)
+        assert part.store.config == client.config
+        assert part.store.client_options == client.client_options
+        assert open_base(part).overlaps(open_base(whole))
+
+
+def test_stores_without_parts(tmp_path: Path) -> None:
+    """They are refused in words, and wrapped as a whole."""
+    archive = ZipStore(tmp_path / "a.zip", mode="w")
+    for store in (archive, MemoryStore(), LoggingStore(MemoryStore())):
+        assert base_store_of(StorePath(store)) is store
+        with pytest.raises(SpecError, match="no part can be wrapped, here 'g'"):
+            ShardingStore(StorePath(store, "g"))

@@ -26,12 +26,12 @@ from zarr_shardstore.io.backends.resolve import local_path
 Rule: TypeAlias = "str | int | tuple[int, ...] | dict[str, int] | None"
 _Texts = list[str] | None
 
-_STORE = "A local path, or a URL that fsspec knows."
+_STORE = "A local path, or a URL that obstore or fsspec knows."
 _CHUNKS_PER_SHARD = (
     "Chunks in a shard: 'auto', '8' for every dimension, '8,8,4', 'time=24,y=4' by dimension, or "
     "'none'. For some arrays, repeatedly: 'raw/*=8,8,4', 'raw/*=time=24,y=4', 'labels=none'."
 )
-_STORAGE_OPTION = "fsspec option 'key=value' of the store; repeatable."
+_STORAGE_OPTION = "Option 'key=value' of obstore or fsspec for the store; repeatable."
 
 
 def _argument(name: str, help: str, default: Any = "") -> Parameter:

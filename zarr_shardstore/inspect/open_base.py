@@ -7,9 +7,10 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from zarr import Group
 from zarr.abc.store import Store
 from zarr.core.sync import sync
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, StorePath
 
 from zarr_shardstore.draft.hierarchy_store import DraftHierarchyStore
 from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
@@ -164,13 +165,19 @@ def open_base(
 ) -> BaseStoreHandle:
     """Open everything that `ShardingStore` takes; for a sharding store, its base store. A path that
     is a file, and a store that lists no keys, are refused."""
-    is_read_only = False
+    is_read_only, path = False, ""
     if isinstance(store, BaseStoreHandle):
         return store
+    if isinstance(store, Group | StorePath) and isinstance(store.store, ShardingStore):
+        path, store = store.path, store.store
     if isinstance(store, ShardingStore | ShardingMapping | DraftHierarchyStore):
         is_read_only = store.read_only
         store = (store.store if isinstance(store, DraftHierarchyStore) else store).base
     base = base_store_of(store, storage_options)
+    if path and not isinstance(base, Store):
+        raise SpecError(f"of a mapping no part can be opened, here {path!r}: open all of it")
+    if isinstance(base, Store):
+        base = base_store_of(StorePath(base, path))
     if isinstance(base, LocalStore):
         there = next((path for path in (base.root, *base.root.parents) if path.exists()), None)
         if there is not None and not there.is_dir():

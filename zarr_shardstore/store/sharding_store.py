@@ -90,7 +90,8 @@ class ShardingStore(Store):
     store
         The base store: any zarr store, local path, URL, fsspec file system or mapper, obstore
         store, or ``MutableMapping[str, bytes]`` such as a dict. A path is that of a directory,
-        or of a zip archive to read; to write one, pass a ``zarr.storage.ZipStore``.
+        or of a zip archive to read; to write one, pass a ``zarr.storage.ZipStore``. Of a
+        ``zarr.Group`` or a ``StorePath`` the objects below its path are wrapped.
     chunks_per_shard : int, tuple of int, "auto", mapping, optional
         Chunks per shard of new arrays. An int counts for every dimension. A tuple leaves alone
         arrays of another number of dimensions. ``"auto"`` makes shards of 10 to 100 MB, by the
@@ -150,7 +151,10 @@ class ShardingStore(Store):
         of several entries (16 MiB). Behind a network, if there are more requests than run
         concurrently, the gap may be 16 times as large.
     storage_options : mapping, optional
-        For fsspec, if `store` is a URL.
+        If `store` is a URL: options of obstore (``access_key_id``, ``endpoint``), or those of
+        fsspec (``key``, ``endpoint_url``). URLs of S3, GCS and Azure go through obstore if it is
+        installed and all options can be spelled for it, otherwise through fsspec; ``repr`` shows
+        which. Without keys those of the environment count, or of the AWS profile.
     static : bool
         Promise that nothing else changes shards while this store lives. Then indexes are cached
         also on remote base stores that tell no versions: fsspec's. Otherwise they are cached
@@ -227,6 +231,8 @@ class ShardingStore(Store):
             static=static,
         )
         base = base_store_of(store, storage_options)
+        if isinstance(base, ShardingStore):
+            raise SpecError("the group is in a ShardingStore: wrap its base store")
         super().__init__(read_only=read_only or (isinstance(base, Store) and base.read_only))
         self._engine = ShardingEngine(base, options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any, Protocol, TypeAlias
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.mapping import FSMap
+from zarr import Group
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, ZipStore
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import storage_options_of
 from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, Backend, BackendOptions
+from zarr_shardstore.io.backends.cloud_urls import store_of_url
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.io.backends.store_traits import directory_of, is_in_memory, root_of_files
@@ -49,6 +52,7 @@ class ObstoreStore(Protocol):
 BaseStoreLike: TypeAlias = (
     Store
     | StorePath
+    | Group
     | Path
     | str
     | MutableMapping[str, bytes]
@@ -70,6 +74,9 @@ def base_store_of(
     zarr ``Store``                       itself
     local path, ``file://`` URL          ``LocalStore``; of a zip archive ``ZipStore``,
                                          for reading
+    ``StorePath``, ``Group`` of zarr     its store, or one of the objects below the path
+    URL of S3, GCS, Azure                ``ObjectStore``, if obstore is installed and
+                                         knows the options; otherwise ``FsspecStore``
     other URL, fsspec file system        ``FsspecStore``
     fsspec mapper, ``UPath``             ``FsspecStore``; ``LocalStore`` if local
     obstore store                        ``ObjectStore``
@@ -82,15 +89,12 @@ def base_store_of(
         raise SpecError("storage_options go with a URL; this base store takes none")
     if isinstance(store, Store):
         return store
+    if isinstance(store, Group):
+        store = store.store_path
     if isinstance(store, StorePath):
-        if store.path:
-            raise SpecError(
-                f"a StorePath with a path ({store.path!r}) cannot be wrapped: wrap its store, "
-                "and pass the path to zarr"
-            )
-        return store.store
+        return _below(store.store, store.path)
     if isinstance(store, str) and is_remote_url:
-        return FsspecStore.from_url(store, storage_options=options)
+        return store_of_url(store, options or {})
     if isinstance(store, str):
         store = local_path(store)
     elif isinstance(store, fsspec.AbstractFileSystem):
@@ -119,6 +123,28 @@ def local_path(path: str) -> Path:
     is_url = path.startswith("file://")
     # On Windows the path of ``file:///C:/data`` is ``C:/data``.
     return Path(LocalFileSystem._strip_protocol(path) if is_url else path)
+
+
+def _below(store: Store, path: str) -> Store:
+    """Return a store of the objects below a path: their locks and caches are those of `store`."""
+    if not path:
+        return store
+    directory = directory_of(store)
+    if directory is not None:
+        return LocalStore(os.path.join(directory, path), read_only=store.read_only)
+    if type(store) is FsspecStore:
+        below = f"{store.path.rstrip('/')}/{path}" if store.path else path
+        return FsspecStore(store.fs, store.read_only, below, store.allowed_exceptions)
+    client: Any = store.store if type(store) is ObjectStore else None
+    if type(client).__name__ in ("S3Store", "GCSStore", "AzureStore"):
+        args, options = client.__getnewargs_ex__()
+        below = f"{client.prefix or ''}/{path}".lstrip("/")
+        client = type(client)(*args, **{**options, "prefix": below})
+        return ObjectStore(client, read_only=store.read_only)
+    raise SpecError(
+        f"of {store} no part can be wrapped, here {path!r}: wrap the whole store, and pass the "
+        "path to zarr"
+    )
 
 
 def _store_at(path: Path) -> Store:
