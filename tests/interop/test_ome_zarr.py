@@ -139,6 +139,22 @@ def update(store: Any, level: str, values: np.ndarray) -> None:
     z[WINDOW] = values[WINDOW] = values[WINDOW] // 2  # nothing stays nothing
 
 
+def test_shards_by_axes(base: Any, version: str) -> None:
+    """0.5 names them with the array. ome-zarr writes those of 0.4 after the chunks: a warning, and
+    a conversion, which finds them, does the rest."""
+    store = ShardingStore(base, chunks_per_shard={"t": 2, "z": 2, "y": 2, "x": 2})
+    if version == "0.5":
+        write_by_ome_zarr(store, version)
+        assert store.shard_shape("s0") == SHARDS
+    else:
+        with pytest.warns(UserWarning, match="its dimensions were named later"):
+            write_by_ome_zarr(store, version)
+        assert store.shard_shape("s0") is None
+        shard_store(base, chunks_per_shard={"t": 2, "z": 2, "y": 2, "x": 2})
+        assert ShardingStore(base).shard_shape("s0") == SHARDS
+    np.testing.assert_array_equal(levels_by_ome_zarr(ShardingStore(base))[0], VOLUME)
+
+
 class TestUnchanged:
     """What the packages wrote without sharding: the store is as if it were not there."""
 

@@ -282,10 +282,16 @@ class MetadataView:
             return by_rule  # chunks that were written before their document are in shards
         if _is_shard(found, declared, ndim):
             return declared  # its document was erased, and comes back
+        hint = "to write an array through this store, write its metadata before its chunks"
+        if node.path in self.without_names:
+            hint = "its dimensions were named later: give chunks_per_shard by position, or call "
+            hint += "shard_store afterwards"
+            if self._has_warned:
+                return None
+            self._has_warned = True
         warnings.warn(
             f"the array {node.path!r} has chunks in this store already, each an object of its "
-            "own, so it stays unsharded; to write an array through this store, write its "
-            "metadata before its chunks",
+            f"own, so it stays unsharded; {hint}",
             stacklevel=2,
         )
         return None

@@ -489,15 +489,17 @@ class Operations:
             if found.value is None or doc is None:
                 continue
             if (yield from read_dimension_names({node: doc})):
+                yield from self._set_document(document_key(node), found.value, as_new=True)
                 self.view.without_names.discard(path)
-                if find_declaration(doc) is None:
-                    yield from self._set_document(document_key(node), found.value, as_new=True)
 
     def _set_document(
         self, key: str, data: memoryview, only_if_missing: bool = False, *, as_new: bool = False
     ) -> Flow[None]:
         (found,) = yield from read_documents([key])
         if as_new:
+            stored_doc = None if found.value is None else parse_json(found.value)
+            if stored_doc is None or find_declaration(stored_doc) is not None:
+                return  # another call was faster
             found = requests.Found(None, None)
         if only_if_missing and found.value is not None:
             return
