@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import ZstdCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
@@ -26,6 +27,9 @@ from zarr_shardstore import (
 from zarr_shardstore.testing import objects_of
 
 CPS: Any = {"chunks_per_shard": 4}
+
+
+SLOW = ZstdCodec(level=15)
 
 
 class Failing(MemoryStore):
@@ -305,6 +309,32 @@ def test_values_are_copied() -> None:
         m["z/c/0"] = buffer
         buffer[:] = b"new"
         assert m["z/c/0"] == b"old"
+
+
+def test_large_chunks_are_encoded_while_their_writer_goes_on() -> None:
+    """Every read sees them, their writer may reuse its values, and the newest value is stored."""
+    base = Failing()
+    store = ShardingStore(base, **CPS)
+    n, length = 10, 100_000
+    options: Any = {"shape": (n * length,), "chunks": (length,), "dtype": "u2", "compressors": SLOW}
+    z: Any = zarr.create_array(store, name="z", **options)
+    noise, values = np.random.default_rng(0).integers(0, 9, length), np.empty(length, "u2")
+    order = [*range(n), 3, 8, 9, 3]
+    with store.batch() as batch:
+        for number, i in enumerate(order):
+            values[:] = 10 * (number + 1) + noise
+            z[i * length : (i + 1) * length] = values
+            if number % 3 == 0:
+                assert (z[i * length : (i + 1) * length] == values).all()
+        ShardingMapping(store).erase_values(["z/c/8"])
+        assert not z[8 * length : 9 * length].any()
+    assert batch.nbytes == 0
+    last = [max(at + 1 for at, j in enumerate(order) if j == i) for i in range(n)]
+    expected = np.array([10 * at + noise for at in last])
+    expected[8] = 0
+    again: Any = zarr.open_array(ShardingStore(base), path="z", mode="r+")
+    np.testing.assert_array_equal(again[:].reshape(n, length), expected)
+    assert (base.sets.count("z/c/0"), base.sets.count("z/c/1")) == (2, 1)  # 3 was written again
 
 
 # ----------------------------------------------------------------- metadata and directories

@@ -19,7 +19,7 @@ from zarr_shardstore.format.shard import (
     build_shard,
     split_shard,
 )
-from zarr_shardstore.operations.batch import Batch, WriteBuffer
+from zarr_shardstore.operations.batch import Batch, LateEntry, WriteBuffer
 from zarr_shardstore.operations.buffered import commit_with_buffered, perform_buffered
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import (
@@ -252,3 +252,41 @@ def test_a_commit_that_was_cut_off_is_done_again() -> None:
     assert values(buffer) == {}
     cut_off.close()
     assert values(buffer) == {}
+
+
+def test_a_late_entry_counts_when_it_is_encoded_and_only_if_it_is_still_buffered() -> None:
+    buffer, shard = open_buffer(), shard_of()
+    late = [LateEntry(1, lambda: b"x" * 1000), LateEntry(2, lambda: b"y" * 1000)]
+    assert all(buffer.put(shard, entry) for entry in late)
+    assert buffer.put(shard, [SetEntry(2, b"newer")])
+    before = buffer.nbytes
+    for entry in late:
+        buffer.encode_late(KEY, entry)
+    assert buffer.nbytes == before + 900
+    assert [buffer.find(shard, i) for i in (1, 2)] == [
+        SetEntry(1, b"x" * 1000),
+        SetEntry(2, b"newer"),
+    ]
+    taken = buffer.take(shard)
+    assert taken is not None
+    assert (buffer.nbytes, taken.snapshot[1]) == (0, SetEntry(1, b"x" * 1000))
+    buffer.encode_late(KEY, late[0])
+    assert buffer.nbytes == 0
+
+
+def test_a_late_entry_that_cannot_be_encoded_fails_the_commit_and_stays() -> None:
+    buffer, shard, n_calls = open_buffer(), shard_of(), 0
+
+    def encode() -> bytes:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 1:
+            raise MemoryError
+        return b"at last"
+
+    buffer.put(shard, LateEntry(0, encode))
+    with pytest.raises(MemoryError):
+        buffer.take(shard)
+    taken = buffer.take(shard)
+    assert taken is not None
+    assert taken.snapshot == {0: SetEntry(0, b"at last")}

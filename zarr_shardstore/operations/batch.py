@@ -14,8 +14,11 @@ never lands after a newer one.
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -165,6 +168,28 @@ BufferedUpdate: TypeAlias = SetEntry | DeleteEntry
 _ENTRY_NBYTES = 100
 """Memory of an erased or an empty entry, in bytes: the objects that represent it."""
 
+
+class LateEntry:
+    """New value of an entry that is encoded once: by a worker, or by the first that needs it."""
+
+    __slots__ = ("_encode", "_entry", "_lock", "entry_id")
+
+    def __init__(self, entry_id: int, encode: Callable[[], bytes]) -> None:
+        self.entry_id = entry_id
+        self._encode: Callable[[], bytes] | None = encode
+        self._entry: SetEntry | None = None
+        self._lock = threading.Lock()
+
+    def encoded(self) -> SetEntry:
+        """Return the entry with its value."""
+        with self._lock:
+            if self._entry is None:
+                assert self._encode is not None
+                self._entry = SetEntry(self.entry_id, self._encode())
+                self._encode = None  # and the decoded chunk that it keeps
+        return self._entry
+
+
 _synchronized = synchronized()
 _buffers: weakref.WeakSet[WriteBuffer] = weakref.WeakSet()
 
@@ -174,7 +199,7 @@ class BufferedShard:
     """Buffered updates of one shard, by entry id."""
 
     shard: ShardRef
-    updates: dict[int, BufferedUpdate] = field(default_factory=dict)
+    updates: dict[int, BufferedUpdate | LateEntry] = field(default_factory=dict)
     """Updates that no commit has taken yet."""
     snapshot: dict[int, BufferedUpdate] = field(default_factory=dict)
     """Updates that a commit is storing; they are read until it has ended."""
@@ -184,13 +209,14 @@ class BufferedShard:
     """Why the last commit of a snapshot failed."""
 
     def find(self, entry_id: int) -> BufferedUpdate | None:
-        return self.updates.get(entry_id) or self.snapshot.get(entry_id)
+        update = self.updates.get(entry_id)
+        return self.snapshot.get(entry_id) if update is None else _encoded(update)
 
     @property
     def has_values(self) -> bool:
         """Whether there is more than deletions."""
         updates = [*self.snapshot.values(), *self.updates.values()]
-        return any(isinstance(update, SetEntry) for update in updates)
+        return any(isinstance(update, SetEntry | LateEntry) for update in updates)
 
     @property
     def is_full(self) -> bool:
@@ -220,6 +246,8 @@ class WriteBuffer:
         self._shards: dict[str, BufferedShard] = {}
         self._full: dict[str, None] = {}
         self._blocks: list[weakref.ref[Batch]] = []
+        self.encoding: deque[tuple[Future[None], int]] = deque()
+        """Late entries that workers encode, in order, and the memory of each."""
         _buffers.add(self)
 
     @_synchronized
@@ -254,7 +282,7 @@ class WriteBuffer:
     def put(
         self,
         shard: ShardRef,
-        updates: Sequence[EntryUpdate],
+        updates: Sequence[EntryUpdate] | LateEntry,
         stored: Mapping[int, Bytes | None] | None = None,
     ) -> bool:
         """Buffer updates, all or none; false if no block is open, or one needs a stored value that
@@ -267,13 +295,29 @@ class WriteBuffer:
                 f"shard {shard.key!r}: another store declared the array again while a batch "
                 "buffered values of it; end the batch, then write again"
             )
-        new = _new_states(shard, updates, buffered, stored or {})
+        new: Mapping[int, BufferedUpdate | LateEntry] | None
+        if isinstance(updates, LateEntry):
+            new = {updates.entry_id: updates}
+        else:
+            new = _new_states(shard, updates, buffered, stored or {})
         if new is None:
             return False
         self._shards[shard.key] = buffered
         buffered.shard = shard
         self._add(buffered, new)
         return True
+
+    def encode_late(self, shard_key: str, late: LateEntry) -> None:
+        """Encode a late entry, and count its bytes if it is still buffered."""
+        entry = late.encoded()
+
+        @_synchronized
+        def replace() -> None:
+            buffered = self._shards.get(shard_key)
+            if buffered is not None and buffered.updates.get(late.entry_id) is late:
+                self._add(buffered, {late.entry_id: entry})
+
+        replace()
 
     @_synchronized
     def due(self) -> list[str]:
@@ -300,7 +344,8 @@ class WriteBuffer:
         buffered = self._shard_like(shard)
         if buffered is None:
             return None
-        buffered.snapshot = buffered.snapshot | buffered.updates
+        updates = {i: _encoded(update) for i, update in buffered.updates.items()}
+        buffered.snapshot = buffered.snapshot | updates
         self._clear_updates(buffered)
         return buffered
 
@@ -378,7 +423,7 @@ class WriteBuffer:
             return None
         return buffered
 
-    def _add(self, buffered: BufferedShard, new: Mapping[int, BufferedUpdate]) -> None:
+    def _add(self, buffered: BufferedShard, new: Mapping[int, BufferedUpdate | LateEntry]) -> None:
         old = [buffered.updates[i] for i in new if i in buffered.updates]
         added = sum(map(_nbytes_of, new.values())) - sum(map(_nbytes_of, old))
         buffered.updates |= new
@@ -393,7 +438,11 @@ class WriteBuffer:
         self._full.pop(buffered.shard.key, None)
 
 
-def _nbytes_of(update: BufferedUpdate) -> int:
+def _encoded(update: BufferedUpdate | LateEntry) -> BufferedUpdate:
+    return update.encoded() if isinstance(update, LateEntry) else update
+
+
+def _nbytes_of(update: BufferedUpdate | LateEntry) -> int:
     return max(len(update.value), _ENTRY_NBYTES) if isinstance(update, SetEntry) else _ENTRY_NBYTES
 
 
@@ -437,4 +486,5 @@ def _reset() -> None:
     """Drop everything: the parent stores what it has buffered."""
     for buffer in list(_buffers):
         buffer._blocks = []
+        buffer.encoding.clear()
         buffer.end(None)

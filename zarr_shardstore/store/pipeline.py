@@ -14,7 +14,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, cast, runtime_checkable
 
@@ -40,7 +40,8 @@ from zarr.storage import StorePath
 from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
 from zarr_shardstore.io.concurrency import map_in_threads, run_within
 from zarr_shardstore.shards.requests import PartWrite
-from zarr_shardstore.store.chunk_codec import ChunkCodec
+from zarr_shardstore.store.chunk_codec import ChunkCodec, PlainCodec
+from zarr_shardstore.store.engine import ShardingEngine
 from zarr_shardstore.store.unrolling import Unrolling
 
 Value: TypeAlias = bytes | memoryview
@@ -286,6 +287,11 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         array = value.as_ndarray_like()
         plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
 
+        if len(batch) == 1 and plain is not None and plain.compress is not None:
+            path, *rest = batch[0]
+            if await _buffer_chunk(store, ChunkPart(path.path, *rest), array, plain):
+                return
+
         def chunk_with(part: ChunkPart, old: Value | None) -> Buffer | bytes | None:
             if plain is not None and plain.compress is not None:
                 values = part.whole_chunk_in(array)
@@ -350,6 +356,21 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             return None
         is_one = all(type(path) is StorePath and path.store is store for path, *_ in batch)
         return store if is_one else None
+
+
+async def _buffer_chunk(
+    store: Any, part: ChunkPart, array: npt.NDArray[Any], plain: PlainCodec
+) -> bool:
+    """Buffer a whole chunk in a batch of the store; false if it must be stored otherwise."""
+    engine = getattr(store, "_engine", None)
+    if not isinstance(engine, ShardingEngine) or not engine.is_buffering:
+        return False
+    values = part.whole_chunk_in(array)
+    if values is None or _is_empty(values, part.spec):
+        return False
+    store._check_writable()
+    copy = np.array(values, plain.dtype, order="C")  # the caller may change its values
+    return await engine.buffer_chunk(part.key, partial(plain.encode, copy), copy.nbytes)
 
 
 def _nbytes(parts: Sequence[ChunkPart]) -> int:
