@@ -95,7 +95,7 @@ class Writer:
         rng, m = self.rng, self.m
         self.version += 1
         kinds = ("set", "set async", "update", "erase", "erase many", "erase all", "patch", "flush")
-        (kind,) = rng.choices(kinds, (6, 6, 4, 2, 1, 0.1, 4, 0.5))
+        (kind,) = rng.choices((*kinds, "map"), (6, 6, 4, 2, 1, 0.1, 4, 0.5, 4))
         some = rng.sample(self.mine, rng.randint(1, rng.choice((4, len(self.mine)))))
         new: dict[int, Layers | None] = {}
         if kind == "set":
@@ -111,6 +111,19 @@ class Writer:
             several = {i: self._new_layers() for i in some}
             values = {key_of(i): stored(i, layers) for i, layers in several.items()}
             return kind, dict(several), lambda: m.update(values)
+        if kind == "map":
+            mapped = {i: self._new_layers() if rng.random() < 0.8 else None for i in some}
+            changed = [
+                None if layers is None else stored(i, layers) for i, layers in mapped.items()
+            ]
+            old = [stored(i, self.state[i]) if i in self.state else None for i in some]
+
+            def change(found: list[bytes | None]) -> list[bytes | None]:
+                assert found == old, "nobody else writes these chunks"
+                return changed
+
+            keys = [key_of(i) for i in some]
+            return kind, mapped, lambda: m.update_values(keys, change)
         if kind == "patch":
             pieces = []
             for i in some[:4]:
