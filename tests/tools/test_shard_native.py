@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import ZipStore
 
 from tests.tools.test_native import wrap
 from tests.tools.test_native_interrupted import StoppedError, Stopping
@@ -183,6 +184,23 @@ def test_metadata_that_changes_on_the_way_stops_it() -> None:
     with pytest.raises(ShardConflictError, match="run the same again"):
         shard(source, destination, progress=change)
     assert "s/1/zarr.json" not in destination
+
+
+def test_some_arrays_into_a_zip(tmp_path: Path) -> None:
+    """Paths may be any iterable; what they do not name is copied as it is, in its format."""
+    source = make({})
+    with ZipStore(tmp_path / "a.zip", mode="w") as destination:
+        report = shard(source, destination, paths=(path for path in ["s"]))
+    assert [array.read_by for array in report.arrays] == ["every v2 reader", "every v3 reader"]
+    assert report.read_by == "every v2 reader (1 of 2); every v3 reader (1 of 2)"
+    base = ZipStore(tmp_path / "a.zip", mode="r")
+    for (path, data), zarr_format in zip(LEVELS.items(), (2, 3), strict=True):
+        z: Any = zarr.open_array(base, path=path, mode="r")
+        assert z.metadata.zarr_format == zarr_format
+        np.testing.assert_array_equal(z[:], data)
+    base.close()
+    with pytest.raises(UnsupportedError, match="convert it into another store"):
+        shard(ZipStore(tmp_path / "a.zip", mode="r"))
 
 
 def test_processes_convert_it_elsewhere(tmp_path: Path) -> None:

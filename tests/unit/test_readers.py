@@ -49,6 +49,8 @@ V3 = document(chunks_per_shard=2)
         (document(storage_transformers=["crc32c"]), HERE),
         (document(2), "every v2 reader"),
         (document(2, 2), HERE),
+        ({**document(2), "filters": [1, "x", {"id": "delta"}]}, "every v2 reader that knows delta"),
+        ({}, "not known: its metadata is not"),
         (
             DRAFT,
             "this package and zarr-python 2.13 to 2.18",

@@ -16,6 +16,7 @@ from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
 from zarr_shardstore.convert.job import convert_store, finish_exchanges
 from zarr_shardstore.convert.report import CompactionReport, ConversionReport, OnProgress
 from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.format.arguments import paths_of
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.inspect.occupancy import read_shards
 from zarr_shardstore.inspect.open_base import StoreLike, open_base
@@ -167,6 +168,7 @@ def shard_store(
             result, options = destination, destination_options
         mapping = ShardingMapping(open_base(result, options).store)
         mapping._engine.check_consolidation()
+    paths = None if paths is None else paths_of(paths)
     convert = partial(
         convert_store,
         sharding=sharding,

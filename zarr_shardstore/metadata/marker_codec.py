@@ -5,8 +5,7 @@ numcodecs finds it by an entry point: no import is needed. It is light, and impo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from numcodecs.abc import Codec
 
@@ -23,21 +22,8 @@ class MarkerCodec(Codec):  # type: ignore[misc]
     codec_id = "zarr_shardstore"
     """As `MARKER` of `zarr_shardstore.metadata.declaration`, whose imports this needs not."""
 
-    def __init__(self, *_: object, **__: object) -> None:
-        self._refuse()
-
     @classmethod
-    def from_config(cls, _config: Mapping[str, Any]) -> NoReturn:
-        cls._refuse()
-
-    def encode(self, _buf: object) -> NoReturn:
-        self._refuse()
-
-    def decode(self, _buf: object, _out: object = None) -> NoReturn:
-        self._refuse()
-
-    @staticmethod
-    def _refuse() -> NoReturn:
+    def from_config(cls, _config: object) -> NoReturn:
         raise SpecError(
             "the array is sharded by zarr_shardstore: open it through `ShardingStore`, or run "
             "`zarr-shardstore to-native` on its store, which then every Zarr v3 reader reads"

@@ -45,39 +45,29 @@ def summarize(phrases: Iterable[str]) -> str:
 def _readers_of(doc: Mapping[str, Any]) -> str:
     if has_conversion_marker(doc):
         return _UNFINISHED
+    if not doc:  # no JSON object
+        return _UNKNOWN
     try:
         declared = find_declaration(doc, "passthrough")
     except ShardStoreError:
         return _UNKNOWN
-    kind, names = (
-        format_of(doc),
-        [] if declared is None else [t.name for t in declared.transformers],
-    )
+    kind = format_of(doc)
+    names = [] if declared is None else [spec.name for spec in declared.transformers]
     if kind == "draft" and names in ([], [SHARDING]):
         return _DRAFT
     if kind == "draft" or declared is not None:
         others = ", ".join(name for name in names if name not in _OURS)
         return f"{ONLY_HERE} with {others}" if others else ONLY_HERE
-    unusual = ", ".join(dict.fromkeys(_unusual_in_v2(doc) if kind == "v2" else _unusual_in_v3(doc)))
-    phrase = f"every {kind} reader" + (f" that knows {unusual}" if unusual else "")
-    if any(value == ("index_location", "start") for value in _members_in(doc.get("codecs"))):
-        phrase += ", but not zarrita.js"
-    return phrase
-
-
-def _unusual_in_v2(doc: Mapping[str, Any]) -> Iterator[str]:
-    for codec in doc.get("filters") or ():
-        yield str(codec.get("id") if isinstance(codec, Mapping) else codec)
-
-
-def _unusual_in_v3(doc: Mapping[str, Any]) -> Iterator[str]:
-    members = ("data_type", "chunk_grid", "chunk_key_encoding")
-    names = [name_of(doc.get(member)) for member in members]
-    codecs = doc.get("codecs")
-    names += map(name_of, codecs if isinstance(codecs, list) else ())
-    for name, value in _members_in(codecs):
-        names += map(name_of, value if name == "codecs" and isinstance(value, list) else ())
-    yield from (str(name) for name in names if not _OF_V3.fullmatch(str(name)))
+    members = list(_members_in(doc.get("codecs")))
+    unusual = [value for name, value in _members_in(doc.get("filters")) if name == "id"]
+    if kind == "v3":
+        extensions = ("data_type", "chunk_grid", "chunk_key_encoding")
+        names = [name_of(doc.get(member)) for member in extensions]
+        names += [value for name, value in members if name == "name"]
+        unusual = [name for name in names if not _OF_V3.fullmatch(str(name))]
+    known = ", ".join(dict.fromkeys(map(str, unusual)))
+    phrase = f"every {kind} reader" + (f" that knows {known}" if known else "")
+    return f"{phrase}, but not zarrita.js" if ("index_location", "start") in members else phrase
 
 
 def _members_in(value: Any) -> Iterator[tuple[str, Any]]:

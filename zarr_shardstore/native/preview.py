@@ -85,21 +85,17 @@ def _reply(changed: Mapping[str, memoryview | None], request: Any, reply: Any) -
             pairs = zip(keys, reply, strict=True)
             return [_reply(changed, requests.Get(key), found) for key, found in pairs]
         case requests.ListDir(prefix):
-            names = dict.fromkeys(reply)
-            for key, value in changed.items():
-                directory, slash, name = key.rpartition("/")
-                if f"{directory}{slash}" == prefix and value is None:
-                    names.pop(name, None)
-                elif f"{directory}{slash}" == prefix:
-                    names[name] = None
-            return list(names)
-        case requests.Get(key) | requests.Exists(key) | requests.GetSize(key) if key in changed:
-            value = changed[key]
-            if isinstance(request, requests.Exists):
-                return value is not None
-            if isinstance(request, requests.GetSize):
-                return None if value is None else len(value)
-            if value is None:
-                return Found(None, None)
-            return Found(value[slice(*resolve_range(request.byte_range, len(value)))], None)
+            here = {
+                key[len(prefix) :]: value
+                for key, value in changed.items()
+                if key.startswith(prefix) and "/" not in key[len(prefix) :]
+            }
+            new = [name for name, value in here.items() if value is not None]
+            return [name for name in reply if name not in here] + new
+        case requests.GetSize(key) if key in changed:
+            return None if (value := changed[key]) is None else len(value)
+        case requests.Get(key, byte_range) if (value := changed.get(key)) is not None:
+            return Found(value[slice(*resolve_range(byte_range, len(value)))], None)
+        case requests.Get(key) if key in changed:
+            return Found(None, None)
     return reply
