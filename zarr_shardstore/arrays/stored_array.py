@@ -11,7 +11,7 @@ of other packages. Another package adds one by an entry point. The object takes 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from reprlib import repr as short
 from typing import Any, TypeAlias
@@ -20,7 +20,7 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format import consolidated_index
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, is_inside
-from zarr_shardstore.metadata.declaration import Native, strip
+from zarr_shardstore.metadata.declaration import MARKER, Native, strip
 from zarr_shardstore.metadata.documents import ArrayDocument, Node, chunk_nbytes, parse_array
 from zarr_shardstore.metadata.transformer_list import SHARDING
 from zarr_shardstore.shards import stack as stacks
@@ -75,6 +75,8 @@ class ArrayReader:
 
     native: Native
     reading: ReadOptions
+    left_to_zarr: set[str] = field(default_factory=set, compare=False)
+    """Chunk prefixes of arrays that were read, and whose sharding is left to zarr."""
 
     def read(self, node: Node, doc: Mapping[str, Any]) -> StoredArray | None:
         """Return the array that a stored document describes; ``None`` if it describes none. What it
@@ -83,6 +85,8 @@ class ArrayReader:
             document = parse_array(node, doc, self.native)
             if document is None:
                 return None
+            if document.declaration is None and MARKER in doc:
+                self.left_to_zarr.add(node.chunk_prefix)
             stack = self._stack(document, doc)
         except (SpecError, UnsupportedError) as error:
             raise type(error)(f"the document of the array {node.path!r}: {error}") from error

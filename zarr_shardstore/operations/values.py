@@ -16,6 +16,7 @@ contains a part of the chunk-grid key is translated to the shards that it touche
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -24,7 +25,7 @@ from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, Transformed
 from zarr_shardstore.arrays.metadata_view import MetadataView, read_dimension_names
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges, resolve_range
@@ -67,6 +68,11 @@ Value: TypeAlias = bytes | memoryview
 
 Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
 """The chunk or transformed key that a key names; ``None``: the key passes through."""
+
+last_whole_read: ContextVar[tuple[str, Value | None] | None] = ContextVar("read", default=None)
+"""Key and value of the last shard that this task, or thread, read whole, in an array whose sharding
+is left to zarr. zarr's pipelines change a shard by such a read and a write: it is a compare and
+swap here."""
 
 _ERASURE_NBYTES = 100
 """Memory of the erasure of an entry, in bytes."""
@@ -244,12 +250,24 @@ class Operations:
             value = memoryview(document.value)
             yield from self._set_document(document.key, value, only_if_missing)
         owners = yield from self._writable_owners(values)
+        if len(items) == 1 and owners in ([], [None]) and self._was_read_whole(items[0][0]):
+            key, new = items[0]
+            change = partial(_swap, key, last_whole_read.get(), new)
+            last_whole_read.set(None)
+            yield from self._perform([requests.Modify(key, change)], [None])
+            return
         erasures, erased_owners = yield from self._erasures(erased)
         yield from self._perform([*values, *erasures], [*owners, *erased_owners])
         yield from self._erase_documents([key for key in erased if is_document(key)])
         if self.view.without_names:
             for each in sets:
                 yield from self._declare_named(each.key)
+
+    def _was_read_whole(self, key: str) -> bool:
+        """Whether this task read the shard that it now writes, in an array that zarr shards."""
+        last = last_whole_read.get()
+        left = self.arrays.reader.left_to_zarr
+        return last is not None and last[0] == key and key.startswith(tuple(left))
 
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> Flow[None]:
         """Write pieces into values; each shard is committed once.
@@ -522,6 +540,21 @@ class Operations:
                 self.arrays.documents_changed(node, array if is_certain else None)
             else:
                 self.arrays.current().put(node, array)
+
+
+def _swap(
+    key: str, last: tuple[str, Value | None] | None, new: Any, stored: Value | None
+) -> Value | None:
+    """Return the new value of a shard if the stored one is that which was read last."""
+    seen = None if last is None else last[1]
+    if (None if seen is None else bytes(seen)) != (None if stored is None else bytes(stored)):
+        raise ShardConflictError(
+            f"the shard {key!r} has changed since zarr read it, to change a part of it: nothing "
+            "was written. Write again; or create such arrays with zarr's configuration as it is, "
+            "without another codec_pipeline: then writers change single chunks"
+        )
+    value: Value | None = new
+    return value
 
 
 def is_document(key: str) -> bool:

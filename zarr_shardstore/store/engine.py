@@ -7,7 +7,7 @@ that the flow would return. On a miss, or while a batch buffers writes, the flow
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from zarr_shardstore.io.local.cached_files import MISS, CachedValue, find_file
 from zarr_shardstore.io.local.fs import warn_of_rewrites
 from zarr_shardstore.operations.batch import LateEntry
 from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, consolidate_below
-from zarr_shardstore.operations.values import Operations
+from zarr_shardstore.operations.values import Operations, last_whole_read
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.store.options import ShardingOptions
@@ -55,7 +55,9 @@ class ShardingEngine:
     Thread safety: may be used from any thread and any event loop.
     """
 
-    def __init__(self, base: BaseStore, options: ShardingOptions) -> None:
+    def __init__(
+        self, base: BaseStore, options: ShardingOptions, left_to_zarr: Iterable[str] = ()
+    ) -> None:
         self.base = base
         self.options = options
         backend = backend_of(base, options.backend)
@@ -89,10 +91,12 @@ class ShardingEngine:
         """Path of the base store, if the cache of open shard files may have hits."""
         if isinstance(backend, LocalBackend) and backend.keeps_handles:
             self._root = backend.path_of("")
+        self.left_to_zarr = self._arrays.reader.left_to_zarr
+        self.left_to_zarr.update(left_to_zarr)
         self._call_batcher = CallBatcher(self.get_many)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShardingEngine, (self.base, self.options)
+        return ShardingEngine, (self.base, self.options, sorted(self.left_to_zarr))
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -109,7 +113,9 @@ class ShardingEngine:
         """Return one value, or a range of it; ``None`` if the key is missing."""
         value = self._get_cached(key, byte_range, may_wait=False)
         if value is MISS:
-            return await self._call_batcher.answer((key, byte_range))
+            value = await self._call_batcher.answer((key, byte_range))
+            if self.left_to_zarr and byte_range is None:
+                last_whole_read.set((key, value))
         return value
 
     def get_blocking(self, key: str, byte_range: ByteRange | None) -> Value | None:
@@ -117,6 +123,8 @@ class ShardingEngine:
         value = self._get_cached(key, byte_range, may_wait=True)
         if value is MISS:
             (value,) = self.driver.run(self.operations.get_many([(key, byte_range)]))
+            if self.left_to_zarr and byte_range is None:
+                last_whole_read.set((key, value))
         return value
 
     async def get_many(self, key_ranges: Sequence[KeyRange]) -> Sequence[Value | None]:

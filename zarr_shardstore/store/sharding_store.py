@@ -534,8 +534,9 @@ class ShardingStore(Store):
     @property
     def _supports_sync_io(self) -> bool:
         # zarr's fused pipeline asks this. It writes one chunk a thread at a time: cheap where a
-        # chunk is appended to its shard, a rewrite of the shard elsewhere.
-        return self._engine.appends
+        # chunk is appended to its shard, a rewrite of the shard elsewhere. A shard that is left to
+        # zarr must be read and written in one thread: `last_whole_read` is of a thread or a task.
+        return self._engine.appends or bool(self._engine.left_to_zarr)
 
     async def _run(self, flow: Flow[T], *, only_reads: bool = False) -> T:
         await self._ensure_open()
