@@ -1,0 +1,421 @@
+"""Arrays made with ``shards=`` through a store: addressed by chunks, coordinated, native below."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+from zarr import Array, AsyncArray
+from zarr.codecs import BytesCodec, GzipCodec, ShardingCodec, TransposeCodec
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, LoggingStore, MemoryStore
+
+from tests.support.pipeline_arrays import THEIRS
+from tests.support.rounds import N_ROUNDS
+from zarr_shardstore import ShardingMapping, ShardingStore
+from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
+from zarr_shardstore.testing import CountingStore, objects_of
+
+PIPELINES = [
+    f"zarr.core.codec_pipeline.{name}"
+    for name in ("BatchedCodecPipeline", "FusedCodecPipeline")
+    if hasattr(zarr.core.codec_pipeline, name)
+]
+NUMBERS = np.arange(1, 257, dtype="u2").reshape(16, 16)
+
+
+def create(store: Any, **options: Any) -> Any:
+    defaults = {"name": "a", "shape": (16, 16), "chunks": (1, 1), "shards": (8, 8), "dtype": "u2"}
+    return zarr.create_array(store, **{**defaults, **options})
+
+
+def reopened(store: Any, path: str = "a") -> Any:
+    return zarr.open_array(store, path=path)
+
+
+def read_by_tensorstore(path: Path) -> Any:
+    ts = pytest.importorskip("tensorstore")
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/a"}}
+    return ts.open(spec).result().read().result()
+
+
+def write_by_threads(z: Any, n_threads: int) -> None:
+    """Each thread writes every n-th element by a call of its own."""
+
+    def write(first: int) -> None:
+        for i in range(first, z.size, n_threads):
+            at = np.unravel_index(i, z.shape)
+            z[at] = i + 1
+
+    with ThreadPoolExecutor(n_threads) as pool:
+        list(pool.map(write, range(n_threads)))
+
+
+@pytest.mark.parametrize("cps", [None, 2, "auto"])
+@pytest.mark.parametrize("make", ["create_array", "group", "create", "pickled"])
+def test_no_chunk_is_lost(tmp_path: Path, cps: Any, make: str) -> None:
+    """Four threads, chunk by chunk. Plain zarr and tensorstore read the shards that were asked."""
+    store = ShardingStore(tmp_path, chunks_per_shard=cps)
+    match make:
+        case "group":
+            group = zarr.group(store)
+            z: Any = group.create_array(
+                "a", shape=(16, 16), chunks=(1, 1), shards=(8, 8), dtype="u2"
+            )
+        case "create":
+            codecs = [ShardingCodec(chunk_shape=(1, 1), index_location="start")]
+            z = zarr.create(
+                store=store, path="a", shape=(16, 16), chunks=(8, 8), dtype="u2", codecs=codecs
+            )
+        case _:
+            z = create(store)
+    z = pickle.loads(pickle.dumps(z)) if make == "pickled" else z
+    assert (z.chunks, z.shards, z.nchunks) == ((1, 1), (8, 8), 256)
+    write_by_threads(z, 4)
+    for values in (z[:], reopened(store)[:], reopened(tmp_path)[:], read_by_tensorstore(tmp_path)):
+        assert_array_equal(values, NUMBERS)
+    assert (reopened(tmp_path).chunks, reopened(tmp_path).shards) == ((1, 1), (8, 8))
+    assert (reopened(store).chunks, reopened(store).shards) == ((1, 1), None)
+    document = json.loads((tmp_path / "a" / "zarr.json").read_text())
+    assert "zarr_shardstore" not in document
+    location = document["codecs"][0]["configuration"]["index_location"]
+    assert location == ("start" if make == "create" else "end")
+
+
+def test_eight_threads_write_one_shard() -> None:
+    """A base store without a file: each commit stores the whole shard."""
+    base = MemoryStore()
+    write_by_threads(create(ShardingStore(base), shards=(16, 16)), 8)
+    assert_array_equal(reopened(base)[:], NUMBERS)
+
+
+def test_a_chunk_costs_a_chunk(tmp_path: Path) -> None:
+    """An update appends; a bulk write stores each shard once, a read takes two rounds."""
+    store = ShardingStore(tmp_path)
+    z = create(store, compressors=None, chunks=(4, 4), shards=(16, 16))
+    z[:4, :4] = 1
+    shard = tmp_path / "a" / "c" / "0" / "0"
+    before = shard.stat().st_ino
+    z[:4, 4:8] = 2
+    assert shard.stat().st_ino == before, "the chunk is appended, the shard is not stored again"
+    base = CountingStore()
+    z = create(ShardingStore(base))
+    base.forget()
+    z[:] = NUMBERS
+    assert sorted(key for _, key in base.writes) == [
+        f"a/c/{i}/{j}" for i in range(2) for j in range(2)
+    ]
+
+
+# ------------------------------------------------------------------ the object of zarr
+
+
+def test_the_object_stays_right(tmp_path: Path) -> None:
+    """Keys of its shards are spelled like those of chunks; a resize erases no other chunk."""
+    store = ShardingStore(tmp_path)
+    z = create(store, shape=(40, 12), chunks=(2, 3), shards=(8, 6))
+    data = np.arange(1, 481, dtype="u2").reshape(40, 12)
+    z[:] = data
+    native = zarr.open_array(ShardingStore(tmp_path, native="passthrough"), path="a")
+    assert z.nchunks_initialized == native.nchunks_initialized == 80
+    z.attrs["name"] = "x"
+    z.resize((20, 12))
+    data = data[:20]
+    assert_array_equal(z[:], data)
+    assert_array_equal(reopened(tmp_path)[:], data)
+    assert z.nchunks_initialized == 48, "zarr counts whole shards"
+    z.append(np.full((17, 12), 7, "u2"))
+    data = np.concatenate([data, np.full((17, 12), 7, "u2")])
+    z[25, 3:5] = data[25, 3:5] = 9
+    for values in (z[:], reopened(store)[:], reopened(tmp_path)[:]):
+        assert_array_equal(values, data)
+    assert reopened(tmp_path).attrs["name"] == reopened(store).attrs["name"] == "x"
+    assert reopened(tmp_path).shards == z.shards == (8, 6)
+
+
+def test_an_erased_shard_does_not_come_back() -> None:
+    base: dict[str, bytes] = {}
+    z = create(ShardingStore(base))
+    z[:] = 1
+    z.resize((8, 8))
+    assert [key for key in base if "/c/" in key] == ["a/c/0/0"]
+    z.resize((16, 16))
+    assert int(z[:].sum()) == int(reopened(ShardingStore(base))[:].sum()) == 64
+
+
+@st.composite
+def arrays_and_steps(draw: st.DrawFn) -> tuple[Any, ...]:
+    ndim = draw(st.integers(1, 3))
+    chunks = draw(st.tuples(*[st.integers(1, 3)] * ndim))
+    per_shard = draw(st.tuples(*[st.integers(1, 3)] * ndim))
+    shape = draw(st.tuples(*[st.integers(1, 10)] * ndim))
+    spans = [
+        st.builds(
+            lambda a, b, step: slice(min(a, b), max(a, b) + 1, step),
+            st.integers(0, n - 1),
+            st.integers(0, n - 1),
+            st.integers(1, 3),
+        )
+        for n in shape
+    ]
+    ints = [st.integers(0, n - 1) for n in shape]
+    lists = [st.lists(i, min_size=1, max_size=6, unique=True) for i in ints]
+    flags = [st.lists(st.booleans(), min_size=n, max_size=n) for n in shape]
+    n_points = draw(st.integers(1, 6))
+    points = [st.lists(i, min_size=n_points, max_size=n_points) for i in ints]
+    ways = {
+        "basic": st.tuples(*(st.one_of(*pair) for pair in zip(spans, ints, strict=True))),
+        "orthogonal": st.tuples(
+            *(st.one_of(*each) for each in zip(spans, ints, lists, flags, strict=True))
+        ),
+        "points": st.tuples(*points),
+        "mask": st.integers(0, 2**20),
+    }
+    way = st.sampled_from(sorted(ways))
+    step = way.flatmap(lambda name: st.tuples(st.just(name), ways[name]))
+    what = st.sampled_from(["values", "scalar", "fill", "read"])
+    return shape, chunks, per_shard, draw(st.lists(st.tuples(step, what), max_size=6))
+
+
+@settings(max_examples=60 * N_ROUNDS)
+@given(given_=arrays_and_steps(), separator=st.sampled_from("/."), is_start=st.booleans())
+def test_it_behaves_as_numpy_and_as_plain_zarr_reads_it(
+    given_: Any, separator: Any, is_start: bool
+) -> None:
+    """Any shape, shard and selection: slices, numbers, lists, masks, points."""
+    shape, chunks, per_shard, steps = given_
+    shards = tuple(c * n for c, n in zip(chunks, per_shard, strict=True))
+    base = MemoryStore()
+    codec = ShardingCodec(chunk_shape=chunks, index_location="start" if is_start else "end")
+    z: Any = zarr.create(
+        store=ShardingStore(base),
+        path="a",
+        shape=shape,
+        chunks=shards,
+        dtype="i4",
+        codecs=[codec],
+        fill_value=3,
+        chunk_key_encoding=("default", separator),
+    )
+    expected = np.full(shape, 3, "i4")
+    for number, ((way, selection), what) in enumerate(steps):
+        at, index = selection_of(z, way, selection)
+        part = expected[index]
+        if what == "read":
+            assert_array_equal(at[selection_for(z, way, selection)], part)
+            continue
+        values = np.arange(part.size, dtype="i4").reshape(part.shape) + 10 * number
+        value: Any = {"values": values, "scalar": number, "fill": 3}[what]
+        if way == "points" and len(set(zip(*selection, strict=True))) < len(selection[0]):
+            value = number  # which of two values for one element counts is undefined
+        at[selection_for(z, way, selection)] = value
+        expected[index] = value
+    plain: Any = zarr.open_array(base, path="a", mode="r")
+    assert_array_equal(z[...], expected)
+    assert_array_equal(plain[...], expected)
+    assert plain.shards == z.shards == shards
+
+
+def selection_for(z: Any, way: str, selection: Any) -> Any:
+    if way == "mask":
+        return np.random.default_rng(selection).random(z.shape) < 0.4
+    if way == "points":
+        return tuple(np.array(numbers) for numbers in selection)
+    return tuple(np.array(s) if isinstance(s, list) else s for s in selection)
+
+
+def selection_of(z: Any, way: str, selection: Any) -> tuple[Any, Any]:
+    """The indexer of zarr, and the index of numpy that means the same."""
+    index = selection_for(z, way, selection)
+    if way in ("mask", "points"):
+        return z.vindex, index
+    if way == "basic":
+        return z, index
+    ranges = [
+        np.flatnonzero(s) if isinstance(s, np.ndarray) and s.dtype == bool
+        else np.arange(n)[s] if isinstance(s, slice) else np.atleast_1d(s)
+        for s, n in zip(index, z.shape, strict=True)
+    ]  # fmt: skip
+    grid = np.ix_(*ranges)
+    dropped = tuple(i for i, s in enumerate(index) if isinstance(s, int))
+    return z.oindex, tuple(np.squeeze(g, dropped) for g in grid) if dropped else grid
+
+
+# --------------------------------------------------------------------- other pipelines
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("where", ["memory", "local", "pickled"])
+def test_what_another_pipeline_acknowledged_is_there(
+    tmp_path: Path, pipeline: str, where: str
+) -> None:
+    """Its shards are taken whole; of two that change one at the same time, one gets an error."""
+    base: Any = MemoryStore() if where == "memory" else LocalStore(tmp_path)
+    with zarr.config.set({"codec_pipeline.path": pipeline}):
+        z = create(ShardingStore(base, chunks_per_shard=2), shape=(64,), chunks=(1,), shards=(32,))
+        z = pickle.loads(pickle.dumps(z)) if where == "pickled" else z
+        done: list[int] = []
+
+        def write(first: int) -> None:
+            for i in range(first, 64, 4):
+                try:
+                    z[i] = i + 1
+                except ShardConflictError:
+                    pass
+                else:
+                    done.append(i)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(4)))
+        assert len(done) >= 16
+        assert set(done) <= set(np.flatnonzero(z[:]).tolist())
+        z[:] = 7
+        z[5] = 8
+        assert_array_equal(z[:], [*[7] * 5, 8, *[7] * 58])
+        z[:] = 0
+        assert [key for key in objects_of(base) if "/c/" in key] == []
+    assert reopened(ShardingStore(base)).shards == (32,)
+
+
+def test_an_object_that_another_pipeline_takes_over_is_refused() -> None:
+    """It would take chunks for shards: nothing is read or written."""
+    base: dict[str, bytes] = {}
+    z = create(ShardingStore(base))
+    z[:] = NUMBERS
+    before = dict(base)
+    with zarr.config.set({"codec_pipeline.path": THEIRS}):
+        other: Any = Array(AsyncArray(metadata=z.metadata, store_path=z.store_path))
+    attempts: list[Callable[[], Any]] = [
+        lambda: other[0, 0],
+        lambda: other[:],
+        lambda: other.__setitem__((0, 0), 1),
+        lambda: other.__setitem__(slice(None), 1),
+    ]
+    for attempt in attempts:
+        with pytest.raises(SpecError, match="open the array again"):
+            attempt()
+    assert base == before
+    other.resize((8, 16))
+    assert_array_equal(reopened(ShardingStore(base))[:], NUMBERS[:8])
+
+
+def test_a_wrapper_of_zarr_gets_shards_of_zarr() -> None:
+    base = MemoryStore()
+    z = create(LoggingStore(ShardingStore(base, chunks_per_shard=2), log_level="ERROR"))
+    z[:] = NUMBERS
+    for store in (base, ShardingStore(base)):
+        assert_array_equal(reopened(store)[:], NUMBERS)
+        assert reopened(store).shards == (8, 8)
+
+
+def test_documents_are_not_taken_for_those_of_array_objects() -> None:
+    """A copy key by key has shards under the keys of shards; over chunks it is refused."""
+    native, target, chunks = MemoryStore(), MemoryStore(), MemoryStore()
+    create(native)[:] = NUMBERS
+    source = objects_of(native)
+    for key in sorted(source, reverse=True):
+        ShardingMapping(target)[key] = source[key]
+    assert_array_equal(reopened(target)[:], NUMBERS)
+    assert_array_equal(reopened(ShardingStore(target))[:], NUMBERS)
+    create(ShardingStore(chunks))[:] = NUMBERS
+    with pytest.raises(UnsupportedError, match="open the array again"):
+        ShardingMapping(chunks)["a/zarr.json"] = source["a/zarr.json"]
+
+
+@pytest.mark.filterwarnings("ignore:Combining a")
+@pytest.mark.parametrize(
+    "codecs",
+    [
+        [ShardingCodec(chunk_shape=(4, 4), codecs=[ShardingCodec(chunk_shape=(1, 1))])],
+        [TransposeCodec(order=(1, 0)), ShardingCodec(chunk_shape=(1, 1))],
+        [ShardingCodec(chunk_shape=(1, 1), codecs=[BytesCodec()]), GzipCodec()],
+    ],
+    ids=["nested", "before", "behind"],
+)
+def test_other_sharding_codecs_stay_those_of_zarr(codecs: Any) -> None:
+    base = MemoryStore()
+    store = ShardingStore(base)
+    z: Any = zarr.create(
+        store=store, path="a", shape=(16, 16), chunks=(8, 8), dtype="u2", codecs=codecs
+    )
+    z[:] = NUMBERS
+    z[3, 3] = 1
+    for there in (base, store):
+        again = reopened(there)
+        assert len(again.metadata.codecs) == len(codecs)
+        assert again[3, 3] == 1
+        assert_array_equal(again[4:], NUMBERS[4:])
+
+
+def test_passthrough_stays_what_it_is() -> None:
+    base: dict[str, bytes] = {}
+    store = ShardingStore(base, native="passthrough")
+    z = create(store)
+    z[:] = NUMBERS
+    assert reopened(store).shards == (8, 8)
+    assert_array_equal(reopened(ShardingStore(base))[:], NUMBERS)
+
+
+# ------------------------------------------------------------------------- packages
+
+
+@pytest.mark.parametrize("cps", [None, "auto"])
+def test_xarray_asks_for_shards(tmp_path: Path, cps: Any) -> None:
+    xr = pytest.importorskip("xarray")
+    store = ShardingStore(tmp_path, chunks_per_shard=cps)
+    ds = xr.Dataset({"v": (("y", "x"), NUMBERS)}, coords={"x": np.arange(16.0)})
+    encoding = {"v": {"shards": (8, 8), "chunks": (2, 2)}}
+    ds.to_zarr(store, encoding=encoding, zarr_format=3, consolidated=False)
+    region = {"y": slice(0, 8), "x": slice(None)}
+    changed = ds.isel(region) + 1
+    changed.drop_vars("x").to_zarr(store, region=region, consolidated=False)
+    expected = NUMBERS + (np.arange(16)[:, None] < 8)
+    for there in (store, tmp_path):
+        xr.testing.assert_equal(
+            xr.open_zarr(there, consolidated=False).v.load().drop_vars("x"),
+            xr.DataArray(expected, dims=("y", "x"), name="v"),
+        )
+    native = reopened(tmp_path, "v")
+    assert (native.chunks, native.shards) == ((2, 2), (8, 8))
+
+
+def test_anndata_asks_for_shards(tmp_path: Path) -> None:
+    anndata = pytest.importorskip("anndata")
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"g": list("ab") * 50}, index=[str(i) for i in range(100)])
+    adata = anndata.AnnData(np.arange(2000.0).reshape(100, 20), obs=table)
+    adata.write_zarr(ShardingStore(tmp_path, chunks_per_shard="auto"))
+    for there in (tmp_path, ShardingStore(tmp_path)):
+        assert_array_equal(anndata.io.read_zarr(there).X, adata.X)
+
+
+def test_ome_zarr_asks_for_shards(tmp_path: Path) -> None:
+    pytest.importorskip("ome_zarr")
+    from tests.interop.test_ome_zarr import SHARDS, VOLUME, levels_by_ome_zarr, write_by_ome_zarr
+
+    write_by_ome_zarr(ShardingStore(tmp_path), "0.5", shards=SHARDS)
+    assert reopened(tmp_path, "s0").shards == SHARDS
+    assert_array_equal(levels_by_ome_zarr(ShardingStore(tmp_path))[0], VOLUME)
+    assert_array_equal(levels_by_ome_zarr(LocalStore(tmp_path))[0], VOLUME)
+
+
+def test_hierarchies_that_zarr_writes_at_once() -> None:
+    """`create_hierarchy` stores documents before there is an array object: zarr shards these."""
+    base = MemoryStore()
+    nodes = {"h": create(MemoryStore(), name="h").metadata}
+    made: Any = dict(zarr.create_hierarchy(store=ShardingStore(base), nodes=nodes))
+    made["h"][:] = NUMBERS
+    made["h"].attrs["x"] = 1
+    for store in (base, ShardingStore(base)):
+        assert_array_equal(reopened(store, "h")[:], NUMBERS)
+    assert sync(ShardingStore(base).exists("h/zarr.json"))
