@@ -165,8 +165,9 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
     Memory: encoded and decoded chunks of 64 MiB (decoded), or of one shard if that is larger.
 
-    Thread safety: that of the store. As in zarr, two writers of parts of one chunk may undo each
-    other's part.
+    Thread safety: that of the store. Parts of one chunk that several writers write are all there,
+    where the store loses no update of a shard: a part is merged again inside the commit if the
+    chunk has changed since it was read.
 
     Examples
     --------
