@@ -124,6 +124,23 @@ def test_axes_of_an_ome_zarr_group(zarr_format: Any) -> None:
     assert store.shard_shape("image/s/0") == (2, 1, 3)
 
 
+@pytest.mark.parametrize("names", [7, "time", ["time"], [["time"], {}], {"time": 1}, [None, 2]])
+def test_names_that_are_none(names: Any) -> None:
+    """Attributes of any form: such an array has no names, and none is refused."""
+    store = ShardingStore({}, chunks_per_shard=BY_NAME)
+    mapping = ShardingMapping(store)
+    for attributes in (names, {"_ARRAY_DIMENSIONS": names}, {"multiscales": names}):
+        options: dict[str, Any] = {"zarr_format": 2, "dtype": "u1", "overwrite": True}
+        z = zarr.create_array(store, name="v", shape=(4, 4), chunks=(1, 1), **options)
+        document = json.loads(mapping["v/.zarray"])
+        metadata = {"v/.zarray": document, "v/.zattrs": attributes}
+        consolidated = {"zarr_consolidated_format": 1, "metadata": metadata}
+        mapping[".zmetadata"] = json.dumps(consolidated).encode()
+        mapping["v/.zattrs"] = mapping[".zattrs"] = json.dumps(attributes).encode()
+        assert store.shard_shape("v") is None
+        z[:] = 1
+
+
 def test_consolidated_metadata_that_comes_first_says_the_same() -> None:
     """A copy in the order of keys declares an array of v2 in both places alike."""
     base: dict[str, bytes] = {}

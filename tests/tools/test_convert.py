@@ -257,7 +257,7 @@ def test_a_budget_in_bytes() -> None:
     shapes = {r.path: r.chunks_per_shard for r in report.arrays}
     assert shapes["x"] == (6,)
     assert math.prod(shapes["v"] or ()) in range(18, 37)
-    again = reshard(base, shard_nbytes=2 * nbytes_of_chunk(base))
+    again = reshard(base, None, shard_nbytes=2 * nbytes_of_chunk(base))
     assert {r.path: math.prod(r.chunks_per_shard or ()) for r in again.arrays} == {"v": 2, "x": 2}
     with pytest.raises(SpecError, match="give one"):
         shard_store(base, chunks_per_shard=2, shard_nbytes=1)

@@ -242,7 +242,9 @@ def reshard(
         index_location=index_location,
         order=order,
     )
-    return convert_store(source, destination, sharding, to_plain=given is None, **options)
+    return convert_store(
+        source, destination, sharding, to_plain=given is None and shard_nbytes is None, **options
+    )
 
 
 def _one_of(

@@ -325,17 +325,16 @@ def has_empty_chunks(doc: Mapping[str, Any]) -> bool:
 # ----------------------------------------------------------------- names of dimensions
 
 
-def dimension_names(doc: Mapping[str, Any]) -> tuple[str | None, ...]:
+def dimension_names(doc: Any) -> tuple[str | None, ...]:
     """Return the names of dimensions in an array document, or in a document of attributes alone;
     empty if there are none. Where v3's ``dimension_names`` are missing, xarray's attribute counts.
     """
-    attributes = doc.get("attributes", doc)
-    names = doc.get("dimension_names")
-    if names is None and isinstance(attributes, Mapping):
-        names = attributes.get("_ARRAY_DIMENSIONS")
-    if not isinstance(names, list | tuple):
-        return ()
-    return tuple(name if isinstance(name, str) else None for name in names)
+    for members in (doc, doc.get("attributes") if isinstance(doc, Mapping) else None):
+        for key in ("dimension_names", "_ARRAY_DIMENSIONS"):
+            names = members.get(key) if isinstance(members, Mapping) else None
+            if isinstance(names, list | tuple):
+                return tuple(name if isinstance(name, str) else None for name in names)
+    return ()
 
 
 def keys_of_dimension_names(node: Node) -> dict[str, str]:

@@ -15,7 +15,7 @@ from zarr_shardstore.format.layout import ChunkRef
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.buffered import Flusher
 from zarr_shardstore.shards.index_reads import read_indexes
-from zarr_shardstore.shards.requests import Flow, GetSize, relay
+from zarr_shardstore.shards.requests import Flow, GetSize
 from zarr_shardstore.shards.stack import gather, split_at_sharding
 
 Location: TypeAlias = tuple[str, int, int] | None
@@ -37,31 +37,26 @@ def shard_shape(arrays: ArrayCache, path: str) -> Flow[Coords | None]:
 def locate(flusher: Flusher, keys: Sequence[str]) -> Flow[list[Location]]:
     """Return where values are stored. Cost: the documents that are not cached, then one round."""
     owners = yield from flusher.catalog.chunks_of(keys)
-    chunks = {
-        key: chunk
-        for key, owner in zip(keys, owners, strict=True)
-        if (chunk := _chunk_of(key, owner)) is not None
-    }
+    chunks = [_chunk_of(key, owner) for key, owner in zip(keys, owners, strict=True)]
+    shards = list({chunk.shard: None for chunk in chunks if chunk is not None})
     if flusher.buffer.is_active:
-        shard_keys = dict.fromkeys(chunk.shard.key for chunk in chunks.values())
-        yield from flusher.flush_shards([key for key in shard_keys if flusher.buffer.get(key)])
-    shards = list({chunk.shard: None for chunk in chunks.values()})
+        yield from flusher.flush_shards([s.key for s in shards if flusher.buffer.get(s.key)])
     others = [key for key, owner in zip(keys, owners, strict=True) if owner is None]
-    flows = [read_indexes(shards), relay([GetSize(key) for key in others])]
-    wanted = [flow for flow, part in zip(flows, (shards, others), strict=True) if part]
-    replies = iter((yield from gather(wanted)) if wanted else ())
-    indexes = dict(zip(shards, next(replies), strict=True)) if shards else {}
-    sizes: dict[str, int | None] = dict(zip(others, next(replies), strict=True)) if others else {}
+    found, nbytes = yield from gather([read_indexes(shards), _sizes(others)])
+    indexes, sizes = dict(zip(shards, found, strict=True)), dict(zip(others, nbytes, strict=True))
     locations: list[Location] = []
-    for key in keys:
-        chunk, size = chunks.get(key), sizes.get(key)
-        index = None if chunk is None else indexes[chunk.shard]
+    for key, chunk in zip(keys, chunks, strict=True):
+        index, size = None if chunk is None else indexes[chunk.shard], sizes.get(key)
         entry = None if chunk is None or index is None else index.entry(chunk.entry_id)
         if chunk is not None and entry is not None:
             locations.append((chunk.shard.key, *entry))
         else:
             locations.append(None if size is None else (key, 0, size))
     return locations
+
+
+def _sizes(keys: Sequence[str]) -> Flow[list[int | None]]:
+    return (yield [GetSize(key) for key in keys]) if keys else []
 
 
 def _chunk_of(key: str, owner: object) -> ChunkRef | None:

@@ -124,12 +124,11 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def locate(self, keys: Iterable[str]) -> list[Location]:
         """Return where values are stored, from documents and indexes alone.
 
-        Returns
-        -------
-        list of tuple (shard_key, offset, nbytes) or None
-            For each key the key of an object of the base store, and the place of the value in
-            it, in bytes. A key that passes through gives its own key, 0 and the size of the
-            stored object. ``None``: there is no such value.
+        For each key: key of an object of the base store, offset and size of the value there in
+        bytes. A key that passes through gives itself, 0 and the size of the object. ``None``: there
+        is no such value. A location holds until the next write of its shard. An open batch first
+        stores the shards of these keys. Cost: a round for documents that are not cached, and one
+        for the indexes. No chunk is read.
 
         Raises
         ------
@@ -137,12 +136,6 @@ class ShardingMapping(MutableMapping[str, bytes]):
             If the index of a shard is damaged.
         UnsupportedError
             If storage transformers below sharding, or without it, change the stored bytes.
-
-        Notes
-        -----
-        A location holds until the next write of its shard. An open batch first stores the shards
-        of these keys. Cost: two rounds, first the documents that are not cached, then the indexes
-        of the shards, and the sizes of keys that pass through. No chunk is read.
 
         Examples
         --------

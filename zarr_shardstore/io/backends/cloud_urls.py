@@ -94,15 +94,19 @@ def _is_of_obstore(name: str, client_of: Any) -> bool:
 def _translated(options: Mapping[str, Any], extra: str) -> dict[str, Any] | None:
     """Return options as obstore spells them; ``None`` if only fsspec has what they ask for."""
     nested = options.get("client_kwargs") or {}
-    given = {k: v for k, v in options.items() if v is not None and k != "client_kwargs"}
+    given = {k: v for k, v in options.items() if k != "client_kwargs"}
     names = _S3_NAMES if extra == "s3" else {"anon": "skip_signature"}
     if extra == "gcs" and given.get("token") == "anon":
         given["anon"] = bool(given.pop("token"))
+    if extra == "azure" and not given and "AZURE_STORAGE_CONNECTION_STRING" in os.environ:
+        return None
     if not isinstance(nested, Mapping) or not nested.keys() <= {"endpoint_url", "region_name"}:
         return None
     translated: dict[str, Any] = {}
     value: Any
     for name, value in [*given.items(), *nested.items()]:
+        if value is None:
+            continue
         if translated.setdefault(names.get(str(name), str(name)), value) != value:
             return None
     if extra == "s3" and not translated.keys() & _CREDENTIALS:
