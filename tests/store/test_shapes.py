@@ -135,7 +135,8 @@ def test_names_that_are_none(names: Any) -> None:
         document = json.loads(mapping["v/.zarray"])
         metadata = {"v/.zarray": document, "v/.zattrs": attributes}
         consolidated = {"zarr_consolidated_format": 1, "metadata": metadata}
-        mapping[".zmetadata"] = json.dumps(consolidated).encode()
+        first = ShardingMapping({}, chunks_per_shard=BY_NAME)
+        first[".zmetadata"] = mapping[".zmetadata"] = json.dumps(consolidated).encode()
         mapping["v/.zattrs"] = mapping[".zattrs"] = json.dumps(attributes).encode()
         assert store.shard_shape("v") is None
         z[:] = 1
