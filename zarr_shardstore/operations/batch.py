@@ -75,7 +75,8 @@ class Batch:
 
     Cost: no request for whole values and erasures. `set_partial_values` and
     ``set_if_not_exists`` of a value that is not buffered flush its shard. Shards that are being
-    stored are in memory besides `max_nbytes`.
+    stored are in memory besides `max_nbytes`, and so are up to 64 MiB of chunks that workers encode
+    while `ShardedCodecPipeline` goes on. An error of their codec comes when they are stored.
     """
 
     def __init__(
