@@ -389,13 +389,17 @@ def test_xarray_asks_for_shards(tmp_path: Path, cps: Any) -> None:
     assert (native.chunks, native.shards) == ((2, 2), (8, 8))
 
 
-def test_anndata_asks_for_shards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("zarr_format", [None, 3])
+def test_anndata_asks_for_shards(tmp_path: Path, zarr_format: Any) -> None:
+    """By default, in Zarr v3; the default format depends on the version."""
     anndata = pytest.importorskip("anndata")
+    if zarr_format:
+        anndata.settings.zarr_write_format = zarr_format
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"g": list("ab") * 50}, index=[str(i) for i in range(100)])
     adata = anndata.AnnData(np.arange(2000.0).reshape(100, 20), obs=table)
     adata.write_zarr(ShardingStore(tmp_path, chunks_per_shard="auto"))
-    for there in (tmp_path, ShardingStore(tmp_path)):
+    for there in (tmp_path, ShardingStore(tmp_path))[0 if zarr_format else 1 :]:
         assert_array_equal(anndata.io.read_zarr(there).X, adata.X)
 
 
