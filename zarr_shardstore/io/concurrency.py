@@ -31,7 +31,7 @@ _INLINE_NBYTES = 64 * 1024
 _INLINE_NBYTES_OF_SMALL = 512 * 1024
 """Of small items: 512 of 1 kB take about 2 ms there, and longer in threads."""
 
-_RUN_LENGTH, _RUN_NBYTES = 64, 512 * 1024
+_RUN_LENGTH, _RUN_NBYTES = 16, 512 * 1024
 """Neighbouring items for one thread: two threads that lay neighbouring chunks share cache lines,
 which took a third longer."""
 
@@ -58,7 +58,7 @@ async def map_in_threads(
 ) -> list[R]:
     """Return the results of `work` for all items, in order; one hop to each of a few threads.
 
-    `work` is called for runs of items, of up to 64 and 512 KiB. Little work, by the `nbytes` of all
+    `work` is called for runs of items, of up to 16 and 512 KiB. Little work, by the `nbytes` of all
     items, is done in the event loop. If the items `are_small`, most of it is Python's own steps,
     and threads would wait for each other.
 

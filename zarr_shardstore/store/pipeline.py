@@ -241,18 +241,20 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
 
         def put(items: Sequence[tuple[ChunkPart, Value | None]]) -> Sequence[None]:
-            found = [(part, value) for part, value in items if value is not None]
+            chunks: Iterator[ChunkValues]
+            if plain is None:
+                chunks = (
+                    codec.decode(part.spec.prototype.buffer.from_bytes(value), part.spec)
+                    for part, value in items
+                    if value is not None
+                )
+            else:
+                values = [value for _, value in items if value is not None]
+                shapes = [part.spec.shape for part, value in items if value is not None]
+                chunks = iter(plain.decode_many(values, shapes))
+            target = out if plain is None else array
             for part, value in items:
-                if value is None:
-                    part.put(None, out, drop_axes)
-                elif plain is None:
-                    buffer = part.spec.prototype.buffer.from_bytes(value)
-                    part.put(codec.decode(buffer, part.spec), out, drop_axes)
-            if plain is not None and found:
-                parts, values = zip(*found, strict=True)
-                chunks = plain.decode_many(values, [part.spec.shape for part in parts])
-                for part, chunk in zip(parts, chunks, strict=True):
-                    part.put(chunk, array, drop_axes)
+                part.put(None if value is None else next(chunks), target, drop_axes)
             return [None] * len(items)
 
         async def read_some(positions: list[int], parts: list[ChunkPart]) -> None:
