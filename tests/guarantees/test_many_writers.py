@@ -124,7 +124,7 @@ def test_object_stores(started: Started, server: str, name: str, way: Way) -> No
     check_rounds(SharedArray(where=where, n_chunks=N_CHUNKS_ON_SERVERS), started(name), way)
 
 
-@pytest.mark.parametrize("kind", ["v2", "unsharded"])
+@pytest.mark.parametrize("kind", ["v2", "unsharded", "shards="])
 @pytest.mark.parametrize("place", ["memory", "LocalStore", "LocalStore, lock files", "S3", "Azure"])
 def test_parts_of_chunks(started: Started, place: str, kind: Kind, tmp_path: Path) -> None:
     """Regions that cut chunks, in arrays of other kinds: a chunk that is no entry is a shard of

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import reduce
 from typing import Any
 
@@ -11,6 +13,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import zarr
+from distributed import Client, LocalCluster
 
 from tests.support.bases import BASES
 from zarr_shardstore import ShardingStore
@@ -183,3 +186,35 @@ def test_sums_of_many_arrays_of_one_store(base: Any) -> None:
         )
         read = [da.from_zarr(store, component=f"z{i}") for i in range(4)]
         np.testing.assert_array_equal(reduce(operator.add, read).compute(), 4 * DATA + 6)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Two processes of two threads."""
+    options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "protocol": "tcp"}
+    with LocalCluster(n_workers=2, threads_per_worker=2, **options) as found:
+        yield found
+
+
+@pytest.mark.parametrize("chunks_per_shard", [None, CHUNKS_PER_SHARD])
+@pytest.mark.parametrize("scheduler", ["threads", "processes"])
+def test_blocks_that_fit_no_chunks(
+    scheduler: str, chunks_per_shard: Any, tmp_path: Any, request: pytest.FixtureRequest
+) -> None:
+    """Without a lock: several tasks write parts of one chunk, which is sharded or not."""
+    z = zarr.create_array(
+        ShardingStore(tmp_path, chunks_per_shard=chunks_per_shard),
+        name="z",
+        shape=(100, 30),
+        dtype="i4",
+        chunks=(25, 10),
+    )
+    data = np.arange(1, 1 + z.size, dtype="i4").reshape(z.shape)
+    blocks = da.from_array(data, chunks=(7, 9))
+    with ExitStack() as stack:
+        if scheduler == "processes":
+            stack.enter_context(Client(request.getfixturevalue("cluster")))
+        else:
+            stack.enter_context(dask.config.set(scheduler="threads", num_workers=8))
+        da.store(blocks, z, lock=False)
+    np.testing.assert_array_equal(z[:], data)

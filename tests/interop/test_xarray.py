@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -378,3 +380,42 @@ def test_unsharded_stores_stay_as_they_are(base: Any, zarr_format: Any) -> None:
     times(9, N_TIMES).to_zarr(store, append_dim="time")
     xr.testing.assert_identical(xr.open_zarr(store, chunks=None).load(), WHOLE)
     assert objects_of(base) == objects_of(expected)
+
+
+def _series(n: int) -> xr.Dataset:
+    return xr.Dataset({"v": ("time", np.arange(1, n + 1))}, coords={"time": np.arange(n) * 10})
+
+
+def _write_regions(where: str, mine: list[int]) -> None:
+    store, whole = ShardingStore(where), _series(200).chunk(time=10)
+    for start in mine:
+        region = slice(start, start + 10)
+        whole.isel(time=region).to_zarr(
+            store, region={"time": region}, safe_chunks=False, consolidated=False
+        )
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("chunks_per_shard", [None, 3])
+def test_regions_and_appends_that_cut_chunks(
+    chunks_per_shard: Any, workers: ProcessPoolExecutor, tmp_path: Any
+) -> None:
+    """Four processes write regions of 10 values over chunks of 25; then threads append."""
+    store = ShardingStore(tmp_path, chunks_per_shard=chunks_per_shard)
+    whole = _series(200)
+    encoding: Any = {"v": {"chunks": (25,)}, "time": {"chunks": (25,)}}
+    whole.chunk().to_zarr(store, compute=False, encoding=encoding, consolidated=False)
+    starts = list(range(0, 200, 10))
+    list(workers.map(_write_regions, [str(tmp_path)] * 4, [starts[i::4] for i in range(4)]))
+    xr.testing.assert_equal(xr.open_zarr(store, consolidated=False).load(), whole)
+    longer = _series(307)
+    for start in range(200, 307, 47):  # each begins within a chunk
+        more = longer.isel(time=slice(start, start + 47)).chunk(time=7)
+        with dask.config.set(scheduler="threads", num_workers=4):
+            more.to_zarr(store, append_dim="time", safe_chunks=False, consolidated=False)
+    xr.testing.assert_equal(xr.open_zarr(store, consolidated=False).load(), longer)

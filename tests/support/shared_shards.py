@@ -39,7 +39,7 @@ MAX_START_S = 120
 Way: TypeAlias = Literal["chunks", "regions"]
 WAYS: tuple[Way, ...] = ("chunks", "regions")
 
-Kind: TypeAlias = Literal["v3", "v2", "unsharded"]
+Kind: TypeAlias = Literal["v3", "v2", "unsharded", "shards="]
 
 _CHUNKS_PER_REGION = 4
 """On average: so three chunks in four lie in one region, and the others in two or more."""
@@ -82,13 +82,13 @@ class SharedArray:
         """Every second shard exists already, with the values of round 0."""
         base = open_base(self.where)
         cps = self.chunks_per_shard
-        given = None if self.kind == "unsharded" else cps
+        given = cps if self.kind in ("v3", "v2") else None
         z = zarr.create_array(
             base if self.is_native else ShardingStore(base, chunks_per_shard=given, **self.options),
             name="z",
             shape=(self.n_chunks * LENGTH,),
             chunks=(LENGTH,),
-            shards=(cps * LENGTH,) if self.is_native else None,
+            shards=(cps * LENGTH,) if self.is_native or self.kind == "shards=" else None,
             dtype="u4",
             zarr_format=2 if self.kind == "v2" else 3,
             overwrite=True,
