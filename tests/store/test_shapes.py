@@ -256,7 +256,9 @@ def test_an_array_that_grows_fills_its_shards(n_first: int, rule: Any) -> None:
 @pytest.mark.parametrize("budget", [4096, "4096", "4096 B", "4.096kB", "4 KiB", np.int64(4096)])
 def test_a_budget_in_bytes(budget: Any) -> None:
     """No shard of several chunks has more, and most have at least half of it."""
-    for shape, chunks in [((64, 64, 64), (4, 4, 4)), ((1000,), (10,)), ((7, 300, 5), (1, 30, 5))]:
+    shapes: list[tuple[Any, Any]] = [((64, 64, 64), (4, 4, 4)), ((1000,), (10,))]
+    shapes += [((7, 300, 5), (1, 30, 5)), ((48, 44, 48), (1, 11, 12))]
+    for shape, chunks in shapes:
         store = ShardingStore({}, shard_nbytes=budget)
         zarr.create_array(store, name="v", shape=shape, chunks=chunks, dtype="u1")
         found = store.shard_shape("v") or ()

@@ -316,10 +316,10 @@ def choose_chunks_per_shard(
     """
     grid = tuple(max(n, 1) for n in grid_shape)
     chunk_nbytes = max(chunk_nbytes, 1)
-    about = f"stored chunks have about {_readable(chunk_nbytes)}"
+    about = f"{'stored ' if budget is None else ''}chunks have about {_readable(chunk_nbytes)}"
     max_nbytes, min_nbytes = budget or MAX_SHARD_NBYTES, _MIN_SHARD_NBYTES
     if budget is not None:
-        min_nbytes = budget * _MIN_SHARD_NBYTES // _GOAL_NBYTES
+        min_nbytes = budget // 2
     if math.prod(grid) <= _MAX_ENTRIES and math.prod(grid) * chunk_nbytes <= max_nbytes:
         if budget is not None and may_grow:
             n = min(budget // chunk_nbytes, _MAX_SMALL_ENTRIES) // math.prod(grid[1:])
