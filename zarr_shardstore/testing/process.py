@@ -17,6 +17,7 @@ from zarr_shardstore.io.local.locks import Locking, locked
 from zarr_shardstore.io.local.open_shards import open_shards
 
 _LIMITS = {
+    "busy_wait_s": "io.local.fs.MAX_BUSY_S",
     "lock_wait_s": "io.local.locks.MAX_WAIT_S",
     "min_file_age_ns": "io.local.fs.MIN_AGE_NS",
     "conflict_wait_s": "io.driver.MAX_CONFLICT_S",
@@ -42,9 +43,10 @@ def tuned(**limits: float) -> Iterator[None]:
     Parameters
     ----------
     **limits
-        ``lock_wait_s``, ``conflict_wait_s``, ``conflict_pause_s``: how long a writer waits for a
-        lock, repeats a conditional write, and pauses in between. ``min_file_age_ns``: age at which
-        a file is cached. ``unsealed_shards``: appended shards that stay unsealed.
+        ``lock_wait_s``, ``busy_wait_s``, ``conflict_wait_s``, ``conflict_pause_s``: how long a
+        writer waits for a lock, for a file that Windows has open, repeats a conditional write, and
+        pauses in between. ``min_file_age_ns``: age at which a file is cached.
+        ``unsealed_shards``: appended shards that stay unsealed.
         ``names_at_once``, ``keys_per_page``, ``indexes_per_round``: limits of a listing.
         ``pipeline_read_nbytes``, ``pipeline_write_nbytes``, ``pipeline_group_nbytes``: limits of
         the codec pipeline. ``copy_nbytes``, ``copy_values``, ``copy_gap_nbytes``: limits of one

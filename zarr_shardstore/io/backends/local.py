@@ -222,8 +222,10 @@ class LocalBackend(base.Backend):
         is_ours = open_shards.is_locked_by_me(path)
         while True:
             before = fs.state_of(path)
+            _close(opened, key)  # another file may have the path
+            if not fs.IS_POSIX:
+                opened.close()  # the writer that is waited for may wait for these files
             with nullcontext(True) if is_ours else shared(path) as is_locked:
-                _close(opened, key)  # another file may have the path
                 reader = self._open(key, opened)
                 found = requests.Found(None, None)
                 if reader is not None:

@@ -215,7 +215,7 @@ _open: OrderedDict[str, None] = OrderedDict()
 def cache_file(path: str, index: ShardIndex, spec: ShardingSpec, reader: ShardFileReader) -> None:
     """Cache a file and the index that was read from it, unless it is too young (rule 4)."""
     changed_ns = max(reader.status.st_mtime_ns, reader.status.st_ctime_ns)
-    if reader.opened_ns - changed_ns >= fs.MIN_AGE_NS:
+    if reader.opened_ns - changed_ns >= max(fs.MIN_AGE_NS, fs.MIN_AGE_OF_CACHED_NS):
         file = CachedShardFile(index, spec, reader.handle, reader.status)
         if not fs.IS_POSIX:
             file.handle = None

@@ -366,9 +366,11 @@ def plain_path(path: str) -> str:
 FileState: TypeAlias = tuple[int, int, int] | None
 """Inode, size, and time of the last write of a file; ``None``: there is none."""
 
-MIN_AGE_NS = 20_000_000 if IS_POSIX else 2_100_000_000
-"""Age at which the time of a file tells its version. The clock ticks every 1 to 10 ms; on FAT,
-where the number of a file does not tell it either, every 2 s."""
+MIN_AGE_NS = 20_000_000
+"""Age at which the time of a file tells its version. The clock ticks every 1 to 10 ms."""
+
+MIN_AGE_OF_CACHED_NS = 0 if IS_POSIX else 2_100_000_000
+"""On FAT the clock ticks every 2 s, and on Windows no open file keeps its number."""
 
 
 def state_of(file: str | int) -> FileState:

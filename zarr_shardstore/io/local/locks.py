@@ -185,6 +185,8 @@ class _FileAsLock(KeptLock):
 
     def close(self) -> None:
         # Not in a ``finally``: if it is interrupted the finalizer must do it again.
+        if not IS_POSIX:
+            _close_and_unlink(self._fds, self._name)
         _unlink(self._fds, self._name)
         _close(self._fds)
 
@@ -227,8 +229,10 @@ def _close(fds: list[int], n_left: int = 0) -> None:
 
 def _unlink(fds: list[int], name: str) -> None:
     """Remove the open file, unless another file has its name."""
-    if not IS_POSIX:
-        _close_and_unlink(fds, name)
+    if fds and not IS_POSIX:
+        _close(fds)
+        with suppress(OSError):  # another process has it open, and removes it later
+            os.unlink(name)
     for _ in range(2):  # an interrupted removal of a lock file would leave it locked
         with suppress(OSError):
             if fds and _has_name(os.fstat(fds[0]), name):
@@ -237,14 +241,14 @@ def _unlink(fds: list[int], name: str) -> None:
 
 
 def _close_and_unlink(fds: list[int], name: str) -> None:
-    """Remove the open file on Windows. The number -1 in the list says that it is to be removed."""
+    """Remove a file that is a lock, on Windows; -1 says that a call was interrupted before that."""
     if fds and fds[0] != -1:
         fds.insert(0, -1)
     _close(fds, 1)
-    with suppress(OSError):  # another process has it open
-        if fds:
-            os.unlink(name)
-    fds.clear()
+    if fds:
+        with suppress(*NOT_FOUND):
+            fs.unlink(name)  # a reader may have it open
+        fds.clear()
 
 
 def _has_name(status: os.stat_result, name: str) -> bool:
