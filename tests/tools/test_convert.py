@@ -710,12 +710,12 @@ class Interrupted(Counting):
     is_interrupted = True
 
     def __delitem__(self, key: str) -> None:
-        if self.is_interrupted:
+        if self.is_interrupted and key in self.data:
             raise KeyboardInterrupt
         super().__delitem__(key)
 
     def pop(self, key: str, *default: Any) -> Any:
-        if self.is_interrupted:
+        if self.is_interrupted and key in self.data:
             raise KeyboardInterrupt
         return super().pop(key, *default)
 

@@ -103,8 +103,9 @@ def convert_store(
     if not is_in_place:
         n_copied = len(conversion.contents.other_keys)
         notes = tuple(
-            f"the directory of the array {node.path!r} was not listed, it has too many chunks: if "
-            "it holds keys that are neither chunks nor documents, they were not copied"
+            f"the directory of the array {node.path!r} was not listed, because it has too many "
+            "chunks, or the store lists none: if it holds keys that are neither chunks nor "
+            "documents, they were not copied"
             for node in conversion.contents.unlisted
         )
     if lost := [array.path for array in arrays if array.loses_readers]:
@@ -176,6 +177,9 @@ class Conversion:
     def run(self) -> tuple[ArrayReport, ...]:
         """Convert all arrays; return what was done."""
         if self.target is self.source:
+            if any(plan.action != "skipped" for plan in self.plans):
+                self.target.try_to_remove()
+                self.target.check_replaceable()
             return tuple(map(self._convert_in_place, self.plans))
         other_keys = self.contents.other_keys
         documents: dict[str, Mapping[str, Any]] = {}
@@ -186,6 +190,7 @@ class Conversion:
         for plan, is_there in zip(self.plans, are_there, strict=True):
             if plan.geometry is not None:
                 self._check_array(plan, is_there=is_there)
+        self.target.try_to_remove()
         reports = tuple(map(self._convert_to_destination, self.plans, are_there))
         copy_other_keys(self.source, self.target, other_keys, documents)
         return reports

@@ -7,7 +7,7 @@ directories of chunks: an array of 10 million chunks costs the few requests of i
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,11 @@ from zarr_shardstore.format.arguments import array_path, paths_of
 from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.ranges import Range
-from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle
+from zarr_shardstore.inspect.open_base import ODD_KEY_ERRORS, STAGING, BaseStoreHandle
 from zarr_shardstore.metadata import documents
 from zarr_shardstore.metadata.documents import Node, document_key, node_of_document
 from zarr_shardstore.shards.read import ReadOptions
-from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix
+from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix, Request
 
 _READER = ArrayReader("flat", ReadOptions())
 _HIERARCHIES: tuple[documents.Hierarchy, ...] = ("v3", "v2", "draft")
@@ -81,7 +81,7 @@ def find_arrays(
     patterns = None if paths is None else paths_of(paths)
     found = [arrays_at(base, pattern) for pattern in patterns or ()]
     if not found or not all(found):
-        contents = base.run(find_contents())
+        contents = base.run(find_contents(has_pages=base.backend.has_pages))
         walked = [*contents.arrays.values(), *contents.broken]
         selected = select_paths({array.node.path for array in walked}, patterns)
         found = [[array for array in walked if array.node.path in selected]]
@@ -146,8 +146,9 @@ def _parse(node: Node, reply: Found) -> FoundArray | None:
     return FoundArray(node, doc, documents.plain_geometry(node.hierarchy, doc))
 
 
-def find_contents() -> Flow[StoreContents]:
-    """Find all arrays and all other keys of a base store. Cost: a listing and three reads for each
+def find_contents(*, has_pages: bool = False) -> Flow[StoreContents]:
+    """Find all arrays and all other keys of a base store, where directories are no keys if they
+    have pages. Cost: a listing and three reads for each
     directory without chunks, and a listing for the documents of a draft hierarchy."""
     found = StoreContents()
     draft = yield from _find_draft_arrays(found)
@@ -155,7 +156,8 @@ def find_contents() -> Flow[StoreContents]:
     while level:
         below: list[str] = []
         for i in range(0, len(level), _DIRECTORIES_AT_ONCE):
-            below += yield from _visit(level[i : i + _DIRECTORIES_AT_ONCE], draft, found)
+            some = level[i : i + _DIRECTORIES_AT_ONCE]
+            below += yield from _visit(some, draft, found, has_pages)
         level = below
     found.arrays = dict(sorted(found.arrays.items(), key=lambda item: item[0].path))
     return found
@@ -180,11 +182,11 @@ def _find_draft_arrays(found: StoreContents) -> Flow[dict[str, Node]]:
 
 
 def _visit(
-    directories: Sequence[str], draft: Mapping[str, Node], found: StoreContents
+    directories: Sequence[str], draft: Mapping[str, Node], found: StoreContents, has_pages: bool
 ) -> Flow[list[str]]:
     """Read some directories; return the names in them that may be directories. A name in a listing
     may be a key, a directory, or both: so each is also read as a key."""
-    replies: list[Found] = yield [
+    gets = [
         request
         for directory in directories
         for request in (
@@ -193,6 +195,7 @@ def _visit(
             Get(directory.removesuffix("/") or "zarr.json", Range(0, 1)),
         )
     ]
+    replies: list[Any] = yield from _ask(gets, lambda i: i % 3 == 2)
     listed: dict[str, list[Node]] = {}
     document_keys: list[str] = []
     for i, directory in enumerate(directories):
@@ -202,7 +205,7 @@ def _visit(
         nodes = [node for node, reply in both if _add(found, node, reply)]
         if directory in draft:
             nodes.append(draft[directory])
-        if path and itself.value is not None:
+        if path and itself is not None and itself.value is not None and not has_pages:
             found.other_keys.append(path)
         if sum(_n_names(found.arrays[node].geometry) for node in nodes) <= _MAX_CHUNK_NAMES:
             listed[directory] = nodes
@@ -214,11 +217,33 @@ def _visit(
         replies = yield [Get(key, Range(0, 1)) for key in document_keys]
         pairs = zip(document_keys, replies, strict=True)
         found.other_keys += [key for key, reply in pairs if reply.value is not None]
-    listings: list[list[str]] = yield [ListDir(directory) for directory in listed]
+    arrays = list(listed.values())
+    listings = yield from _ask([ListDir(d) for d in listed], lambda i: bool(arrays[i]))
     below: list[str] = []
     for (directory, nodes), names in zip(listed.items(), listings, strict=True):
+        if names is None:
+            found.unlisted += nodes
+            continue
         below += _names_below(directory, names, nodes, found)
     return below
+
+
+def _ask(batch: Sequence[Request], may_fail: Callable[[int], bool]) -> Flow[list[Any]]:
+    """Return replies; ``None`` where the base store refuses a request that may fail."""
+    try:
+        return (yield list(batch))
+    except ODD_KEY_ERRORS as error:
+        if isinstance(error, SpecError):
+            raise
+    replies: list[Any] = []
+    for i, request in enumerate(batch):
+        try:
+            replies += yield [request]
+        except ODD_KEY_ERRORS:
+            if not may_fail(i):
+                raise
+            replies.append(None)
+    return replies
 
 
 def _names_below(

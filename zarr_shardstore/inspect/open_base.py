@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -29,6 +30,9 @@ from zarr_shardstore.store.sharding_store import ShardingStore
 T = TypeVar("T")
 
 StoreLike: TypeAlias = BaseStoreLike | ShardingStore | ShardingMapping | DraftHierarchyStore
+
+ODD_KEY_ERRORS = (ValueError, TypeError, LookupError, NotImplementedError)
+"""Errors by which a base store may say that nothing is ever stored under such a key."""
 
 STAGING = ".zarr_shardstore/"
 """Directory of conversions in place for objects that are not published yet. No tool shows it."""
@@ -123,7 +127,8 @@ class BaseStoreHandle:
     @property
     def supports_deletes(self) -> bool:
         """True if objects can be removed and replaced. In a zip they cannot."""
-        return not isinstance(self.store, Store) or self.store.supports_deletes
+        has_deletes = not isinstance(self.store, Store) or self.store.supports_deletes
+        return has_deletes and "delete" not in self.backend.lacks
 
     def check_replaceable(self) -> None:
         if not self.supports_deletes:
@@ -138,14 +143,22 @@ class BaseStoreHandle:
             return
         try:
             sync(self.store.exists(f"{STAGING}manifest.json"))
+        except NotImplementedError:
+            return
         except Exception as error:
-            if not has_no_such_key(error):
+            if not has_no_such_key(error) and not isinstance(error, ODD_KEY_ERRORS):
                 raise
             raise UnsupportedError(
                 f"{type(self.store).__name__} takes documents of Zarr v3 and chunks only, and a "
                 "conversion has to keep beside them how far it is; nothing was written: create "
                 "the arrays through a ShardingStore over it, and copy their values"
             ) from error
+
+    def try_to_remove(self) -> None:
+        """Find out whether the store removes objects, by a key that is never there."""
+        if self.supports_deletes:
+            with suppress(UnsupportedError):
+                self.perform([requests.Delete(f"{STAGING}manifest.json")])
 
     def check_writable(self) -> None:
         if self.is_read_only or (isinstance(self.store, Store) and self.store.read_only):
@@ -156,7 +169,7 @@ class BaseStoreHandle:
 
     def describe(self) -> str:
         if isinstance(self.store, Store):
-            return " ".join(str(self.store).split())  # icechunk's has several lines
+            return " ".join(str(self.store).split())[:200]  # icechunk's has several lines
         return repr(self.backend)
 
 

@@ -279,6 +279,8 @@ class DocumentChange:
             for path, reason in self.reasons.items()
         ]
         if not dry_run and (writes or removals):
+            if removals:
+                base.try_to_remove()
             base.check_replaceable()
             try:
                 for _, keys in groupby(writes, key=_round_of):

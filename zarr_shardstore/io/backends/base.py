@@ -16,6 +16,7 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -70,11 +71,18 @@ class Backend(ABC):
     locks_whole_writes: bool = False
     """Whether writes of whole values take the lock, because `Set` and `Delete` do not reply
     ``"disturbed"`` where the lock of another process may have changed the value meanwhile."""
+    has_pages: bool = False
+    """Whether a directory also has a value, of its own making, as on web servers."""
     max_shards_at_once: Callable[[], int] | None = None
     """Number of shards that a read may now touch in two rounds; larger reads run in parts."""
     max_requests_at_once: int | None = None
     """Number of concurrent requests of one batch behind a network; ``None``: no network. There a
     round of requests takes much longer than the bytes of a small shard."""
+
+    @cached_property
+    def lacks(self) -> set[str]:
+        """Abilities that the base store was found not to have; each was tried once."""
+        return set()
 
     @abstractmethod
     def scope(self, key: str) -> Hashable:

@@ -89,7 +89,6 @@ class ObstoreBackend(ZarrBackend):
         self._has_conditions = not self._is_web_server
         self._is_probed = False
         self._takes_quotes = True
-        self._has_suffixes = type(store.store).__name__ != "AzureStore"
 
     def optimistic(self) -> base.Backend | None:
         return _Optimistic(self) if self._has_conditions else None
@@ -107,7 +106,7 @@ class ObstoreBackend(ZarrBackend):
         byte_range = get.byte_range
         if unless is None or unless.etag is None or unless.size is None or byte_range is None:
             return await super().read(get)
-        if not self._has_suffixes:
+        if "suffixes" in self.lacks:
             byte_range = Range(*resolve_range(byte_range, unless.size))
         try:
             found = await self._get_once(get.key, byte_range, unless.etag)
@@ -117,7 +116,7 @@ class ObstoreBackend(ZarrBackend):
             return await super().read(get)
         if found.version == unless:  # the server ignores conditions
             return None
-        is_other_range = not self._has_suffixes and found.size != unless.size
+        is_other_range = "suffixes" in self.lacks and found.size != unless.size
         return await super().read(get) if is_other_range else found
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
@@ -153,7 +152,12 @@ class ObstoreBackend(ZarrBackend):
         etag = version.etag if version.is_strong else None
         return None if etag is None else IndexCopy(found.decoded, etag, found.size)
 
-    async def _listed(self, prefix: str) -> AsyncGenerator[tuple[str, object], None]:
+    async def _listed(
+        self,
+        prefix: str,
+        *,
+        walks: bool = True,  # noqa: ARG002
+    ) -> AsyncGenerator[tuple[str, object], None]:
         async for page in obstore.list(self.store.store, prefix=prefix):
             for meta in page:
                 yield meta["path"], _version_of(meta)

@@ -22,7 +22,12 @@ from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, Backend, BackendOp
 from zarr_shardstore.io.backends.cloud_urls import store_of_url
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
-from zarr_shardstore.io.backends.store_traits import directory_of, is_in_memory, root_of_files
+from zarr_shardstore.io.backends.store_traits import (
+    directory_of,
+    file_system_of,
+    is_in_memory,
+    root_of_files,
+)
 from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 
@@ -102,9 +107,10 @@ def base_store_of(
     elif hasattr(store, "fs") and hasattr(store, "path"):  # a UPath may be a Path, too
         store = FSMap(store.path, store.fs)
     if isinstance(store, FSMap):
-        if not isinstance(store.fs, LocalFileSystem):
-            return FsspecStore.from_mapper(store)
-        store = Path(store.root)
+        fs, path = file_system_of(store.fs, store.root)
+        if not isinstance(fs, LocalFileSystem):
+            return FsspecStore.from_mapper(store if fs is store.fs else FSMap(path, fs))
+        store = Path(path)
     if isinstance(store, Path):
         return _store_at(store)
     if type(store).__module__.split(".")[0] == "obstore":

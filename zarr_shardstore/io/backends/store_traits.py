@@ -7,9 +7,12 @@ from collections.abc import Hashable
 from typing import Any
 
 from fsspec import AbstractFileSystem
+from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
+
+from zarr_shardstore.errors import UnsupportedError
 
 
 def scope_of_store(store: Store) -> tuple[Hashable, str]:
@@ -27,8 +30,8 @@ def scope_of_store(store: Store) -> tuple[Hashable, str]:
     if isinstance(store, MemoryStore):
         return ("memory", id(store._store_dict)), ""
     if isinstance(store, FsspecStore):
-        fs = getattr(store.fs, "sync_fs", store.fs)
-        return ("fsspec", _identity_of(fs)), f"{store.path.strip('/')}/".lstrip("/")
+        fs, path = file_system_of(store.fs, store.path)
+        return ("fsspec", _identity_of(fs)), f"{path.strip('/')}/".lstrip("/")
     if isinstance(store, ObjectStore):
         client: Any = store.store
         if hasattr(client, "config"):
@@ -66,7 +69,7 @@ def directory_of(store: Store) -> str | None:
     """
     is_plain = type(store) in (LocalStore, ObjectStore)
     if type(store) is FsspecStore:
-        is_plain = type(getattr(store.fs, "sync_fs", store.fs)) is LocalFileSystem
+        is_plain = type(file_system_of(store.fs, store.path)[0]) is LocalFileSystem
     return _directory(store) if is_plain else None
 
 
@@ -74,7 +77,7 @@ def _directory(store: Store) -> str | None:
     if isinstance(store, LocalStore):
         return str(store.root)
     if isinstance(store, FsspecStore) and is_local_fsspec(store):
-        return str(LocalFileSystem._strip_protocol(store.path))
+        return str(LocalFileSystem._strip_protocol(file_system_of(store.fs, store.path)[1]))
     if isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
         return str(getattr(store.store, "prefix", None) or "/")
     return None
@@ -136,5 +139,52 @@ def is_local_fsspec(store: Store) -> bool:
 
 
 def _protocols(store: FsspecStore) -> tuple[str, ...]:
-    protocol = getattr(store.fs, "sync_fs", store.fs).protocol
+    protocol = file_system_of(store.fs, store.path)[0].protocol
     return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+
+def file_system_of(fs: AbstractFileSystem, path: str) -> tuple[AbstractFileSystem, str]:
+    """Return the file system of fsspec that has the objects, and the path there: without wrappers
+    that make it async, and directories that stand for file systems."""
+    while True:
+        if hasattr(fs, "sync_fs"):
+            fs = fs.sync_fs
+        elif type(fs) is DirFileSystem:
+            fs, path = fs.fs, fs._join(path)
+        else:
+            return fs, path
+
+
+_ONLY_READ = {
+    "CachingFileSystem": "a cache of fsspec, which serves what it copied first",
+    "AbstractArchiveFileSystem": "an archive that fsspec reads",
+    "ReferenceFileSystem": "a set of references to bytes of other files",
+}
+"""By the name of the class, so that these modules of fsspec are not imported."""
+
+
+def kind_that_is_only_read(store: Store) -> str:
+    """Return what a store is, if a write through it would be lost or is impossible; else ``""``."""
+    store = innermost(store)
+    if not isinstance(store, FsspecStore):
+        return ""
+    classes = type(file_system_of(store.fs, store.path)[0]).__mro__
+    return next((_ONLY_READ[c.__name__] for c in classes if c.__name__ in _ONLY_READ), "")
+
+
+def is_web_server(store: Store) -> bool:
+    """Whether a directory has a page of its own, under the key that it has as an object."""
+    store = innermost(store)
+    return isinstance(store, FsspecStore) and not {"http", "https"}.isdisjoint(_protocols(store))
+
+
+def is_never_done(error: Exception) -> bool:
+    """Whether an error says that a store, or its server, does not have an operation at all."""
+    if isinstance(error, UnsupportedError):
+        return False
+    return (
+        isinstance(error, NotImplementedError)
+        or type(error).__name__ == "NotSupportedError"  # obstore, which need not be installed
+        or getattr(error, "status", None) in (405, 501)  # aiohttp
+        or any(text in str(error) for text in ("501 Not Implemented", "405 Method Not Allowed"))
+    )

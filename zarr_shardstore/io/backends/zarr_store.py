@@ -1,22 +1,34 @@
 """Backend for any zarr ``Store`` that is not local files: fsspec, memory, wrappers, others.
 
-A client may know no suffix ranges, or raise for a range behind the end of an object. The backend
-then reads in another way.
+A client may know no suffix ranges, no ranges, no listing of one kind, or raise for a range behind
+the end of an object. The backend then takes another way, or says what is lacking. It finds out by
+trying, see decisions/0028-base-stores.md.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Sequence,
+)
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any, TypeVar
 
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore, MemoryStore, ZipStore
+from zarr.storage import FsspecStore, MemoryStore, WrapperStore
 
+from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.io.backends import base, store_traits
 from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
@@ -27,6 +39,7 @@ from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import check_whole, found_index, index_get
 from zarr_shardstore.shards.requests import Found, Request
 from zarr_shardstore.shards.shard_writer import ShardWriter
+from zarr_shardstore.synchronized import in_forked_child
 
 T = TypeVar("T")
 
@@ -34,12 +47,46 @@ _N_ATTEMPTS_OF_RANGE = 10
 """Attempts to read a range of an object that is replaced repeatedly."""
 
 
+_REMOVALS = (requests.Delete, requests.DeletePrefix)
+_CHANGES = (requests.Set, requests.SetIfNotExists, requests.Move, *_REMOVALS)
+_LISTINGS = (requests.ListPrefix, requests.ListPage, requests.ListDir)
+
+
+_call_of_a_copy = threading.Lock()
+in_forked_child(_call_of_a_copy._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def _turn() -> AsyncIterator[None]:
+    """Wait for a turn: fsspec's caches and archives mix up the calls of several threads."""
+    while not _call_of_a_copy.acquire(blocking=False):
+        await asyncio.sleep(0.0005)
+    try:
+        yield
+    finally:
+        _call_of_a_copy.release()
+
+
 def has_sync_surface(store: Store) -> bool:
-    """Whether get_sync, set_sync and delete_sync of a store all work now."""
-    names = ("get_sync", "set_sync", "delete_sync")
-    return all(hasattr(store, name) for name in names) and bool(
-        getattr(store, "_supports_sync_io", True)
+    """Whether get_sync, set_sync and delete_sync of a store all work now.
+
+    A subclass of zarr's wrapper that overrides ``get`` alone inherits a ``get_sync`` of the wrapped
+    store, which passes it by.
+    """
+    layers = [store]
+    while isinstance(layers[-1], WrapperStore):
+        layers.append(layers[-1]._store)
+    return bool(getattr(store, "_supports_sync_io", True)) and all(
+        _defines(layer, f"{name}_sync") >= _defines(layer, name) > 0
+        for layer in layers
+        for name in ("get", "set", "delete")
     )
+
+
+def _defines(store: Store, name: str) -> int:
+    """Return the number of classes from the root to that which defines a method; 0 without one."""
+    classes = type(store).__mro__
+    return next((len(classes) - i for i, cls in enumerate(classes) if name in vars(cls)), 0)
 
 
 @cache
@@ -63,6 +110,8 @@ class ZarrBackend(base.Backend):
         self._options = options
         self._place, self._path = store_traits.scope_of_store(store)
         self._single_flight: SingleFlight[Found] = SingleFlight()
+        self._read_only_kind = store_traits.kind_that_is_only_read(store)
+        self.has_pages = store_traits.is_web_server(store)
         self.can_block = has_sync_surface(store)
         self.max_requests_at_once = (
             None if store_traits.is_in_memory(store) else base.MAX_CONCURRENCY
@@ -88,25 +137,62 @@ class ZarrBackend(base.Backend):
         return super().lock(key, fits)
 
     def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
+        self._check_changes([requests.Set(key, b"")])
         store = self.store
         if type(store) is not FsspecStore:
             super().upload(key, parts)
             return
+        try:
+            self._upload(store, self._path_of(key), parts)
+        except NotImplementedError as error:
+            raise self._refusal([requests.Set(key, b"")], error) from error
+
+    def _path_of(self, key: str) -> str:
+        """Return the path of an object in the file system of fsspec."""
+        root = getattr(store_traits.innermost(self.store), "path", "").rstrip("/")
+        return f"{root}/{key}" if root else key
+
+    def _upload(
+        self, store: FsspecStore, path: str, parts: Iterable[Sequence[bytes | memoryview]]
+    ) -> None:
         fs: Any = store.fs
         if hasattr(fs, "sync_fs"):
             fs = fs.sync_fs
         else:
             fs = type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": False})
-        path = f"{store.path}/{key}"
         with suppress(Exception):  # object stores have no directories
             fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         stream: Any = fs.open(path, "wb", block_size=base.PART_NBYTES)
         base.write_stream(stream, getattr(stream, "discard", stream.close), parts)
 
+    def _check_changes(self, batch: Sequence[Request]) -> None:
+        if self._read_only_kind and any(isinstance(request, _CHANGES) for request in batch):
+            raise UnsupportedError(
+                f"{self!r} is {self._read_only_kind}: it is only read here, and nothing was "
+                "written; write into another store, or into the one behind it"
+            )
+
+    def _refusal(self, batch: Sequence[Request], error: Exception) -> UnsupportedError:
+        """Return the error for what the store, or its server, never does."""
+        if any(isinstance(request, _REMOVALS) for request in batch):
+            self.lacks.add("delete")
+        what = "read this; copy the objects into another store, and read them there"
+        if any(isinstance(request, _CHANGES) for request in batch):
+            what = "store or remove this, it was not done; write into another store"
+        elif any(isinstance(request, _LISTINGS) for request in batch):
+            what = "list keys; name the paths of arrays, which are found without a listing"
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return UnsupportedError(f"{self!r} cannot {what} ({why})")
+
     # ------------------------------------------------------------ blocking
 
     def perform(self, batch: list[Request], _: base.OpenFiles | None = None) -> list[Any]:
-        return [self._reply_blocking(request) for request in batch]
+        try:
+            return [self._reply_blocking(request) for request in batch]
+        except Exception as error:
+            if store_traits.is_never_done(error):
+                raise self._refusal(batch, error) from error
+            raise
 
     def _reply_blocking(self, request: Request) -> Any:
         store: Any = self.store  # has the sync surface, see `can_block`
@@ -115,14 +201,14 @@ class ZarrBackend(base.Backend):
                 return found_index(request, self._reply_blocking(index_get(request)))
             case requests.Get(key, byte_range):
                 found = _found_of(store.get_sync(key, byte_range=byte_request_of(byte_range)))
-                if self._is_cut(found, byte_range):
+                if self._is_cut(found, byte_range) or _is_longer(found, byte_range):
                     found = _part_of(_found_of(store.get_sync(key)), byte_range)
                 return found
             case requests.Exists(key):
                 return store.get_sync(key, byte_range=RangeByteRequest(0, 1)) is not None
             case requests.Set(key, value):
                 store.set_sync(key, to_buffer(value))
-            case requests.Delete(key):
+            case requests.Delete(key, None):
                 store.delete_sync(key)
             case _:
                 return sync(self._reply(request))
@@ -135,6 +221,15 @@ class ZarrBackend(base.Backend):
         return found.value is not None and len(found.value) < byte_range.nbytes
 
     # --------------------------------------------------------------- async
+
+    async def perform_async(self, batch: list[Request]) -> list[Any]:
+        self._check_changes(batch)
+        try:
+            return await super().perform_async(batch)
+        except Exception as error:
+            if store_traits.is_never_done(error):
+                raise self._refusal(batch, error) from error
+            raise
 
     async def read(self, get: requests.Get, _: ObjectVersion | None = None, /) -> Found | None:
         found: Found = await self._reply(get)
@@ -149,8 +244,8 @@ class ZarrBackend(base.Backend):
 
     async def _reply(self, request: Request) -> Any:
         inner = store_traits.innermost(self.store)
-        if isinstance(inner, ZipStore) and not inner._is_open:
-            await inner._ensure_open()  # its listings do not open it
+        if not inner._is_open:
+            await inner._ensure_open()  # listings of a zip do not open it
         store = self.store
         match request:
             case requests.GetIndex():
@@ -168,11 +263,14 @@ class ZarrBackend(base.Backend):
                 return await gather_bounded(
                     [self._get(key, None) for key in keys], base.MAX_CONCURRENCY
                 )
-            case requests.Exists(key) if isinstance(inner, FsspecStore):
-                # For fsspec's `exists` an object is missing whatever fails.
-                return await self._size(key) is not None
             case requests.Exists(key):
-                return await _unless_no_such_key(store.exists(key), False)
+                # For fsspec's `exists` an object is missing whatever fails.
+                if not isinstance(inner, FsspecStore) and "exists" not in self.lacks:
+                    try:
+                        return await _unless_no_such_key(store.exists(key), False)
+                    except NotImplementedError:
+                        self.lacks.add("exists")
+                return await self._size(key) is not None
             case requests.GetSize(key):
                 return await self._size(key)
             case requests.Set(key, value):
@@ -181,9 +279,14 @@ class ZarrBackend(base.Backend):
             case requests.SetIfNotExists(key, value):
                 with self._changing(key):
                     await store.set_if_not_exists(key, to_buffer(value))
-            case requests.Delete(key):
+            case requests.Delete(key, placeholder):
                 with self._changing(key):
-                    await store.delete(key)
+                    try:
+                        await store.delete(key)
+                    except NotImplementedError:
+                        if placeholder is None:
+                            raise
+                        await store.set(key, to_buffer(placeholder()))
             case requests.Move(key, to):
                 with suppress(FileNotFoundError):
                     await self._move(key, to)
@@ -198,14 +301,7 @@ class ZarrBackend(base.Backend):
                 if cursor.pages is not None:
                     await cursor.pages.aclose()
             case requests.ListDir(prefix):
-                try:
-                    names = store.list_dir(prefix.removesuffix("/"))
-                    # Directories of web servers end in a slash. fsspec lists an object of that
-                    # name with a path.
-                    listed = [name.removesuffix("/") async for name in names]
-                    return [name for name in listed if not is_hidden(name) and "/" not in name]
-                except NotADirectoryError:  # fsspec, where a local file has this name
-                    return []
+                return await self._names(prefix)
             case _:
                 return await super()._reply(request)
         return None
@@ -214,19 +310,34 @@ class ZarrBackend(base.Backend):
 
     async def _get(self, key: str, byte_range: ByteRange | None) -> Found:
         """Read an object, or a range of it, whatever the client cannot do."""
+        if byte_range is not None and "ranges" in self.lacks:
+            return _part_of(await self._get(key, None), byte_range)
+        if isinstance(byte_range, Suffix) and "suffixes" in self.lacks:
+            return await self._get_within(key, byte_range)
         try:
-            return await self._get_once(key, byte_range)
+            found = await self._get_once(key, byte_range)
         except Exception as error:
             # No suffix ranges here (Azure), or an error for a range behind the end (obstore).
             if byte_range is not None:
+                if isinstance(byte_range, Suffix) and store_traits.is_never_done(error):
+                    self.lacks.add("suffixes")
                 return await self._get_within(key, byte_range)
-            if store_traits.has_no_such_key(error):
+            if store_traits.has_no_such_key(error) or (
+                isinstance(error, LookupError) and await self._size(key) is None
+            ):  # the latter is fsspec's, for a key that is not in an archive
                 return Found(None, None)
             raise
+        if _is_longer(found, byte_range) and len(found.value or b"") == await self._size(key):
+            return _part_of(found, byte_range)  # web servers may send the whole object
+        return found
 
     async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
         """Make one request for an object, or a range of it."""
         prototype = default_buffer_prototype()
+        if self._read_only_kind:
+            async with _turn():
+                value = await self.store.get(key, prototype, byte_request_of(byte_range))
+            return _found_of(value)
         found = _found_of(await self.store.get(key, prototype, byte_request_of(byte_range)))
         if self._is_cut(found, byte_range):
             found = _part_of(_found_of(await self.store.get(key, prototype)), byte_range)
@@ -245,11 +356,16 @@ class ZarrBackend(base.Backend):
                 return Found(memoryview(b""), None, size)
             try:
                 found = await self._get_once(key, Range(start, stop))
-            except Exception:
+            except Exception as error:
+                if store_traits.is_never_done(error):
+                    self.lacks.add("ranges")
+                    return _part_of(await self._get(key, None), byte_range)
                 if not n_left or size == size_at_failure:  # no writer has replaced it: it fails
                     raise
                 size_at_failure = size
                 continue
+            if found.value is not None and len(found.value) == size:
+                found = _part_of(found, Range(start, stop))
             is_whole = found.value is not None and len(found.value) == stop - start
             if is_whole and found.size in (None, size):
                 return found._replace(size=size)
@@ -257,12 +373,21 @@ class ZarrBackend(base.Backend):
 
     async def _size(self, key: str) -> int | None:
         """Return the size of an object in bytes; ``None`` if there is none."""
+        store = self.store
         try:
-            size = await _unless_no_such_key(self.store.getsize(key), None)
-            # icechunk returns 0 for a missing chunk.
-            return None if size == 0 and not await self.store.exists(key) else size
+            if hasattr(getattr(store, "fs", None), "references"):
+                # fsspec states the size of an inline value before it is decoded.
+                value = (await self._get_once(key, None)).value
+                return None if value is None else len(value)
+            if type(store) is FsspecStore:
+                info = await store.fs._info(self._path_of(key))
+                if info["type"] == "directory" or info.get("size") is not None:
+                    return None if info["type"] == "directory" else int(info["size"])
+            size = await _unless_no_such_key(store.getsize(key), None)
         except FileNotFoundError:
             return None
+        # icechunk returns 0 for a missing chunk, and fsspec for a directory.
+        return None if size == 0 and (await self._get_once(key, None)).value is None else size
 
     # ------------------------------------------------------ directories
 
@@ -273,24 +398,91 @@ class ZarrBackend(base.Backend):
         if prefix and not by_key and isinstance(inner, FsspecStore):
             # FsspecStore.delete_dir also removes an object with the name of the directory. It may
             # be a shard: the name of a shard may be the path of a chunk of another shard.
-            by_key = await inner.fs._isfile(f"{inner.path}/{prefix.removesuffix('/')}")
+            by_key = await inner.fs._isfile(self._path_of(prefix.removesuffix("/")))
         if not prefix and not by_key:
             await store.clear()
         elif not by_key:
-            await store.delete_dir(prefix.removesuffix("/"))
-            return
+            with suppress(NotImplementedError):
+                await store.delete_dir(prefix.removesuffix("/"))
+                return
         # FsspecStore.clear stops at the first directory that it has removed already.
         for key in [key async for key, _ in self._listed(prefix)]:
             if not self._is_linked(key):
                 await store.delete(key)
 
-    async def _listed(self, prefix: str) -> AsyncGenerator[tuple[str, object], None]:
+    async def _names(self, prefix: str) -> list[str]:
+        """List the names in a directory."""
+        paths = await self._paths_without_root("_ls", prefix)
+        if paths is not None:
+            below = [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
+            return [name for name in below if name and not is_hidden(name)]
+        try:
+            names = self.store.list_dir(prefix.removesuffix("/"))
+            # fsspec lists an object of that name with a path.
+            found = [name async for name in names if not is_hidden(name) and "/" not in name]
+            if prefix and not found and self._lacks_prefixes():
+                # VirtualiZarr's has no names in a directory below one that it does not list.
+                await self._names(prefix[: prefix.rstrip("/").rfind("/") + 1])
+            return found
+        except NotADirectoryError:  # fsspec, where a local file has this name
+            return []
+        except NotImplementedError:
+            if self._lacks_prefixes():
+                raise
+        listed = self._listed(prefix, walks=False)
+        keys = [key async for key, _ in listed if not is_hidden(key)]
+        return list(dict.fromkeys(key[len(prefix) :].split("/", 1)[0] for key in keys))
+
+    async def _paths_without_root(self, method: str, prefix: str) -> list[str] | None:
+        """List a file system of fsspec whose root is ``""``, where zarr 3.1 lists other keys."""
+        store = self.store
+        if type(store) is not FsspecStore or store.path.strip("/"):
+            return None
+        try:
+            paths = await getattr(store.fs, method)(prefix.rstrip("/"), detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [path.strip("/") for path in paths]
+
+    def _lacks_prefixes(self) -> bool:
+        """Whether the store lists directories only. It is asked for a listing, and for no key."""
+        try:
+            self.store.list_prefix("")
+        except NotImplementedError:
+            self.lacks.add("list_prefix")
+        return "list_prefix" in self.lacks
+
+    async def _walked(self, directory: str) -> AsyncGenerator[str, None]:
+        """List keys by one listing for each name, which may be a key, a directory, or both."""
+        for name in await self._names(directory):
+            n_below = 0
+            async for key in self._walked(f"{directory}{name}/"):
+                n_below += 1
+                yield key
+            if not n_below or await self._is_key(directory + name):
+                yield directory + name
+
+    async def _is_key(self, path: str) -> bool:
+        try:
+            return await self._size(path) is not None
+        except (ValueError, TypeError, NotImplementedError):  # no key can be called so
+            return False
+
+    async def _listed(
+        self, prefix: str, *, walks: bool = True
+    ) -> AsyncGenerator[tuple[str, object], None]:
         """List the keys in a directory, recursively, with versions where the base store tells them.
 
         Closing it closes the listing of the store.
         """
+        paths = await self._paths_without_root("_find", prefix)
+        if paths is not None:
+            for path in paths:
+                if path.startswith(prefix):
+                    yield path, None
+            return
         directory: str | None = prefix
-        while directory is not None:
+        while directory is not None and "list_prefix" not in self.lacks:
             keys: Any = None
             try:
                 keys = self.store.list_prefix(directory)
@@ -298,6 +490,8 @@ class ZarrBackend(base.Backend):
                     if key.startswith(prefix):
                         yield key, None
                 return
+            except NotImplementedError:
+                self.lacks.add("list_prefix")
             except Exception as error:
                 if not directory or not store_traits.has_no_such_key(error):
                     raise
@@ -306,11 +500,16 @@ class ZarrBackend(base.Backend):
                     await keys.aclose()
             # icechunk lists groups and arrays only: the directory above also has these keys.
             directory = "/".join(directory.rstrip("/").split("/")[:-1])
+        if not walks:
+            raise NotImplementedError("it lists neither directories nor prefixes")
+        async for key in self._walked(prefix[: prefix.rfind("/") + 1]):
+            if key.startswith(prefix):
+                yield key, None
 
     async def _move(self, key: str, to: str) -> None:
         store = self.store
         if type(store) is FsspecStore:
-            source, target = f"{store.path}/{key}", f"{store.path}/{to}"
+            source, target = self._path_of(key), self._path_of(to)
             with suppress(NotImplementedError, AttributeError):
                 await store.fs._makedirs(target.rpartition("/")[0], exist_ok=True)
             await store.fs._cp_file(source, target)
@@ -340,4 +539,14 @@ def _part_of(found: Found, byte_range: ByteRange | None) -> Found:
     if found.value is None:
         return found
     start, stop = resolve_range(byte_range, len(found.value))
-    return Found(found.value[start:stop], None, len(found.value))
+    return found._replace(value=found.value[start:stop], size=len(found.value))
+
+
+def _is_longer(found: Found, byte_range: ByteRange | None) -> bool:
+    """Whether more came than was asked for."""
+    match byte_range:
+        case Range(start, stop):
+            return len(found.value or b"") > stop - start
+        case Suffix(nbytes):
+            return len(found.value or b"") > nbytes
+    return False
