@@ -59,7 +59,7 @@ def create(base: Any, *, is_sharded: bool, separator: str = "/") -> None:
         chunks=(2, 3),
         dtype="<i4",
         fill_value=0,
-        chunk_key_encoding={"name": "default", "separator": separator},  # type: ignore[arg-type]
+        chunk_key_encoding={"name": "default", "separator": separator},
     )
     z[:6] = 1
     z[11, 3] = 7

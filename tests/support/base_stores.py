@@ -480,7 +480,7 @@ def _(place: Place, objects: Objects) -> Any:
     return obstore.store.HTTPStore.from_url(
         served(place, objects),
         client_options={"allow_http": True},
-        retry_config={"max_retries": 0},  # type: ignore[typeddict-item]
+        retry_config={"max_retries": 0},
     )
 
 
@@ -517,14 +517,15 @@ def _(place: Place, objects: Objects) -> Any:
 
 @row("`dbm.dumb`", "dbm")
 def _(place: Place, objects: Objects) -> Any:
-    mapping = dbm.dumb.open(str(place.new() / "a"), "c")
+    mapping = dbm.dumb.open(str(place.new() / "a"), "c")  # noqa: SIM115  closed with the place
     place.closing.callback(mapping.close)
     return put(mapping, objects)
 
 
 @row("`shelve`, on `dbm.dumb`", "shelve")
 def _(place: Place, objects: Objects) -> Any:
-    mapping: Any = shelve.Shelf(dbm.dumb.open(str(place.new() / "a"), "c"))  # type: ignore[arg-type]
+    values: Any = dbm.dumb.open(str(place.new() / "a"), "c")  # noqa: SIM115  closed with the place
+    mapping: Any = shelve.Shelf(values)
     place.closing.callback(mapping.close)
     return put(mapping, objects)
 

@@ -418,8 +418,9 @@ class ZarrBackend(base.Backend):
             return [name for name in below if name and not is_hidden(name)]
         try:
             names = self.store.list_dir(prefix.removesuffix("/"))
-            # fsspec lists an object of that name with a path.
-            found = [name async for name in names if not is_hidden(name) and "/" not in name]
+            # fsspec lists an object of that name with a path, and a directory of HTTP with a slash.
+            listed = [name.rstrip("/") async for name in names]
+            found = [name for name in listed if not is_hidden(name) and "/" not in name]
             if prefix and not found and self._lacks_prefixes():
                 # VirtualiZarr's has no names in a directory below one that it does not list.
                 await self._names(prefix[: prefix.rstrip("/").rfind("/") + 1])
@@ -429,8 +430,7 @@ class ZarrBackend(base.Backend):
         except NotImplementedError:
             if self._lacks_prefixes():
                 raise
-        listed = self._listed(prefix, walks=False)
-        keys = [key async for key, _ in listed if not is_hidden(key)]
+        keys = [key async for key, _ in self._listed(prefix, walks=False) if not is_hidden(key)]
         return list(dict.fromkeys(key[len(prefix) :].split("/", 1)[0] for key in keys))
 
     async def _paths_without_root(self, method: str, prefix: str) -> list[str] | None:
