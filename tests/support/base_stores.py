@@ -53,7 +53,7 @@ class Refused:
 
 LISTS_NOT = Refused(UnsupportedError, "cannot list keys")
 NO_KEYS = Refused(UnsupportedError, "lists no keys")
-READ_ONLY = Refused(ReadOnlyError, "read-only")
+READ_ONLY = Refused(ReadOnlyError, "open for reading only|in read-only mode")
 A_CACHE = Refused(UnsupportedError, "a cache of fsspec")
 AN_ARCHIVE = Refused(UnsupportedError, "an archive that fsspec reads")
 REFERENCES = Refused(UnsupportedError, "references to bytes of other files")
@@ -561,7 +561,7 @@ def table() -> str:
     for name, its in ROWS.items():
         cells = [cell(its.refused.get(column)) for column in COLUMNS]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    reasons = [f"{n} “… {why} …”" for why, n in notes.items()]
+    reasons = [f"{n} “… {why.replace('|', ' …” or “… ')} …”" for why, n in notes.items()]
     return "\n".join([*lines, "", *(f"{reason} ·" for reason in reasons[:-1]), reasons[-1], ""])
 
 

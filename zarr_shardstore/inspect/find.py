@@ -81,7 +81,7 @@ def find_arrays(
     patterns = None if paths is None else paths_of(paths)
     found = [arrays_at(base, pattern) for pattern in patterns or ()]
     if not found or not all(found):
-        contents = base.run(find_contents(has_pages=base.backend.has_pages))
+        contents = base.run(find_contents())
         walked = [*contents.arrays.values(), *contents.broken]
         selected = select_paths({array.node.path for array in walked}, patterns)
         found = [[array for array in walked if array.node.path in selected]]
@@ -146,9 +146,8 @@ def _parse(node: Node, reply: Found) -> FoundArray | None:
     return FoundArray(node, doc, documents.plain_geometry(node.hierarchy, doc))
 
 
-def find_contents(*, has_pages: bool = False) -> Flow[StoreContents]:
-    """Find all arrays and all other keys of a base store, where directories are no keys if they
-    have pages. Cost: a listing and three reads for each
+def find_contents() -> Flow[StoreContents]:
+    """Find all arrays and all other keys of a base store. Cost: a listing and three reads for each
     directory without chunks, and a listing for the documents of a draft hierarchy."""
     found = StoreContents()
     draft = yield from _find_draft_arrays(found)
@@ -156,8 +155,7 @@ def find_contents(*, has_pages: bool = False) -> Flow[StoreContents]:
     while level:
         below: list[str] = []
         for i in range(0, len(level), _DIRECTORIES_AT_ONCE):
-            some = level[i : i + _DIRECTORIES_AT_ONCE]
-            below += yield from _visit(some, draft, found, has_pages)
+            below += yield from _visit(level[i : i + _DIRECTORIES_AT_ONCE], draft, found)
         level = below
     found.arrays = dict(sorted(found.arrays.items(), key=lambda item: item[0].path))
     return found
@@ -182,7 +180,7 @@ def _find_draft_arrays(found: StoreContents) -> Flow[dict[str, Node]]:
 
 
 def _visit(
-    directories: Sequence[str], draft: Mapping[str, Node], found: StoreContents, has_pages: bool
+    directories: Sequence[str], draft: Mapping[str, Node], found: StoreContents
 ) -> Flow[list[str]]:
     """Read some directories; return the names in them that may be directories. A name in a listing
     may be a key, a directory, or both: so each is also read as a key."""
@@ -205,7 +203,7 @@ def _visit(
         nodes = [node for node, reply in both if _add(found, node, reply)]
         if directory in draft:
             nodes.append(draft[directory])
-        if path and itself is not None and itself.value is not None and not has_pages:
+        if path and itself is not None and itself.value is not None:
             found.other_keys.append(path)
         if sum(_n_names(found.arrays[node].geometry) for node in nodes) <= _MAX_CHUNK_NAMES:
             listed[directory] = nodes

@@ -71,8 +71,6 @@ class Backend(ABC):
     locks_whole_writes: bool = False
     """Whether writes of whole values take the lock, because `Set` and `Delete` do not reply
     ``"disturbed"`` where the lock of another process may have changed the value meanwhile."""
-    has_pages: bool = False
-    """Whether a directory also has a value, of its own making, as on web servers."""
     max_shards_at_once: Callable[[], int] | None = None
     """Number of shards that a read may now touch in two rounds; larger reads run in parts."""
     max_requests_at_once: int | None = None

@@ -172,12 +172,6 @@ def kind_that_is_only_read(store: Store) -> str:
     return next((_ONLY_READ[c.__name__] for c in classes if c.__name__ in _ONLY_READ), "")
 
 
-def is_web_server(store: Store) -> bool:
-    """Whether a directory has a page of its own, under the key that it has as an object."""
-    store = innermost(store)
-    return isinstance(store, FsspecStore) and not {"http", "https"}.isdisjoint(_protocols(store))
-
-
 def is_never_done(error: Exception) -> bool:
     """Whether an error says that a store, or its server, does not have an operation at all."""
     if isinstance(error, UnsupportedError):

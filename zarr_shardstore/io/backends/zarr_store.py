@@ -111,7 +111,6 @@ class ZarrBackend(base.Backend):
         self._place, self._path = store_traits.scope_of_store(store)
         self._single_flight: SingleFlight[Found] = SingleFlight()
         self._read_only_kind = store_traits.kind_that_is_only_read(store)
-        self.has_pages = store_traits.is_web_server(store)
         self.can_block = has_sync_surface(store)
         self.max_requests_at_once = (
             None if store_traits.is_in_memory(store) else base.MAX_CONCURRENCY
