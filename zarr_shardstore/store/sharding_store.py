@@ -680,9 +680,8 @@ class ShardingStore(Store):
         self._engine.driver.run(self._engine.operations.update(items_of("keys", keys), function))
 
     async def delete(self, key: str) -> None:
-        if isinstance(key, str) and key.endswith(
-            SHARD_MARK
-        ):  # a resize of an array that was made with shards=
+        # A resize of an array that was made with shards= deletes whole shards.
+        if isinstance(key, str) and key.endswith(SHARD_MARK):
             await self._write(self._engine.operations.erase_shard(key.removesuffix(SHARD_MARK)))
             return
         await self._write(self._engine.operations.set_many([(key, None)]))
