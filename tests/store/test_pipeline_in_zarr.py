@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import zarr
 from zarr.abc.codec import BytesBytesCodec
+from zarr.codecs import BytesCodec, ZstdCodec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer
 from zarr.registry import register_codec
@@ -47,6 +48,37 @@ def test_shards_hold_the_same_bytes_as_with_zarr(kind: str) -> None:
             z[1:4, 2:] = 5
             found.append(contents(base))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("dtype", ["?", ">u2", "<i8", "f2", "c16"])
+def test_every_data_type_is_stored_and_read_as_by_zarr(dtype: str) -> None:
+    """From values in any byte order and memory layout, with chunks at the edge."""
+    rng, shape = np.random.default_rng(0), SHAPE
+    kind = np.dtype(dtype)
+    data = np.frombuffer(rng.bytes(77 * kind.itemsize), kind).reshape(shape).copy()
+    if kind.kind in "bfc":
+        data = rng.integers(0, 3, shape).astype(kind)
+    data[:4] = np.zeros((), kind)
+    layouts = [data, np.asfortranarray(data), np.repeat(data, 2, axis=1)[:, ::2]]
+    if kind.kind in "iufc":
+        layouts.append(data.astype(kind.newbyteorder()))
+    for order, codec in (("little", ZstdCodec(checksum=True)), ("big", None)):
+        serializer = BytesCodec(endian=order)
+        options: Any = {"dtype": dtype, "compressors": codec, "serializer": serializer}
+        found = []
+        for path, values in [(THEIRS, data), *((OURS, values) for values in layouts)]:
+            with zarr.config.set({"codec_pipeline.path": path}):
+                base = MemoryStore()
+                z = make_array(make_store("v3", base), shape=shape, **options, fill_value=None)
+                z[...] = values
+                np.testing.assert_array_equal(z[...], data)
+                found.append(contents(base))
+            with zarr.config.set({"codec_pipeline.path": THEIRS}):
+                again: Any = zarr.open_array(z.store_path.store, path="a")
+                np.testing.assert_array_equal(again[...], data)
+        assert all(each.keys() == found[0].keys() for each in found)
+        if codec is None:  # zarr's libzstd is another one
+            assert all(each == found[0] for each in found)
 
 
 @pytest.mark.parametrize("options", [{}, {"zarr_format": 2}, {"shards": (6, 6)}], ids=str)
