@@ -27,7 +27,7 @@ _NAMES_OF_DOCUMENTS = ("zarr.json", ".zarray")
 _DECLARATIONS = (b"sharding_indexed", b"storage_transformers/sharding", b"zarr_shardstore")
 
 _chunks_per_shard: Any = None
-_documents: set[tuple[int, str]] = set()
+_documents: set[tuple[str, str]] = set()
 """Documents of sharded arrays that the running test has stored."""
 
 
@@ -67,7 +67,7 @@ def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
         if key.endswith(_NAMES_OF_DOCUMENTS) and isinstance(self.base, Store):
             stored = await self.base.get(key, default_buffer_prototype())
             if stored is not None and any(text in stored.to_bytes() for text in _DECLARATIONS):
-                _documents.add((id(self.base), key))
+                _documents.add((str(self.base), key))
 
     return count
 
