@@ -45,8 +45,8 @@ SKIPPED: dict[str, dict[str, str]] = {
         "tests/store/test_strategies.py": "of append, mostly",
         "tests/guarantees/test_links.py::test_links_to_what_is_no_file[": "no pipes among files",
         "tests/unit/test_local_files.py::test_links_to_what_is_no_file[": "no pipes among files",
-        "tests/guarantees/test_concurrency.py::test_stores_work_in_child_processes[fork]": "no fork",
-        "tests/store/test_batch_blocks.py::test_a_forked_child_has_no_batch": "no fork",
+        "tests/guarantees/test_concurrency.py::test_stores_work_in_child_processes[fork]": "fork",
+        "tests/store/test_batch_blocks.py::test_a_forked_child_has_no_batch": "fork",
     },
     "macos": {},
 }
