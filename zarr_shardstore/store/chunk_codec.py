@@ -105,6 +105,9 @@ _DECOMPRESS: dict[type[Codec], Callable[[Any], Any]] = {  # a subclass may do so
 _SMALL_NBYTES = 16 * 1024
 """Decoded size of chunks that are decompressed together: larger ones are faster one by one."""
 
+_MIN_TOGETHER = 12
+"""Chunks for which that pays."""
+
 _KINDS = "biufc"
 """Kinds of data types whose elements are plain bytes: booleans, numbers."""
 
@@ -133,7 +136,8 @@ class PlainCodec(NamedTuple):
     ) -> Iterable[npt.NDArray[Any]]:
         """As `decode`, for many chunks; small ones of one shape in one call without the GIL."""
         nbytes = math.prod(shapes[0]) * self.dtype.itemsize if len(set(shapes)) == 1 else 0
-        if self.decompress is zstd_decompress and 0 < nbytes <= _SMALL_NBYTES and len(values) > 1:
+        is_small = 0 < nbytes <= _SMALL_NBYTES and len(values) >= _MIN_TOGETHER
+        if self.decompress is zstd_decompress and is_small:
             chunks = zstd_decompress_many(values, nbytes)
             if chunks is not None:
                 return (np.frombuffer(chunk, self.dtype).reshape(shapes[0]) for chunk in chunks)
