@@ -43,6 +43,7 @@ SKIPPED: dict[str, dict[str, str]] = {
         "tests/guarantees/test_stale_indexes.py": "counts reads by kept descriptors",
         "tests/guarantees/test_damaged_shards.py": "of append, among others",
         "tests/store/test_strategies.py": "of append, mostly",
+        "tests/guarantees/test_links.py::test_a_backup_of_what_a_killed_writer_left": "of append",
         "tests/guarantees/test_links.py::test_links_to_what_is_no_file[": "no pipes among files",
         "tests/unit/test_local_files.py::test_links_to_what_is_no_file[": "no pipes among files",
         "tests/guarantees/test_concurrency.py::test_stores_work_in_child_processes[fork]": "fork",
