@@ -131,7 +131,7 @@ class Pausing(MemoryStore):
             await asyncio.to_thread(pause)
         await super().set(key, value, byte_range)
 
-    get_sync = set_sync = delete_sync = property()
+    _supports_sync_io = False  # its blocking methods would pass `set` by
 
 
 class PausingMapping(OtherMapping):
