@@ -36,6 +36,7 @@ class Suite:
 _COUNTS = "counts the calls of the base store, which a sharding store makes for itself, too"
 _VIEW = "asks a reopened array for its shards: it shows its inner chunks; store.shard_shape tells"
 _GRID = "a rectilinear chunk grid is refused by name if chunks_per_shard or shards= ask for shards"
+_ONE_LOAD = "counts five loads of one object: the first is done before the second begins, in memory"
 _FILES = "expects the files of chunks in the directory, where shards are"
 
 SUITES = {
@@ -56,6 +57,7 @@ SUITES = {
             "TestInstrumentedZarrStore::test_append": _COUNTS,
             "TestInstrumentedZarrStore::test_region_write": _COUNTS,
             "test_write_empty": _FILES,
+            "test_concurrent_load_multiple_objects": _ONE_LOAD,
             "test_shard_encoding[3]": _VIEW,
             "test_write_regular_shards_still_works": _VIEW,
             "TestZarrRectilinearChunksRead::test_read": _GRID,
@@ -118,6 +120,10 @@ SUITES = {
         differences={
             "test_data_access": _COUNTS,
             "test_lazy_array_cache": _COUNTS,
+            "test_access_count_subset": _COUNTS,
+            "test_access_count_subset_column_compute": _COUNTS,
+            "test_access_count_dtype": _COUNTS,
+            "test_dask_distributed_write": _VIEW,
             "test_write_auto_sharded": _VIEW,
             "test_write_auto_sharded_size": _VIEW,
             "test_write_auto_sharded_size_sparse": _VIEW,
