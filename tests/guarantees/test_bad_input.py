@@ -147,12 +147,18 @@ def test_a_chunk_outside_the_grid(base: Any, store: ShardingStore, key: str) -> 
 
 
 def test_another_number_of_dimensions_without_metadata() -> None:
-    """The option has two dimensions, the keys one or three."""
-    m = ShardingMapping({}, chunks_per_shard=(2, 2))
-    for key in ("data/root/foo/c1", "data/root/foo/c1/2/3"):
+    """The option has two dimensions, the keys one or three: a pattern leaves their arrays alone,
+    the path of their array does not."""
+    keys = ["data/root/foo/c1", "data/root/foo/c1/2/3"]
+    base: dict[str, bytes] = {}
+    m = ShardingMapping(base, chunks_per_shard=(2, 2))
+    named = ShardingMapping({}, chunks_per_shard={"foo": (2, 2)})
+    for key in keys:
+        m[key] = b"x"
         with pytest.raises(SpecError, match="has 2 dimensions"):
-            m[key] = b"x"
-    assert list(m) == []
+            named[key] = b"x"
+    assert list(m) == list(base) == keys
+    assert list(named) == []
 
 
 @pytest.mark.parametrize(
