@@ -34,7 +34,7 @@ from zarr_vectors.validate import validate
 
 import zarr_shardstore
 from tests.support.bases import BASES
-from zarr_shardstore import ShardingStore, UnsupportedError
+from zarr_shardstore import ShardingStore
 from zarr_shardstore.testing import objects_of
 
 pytestmark = pytest.mark.filterwarnings(
@@ -289,11 +289,15 @@ class TestItsOwnSharding:
         assert_same(read_all_points(ShardingStore(path)), after)
         assert objects_of(ShardingStore(path)) == objects_of(LocalStore(path))
 
-    def test_is_refused_through_the_store(self, base: Any) -> None:
-        """Which does the sharding; what was written before the refusal is still there."""
+    def test_is_taken_over_by_the_store(self, base: Any) -> None:
+        """Arrays have the shards that the package asks for, and the same points."""
         store = ShardingStore(base, chunks_per_shard=CHUNKS_PER_SHARD)
-        with pytest.raises(UnsupportedError, match="chunks_per_shard"):
-            write_points(store, POSITIONS, chunk_shape=CHUNK_SHAPE, shard_shape=4)
+        write_points(store, POSITIONS, chunk_shape=CHUNK_SHAPE, shard_shape=4)
+        whole = MemoryStore()
+        write_points(whole, POSITIONS, chunk_shape=CHUNK_SHAPE)
+        assert_same(read_all_points(store), read_all_points(whole))
+        assert not is_sharded(store)
+        assert store.shard_shape("0/vertices") == (4, 4, 4)
 
 
 STEPS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, int, int] | None]] = [

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pytest
 import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec
+from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from zarr_shardstore import DraftHierarchyStore, ShardingStore, from_native
 
@@ -82,8 +83,11 @@ def write_from_native(base: Path, order: str, is_compressed: bool) -> Any:
 
 
 def write_with_shards(base: Path, order: str, is_compressed: bool) -> Any:
-    """Sharded by zarr's own codec, through a store that shards nothing."""
-    store = create(ShardingStore(base), CHUNKS, shards=SHARDS, **v3_options(order, is_compressed))
+    """Sharded by a pipeline of zarr's own."""
+    path = f"{BatchedCodecPipeline.__module__}.{BatchedCodecPipeline.__name__}"
+    with zarr.config.set({"codec_pipeline.path": path}):
+        options = v3_options(order, is_compressed)
+        store = create(ShardingStore(base), CHUNKS, shards=SHARDS, **options)
     document = json.loads((base / PATH / "zarr.json").read_bytes())
     assert document["zarr_shardstore"]["must_understand"] is False
     return store
