@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import MemoryStore
 
 from zarr_shardstore import DraftHierarchyStore, ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.testing import objects_of
@@ -98,6 +100,32 @@ def test_names_that_come_later_do_not_move_chunks(recwarn: Any) -> None:
         z.attrs["_ARRAY_DIMENSIONS"] = ["time"]
     np.testing.assert_array_equal(zarr.open_array(store, path="v")[:], 5)
     assert store.shard_shape("v") is None
+
+
+class _Unlisted(MemoryStore):
+    """Memory whose listings fail for a while."""
+
+    fails = False
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        if self.fails:
+            raise OSError("slow down")
+        async for name in super().list_dir(prefix):
+            yield name
+
+
+def test_names_that_come_later_need_a_listing() -> None:
+    """If it is not known whether there are chunks, these are not taken for shards."""
+    base = _Unlisted()
+    store = ShardingStore(base, chunks_per_shard=BY_NAME)
+    z = zarr.create_array(store, name="w", shape=8, chunks=1, dtype="u1", zarr_format=2)
+    z[:] = range(1, 9)
+    base.fails = True
+    with pytest.raises(OSError, match="slow down"):
+        z.attrs["_ARRAY_DIMENSIONS"] = ["time"]
+    base.fails = False
+    values: Any = zarr.open_array(ShardingStore(base), path="w")[:]
+    assert values.tolist() == [*range(1, 9)]
 
 
 def test_stored_arrays_keep_their_declaration() -> None:

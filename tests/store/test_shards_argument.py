@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 from collections.abc import Callable
@@ -287,6 +288,31 @@ def test_what_another_pipeline_acknowledged_is_there(
     assert reopened(ShardingStore(base)).shards == (32,)
 
 
+def test_what_was_read_binds_the_write_of_a_part_alone(tmp_path: Path) -> None:
+    """Neither reads by others, nor reads of another store, make a write fail or replace a value."""
+    with zarr.config.set({"codec_pipeline.path": PIPELINES[-1]}):
+        store, copy = (ShardingStore(LocalStore(tmp_path / name)) for name in "ab")
+        z = create(store)
+        create(copy)
+        for n in range(1, 40, 3):  # in threads of which each remembers what it read
+            z[:]
+            for value in range(n, n + 3):
+                z[:] = value
+
+        async def copied() -> bytes:
+            for key in ("a/c/0/0", "a/c/0/1"):
+                value = await store.get(key)
+                assert value is not None
+                await store.set_if_not_exists(key, value[:1])
+                await copy.set(key, value)
+            found = await store.get(key)
+            return found.to_bytes() if found is not None else b""
+
+        stored = sync(copied())
+    assert (tmp_path / "a/a/c/0/1").read_bytes() == stored
+    assert (tmp_path / "b/a/c/0/1").read_bytes() == stored
+
+
 def test_an_object_that_another_pipeline_takes_over_is_refused() -> None:
     """It would take chunks for shards: nothing is read or written."""
     base: dict[str, bytes] = {}
@@ -355,6 +381,29 @@ def test_other_sharding_codecs_stay_those_of_zarr(codecs: Any) -> None:
         assert len(again.metadata.codecs) == len(codecs)
         assert again[3, 3] == 1
         assert_array_equal(again[4:], NUMBERS[4:])
+
+
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed`")
+@pytest.mark.parametrize("where", ["around", "nested"])
+def test_parts_of_what_is_left_to_zarr_are_all_there(tmp_path: Path, where: str) -> None:
+    """Parts of threads in one event loop, and of two event loops that change the same state."""
+    inner = ShardingCodec(chunk_shape=(2, 2), codecs=[BytesCodec()])
+    nested = ShardingCodec(chunk_shape=(4, 4), codecs=[inner])
+    kinds = {"around": (inner, [TransposeCodec(order=(1, 0))]), "nested": (nested, None)}
+    serializer, filters = kinds[where]
+    options = {"chunks": (8, 8), "shards": None, "compressors": None, "filters": filters}
+    store = ShardingStore(LocalStore(tmp_path))
+    z = create(store, shape=(8, 8), serializer=serializer, **options)
+    write_by_threads(z, 4)
+    assert_array_equal(z[:], np.arange(1, 65).reshape(8, 8))
+
+    async def write(value: int) -> None:
+        await z.async_array.setitem((value, slice(None)), value)
+
+    loops = ThreadPoolExecutor(2)
+    for i in range(4):
+        list(loops.map(lambda v: asyncio.run(write(v)), [2 * i, 2 * i + 1]))
+    assert_array_equal(z[:], np.repeat(np.arange(8)[:, None], 8, axis=1))
 
 
 def test_passthrough_stays_what_it_is() -> None:

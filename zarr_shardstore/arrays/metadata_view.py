@@ -275,7 +275,8 @@ class MetadataView:
             by_rule = policy.declaration_without_metadata(node, ndim)
         if declared is None or declared == by_rule:
             return declared
-        found = yield from self._first_chunk(node, geometry)
+        is_late = bool(dims) and node.path in self.without_names
+        found = yield from self._first_chunk(node, geometry, is_late=is_late)
         if found is None:
             return declared
         if by_rule is not None:
@@ -337,9 +338,15 @@ class MetadataView:
                 stacklevel=3,
             )
 
-    def _first_chunk(self, node: Node, geometry: Geometry) -> Flow[memoryview | None]:
+    def _first_chunk(
+        self, node: Node, geometry: Geometry, *, is_late: bool = False
+    ) -> Flow[memoryview | None]:
         """Return an object under a chunk key of an array that has no document yet; ``None`` also
-        if the base store does not list. Cost: usually one listing of its directory."""
+        if the base store does not list. Cost: usually one listing of its directory.
+
+        With `is_late` the array may have chunks, so an error of the listing is raised: they would
+        be taken for shards. A base store that never lists counts as one with a chunk.
+        """
         prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
         try:
             (names,) = yield [ListDir(prefix)]
@@ -348,7 +355,11 @@ class MetadataView:
             if directories:
                 listings = yield [ListPrefix(prefix + directory) for directory in directories]
                 keys += [key for listing in listings for key in listing]
+        except UnsupportedError:
+            return memoryview(b"") if is_late else None
         except Exception:
+            if is_late:
+                raise
             return None
         keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]
         for key in keys[:_N_LOOKS]:  # more than one, because a directory may have such a name

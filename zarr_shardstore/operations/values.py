@@ -69,10 +69,12 @@ Value: TypeAlias = bytes | memoryview
 Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
 """The chunk or transformed key that a key names; ``None``: the key passes through."""
 
-last_whole_read: ContextVar[tuple[str, Value | None] | None] = ContextVar("read", default=None)
-"""Key and value of the last shard that this task, or thread, read whole, in an array whose sharding
-is left to zarr. zarr's pipelines change a shard by such a read and a write: it is a compare and
-swap here."""
+last_whole_read: ContextVar[tuple[object, str, Value | None] | None] = ContextVar(
+    "last_whole_read", default=None
+)
+"""The `Operations`, key and value of the last shard that this task, or thread, read to change a
+part of it, in an array whose sharding is left to zarr. zarr's pipelines do so by a read and a write
+of the whole: it is a compare and swap here."""
 
 _ERASURE_NBYTES = 100
 """Memory of the erasure of an entry, in bytes."""
@@ -250,12 +252,13 @@ class Operations:
             value = memoryview(document.value)
             yield from self._set_document(document.key, value, only_if_missing)
         owners = yield from self._writable_owners(values)
-        if len(items) == 1 and owners in ([], [None]) and self._was_read_whole(items[0][0]):
+        if len(items) == 1 and not only_if_missing and self._was_read_whole(*items[0]):
             key, new = items[0]
-            change = partial(_swap, key, last_whole_read.get(), new)
-            last_whole_read.set(None)
-            yield from self._perform([requests.Modify(key, change)], [None])
-            return
+            if (yield from self._owners([key])) == [None]:
+                change = partial(_swap, key, last_whole_read.get(), new)
+                last_whole_read.set(None)
+                yield from self._perform([requests.Modify(key, change)], [None])
+                return
         erasures, erased_owners = yield from self._erasures(erased)
         yield from self._perform([*values, *erasures], [*owners, *erased_owners])
         yield from self._erase_documents([key for key in erased if is_document(key)])
@@ -263,11 +266,16 @@ class Operations:
             for each in sets:
                 yield from self._declare_named(each.key)
 
-    def _was_read_whole(self, key: str) -> bool:
+    def remember_whole(self, key: str, value: Value | None) -> None:
+        """Remember a shard that zarr reads in this task, or thread, to change a part of it."""
+        last_whole_read.set((self, key, value))
+
+    def _was_read_whole(self, key: str, new: Value | PartWrite | None) -> bool:
         """Whether this task read the shard that it now writes, in an array that zarr shards."""
         last = last_whole_read.get()
-        left = self.arrays.reader.left_to_zarr
-        return last is not None and last[0] == key and key.startswith(tuple(left))
+        if last is None or last[0] is not self or last[1] != key or isinstance(new, PartWrite):
+            return False
+        return key.startswith(tuple(self.arrays.reader.left_to_zarr))
 
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> Flow[None]:
         """Write pieces into values; each shard is committed once.
@@ -518,7 +526,7 @@ class Operations:
             stored_doc = None if found.value is None else parse_json(found.value)
             if stored_doc is None or find_declaration(stored_doc) is not None:
                 return  # another call was faster
-            found = requests.Found(None, None)
+            data, found = memoryview(found.value or b""), requests.Found(None, None)
         if only_if_missing and found.value is not None:
             return
         request = requests.SetIfNotExists if only_if_missing else requests.Set
@@ -543,10 +551,10 @@ class Operations:
 
 
 def _swap(
-    key: str, last: tuple[str, Value | None] | None, new: Any, stored: Value | None
+    key: str, last: tuple[object, str, Value | None] | None, new: Any, stored: Value | None
 ) -> Value | None:
     """Return the new value of a shard if the stored one is that which was read last."""
-    seen = None if last is None else last[1]
+    seen = None if last is None else last[2]
     if (None if seen is None else bytes(seen)) != (None if stored is None else bytes(stored)):
         raise ShardConflictError(
             f"the shard {key!r} has changed since zarr read it, to change a part of it: nothing "

@@ -25,7 +25,7 @@ from zarr_shardstore.io.local.cached_files import MISS, CachedValue, find_file
 from zarr_shardstore.io.local.fs import warn_of_rewrites
 from zarr_shardstore.operations.batch import LateEntry
 from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, consolidate_below
-from zarr_shardstore.operations.values import Operations, last_whole_read
+from zarr_shardstore.operations.values import Operations
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.store.options import ShardingOptions
@@ -114,8 +114,6 @@ class ShardingEngine:
         value = self._get_cached(key, byte_range, may_wait=False)
         if value is MISS:
             value = await self._call_batcher.answer((key, byte_range))
-            if self.left_to_zarr and byte_range is None:
-                last_whole_read.set((key, value))
         return value
 
     def get_blocking(self, key: str, byte_range: ByteRange | None) -> Value | None:
@@ -123,8 +121,6 @@ class ShardingEngine:
         value = self._get_cached(key, byte_range, may_wait=True)
         if value is MISS:
             (value,) = self.driver.run(self.operations.get_many([(key, byte_range)]))
-            if self.left_to_zarr and byte_range is None:
-                last_whole_read.set((key, value))
         return value
 
     async def get_many(self, key_ranges: Sequence[KeyRange]) -> Sequence[Value | None]:
@@ -226,9 +222,11 @@ class ShardingEngine:
         while (waiting := list(buffer.encoding)) and (
             due or len(waiting) > _MAX_LATE or sum(n for _, n in waiting) > _MAX_NBYTES_LATE
         ):
-            job, _ = buffer.encoding.popleft()
+            job, _ = waiting[0]
             if not job.done():
                 await asyncio.wait([asyncio.wrap_future(job)])
+            with suppress(ValueError):  # a writer in another event loop has waited for it, too
+                buffer.encoding.remove(waiting[0])
         if due:
             await self.driver.run_async(self.operations.flusher.flush_shards(due))
         return True

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
+import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, cast, runtime_checkable
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -28,17 +31,19 @@ from zarr.abc.codec import (
     Codec,
     CodecPipeline,
 )
-from zarr.abc.store import ByteGetter, ByteSetter, Store
+from zarr.abc.store import ByteGetter, ByteRequest, ByteSetter, Store
 from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArraySpec
-from zarr.core.buffer import Buffer, NDBuffer
+from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.metadata import ArrayMetadata
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
+from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
 from zarr_shardstore.io.concurrency import map_in_threads, run_within
+from zarr_shardstore.io.driver import MAX_CONFLICT_S
 from zarr_shardstore.shards.requests import PartWrite
 from zarr_shardstore.store.chunk_codec import ChunkCodec, PlainCodec
 from zarr_shardstore.store.engine import ShardingEngine
@@ -57,6 +62,13 @@ _WRITE_NBYTES = 16 * MIB
 
 _READ_NBYTES = 32 * MIB
 """Decoded size of the chunks in one read; more, because each read takes two round trips."""
+
+_LONGEST_PAUSE_S = 0.005
+"""Before zarr's way of writing a part is repeated."""
+
+_turns: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
+"""By event loop and key: tasks of one loop write parts of a chunk in zarr's way one by one. Without
+it nothing is lost, and most of the work is done again and again."""
 
 _SMALL_NBYTES = 4 * 1024
 """Decoded size of a chunk that takes less time to be decoded than the Python around it."""
@@ -348,6 +360,32 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
         await _in_units(store, batch, _WRITE_NBYTES, write_some)
 
+    async def write_batch(
+        self,
+        batch_info: Iterable[tuple[ByteSetter, ArraySpec, Any, Any, bool]],
+        value: NDBuffer,
+        drop_axes: tuple[int, ...] = (),
+    ) -> None:
+        """Write in zarr's way, chunk by chunk: again if another writer has changed a chunk since it
+        was read to write a part of it."""
+        batch = list(batch_info)
+        end = time.monotonic() + MAX_CONFLICT_S
+        scope = id(asyncio.get_running_loop()), getattr(batch[0][0], "path", "")
+        turn = _turns.setdefault(scope, asyncio.Lock())
+        while True:
+            try:
+                paths = [(_part_path(path), *rest) for path, *rest in batch]
+                async with turn:
+                    await super().write_batch(cast(Any, paths), value, drop_axes)
+                return
+            except _ChangedMeanwhileError as error:
+                if time.monotonic() > end:
+                    raise ShardConflictError(
+                        f"other writers have changed {error.args[0]!r} again and again, for "
+                        f"{MAX_CONFLICT_S:.0f} s; it was not written"
+                    ) from None
+            await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_S))
+
     def _store_of(self, batch: Sequence[tuple[Any, ...]]) -> _TakesWholeOperations | None:
         """Return the store of this package that has all chunks; ``None``: it is another one."""
         if self.supports_partial_decode or self.supports_partial_encode:
@@ -359,6 +397,46 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             return None
         is_one = all(type(path) is StorePath and path.store is store for path, *_ in batch)
         return store if is_one else None
+
+
+class _ChangedMeanwhileError(Exception):
+    """Another writer has changed a value since it was read; the argument is its key."""
+
+
+class _PartPath(StorePath):
+    """Path of a value that zarr reads, changes and writes: a compare and swap."""
+
+    _seen: tuple[bytes | None] | None = None
+    """The value that was read, if one was."""
+
+    async def get(
+        self, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        value = await super().get(prototype, byte_range)
+        if byte_range is None:
+            self._seen = (None if value is None else own_bytes(value),)
+        return value
+
+    async def set(self, value: Buffer) -> None:
+        await self._swap(own_bytes(value))
+
+    async def delete(self) -> None:
+        await self._swap(None)
+
+    async def _swap(self, new: bytes | None) -> None:
+        store, seen = cast(_TakesWholeOperations, self.store), self._seen
+
+        def change(stored: Value | None) -> Value | None:
+            if seen is None or (None if stored is None else own_bytes(stored)) == seen[0]:
+                return new
+            raise _ChangedMeanwhileError(self.path)
+
+        await store._set_or_erase([(self.path, new if seen is None else PartWrite(change))])
+
+
+def _part_path(path: Any) -> Any:
+    is_ours = type(path) is StorePath and isinstance(path.store, _TakesWholeOperations)
+    return _PartPath(path.store, path.path) if is_ours else path
 
 
 async def _buffer_chunk(

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Coroutine, Hashable, Iterable, Mappin
 from contextlib import aclosing
 from functools import cache
 from reprlib import repr as short
-from types import EllipsisType
+from types import EllipsisType, FrameType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -62,6 +62,23 @@ _OF_THE_DRAFT = ("set_partial_values", "erase", "erase_values", "erase_prefix")
 
 _WRITERS_OF_PARTS = ("_read_key", "_write_one")
 """Functions of zarr's pipelines that read a chunk by a ``StorePath``, to write a part of it."""
+
+_WRITERS_OF_PARTS_OF_SHARDS = ("_encode_partial_single", "_encode_partial_sync", "_write_one")
+"""Functions that read a shard and write it, in one task or one thread."""
+
+_MAX_DEPTH = 8
+"""Frames between these and the store: two or three, and those of zarr's wrappers of stores."""
+
+
+def _is_part_of_shard_changed(frame: FrameType | None) -> bool:
+    """Whether zarr reads a shard to write a part of it, by the frames of the callers."""
+    for _ in range(_MAX_DEPTH):
+        if frame is None:
+            break
+        if frame.f_code.co_name in _WRITERS_OF_PARTS_OF_SHARDS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @cache
@@ -558,9 +575,14 @@ class ShardingStore(Store):
     ) -> Buffer | None:
         if (above := sys._getframe(1).f_back) and above.f_code.co_name in _WRITERS_OF_PARTS:
             _warn_of_parts()
+        engine = self._engine
+        # Of frames only now: in another turn of the event loop they are not those of the caller.
+        is_changed = engine.left_to_zarr and not byte_range and _is_part_of_shard_changed(above)
         if not self._is_open:
             await self._ensure_open()
-        value = await self._engine.get(key, range_of(byte_range))
+        value = await engine.get(key, range_of(byte_range))
+        if is_changed:
+            engine.operations.remember_whole(key, value)
         return to_buffer_of(value, prototype)
 
     def get_partial_values(
@@ -754,7 +776,10 @@ class ShardingStore(Store):
         if (above := sys._getframe(1).f_back) and above.f_code.co_name in _WRITERS_OF_PARTS:
             _warn_of_parts()
         part = None if byte_range is None else range_of(byte_range)
-        return to_buffer_of(self._engine.get_blocking(key, part), prototype)
+        value = self._engine.get_blocking(key, part)
+        if self._engine.left_to_zarr and part is None and _is_part_of_shard_changed(above):
+            self._engine.operations.remember_whole(key, value)
+        return to_buffer_of(value, prototype)
 
     def set_sync(self, key: str, value: Value) -> None:
         """As `set`, blocking."""
