@@ -118,7 +118,7 @@ def test_names_that_come_later_need_a_listing() -> None:
     """If it is not known whether there are chunks, these are not taken for shards."""
     base = _Unlisted()
     store = ShardingStore(base, chunks_per_shard=BY_NAME)
-    z = zarr.create_array(store, name="w", shape=8, chunks=1, dtype="u1", zarr_format=2)
+    z = zarr.create_array(store, name="w", shape=(8,), chunks=(1,), dtype="u1", zarr_format=2)
     z[:] = range(1, 9)
     base.fails = True
     with pytest.raises(OSError, match="slow down"):
