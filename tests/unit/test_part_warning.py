@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import zarr
+from zarr.storage import LoggingStore
 
 from zarr_shardstore import ShardingStore
 from zarr_shardstore.store import sharding_store
@@ -43,3 +44,32 @@ def test_a_part_by_a_pipeline_of_zarr(
         with pytest.warns(UserWarning, match="part of a chunk"):
             z[1:3] = 3
         z[1:3] = 3  # a second time it is silent
+
+
+@pytest.mark.parametrize("pipeline", [OURS, BATCHED, FUSED])
+@pytest.mark.parametrize("kind", ["in a LoggingStore", "passthrough"])
+def test_a_part_where_ours_is_not_asked(pipeline: str, kind: str, tmp_path: Any) -> None:
+    """A wrapper above, and shards left to zarr by choice, are seen, too."""
+    if not hasattr(zarr.core.codec_pipeline, pipeline.rpartition(".")[2]) and pipeline != OURS:
+        pytest.skip("this zarr has no such pipeline")
+    if kind == "passthrough" and not sharding_store._HAS_WHOLE_SHARDS:
+        pytest.skip("this zarr reads also the shards that it writes whole")
+    sharding_store._warn_of_parts.cache_clear()
+    with zarr.config.set({"codec_pipeline.path": pipeline}), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shards: Any = None
+        store: Any = ShardingStore(tmp_path, chunks_per_shard=2)
+        if kind == "passthrough":
+            store, shards = ShardingStore(tmp_path, 2, native="passthrough"), (4,)
+        else:
+            store = LoggingStore(store, log_level="ERROR")
+        z: Any = zarr.create_array(
+            store, name="a", shape=(12,), chunks=(2,), shards=shards, dtype="u1"
+        )
+        z[:] = 1
+        z[4:8] = 2
+        assert z[0] == 1
+        assert z[5:11].sum() == 9
+        with pytest.warns(UserWarning, match="part of a chunk"):
+            z[1:4] = 3
+        z[1:3] = 3

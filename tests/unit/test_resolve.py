@@ -178,6 +178,11 @@ CLOUDS: dict[str, tuple[str, dict[str, Any] | None, dict[str, Any]]] = {
         {"key": "k", "secret": "s", "token": None, "endpoint_url": "http://h", "anon": False},
         {"bucket": "b", **KEYS, "endpoint": "http://h", "skip_signature": "false"},
     ),
+    "the variable's name": (
+        "s3://b/p",
+        {"AWS_ENDPOINT_URL": "http://h"},
+        {"bucket": "b", "endpoint": "http://h"},
+    ),
     "those of its client": (
         "s3://b/p",
         {"anon": True, "client_kwargs": {"region_name": "r", "endpoint_url": "https://h"}},
@@ -205,6 +210,18 @@ def test_urls_of_clouds_go_through_obstore(name: str, no_credentials: Path) -> N
     assert "object_store://" in repr(ShardingStore(url, None, storage_options=options))
     is_plain_http = str(expected.get("endpoint")).startswith("http://")
     assert bool(store.store.client_options) == is_plain_http
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_an_endpoint_of_the_environment_may_be_plain_http(
+    variable: str, no_credentials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for s3fs and boto3; an endpoint among the options comes first."""
+    monkeypatch.setenv(variable, "http://h")
+    store: Any = base_store_of("s3://b/p")
+    assert list(store.store.client_options) == ["allow_http"]
+    store = base_store_of("s3://b/p", {"endpoint": "https://h"})
+    assert not store.store.client_options
 
 
 def test_a_path_in_a_url_is_taken_as_it_is_spelled(no_credentials: Path) -> None:

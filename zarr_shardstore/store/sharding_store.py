@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 from zarr.abc.store import ByteRequest, Store
+from zarr.codecs import ShardingCodec
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import MemoryStore
 
@@ -60,25 +61,29 @@ _OF_THE_DRAFT = ("set_partial_values", "erase", "erase_values", "erase_prefix")
 """Operations of the draft that zarr's ``Store`` does not have under these names."""
 
 
-_WRITERS_OF_PARTS = ("_read_key", "_write_one")
+_WRITERS_OF_CHUNKS = ("_read_key", "_write_one")
 """Functions of zarr's pipelines that read a chunk by a ``StorePath``, to write a part of it."""
 
-_WRITERS_OF_PARTS_OF_SHARDS = ("_encode_partial_single", "_encode_partial_sync", "_write_one")
+_WRITERS_OF_SHARDS = ("_encode_partial_single", "_encode_partial_sync", "_write_one")
 """Functions that read a shard and write it, in one task or one thread."""
 
-_MAX_DEPTH = 8
-"""Frames between these and the store: two or three, and those of zarr's wrappers of stores."""
+_ON_THE_WAY = ("get", "get_sync", "_load_full_shard_maybe")
+"""Functions between these and a store: of wrappers, and of the sharding codec."""
+
+_ABOVE = frozenset(_WRITERS_OF_CHUNKS + _WRITERS_OF_SHARDS + _ON_THE_WAY)
+
+_HAS_WHOLE_SHARDS = hasattr(ShardingCodec, "_is_complete_shard_write")
+"""Whether zarr writes a whole shard without a read: 3.1 reads each."""
 
 
-def _is_part_of_shard_changed(frame: FrameType | None) -> bool:
-    """Whether zarr reads a shard to write a part of it, by the frames of the callers."""
-    for _ in range(_MAX_DEPTH):
-        if frame is None:
-            break
-        if frame.f_code.co_name in _WRITERS_OF_PARTS_OF_SHARDS:
-            return True
+def _writer_above(frame: FrameType | None) -> str:
+    """Name the function of zarr that reads a value to write a part of it, or ``""``."""
+    if frame is None or frame.f_code.co_name not in _ABOVE:
+        return ""
+    while frame and frame.f_code.co_name in _ON_THE_WAY:
         frame = frame.f_back
-    return False
+    name = frame.f_code.co_name if frame else ""
+    return name if name in _ABOVE else ""
 
 
 @cache
@@ -86,8 +91,9 @@ def _warn_of_parts() -> None:
     warnings.warn(
         "a pipeline of zarr's own writes a part of a chunk: if another writer has another part, "
         "one of both may be lost. ShardedCodecPipeline loses none: it is the default of "
-        "codec_pipeline.path, but not for codecs that can only be awaited",
-        stacklevel=2,
+        "codec_pipeline.path, but not for codecs that can only be awaited, nor in a wrapper above "
+        "this store, nor in shards that native='passthrough' leaves to zarr",
+        stacklevel=3,
     )
 
 
@@ -548,6 +554,13 @@ class ShardingStore(Store):
     supports_listing = _as_base("supports_listing")
     supports_consolidated_metadata = _as_base("supports_consolidated_metadata")
 
+    def _warn_of_writer(self, writer: str) -> None:
+        """Warn if a read is the first half of a write of a part that can be lost."""
+        # A shard that is left to zarr otherwise is replaced only if it is as it was read.
+        is_shard_lost = _HAS_WHOLE_SHARDS and self._engine.options.native == "passthrough"
+        if writer in _WRITERS_OF_CHUNKS or is_shard_lost:
+            _warn_of_parts()
+
     @property
     def _supports_sync_io(self) -> bool:
         # zarr's fused pipeline asks this. It writes one chunk a thread at a time: cheap where a
@@ -573,15 +586,14 @@ class ShardingStore(Store):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        if (above := sys._getframe(1).f_back) and above.f_code.co_name in _WRITERS_OF_PARTS:
-            _warn_of_parts()
-        engine = self._engine
         # Of frames only now: in another turn of the event loop they are not those of the caller.
-        is_changed = engine.left_to_zarr and not byte_range and _is_part_of_shard_changed(above)
+        if writer := _writer_above(sys._getframe(1).f_back):
+            self._warn_of_writer(writer)
+        engine = self._engine
         if not self._is_open:
             await self._ensure_open()
         value = await engine.get(key, range_of(byte_range))
-        if is_changed:
+        if engine.left_to_zarr and not byte_range and writer in _WRITERS_OF_SHARDS:
             engine.operations.remember_whole(key, value)
         return to_buffer_of(value, prototype)
 
@@ -773,11 +785,11 @@ class ShardingStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """As `get`, blocking."""
-        if (above := sys._getframe(1).f_back) and above.f_code.co_name in _WRITERS_OF_PARTS:
-            _warn_of_parts()
+        if writer := _writer_above(sys._getframe(1).f_back):
+            self._warn_of_writer(writer)
         part = None if byte_range is None else range_of(byte_range)
         value = self._engine.get_blocking(key, part)
-        if self._engine.left_to_zarr and part is None and _is_part_of_shard_changed(above):
+        if self._engine.left_to_zarr and part is None and writer in _WRITERS_OF_SHARDS:
             self._engine.operations.remember_whole(key, value)
         return to_buffer_of(value, prototype)
 

@@ -32,6 +32,12 @@ _S3_NAMES = {
 }
 """obstore's names of s3fs's options, and of those in its ``client_kwargs``."""
 
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "azure": ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
+}
+"""Variables that obstore reads; without a permission it refuses plain HTTP there."""
+
 _CREDENTIALS = {"access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature"}
 
 
@@ -114,8 +120,9 @@ def _translated(options: Mapping[str, Any], extra: str) -> dict[str, Any] | None
         if profile is None:
             return None
         translated = {**profile, **translated}
-    endpoint = translated.get("endpoint", translated.get("aws_endpoint"))
-    if str(endpoint).startswith("http://"):
+    endpoints = [value for name, value in translated.items() if "endpoint" in name.lower()]
+    endpoints = endpoints or [os.environ.get(name) for name in _ENDPOINTS.get(extra, ())]
+    if any(str(endpoint).startswith("http://") for endpoint in endpoints):
         translated["client_options"] = {"allow_http": True, **translated.get("client_options", {})}
     return translated
 
