@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -13,7 +12,6 @@ from zarr.abc.store import Store
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
-from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
@@ -96,11 +94,8 @@ class LocalBackend(base.Backend):
                     fs.check_name(getattr(request, "key", getattr(request, "prefix", "")))
             return [self._perform_one(request, readers) for request in batch]
         except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            raise SpecError(
-                f"{error.filename!r} has a name or a path that is longer than the file system takes"
-            ) from error
+            fs.refuse_long(error)
+            raise
         finally:
             if opened is None:
                 readers.close()

@@ -245,7 +245,16 @@ def opening_itself(path: str, open_one: Callable[..., T], *args: Any) -> T:
             raise SpecError(
                 f"{path!r} is a link, and what it leads to is not to be changed: remove the link"
             ) from error
+        refuse_long(error)
         raise
+
+
+def refuse_long(error: OSError) -> None:
+    """Raise `SpecError` if an error says that a name or a path is too long."""
+    if error.errno == errno.ENAMETOOLONG:
+        raise SpecError(
+            f"{error.filename!r} has a name or a path that is longer than the file system takes"
+        ) from error
 
 
 class _Seeking:
