@@ -195,3 +195,11 @@ def test_a_value_of_another_type(kind: str, data: st.DataObject) -> None:
     new = data.draw(st.sampled_from([*VALUES, GONE]))
     changed = replaced(json.loads(good[key]), steps, new)
     check(good, {**good, key: json.dumps(changed).encode()}, HIERARCHIES[kind][1])
+
+
+@pytest.mark.parametrize("filters", [True, "delta", {}, 7])
+def test_filters_that_are_no_list(filters: Any) -> None:
+    """Of a new array, too, to which a filter is added as its declaration."""
+    good, _ = documents("v2")
+    doc = json.loads(good["a/.zarray"]) | {"filters": filters}
+    check(good, {**good, "a/.zarray": json.dumps(doc).encode()}, HIERARCHIES["v2"][1])

@@ -125,9 +125,12 @@ def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
         case "filters":
             spelled = transformer_list.spell_transformers(declared.transformers)
             marker = {"id": MARKER, "storage_transformers": spelled}
+            filters = doc.get("filters") or []
+            if not isinstance(filters, list):
+                raise SpecError(f"filters is a list or null, got {filters!r}")
             cps = chunks_per_shard(declared, _ndim(doc))
             chunks = [c * n for c, n in zip(doc["chunks"], cps, strict=True)]
-            return {**doc, "chunks": chunks, "filters": [*(doc.get("filters") or ()), marker]}
+            return {**doc, "chunks": chunks, "filters": [*filters, marker]}
         case "storage_transformers":
             is_v3 = "node_type" in doc
             spelled = transformer_list.spell_transformers(
