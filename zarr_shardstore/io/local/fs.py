@@ -40,13 +40,13 @@ from zarr_shardstore.errors import SpecError
 T = TypeVar("T")
 P = ParamSpec("P")
 
-IS_POSIX = hasattr(os, "pread")
-"""Whether open files can be replaced and removed, and directories synced: false on Windows."""
-
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+IS_POSIX = fcntl is not None and hasattr(os, "pread") and hasattr(os, "O_DIRECTORY")
+"""Whether open files can be replaced and removed, and directories synced: false on Windows."""
 
 FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 """Call of macOS, whose ``fsync`` leaves bytes in the cache of the disk."""
