@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.core.buffer.cpu import Buffer
+from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from zarr_shardstore import DraftHierarchyStore, ShardingMapping, ShardingStore, SpecError
@@ -102,30 +104,68 @@ def test_names_that_come_later_do_not_move_chunks(recwarn: Any) -> None:
     assert store.shard_shape("v") is None
 
 
-class _Unlisted(MemoryStore):
-    """Memory whose listings fail for a while."""
+NAMES = b'{"_ARRAY_DIMENSIONS": ["time"]}'
 
-    fails = False
+
+class _Listed(MemoryStore):
+    """Memory whose listings fail for a while, or before whose next document others write."""
+
+    fails_after: int | None = None
+    others: dict[str, bytes] | None = None
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        if self.fails:
+        if self.fails_after == 0:
             raise OSError("slow down")
+        if self.fails_after:
+            self.fails_after -= 1
         async for name in super().list_dir(prefix):
             yield name
 
+    async def set(self, key: str, value: Any, byte_range: Any = None) -> None:
+        if key.endswith(".zarray") and self.others:
+            others, self.others = self.others, None
+            for name, data in others.items():
+                await super().set(name, Buffer.from_bytes(data))
+        await super().set(key, value, byte_range)
 
-def test_names_that_come_later_need_a_listing() -> None:
-    """If it is not known whether there are chunks, these are not taken for shards."""
-    base = _Unlisted()
+    def set_sync(self, key: str, value: Any) -> None:
+        sync(self.set(key, value))
+
+
+def named_later(base: MemoryStore) -> tuple[Any, ShardingStore]:
     store = ShardingStore(base, chunks_per_shard=BY_NAME)
-    z = zarr.create_array(store, name="w", shape=(8,), chunks=(1,), dtype="u1", zarr_format=2)
-    z[:] = range(1, 9)
-    base.fails = True
+    options: Any = {"shape": (8,), "chunks": (1,), "dtype": "u1", "compressors": None}
+    return zarr.create_array(store, name="w", zarr_format=2, **options), store
+
+
+@pytest.mark.parametrize("n_listings", [0, 1])
+def test_names_that_come_later_need_a_listing(n_listings: int) -> None:
+    """If it is not known whether there are chunks, these are not taken for shards."""
+    base = _Listed()
+    z, store = named_later(base)
+    if n_listings == 0:
+        z[:] = range(1, 9)
+    base.fails_after = n_listings
     with pytest.raises(OSError, match="slow down"):
-        z.attrs["_ARRAY_DIMENSIONS"] = ["time"]
-    base.fails = False
-    values: Any = zarr.open_array(ShardingStore(base), path="w")[:]
-    assert values.tolist() == [*range(1, 9)]
+        store.set_sync("w/.zattrs", NAMES)
+    base.fails_after = None
+    z = zarr.open_array(ShardingStore(base), path="w")
+    z[:4] = range(1, 5)
+    assert objects_of(base)["w/0"] == b"\x01"
+
+
+def test_a_chunk_that_comes_while_names_are_declared() -> None:
+    """The array of another writer's chunks stays unsharded, and all chunks are read."""
+    base = _Listed()
+    _, store = named_later(base)
+    base.others = {f"w/{i}": bytes([i + 1]) for i in range(8)}
+    with pytest.warns(UserWarning, match="'w' has chunks .* named later"):
+        store.set_sync("w/.zattrs", NAMES)
+    assert base.others is None
+    for reader in (store, ShardingStore(base)):
+        assert reader.shard_shape("w") is None
+        values: Any = zarr.open_array(reader, path="w")[:]
+        assert values.tolist() == [*range(1, 9)]
 
 
 def test_stored_arrays_keep_their_declaration() -> None:

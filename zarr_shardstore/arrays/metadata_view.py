@@ -8,7 +8,7 @@ updates of attributes keep the declaration.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import read_documents
@@ -29,7 +29,7 @@ from zarr_shardstore.format.keys import draft_candidate
 from zarr_shardstore.format.shard import Bytes, IndexDamageError, index_of_shard
 from zarr_shardstore.metadata import declaration, documents
 from zarr_shardstore.metadata.documents import Geometry, Node, document_key, node_of_document
-from zarr_shardstore.metadata.transformer_list import SHARDING, sharding_spec
+from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec, sharding_spec
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix
 
 Document: TypeAlias = Mapping[str, Any]
@@ -269,33 +269,37 @@ class MetadataView:
         policy, ndim = self._policy, len(geometry.shape)
         dims = dims if len(dims) == ndim else ()
         declared, by_rule = policy.declaration_of(node, doc, geometry, dims), None
+        is_late = bool(dims) and node.hierarchy == "v2" and node.path in self.created
         self._note_created(node, geometry, dims)
         is_usual = geometry.encoding.separator in ("/", ".")
         if is_usual and policy.needs_no_metadata(node.hierarchy, node.path):
             by_rule = policy.declaration_without_metadata(node, ndim)
         if declared is None or declared == by_rule:
             return declared
-        is_late = bool(dims) and node.path in self.without_names
-        found = yield from self._first_chunk(node, geometry, is_late=is_late)
+        found = yield from self.first_chunk(node, geometry, is_late=is_late)
         if found is None:
             return declared
         if by_rule is not None:
             return by_rule  # chunks that were written before their document are in shards
-        if _is_shard(found, declared, ndim):
+        if _is_shard(found, declared.transformers, ndim):
             return declared  # its document was erased, and comes back
+        self.warn_of_chunks(node, is_late=is_late)
+        return None
+
+    def warn_of_chunks(self, node: Node, *, is_late: bool) -> None:
+        """Warn of a new array that stays unsharded; once, if its dimensions were named later."""
         hint = "to write an array through this store, write its metadata before its chunks"
-        if node.path in self.without_names:
+        if is_late:
             hint = "its dimensions were named later: give chunks_per_shard by position, or call "
             hint += "shard_store afterwards"
             if self._has_warned:
-                return None
+                return
             self._has_warned = True
         warnings.warn(
             f"the array {node.path!r} has chunks in this store already, each an object of its "
             f"own, so it stays unsharded; {hint}",
-            stacklevel=2,
+            stacklevel=3,
         )
-        return None
 
     def _warn_once(self, node: Node) -> Flow[None]:
         """Warn that nothing is sharded, unless the store holds arrays: then it is known."""
@@ -338,11 +342,17 @@ class MetadataView:
                 stacklevel=3,
             )
 
-    def _first_chunk(
-        self, node: Node, geometry: Geometry, *, is_late: bool = False
+    def first_chunk(
+        self,
+        node: Node,
+        geometry: Geometry,
+        *,
+        is_late: bool = False,
+        shards: Sequence[TransformerSpec] = (),
     ) -> Flow[memoryview | None]:
         """Return an object under a chunk key of an array that has no document yet; ``None`` also
-        if the base store does not list. Cost: usually one listing of its directory.
+        if the base store does not list. With `shards`, these transformers, shards are passed over.
+        Cost: usually one listing of its directory.
 
         With `is_late` the array may have chunks, so an error of the listing is raised: they would
         be taken for shards. A base store that never lists counts as one with a chunk.
@@ -362,10 +372,11 @@ class MetadataView:
                 raise
             return None
         keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]
-        for key in keys[:_N_LOOKS]:  # more than one, because a directory may have such a name
+        # More than one is read, because a directory may have such a name.
+        for key in keys if shards else keys[:_N_LOOKS]:
             found: Found
             (found,) = yield [Get(key)]
-            if found.value is not None:
+            if found.value is not None and not (shards and _is_shard(found.value, shards, ndim)):
                 return found.value
         return None
 
@@ -426,9 +437,9 @@ def _keys_of(node: Node, doc: Document) -> documents.ArrayDocument | Document | 
         return doc
 
 
-def _is_shard(value: memoryview, declared: declaration.Declared, ndim: int) -> bool:
+def _is_shard(value: memoryview, transformers: Sequence[TransformerSpec], ndim: int) -> bool:
     """Whether an object is a shard as declared: its index fits, by checksum or by its entries."""
-    *_, bottom = declared.transformers
+    *_, bottom = transformers
     if bottom.name != SHARDING:
         return False
     spec = sharding_spec(bottom, ndim)

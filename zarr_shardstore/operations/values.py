@@ -505,28 +505,53 @@ class Operations:
         """Declare v2 arrays anew, if the document that was stored names their dimensions.
 
         Both documents are stored already, whichever is later, so one of two concurrent calls finds
-        the names. The array has no chunk yet; with chunks it stays as it is, with a warning. A
-        crash before leaves it unsharded. Readers see the same document before and after.
+        the names. Readers see the same document before and after. The array has no chunk yet; with
+        chunks it stays as it is, with a warning. A writer in another process may store a chunk
+        between the look for chunks and the new document. So the chunks are looked for again, and
+        the old document is put back if there is one. Both changes of the document are a compare and
+        swap. A crash before the first leaves the array unsharded, one before the second look leaves
+        it declared: only then a chunk that came between is not seen, or refused as a damaged shard.
         """
         for path in self.view.arrays_to_name(key):
             node = Node("v2", path)
-            (found,) = yield from read_documents([document_key(node)])
-            doc = None if found.value is None else parse_json(found.value)
-            if found.value is None or doc is None:
+            document = document_key(node)
+            (found,) = yield from read_documents([document])
+            old, doc = found.value, None if found.value is None else parse_json(found.value)
+            if old is None or doc is None or not (yield from read_dimension_names({node: doc})):
                 continue
-            if (yield from read_dimension_names({node: doc})):
-                yield from self._set_document(document_key(node), found.value, as_new=True)
+            array = None
+            if find_declaration(doc) is None:  # otherwise it is done
+                yield from self.flusher.flush_array(node)  # the view looks for stored chunks
+                new, array, _ = yield from self.view.to_store(document, old, None)
+            if array is None or not array.stack or array.document.geometry is None:
+                self.view.without_names.discard(path)
+                continue
+            yield from self._replace_document(document, old, new)
+            geometry, shards = array.document.geometry, array.document.transformers
+            try:
+                chunk = yield from self.view.first_chunk(
+                    node, geometry, is_late=True, shards=shards
+                )
+            except Exception:
+                yield from self._replace_document(document, new, old)
+                raise
+            if chunk is not None:
+                yield from self._replace_document(document, new, old)
+                self.view.warn_of_chunks(node, is_late=True)
                 self.view.without_names.discard(path)
 
+    def _replace_document(self, key: str, old: Value, new: Value) -> Flow[None]:
+        """Replace a document, if it is still the old one."""
+        try:
+            change = partial(_replaced, old, new)
+            yield from self._perform([requests.Modify(key, change)], [None], may_buffer=False)
+        finally:
+            self.arrays.documents_changed(node_of_document(key))
+
     def _set_document(
-        self, key: str, data: memoryview, only_if_missing: bool = False, *, as_new: bool = False
+        self, key: str, data: memoryview, only_if_missing: bool = False
     ) -> Flow[None]:
         (found,) = yield from read_documents([key])
-        if as_new:
-            stored_doc = None if found.value is None else parse_json(found.value)
-            if stored_doc is None or find_declaration(stored_doc) is not None:
-                return  # another call was faster
-            data, found = memoryview(found.value or b""), requests.Found(None, None)
         if only_if_missing and found.value is not None:
             return
         request = requests.SetIfNotExists if only_if_missing else requests.Set
@@ -541,13 +566,19 @@ class Operations:
             yield from self.flusher.flush_array(node, None if array is None else array.layout)
         is_certain = False
         try:
-            yield [request(key, stored)]
+            # In turn with `_replace_document`, if that may come.
+            write = requests.relay if self.view.without_names else requests.ask
+            yield from write([request(key, stored)])
             is_certain = not only_if_missing  # otherwise another writer may have been first
         finally:
             if is_changed or not is_certain:
                 self.arrays.documents_changed(node, array if is_certain else None)
             else:
                 self.arrays.current().put(node, array)
+
+
+def _replaced(old: Value, new: Value, stored: Value | None) -> Value | None:
+    return new if stored == old else stored
 
 
 def _swap(
