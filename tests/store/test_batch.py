@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+from contextlib import nullcontext
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -311,12 +313,16 @@ def test_values_are_copied() -> None:
         assert m["z/c/0"] == b"old"
 
 
-def test_large_chunks_are_encoded_while_their_writer_goes_on() -> None:
+@pytest.mark.parametrize(
+    ("length", "codec"), [(100_000, SLOW), (9, ZstdCodec(level=1)), (40_000, None)]
+)
+def test_chunks_are_encoded_while_their_writer_goes_on(length: int, codec: Any) -> None:
     """Every read sees them, their writer may reuse its values, and the newest value is stored."""
     base = Failing()
     store = ShardingStore(base, **CPS)
-    n, length = 10, 100_000
-    options: Any = {"shape": (n * length,), "chunks": (length,), "dtype": "u2", "compressors": SLOW}
+    n = 10
+    options: Any = {"shape": (n * length,), "chunks": (length,), "dtype": "u2"}
+    options["compressors"] = codec
     z: Any = zarr.create_array(store, name="z", **options)
     noise, values = np.random.default_rng(0).integers(0, 9, length), np.empty(length, "u2")
     order = [*range(n), 3, 8, 9, 3]
@@ -335,6 +341,47 @@ def test_large_chunks_are_encoded_while_their_writer_goes_on() -> None:
     again: Any = zarr.open_array(ShardingStore(base), path="z", mode="r+")
     np.testing.assert_array_equal(again[:].reshape(n, length), expected)
     assert (base.sets.count("z/c/0"), base.sets.count("z/c/1")) == (2, 1)  # 3 was written again
+
+
+def test_the_limit_counts_bytes_as_they_are_stored() -> None:
+    """It does so however long the workers take."""
+    base = Failing()
+    store = ShardingStore(base, chunks_per_shard=50)
+    options: Any = {"shape": (50_000,), "chunks": (1000,), "dtype": "u2", "compressors": SLOW}
+    z: Any = zarr.create_array(store, **options)
+    with store.batch(max_nbytes=10_000):
+        base.sets.clear()
+        for i in range(40):
+            z[i * 1000 : (i + 1) * 1000] = np.full(1000, i, "u2")
+        assert not base.sets
+    assert len(base.sets) == 1
+
+
+@pytest.mark.parametrize("dtype", ["bool", ">u2", "complex128"])
+@pytest.mark.parametrize("codec", [ZstdCodec(level=1, checksum=True), SLOW, None])
+def test_a_batch_stores_the_bytes_that_are_stored_without_it(dtype: str, codec: Any) -> None:
+    """Also from several arrays in turn, from values in another order, and of an empty chunk."""
+    values = np.random.default_rng(0).integers(0, 2, (9, 12, 6)).astype(dtype).T
+    values[2:4, :3, 3:6] = 0
+    corners = list(product(range(0, 6, 2), range(0, 12, 3), range(0, 9, 3)))
+    regions = [tuple(map(slice, at, np.add(at, (2, 3, 3)))) for at in corners]
+
+    def written(in_batch: bool) -> dict[str, bytes]:
+        base = MemoryStore()
+        store = ShardingStore(base, chunks_per_shard=(2, 2, 2))
+        options: Any = {"chunks": (2, 3, 3), "dtype": dtype, "compressors": codec, "fill_value": 0}
+        arrays: Any = [
+            zarr.create_array(store, name=name, shape=(6, 12, 9), **options) for name in "xy"
+        ]
+        with store.batch(max_nbytes=500) if in_batch else nullcontext():
+            for region in regions:
+                for z in arrays:
+                    z[region] = values[region]
+                    assert (z[region] == values[region]).all()
+        assert all((z[...] == values).all() for z in arrays)
+        return objects_of(base)
+
+    assert written(True) == written(False)
 
 
 # ----------------------------------------------------------------- metadata and directories

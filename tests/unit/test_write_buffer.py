@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.unit.flows import Recorder
@@ -91,9 +92,12 @@ def put(
 
 
 def commit(
-    buffer: WriteBuffer, groups: Sequence[Sequence[EntryUpdate]] = ((),)
+    buffer: WriteBuffer,
+    groups: Sequence[Sequence[EntryUpdate]] = ((),),
+    shard: ShardRef | None = None,
 ) -> Flow[Sequence[Exception | None]]:
-    return commit_with_buffered(shard_of(), groups, partial(rewrite_shard, order="C"), buffer)
+    rewrite = partial(rewrite_shard, order="C")
+    return commit_with_buffered(shard or shard_of(), groups, rewrite, buffer)
 
 
 def values(buffer: WriteBuffer) -> dict[int, Any]:
@@ -254,39 +258,72 @@ def test_a_commit_that_was_cut_off_is_done_again() -> None:
     assert values(buffer) == {}
 
 
-def test_a_late_entry_counts_when_it_is_encoded_and_only_if_it_is_still_buffered() -> None:
-    buffer, shard = open_buffer(), shard_of()
-    late = [LateEntry(1, lambda: b"x" * 1000), LateEntry(2, lambda: b"y" * 1000)]
-    assert all(buffer.put(shard, entry) for entry in late)
-    assert buffer.put(shard, [SetEntry(2, b"newer")])
-    before = buffer.nbytes
-    for entry in late:
-        buffer.encode_late(KEY, entry)
-    assert buffer.nbytes == before + 900
-    assert [buffer.find(shard, i) for i in (1, 2)] == [
-        SetEntry(1, b"x" * 1000),
-        SetEntry(2, b"newer"),
-    ]
-    taken = buffer.take(shard)
-    assert taken is not None
-    assert (buffer.nbytes, taken.snapshot[1]) == (0, SetEntry(1, b"x" * 1000))
-    buffer.encode_late(KEY, late[0])
-    assert buffer.nbytes == 0
+class Encoder:
+    """Makes bytes of a tenth of the size of chunks, and refuses a value a number of times."""
 
+    def __init__(self, refused: int = -1, n_times: int = 0) -> None:
+        self.refused, self.n_left = refused, n_times
+        self.calls: list[int] = []
 
-def test_a_late_entry_that_cannot_be_encoded_fails_the_commit_and_stays() -> None:
-    buffer, shard, n_calls = open_buffer(), shard_of(), 0
-
-    def encode() -> bytes:
-        nonlocal n_calls
-        n_calls += 1
-        if n_calls == 1:
+    def encode_many(self, chunks: Sequence[Any]) -> list[bytes]:
+        self.calls.append(len(chunks))
+        if self.n_left and any(chunk[0] == self.refused for chunk in chunks):
+            self.n_left -= 1
             raise MemoryError
-        return b"at last"
+        return [bytes(chunk[: chunk.size // 10]) for chunk in chunks]
 
-    buffer.put(shard, LateEntry(0, encode))
-    with pytest.raises(MemoryError):
-        buffer.take(shard)
-    taken = buffer.take(shard)
-    assert taken is not None
-    assert taken.snapshot == {0: SetEntry(0, b"at last")}
+
+def late(shard: ShardRef, entry_id: int, encoder: Encoder, nbytes: int = 10_000) -> LateEntry:
+    return LateEntry(shard, entry_id, np.full(nbytes, entry_id, "u1"), encoder)
+
+
+def put_late(buffer: WriteBuffer, late: LateEntry) -> int:
+    """Return how many chunks a worker has encoded."""
+    run = buffer.put_late(late)
+    assert run is not None
+    buffer.encode_run(run)
+    return len(run)
+
+
+def test_late_entries_count_as_what_they_are_and_only_while_they_are_buffered() -> None:
+    buffer, shard, encoder = open_buffer(), shard_of(), Encoder()
+    for i in range(3):
+        assert put_late(buffer, late(shard, i, encoder)) == 0
+    assert buffer.nbytes == 30_000
+    buffer.put(shard, [SetEntry(2, b"x" * 500)])
+    assert buffer.nbytes == 20_500
+    assert buffer.find(shard, 0) == buffer.find(shard, 0) == SetEntry(0, bytes(1000))
+    assert encoder.calls == [1], "it alone, and once"
+    recorder = Recorder({})
+    recorder.run(commit(buffer))
+    stored = split_shard(recorder.objects[KEY], DRAFT_SPEC)
+    assert [bytes(stored[i]) for i in range(3)] == [bytes(1000), b"\1" * 1000, b"x" * 500]
+    assert (buffer.nbytes, encoder.calls) == (0, [1, 1])
+    assert put_late(buffer, late(shard, 0, encoder, 2_000_000))
+    assert buffer.nbytes == 200_000
+
+
+def test_workers_encode_runs_when_they_are_large_and_before_the_limit_counts() -> None:
+    buffer, shard, encoders = open_buffer(10**7), shard_of(), [Encoder(), Encoder()]
+    chunks = [late(shard, i, encoders[i // 2], 400_000) for i in range(3)]
+    assert [put_late(buffer, chunk) for chunk in chunks] == [0, 0, 3]
+    assert (encoders[0].calls, encoders[1].calls, buffer.nbytes) == ([2], [1], 120_000)
+    buffer = open_buffer(15_000)
+    assert [put_late(buffer, late(shard, i, encoders[0])) for i in range(2)] == [0, 2]
+    assert (buffer.nbytes, buffer.is_due, buffer.due()) == (2_000, False, [])
+
+
+def test_a_chunk_that_cannot_be_encoded_fails_the_commit_of_its_shard_and_stays() -> None:
+    buffer, encoder, recorder = open_buffer(1), Encoder(refused=2, n_times=2), Recorder({})
+    good, bad = shard_of(), shard_of((1, 0))
+    for chunk in (late(bad, 2, encoder, 2_000_000), late(good, 1, encoder)):
+        put_late(buffer, chunk)
+    with pytest.raises(MemoryError) as caught:
+        recorder.run(commit(buffer, shard=bad))
+    assert bad.chunk_key(2) in caught.value.__notes__[0]
+    assert isinstance(buffer.get(bad.key).error, MemoryError)  # type: ignore[union-attr]
+    assert not recorder.objects
+    for shard in (good, bad):
+        recorder.run(commit(buffer, shard=shard))
+    assert set(recorder.objects) == {good.key, bad.key}
+    assert buffer.nbytes == 0

@@ -14,13 +14,14 @@ never lands after a newer one.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import groupby
 from operator import attrgetter
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -75,8 +76,8 @@ class Batch:
 
     Cost: no request for whole values and erasures. `set_partial_values` and
     ``set_if_not_exists`` of a value that is not buffered flush its shard. Shards that are being
-    stored are in memory besides `max_nbytes`, and so are up to 64 MiB of chunks that workers encode
-    while `ShardedCodecPipeline` goes on. An error of their codec comes when they are stored.
+    stored are in memory besides `max_nbytes`. Workers encode the chunks of `ShardedCodecPipeline`,
+    up to 64 MiB behind it; until then the decoded size counts. Errors of a codec come with a flush.
     """
 
     def __init__(
@@ -169,26 +170,41 @@ BufferedUpdate: TypeAlias = SetEntry | DeleteEntry
 _ENTRY_NBYTES = 100
 """Memory of an erased or an empty entry, in bytes: the objects that represent it."""
 
+_RUN_NBYTES = 1024 * 1024
+"""Decoded size of the chunks that a worker encodes in one job: 16 chunks of 64 KiB."""
 
+
+@dataclass(slots=True, eq=False)
 class LateEntry:
-    """New value of an entry that is encoded once: by a worker, or by the first that needs it."""
+    """New value of an entry that a worker encodes with others, or a thread that needs it before."""
 
-    __slots__ = ("_encode", "_entry", "_lock", "entry_id")
+    shard: ShardRef
+    entry_id: int
+    values: Any  # an array that does not change
+    codec: Any  # values with equal ones are encoded together
+    entry: SetEntry | None = None
 
-    def __init__(self, entry_id: int, encode: Callable[[], bytes]) -> None:
-        self.entry_id = entry_id
-        self._encode: Callable[[], bytes] | None = encode
-        self._entry: SetEntry | None = None
-        self._lock = threading.Lock()
 
-    def encoded(self) -> SetEntry:
-        """Return the entry with its value."""
-        with self._lock:
-            if self._entry is None:
-                assert self._encode is not None
-                self._entry = SetEntry(self.entry_id, self._encode())
-                self._encode = None  # and the decoded chunk that it keeps
-        return self._entry
+def _encode(run: Sequence[LateEntry]) -> None:
+    """Encode chunks unless they are; two threads that do it at the same time make equal bytes."""
+    for codec, group in groupby((e for e in run if e.entry is None), attrgetter("codec")):
+        entries = list(group)
+        values = codec.encode_many([late.values for late in entries])
+        for late, value in zip(entries, values, strict=True):
+            late.entry = SetEntry(late.entry_id, value)
+
+
+def encoded(update: BufferedUpdate | LateEntry) -> BufferedUpdate:
+    """Return an update with its bytes."""
+    if not isinstance(update, LateEntry):
+        return update
+    try:
+        _encode([update])
+    except Exception as error:
+        error.add_note(f"when the chunk {update.shard.chunk_key(update.entry_id)!r} was encoded")
+        raise
+    assert update.entry is not None
+    return update.entry
 
 
 _synchronized = synchronized()
@@ -202,7 +218,7 @@ class BufferedShard:
     shard: ShardRef
     updates: dict[int, BufferedUpdate | LateEntry] = field(default_factory=dict)
     """Updates that no commit has taken yet."""
-    snapshot: dict[int, BufferedUpdate] = field(default_factory=dict)
+    snapshot: dict[int, BufferedUpdate | LateEntry] = field(default_factory=dict)
     """Updates that a commit is storing; they are read until it has ended."""
     nbytes: int = 0
     """Memory of `updates`, in bytes."""
@@ -210,8 +226,8 @@ class BufferedShard:
     """Why the last commit of a snapshot failed."""
 
     def find(self, entry_id: int) -> BufferedUpdate | None:
-        update = self.updates.get(entry_id)
-        return self.snapshot.get(entry_id) if update is None else _encoded(update)
+        update = self.updates.get(entry_id) or self.snapshot.get(entry_id)
+        return None if update is None else encoded(update)
 
     @property
     def has_values(self) -> bool:
@@ -247,8 +263,9 @@ class WriteBuffer:
         self._shards: dict[str, BufferedShard] = {}
         self._full: dict[str, None] = {}
         self._blocks: list[weakref.ref[Batch]] = []
+        self._run: list[LateEntry] = []
         self.encoding: deque[tuple[Future[None], int]] = deque()
-        """Late entries that workers encode, in order, and the memory of each."""
+        """Runs of chunks that workers encode, in order, and the decoded size of each."""
         _buffers.add(self)
 
     @_synchronized
@@ -308,17 +325,36 @@ class WriteBuffer:
         self._add(buffered, new)
         return True
 
-    def encode_late(self, shard_key: str, late: LateEntry) -> None:
-        """Encode a late entry, and count its bytes if it is still buffered."""
-        entry = late.encoded()
+    @_synchronized
+    def put_late(self, late: LateEntry) -> list[LateEntry] | None:
+        """Buffer a chunk; return those that a worker must `encode_run` now; ``None`` if no block is
+        open."""
+        if not self.put(late.shard, late):
+            return None
+        self._run.append(late)
+        if len(self._run) * late.values.nbytes < _RUN_NBYTES and not self.is_due:
+            return []
+        run, self._run = self._run, []
+        return run
 
-        @_synchronized
-        def replace() -> None:
-            buffered = self._shards.get(shard_key)
-            if buffered is not None and buffered.updates.get(late.entry_id) is late:
-                self._add(buffered, {late.entry_id: entry})
+    def encode_run(self, run: Sequence[LateEntry]) -> None:
+        """Encode chunks of a batch in a worker, and count their bytes."""
+        with suppress(Exception):  # the commit of the shard tries again, and raises it
+            _encode(run)
+        self._count_encoded(run)
 
-        replace()
+    @_synchronized
+    def _count_encoded(self, run: Sequence[LateEntry]) -> None:
+        for late in run:
+            buffered = self._shards.get(late.shard.key)
+            if late.entry and buffered and buffered.updates.get(late.entry_id) is late:
+                self._add(buffered, {late.entry_id: late.entry})
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a shard is full, or the limit exceeded."""
+        limit = self._max_nbytes
+        return bool(self._full) or (limit is not None and self.nbytes > limit)
 
     @_synchronized
     def due(self) -> list[str]:
@@ -345,8 +381,7 @@ class WriteBuffer:
         buffered = self._shard_like(shard)
         if buffered is None:
             return None
-        updates = {i: _encoded(update) for i, update in buffered.updates.items()}
-        buffered.snapshot = buffered.snapshot | updates
+        buffered.snapshot = buffered.snapshot | buffered.updates
         self._clear_updates(buffered)
         return buffered
 
@@ -374,6 +409,7 @@ class WriteBuffer:
         """Drop the updates of all shards whose keys start with `directory`."""
         for key in [key for key in self._shards if key.startswith(directory)]:
             self._clear_updates(self._shards.pop(key))
+        self._run = []  # what is of other shards their commits encode
         self._set_state()
 
     # --------------------------------------------------------------- blocks
@@ -430,7 +466,7 @@ class WriteBuffer:
         buffered.updates |= new
         buffered.nbytes += added
         self.nbytes += added
-        if buffered.is_full:
+        if buffered.shard.key not in self._full and buffered.is_full:
             self._full[buffered.shard.key] = None
 
     def _clear_updates(self, buffered: BufferedShard) -> None:
@@ -439,11 +475,9 @@ class WriteBuffer:
         self._full.pop(buffered.shard.key, None)
 
 
-def _encoded(update: BufferedUpdate | LateEntry) -> BufferedUpdate:
-    return update.encoded() if isinstance(update, LateEntry) else update
-
-
 def _nbytes_of(update: BufferedUpdate | LateEntry) -> int:
+    if isinstance(update, LateEntry):
+        return max(int(update.values.nbytes), _ENTRY_NBYTES)
     return max(len(update.value), _ENTRY_NBYTES) if isinstance(update, SetEntry) else _ENTRY_NBYTES
 
 
@@ -458,9 +492,10 @@ def _new_states(
     new: dict[int, BufferedUpdate] = {}
     for update in updates:
         i = update.entry_id
-        before = new.get(i) or buffered.find(i)
+        is_whole = requests.replaces_value(update)
+        before = None if is_whole else new.get(i) or buffered.find(i)
         old = before.value if isinstance(before, SetEntry) else None
-        if before is None and not requests.replaces_value(update):
+        if before is None and not is_whole:
             if i not in stored:
                 return None
             old = stored[i]

@@ -17,7 +17,7 @@ from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.operations.batch import BufferedUpdate, WriteBuffer
+from zarr_shardstore.operations.batch import BufferedUpdate, WriteBuffer, encoded
 from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, Request, UpdateShard
@@ -76,7 +76,9 @@ def commit_with_buffered(
     if buffered is None:
         return (yield from commit(shard, groups)) if any(groups) else [None] * len(groups)
     try:
-        error, *outcomes = yield from commit(shard, [tuple(buffered.snapshot.values()), *groups])
+        # In this thread: with the lock of a shard it must not wait for the pool.
+        updates = tuple(map(encoded, buffered.snapshot.values()))
+        error, *outcomes = yield from commit(shard, [updates, *groups])
         if error is not None:
             raise error
     except BaseException as error:

@@ -7,7 +7,7 @@ that the flow would return. On a miss, or while a batch buffers writes, the flow
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -36,12 +36,8 @@ KeyRange: TypeAlias = tuple[str, ByteRange | None]
 _MIN_TO_WARM = 8
 """Chunks of one shard in one call from which on its index is read before the chunks."""
 
-_MIN_NBYTES_LATE = 128 * 1024
-"""Decoded size of chunks of a batch that a worker encodes while their writer goes on: 216 of
-512 KiB took half the time, and of 64 KiB longer than without."""
-
-_MAX_LATE, _MAX_NBYTES_LATE = 64, 64 * 1024 * 1024
-"""Chunks of a batch that wait to be encoded, and their memory."""
+_MAX_NBYTES_LATE = 64 * 1024 * 1024
+"""Decoded size of chunks of a batch that workers have not encoded yet."""
 
 _SHARDS_AT_ONCE = 64
 """Shards whose indexes are read together; half of the number of cached open files."""
@@ -203,31 +199,25 @@ class ShardingEngine:
         """Whether a batch is open, or values are buffered."""
         return self._buffer.is_active
 
-    async def buffer_chunk(self, key: str, encode: Callable[[], bytes], nbytes: int) -> bool:
-        """Buffer one chunk in a batch; a worker encodes it while the caller goes on.
-
-        False if it must be stored otherwise. `nbytes` is the memory that `encode` keeps. Chunks of
-        64 MiB may wait to be encoded.
-        """
+    async def buffer_chunk(self, key: str, values: Any, codec: Any) -> bool:
+        """Buffer one decoded chunk, an array that does not change; false if no batch takes it."""
         buffer, chunk = self._buffer, self._arrays.current().chunk_of(key)
-        late = None if chunk is None else LateEntry(chunk.entry_id, encode)
-        if chunk is None or late is None or not buffer.put(chunk.shard, late):
+        late = None if chunk is None else LateEntry(chunk.shard, chunk.entry_id, values, codec)
+        run = None if late is None else buffer.put_late(late)
+        if run is None:
             return False
-        if nbytes < _MIN_NBYTES_LATE:
-            buffer.encode_late(chunk.shard.key, late)
-        else:
-            job = worker_pool().submit(buffer.encode_late, chunk.shard.key, late)
-            buffer.encoding.append((job, nbytes))
-        due = buffer.due()
+        if run:
+            job = worker_pool().submit(buffer.encode_run, run)
+            buffer.encoding.append((job, sum(each.values.nbytes for each in run)))
         while (waiting := list(buffer.encoding)) and (
-            due or len(waiting) > _MAX_LATE or sum(n for _, n in waiting) > _MAX_NBYTES_LATE
+            buffer.is_due or sum(nbytes for _, nbytes in waiting) > _MAX_NBYTES_LATE
         ):
             job, _ = waiting[0]
             if not job.done():
                 await asyncio.wait([asyncio.wrap_future(job)])
             with suppress(ValueError):  # a writer in another event loop has waited for it, too
                 buffer.encoding.remove(waiting[0])
-        if due:
+        if due := buffer.due():
             await self.driver.run_async(self.operations.flusher.flush_shards(due))
         return True
 

@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, cast, runtime_checkable
 from weakref import WeakValueDictionary
@@ -451,7 +451,7 @@ async def _buffer_chunk(
         return False
     store._check_writable()
     copy = np.array(values, plain.dtype, order="C")  # the caller may change its values
-    return await engine.buffer_chunk(part.key, partial(plain.encode, copy), copy.nbytes)
+    return await engine.buffer_chunk(part.key, copy, plain)
 
 
 def _nbytes(parts: Sequence[ChunkPart]) -> int:
