@@ -20,6 +20,7 @@ import obstore
 import pytest
 import zarr
 from obstore.store import MemoryStore as ObstoreMemory
+from zarr.codecs import BytesCodec, GzipCodec, ShardingCodec
 from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore, MemoryStore, ObjectStore, WrapperStore
 
@@ -186,19 +187,32 @@ def test_of_another_host(old: bytes | None, new: bytes | None) -> None:
     assert m[KEY] == (new or b"") + b"1"
 
 
-def test_an_emptied_chunk_of_an_object_store_keeps_a_value() -> None:
-    """A removal has no condition: a chunk of fill values takes the place of none."""
-    store = ObstoreMemory()
-    z = zarr.create_array(
-        ShardingStore(ObjectStore(store)), name="a", shape=(8,), chunks=(8,), dtype="u1"
-    )
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed`")
+@pytest.mark.parametrize("shards", ["none", "under another codec", "of shards"])
+def test_an_emptied_chunk_of_an_object_store_keeps_a_value(shards: str) -> None:
+    """A removal has no condition: a chunk of fill values takes the place of none. So do shards that
+    zarr writes."""
+    store, inner = ObstoreMemory(), ShardingCodec(chunk_shape=(2,), codecs=[BytesCodec()])
+    codecs: dict[str, Any] = {
+        "none": {},
+        "under another codec": {"serializer": inner, "compressors": [GzipCodec()]},
+        "of shards": {
+            "serializer": ShardingCodec(chunk_shape=(4,), codecs=[inner]),
+            "compressors": None,
+        },
+    }
+    options: Any = {"shape": (8,), "chunks": (8,), "dtype": "u1", **codecs[shards]}
+    z: Any = zarr.create_array(ShardingStore(ObjectStore(store)), name="a", **options)
     z[:4] = 1
     z[:4] = 0
     assert obstore.head(store, KEY)["size"] > 0
     np.testing.assert_array_equal(zarr.open_array(ObjectStore(store), path="a")[:], np.zeros(8))
+    z[:4] = 1
+    assert z[:].tolist() == [1] * 4 + [0] * 4
     z[:] = 0  # a whole chunk is removed
-    with pytest.raises(FileNotFoundError):
-        obstore.head(store, KEY)
+    if shards == "none":
+        with pytest.raises(FileNotFoundError):
+            obstore.head(store, KEY)
 
 
 def test_a_lock_file_of_a_killed_process_is_no_obstacle(tmp_path: Path) -> None:

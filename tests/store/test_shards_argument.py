@@ -406,6 +406,36 @@ def test_parts_of_what_is_left_to_zarr_are_all_there(tmp_path: Path, where: str)
     assert_array_equal(z[:], np.repeat(np.arange(8)[:, None], 8, axis=1))
 
 
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed`", "ignore:a pipeline of zarr")
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_parts_under_other_codecs_are_refused_or_there(pipeline: str, is_wrapped: bool) -> None:
+    """With another pipeline, or a wrapper above, which zarr reads and writes in different tasks."""
+    store: Any = ShardingStore(MemoryStore())
+    serializer = ShardingCodec(chunk_shape=(2, 2), codecs=[BytesCodec()])
+    options = {"chunks": (8, 8), "shards": None, "compressors": [GzipCodec()]}
+    with zarr.config.set({} if is_wrapped else {"codec_pipeline.path": pipeline}):
+        store = LoggingStore(store, log_level="ERROR") if is_wrapped else store
+        z = create(store, shape=(8, 8), serializer=serializer, **options)
+        z[:] = 0
+        done: list[int] = []
+
+        def write(first: int) -> None:
+            for i in range(first, 64, 4):
+                try:
+                    z[i // 8, i % 8] = i + 1
+                except (UnsupportedError, ShardConflictError):
+                    pass
+                else:
+                    done.append(i)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(4)))
+        assert set(done) <= set(np.flatnonzero(z[:]).tolist())
+        z[:] = np.arange(64).reshape(8, 8)
+        assert_array_equal(z[:], np.arange(64).reshape(8, 8))
+
+
 def test_passthrough_stays_what_it_is() -> None:
     base: dict[str, bytes] = {}
     store = ShardingStore(base, native="passthrough")

@@ -25,7 +25,7 @@ from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, Transformed
 from zarr_shardstore.arrays.metadata_view import MetadataView, read_dimension_names
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
-from zarr_shardstore.errors import ShardConflictError, SpecError
+from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges, resolve_range
@@ -266,8 +266,16 @@ class Operations:
             for each in sets:
                 yield from self._declare_named(each.key)
 
-    def remember_whole(self, key: str, value: Value | None) -> None:
-        """Remember a shard that zarr reads in this task, or thread, to change a part of it."""
+    def remember_whole(self, key: str, value: Value | None, is_same_task: bool) -> None:
+        """Remember a shard that zarr reads to change a part of it, in the task or thread that then
+        writes it. If another task writes it, which nothing is known of, refuse a part."""
+        if not is_same_task and self._is_left_to_zarr(key):
+            raise UnsupportedError(
+                f"the shard {key!r} has codecs around its sharding codec, and the codec_pipeline "
+                "of zarr's configuration would lose parts that others write: nothing was written. "
+                "Leave the configuration as it is and open the array from the ShardingStore "
+                "itself, without a wrapper; or write whole shards"
+            )
         last_whole_read.set((self, key, value))
 
     def _was_read_whole(self, key: str, new: Value | PartWrite | None) -> bool:
@@ -275,6 +283,9 @@ class Operations:
         last = last_whole_read.get()
         if last is None or last[0] is not self or last[1] != key or isinstance(new, PartWrite):
             return False
+        return self._is_left_to_zarr(key)
+
+    def _is_left_to_zarr(self, key: str) -> bool:
         return key.startswith(tuple(self.arrays.reader.left_to_zarr))
 
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> Flow[None]:

@@ -335,12 +335,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
                 return None if again is None else own_bytes(again)
 
             def fill() -> bytes:
-                spec = part.spec
-                make, dtype = spec.prototype.nd_buffer, spec.dtype.to_native_dtype()
-                fill = make.create(
-                    shape=spec.shape, dtype=dtype, order=spec.order, fill_value=fill_value_of(spec)
-                )
-                return own_bytes(codec.encode(fill, spec) or b"")
+                return own_bytes(codec.encode(*_empty_chunk(part.spec)) or b"")
 
             return PartWrite(change, fill)
 
@@ -374,7 +369,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         turn = _turns.setdefault(scope, asyncio.Lock())
         while True:
             try:
-                paths = [(_part_path(path), *rest) for path, *rest in batch]
+                paths = [(self._part_path(path, spec), spec, *rest) for path, spec, *rest in batch]
                 async with turn:
                     await super().write_batch(cast(Any, paths), value, drop_axes)
                 return
@@ -385,6 +380,13 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
                         f"{MAX_CONFLICT_S:.0f} s; it was not written"
                     ) from None
             await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_S))
+
+    def _part_path(self, path: Any, spec: ArraySpec) -> Any:
+        if type(path) is not StorePath or not isinstance(path.store, _TakesWholeOperations):
+            return path
+        part_path = _PartPath(path.store, path.path)
+        part_path.encode, part_path.spec = self.encode, spec
+        return part_path
 
     def _store_of(self, batch: Sequence[tuple[Any, ...]]) -> _TakesWholeOperations | None:
         """Return the store of this package that has all chunks; ``None``: it is another one."""
@@ -409,21 +411,29 @@ class _PartPath(StorePath):
     _seen: tuple[bytes | None] | None = None
     """The value that was read, if one was."""
 
+    encode: Callable[..., Awaitable[Iterable[Buffer | None]]]
+    spec: ArraySpec
+
     async def get(
         self, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        value = await super().get(prototype, byte_range)
-        if byte_range is None:
-            self._seen = (None if value is None else own_bytes(value),)
-        return value
+        if byte_range is not None:
+            return await super().get(prototype, byte_range)
+        (value,) = await cast(_TakesWholeOperations, self.store)._get_values([self.path])
+        self._seen = (None if value is None else own_bytes(value),)
+        return to_buffer_of(value, prototype or self.spec.prototype)
 
     async def set(self, value: Buffer) -> None:
         await self._swap(own_bytes(value))
 
     async def delete(self) -> None:
-        await self._swap(None)
+        """Remove the value; where a removal has no condition, store a chunk of fill values."""
+        (empty,) = await self.encode([_empty_chunk(self.spec)])
+        await self._swap(None, None if empty is None else partial(own_bytes, empty))
 
-    async def _swap(self, new: bytes | None) -> None:
+    async def _swap(
+        self, new: bytes | None, placeholder: Callable[[], bytes] | None = None
+    ) -> None:
         store, seen = cast(_TakesWholeOperations, self.store), self._seen
 
         def change(stored: Value | None) -> Value | None:
@@ -431,12 +441,17 @@ class _PartPath(StorePath):
                 return new
             raise _ChangedMeanwhileError(self.path)
 
-        await store._set_or_erase([(self.path, new if seen is None else PartWrite(change))])
+        item = new if seen is None else PartWrite(change, placeholder)
+        await store._set_or_erase([(self.path, item)])
 
 
-def _part_path(path: Any) -> Any:
-    is_ours = type(path) is StorePath and isinstance(path.store, _TakesWholeOperations)
-    return _PartPath(path.store, path.path) if is_ours else path
+def _empty_chunk(spec: ArraySpec) -> tuple[NDBuffer, ArraySpec]:
+    """Return a chunk of fill values, and a spec by which sharding codecs keep these."""
+    make, dtype = spec.prototype.nd_buffer, spec.dtype.to_native_dtype()
+    fill = make.create(
+        shape=spec.shape, dtype=dtype, order=spec.order, fill_value=fill_value_of(spec)
+    )
+    return fill, replace(spec, config=replace(spec.config, write_empty_chunks=True))
 
 
 async def _buffer_chunk(

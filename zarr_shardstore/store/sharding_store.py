@@ -92,7 +92,7 @@ def _warn_of_parts() -> None:
         "a pipeline of zarr's own writes a part of a chunk: if another writer has another part, "
         "one of both may be lost. ShardedCodecPipeline loses none: it is the default of "
         "codec_pipeline.path, but not for codecs that can only be awaited, nor in a wrapper above "
-        "this store, nor in shards that native='passthrough' leaves to zarr",
+        "this store",
         stacklevel=3,
     )
 
@@ -593,8 +593,8 @@ class ShardingStore(Store):
         if not self._is_open:
             await self._ensure_open()
         value = await engine.get(key, range_of(byte_range))
-        if engine.left_to_zarr and not byte_range and writer in _WRITERS_OF_SHARDS:
-            engine.operations.remember_whole(key, value)
+        if engine.left_to_zarr and not byte_range and writer:
+            engine.operations.remember_whole(key, value, writer in _WRITERS_OF_SHARDS)
         return to_buffer_of(value, prototype)
 
     def get_partial_values(
@@ -789,8 +789,8 @@ class ShardingStore(Store):
             self._warn_of_writer(writer)
         part = None if byte_range is None else range_of(byte_range)
         value = self._engine.get_blocking(key, part)
-        if self._engine.left_to_zarr and part is None and writer in _WRITERS_OF_SHARDS:
-            self._engine.operations.remember_whole(key, value)
+        if self._engine.left_to_zarr and part is None and writer:
+            self._engine.operations.remember_whole(key, value, writer in _WRITERS_OF_SHARDS)
         return to_buffer_of(value, prototype)
 
     def set_sync(self, key: str, value: Value) -> None:
