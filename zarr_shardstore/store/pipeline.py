@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, cast, runtime_checkable
 from weakref import WeakValueDictionary
