@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.storage import ZipStore
+from zarr.storage import LocalStore, ZipStore
 
 from tests.tools.test_native import wrap
 from tests.tools.test_native_interrupted import StoppedError, Stopping
@@ -24,7 +26,9 @@ from zarr_shardstore import (
     UnsupportedError,
     get_shard_info,
     shard_store,
+    unshard_store,
 )
+from zarr_shardstore.testing import system_calls
 
 DATA = np.arange(1, 65, dtype="<u2").reshape(8, 8)
 LEVELS = {"0": DATA, "s/1": DATA[::2, ::2]}
@@ -135,6 +139,39 @@ def _parsed(value: bytes) -> Any:
         return json.loads(value)
     except ValueError:
         return value
+
+
+def test_all_steps_have_one_lock(tmp_path: Path) -> None:
+    """Another conversion is refused from the first change of a document to the last."""
+    make(LocalStore(tmp_path))
+    outcomes: list[str] = []
+
+    def convert() -> None:
+        try:
+            unshard_store(tmp_path)
+        except ShardConflictError as error:
+            outcomes.append(str(error))
+        else:
+            outcomes.append("converted")
+
+    def wrap_call(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(path: Any, *args: Any) -> Any:
+            if name == "replace" and not busy.locked() and "zarr_shardstore" not in str(args):
+                with busy:
+                    other = threading.Thread(target=convert)
+                    other.start()
+                    other.join()
+            return call(path, *args)
+
+        return called
+
+    busy = threading.Lock()
+    with system_calls(wrap_call):
+        shard(tmp_path)
+    assert len(outcomes) > 4
+    assert [o for o in outcomes if "goes on already" not in o] == []
+    assert [p.name for p in tmp_path.iterdir() if "shardstore" in p.name] == []
+    assert zarr.open_array(tmp_path, path="0", mode="r").shards == (4, 4)
 
 
 def test_after_a_killed_run_without_native() -> None:

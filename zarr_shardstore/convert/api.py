@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import EllipsisType
 from typing import Any, TypedDict, Unpack
 
 from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
+from zarr_shardstore.convert.in_place import only_conversion
 from zarr_shardstore.convert.job import convert_store, finish_exchanges
 from zarr_shardstore.convert.report import CompactionReport, ConversionReport, OnProgress
 from zarr_shardstore.errors import ShardStoreError, SpecError
@@ -182,13 +184,17 @@ def shard_store(
         base = open_base(source, source_options)
         is_in_place = destination is None and not dry_run
         if is_in_place:
-            notes = finish_exchanges(base)
-        preview, change = native_preview(base, paths, ome=ome)
-        report = convert(preview, destination, dry_run=dry_run or is_in_place)
-        notes += change.notes
-        if is_in_place:  # nothing was refused
-            change.make(base, dry_run=False)
-            report = convert(base, None)
+            base.check_replaceable()
+            base.check_writable()
+        with only_conversion(base) if is_in_place else nullcontext():
+            if is_in_place:
+                notes = finish_exchanges(base)
+            preview, change = native_preview(base, paths, ome=ome)
+            report = convert(preview, destination, dry_run=dry_run or is_in_place)
+            notes += change.notes
+            if is_in_place:  # nothing was refused
+                change.make(base, dry_run=False)
+                report = convert(base, None)
         report = replace(report, notes=notes + report.notes)
     else:
         report = convert(source, destination, source_options=source_options, dry_run=dry_run)

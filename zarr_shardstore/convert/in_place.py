@@ -50,6 +50,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -75,27 +76,34 @@ _KEYS_A_ROUND = 1000
 """Objects that are moved or deleted in one round."""
 
 
+_converted: ContextVar[str] = ContextVar("_converted", default="")
+"""Directory of the lock that this call has."""
+
+
 @contextmanager
 def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
     """Lock the conversions of a store on a local disk; other stores are not locked.
 
-    The lock is the operating system's: it ends with the process that holds it.
+    The lock is the operating system's: it ends with the process that holds it. A conversion of
+    several steps has it for all of them.
     """
     backend = base.backend
-    if not isinstance(backend, LocalBackend):
+    path = backend.path_of(STAGING) if isinstance(backend, LocalBackend) else ""
+    if not isinstance(backend, LocalBackend) or _converted.get() == path:
         yield
         return
-    path = backend.path_of(STAGING)
     if os.path.islink(path.rstrip("/")):
         raise SpecError(f"{path!r} is a link, which nothing of ours is: remove it")
     message = f"a conversion of {base.describe()} goes on already: wait until it has ended"
     lock = KeptLock(os.path.join(path, "lock"))
+    token = _converted.set(path)
     try:
         lock.acquire(0, message)
         yield
         # Killed conversions leave directories, and files that are no object yet.
         backend.tidy(STAGING)
     finally:
+        _converted.reset(token)
         lock.remove()
         with suppress(OSError):
             os.rmdir(path)
