@@ -151,7 +151,7 @@ def failing_obstore(faults: CallFaults) -> Iterator[None]:
 @contextmanager
 def failing_files(root: Path, faults: CallFaults) -> Iterator[None]:
     """The system calls about files below `root`, and about locks."""
-    real = {name: getattr(os, name) for name in (*_BY_PATH, *_BY_NUMBER)}
+    real = {name: getattr(os, name) for name in (*_BY_PATH, *_BY_NUMBER) if hasattr(os, name)}
     real["fsync"] = lambda _: None  # nothing here loses power
     paths: dict[int, str] = {}
     """Of the files that are open, if they are written."""
@@ -204,7 +204,8 @@ def failing_files(root: Path, faults: CallFaults) -> Iterator[None]:
 
     calls: dict[str, Any] = {name: by_path(name) for name in _BY_PATH}
     calls |= {name: by_number(name) for name in _BY_NUMBER}
-    with mock.patch.multiple(os, **(calls | {"open": open_file, "close": close})):
+    calls |= {"open": open_file, "close": close}
+    with mock.patch.multiple(os, **{name: calls[name] for name in real}):
         yield
 
 

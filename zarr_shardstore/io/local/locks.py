@@ -244,11 +244,19 @@ def _close_and_unlink(fds: list[int], name: str) -> None:
     """Remove a file that is a lock, on Windows; -1 says that a call was interrupted before that."""
     if fds and fds[0] != -1:
         fds.insert(0, -1)
-    _close(fds, 1)
-    if fds:
-        with suppress(*NOT_FOUND):
-            fs.unlink(name)  # a reader may have it open
-        fds.clear()
+    with suppress(OSError):  # it is closed, and would stay locked
+        _close(fds, 1)
+    for is_last in (False, True):
+        try:
+            if fds:
+                fs.unlink(name)  # a reader may have it open
+            break
+        except NOT_FOUND:
+            break
+        except OSError:
+            if is_last:
+                raise
+    fds.clear()
 
 
 def _has_name(status: os.stat_result, name: str) -> bool:
