@@ -6,6 +6,9 @@ import json
 import math
 import warnings
 from collections.abc import AsyncIterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ import pytest
 import zarr
 from zarr.core.buffer.cpu import Buffer
 from zarr.core.sync import sync
-from zarr.storage import MemoryStore
+from zarr.storage import LocalStore, MemoryStore
 
 from zarr_shardstore import DraftHierarchyStore, ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.testing import objects_of
@@ -132,7 +135,7 @@ class _Listed(MemoryStore):
         sync(self.set(key, value))
 
 
-def named_later(base: MemoryStore) -> tuple[Any, ShardingStore]:
+def named_later(base: MemoryStore | LocalStore) -> tuple[Any, ShardingStore]:
     store = ShardingStore(base, chunks_per_shard=BY_NAME)
     options: Any = {"shape": (8,), "chunks": (1,), "dtype": "u1", "compressors": None}
     return zarr.create_array(store, name="w", zarr_format=2, **options), store
@@ -166,6 +169,31 @@ def test_a_chunk_that_comes_while_names_are_declared() -> None:
         assert reader.shard_shape("w") is None
         values: Any = zarr.open_array(reader, path="w")[:]
         assert values.tolist() == [*range(1, 9)]
+
+
+_opened: dict[str, Any] = {}
+
+
+def open_there(path: str) -> None:
+    _opened[path] = zarr.open_array(ShardingStore(path), path="w")
+
+
+def write_there(path: str, at: int) -> None:
+    _opened[path][at] = at + 1
+
+
+def test_a_process_that_has_read_the_document_before(tmp_path: Path) -> None:
+    """It has opened the array before the names came, and writes afterwards: into shards."""
+    base: Any = LocalStore(tmp_path)
+    z, store = named_later(base)
+    with ProcessPoolExecutor(1, get_context("spawn")) as other:
+        other.submit(open_there, str(tmp_path)).result()
+        z.attrs["_ARRAY_DIMENSIONS"] = ["time"]
+        assert store.shard_shape("w") == (8,)
+        z[1] = 2
+        for at in (0, 5):
+            other.submit(write_there, str(tmp_path), at).result()
+    assert z[:].tolist() == [1, 2, 0, 0, 0, 6, 0, 0]
 
 
 def test_stored_arrays_keep_their_declaration() -> None:

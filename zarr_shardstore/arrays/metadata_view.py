@@ -276,7 +276,7 @@ class MetadataView:
             by_rule = policy.declaration_without_metadata(node, ndim)
         if declared is None or declared == by_rule:
             return declared
-        found = yield from self.first_chunk(node, geometry, is_late=is_late)
+        found = yield from self.first_chunk(node, geometry, is_late)
         if found is None:
             return declared
         if by_rule is not None:
@@ -343,12 +343,7 @@ class MetadataView:
             )
 
     def first_chunk(
-        self,
-        node: Node,
-        geometry: Geometry,
-        *,
-        is_late: bool = False,
-        shards: Sequence[TransformerSpec] = (),
+        self, node: Node, geometry: Geometry, is_late: bool, shards: Sequence[TransformerSpec] = ()
     ) -> Flow[memoryview | None]:
         """Return an object under a chunk key of an array that has no document yet; ``None`` also
         if the base store does not list. With `shards`, these transformers, shards are passed over.

@@ -271,10 +271,9 @@ class Operations:
         writes it. If another task writes it, which nothing is known of, refuse a part."""
         if not is_same_task and self._is_left_to_zarr(key):
             raise UnsupportedError(
-                f"the shard {key!r} has codecs around its sharding codec, and the codec_pipeline "
-                "of zarr's configuration would lose parts that others write: nothing was written. "
-                "Leave the configuration as it is and open the array from the ShardingStore "
-                "itself, without a wrapper; or write whole shards"
+                f"a part of {key!r}, which has codecs around its sharding codec: codec_pipeline "
+                "could lose it beside other writers. Leave zarr's configuration as it is, and open "
+                "the array from the ShardingStore itself, not a wrapper; or write whole shards"
             )
         last_whole_read.set((self, key, value))
 
@@ -446,7 +445,13 @@ class Operations:
 
     def _writable_owners(self, writes: Sequence[requests.ValueRequest]) -> Flow[list[Owner]]:
         """Return the owners of keys to be stored; refuse a key in an array that is no chunk key."""
-        owners = yield from self.catalog.chunks_of([write.key for write in writes])
+        keys = [write.key for write in writes]
+        owners = yield from self.catalog.chunks_of(keys)
+        if None in owners and (read_before := self.catalog.plain_v2_arrays(keys)):
+            # Another process may have named the dimensions since: see `_declare_named`.
+            for node in read_before:
+                self.arrays.current().drop(node)
+            owners = yield from self.catalog.chunks_of(keys)
         for owner in owners:
             if isinstance(owner, InvalidChunkKey):
                 raise SpecError(owner.message)
@@ -518,16 +523,16 @@ class Operations:
         Both documents are stored already, whichever is later, so one of two concurrent calls finds
         the names. Readers see the same document before and after. The array has no chunk yet; with
         chunks it stays as it is, with a warning. A writer in another process may store a chunk
-        between the look for chunks and the new document. So the chunks are looked for again, and
-        the old document is put back if there is one. Both changes of the document are a compare and
-        swap. A crash before the first leaves the array unsharded, one before the second look leaves
-        it declared: only then a chunk that came between is not seen, or refused as a damaged shard.
+        between the look for chunks and the new document, so the chunks are looked for again, and
+        the old document is put back if there is one; each by compare and swap. A crash before the
+        first leaves the array unsharded. After a crash before the second look a chunk that came
+        between is not seen, or refused as a damaged shard.
         """
         for path in self.view.arrays_to_name(key):
             node = Node("v2", path)
             document = document_key(node)
-            (found,) = yield from read_documents([document])
-            old, doc = found.value, None if found.value is None else parse_json(found.value)
+            ((old, *_),) = yield from read_documents([document])
+            doc = None if old is None else parse_json(old)
             if old is None or doc is None or not (yield from read_dimension_names({node: doc})):
                 continue
             array = None
@@ -540,9 +545,7 @@ class Operations:
             yield from self._replace_document(document, old, new)
             geometry, shards = array.document.geometry, array.document.transformers
             try:
-                chunk = yield from self.view.first_chunk(
-                    node, geometry, is_late=True, shards=shards
-                )
+                chunk = yield from self.view.first_chunk(node, geometry, True, shards)
             except Exception:
                 yield from self._replace_document(document, new, old)
                 raise
@@ -554,8 +557,8 @@ class Operations:
     def _replace_document(self, key: str, old: Value, new: Value) -> Flow[None]:
         """Replace a document, if it is still the old one."""
         try:
-            change = partial(_replaced, old, new)
-            yield from self._perform([requests.Modify(key, change)], [None], may_buffer=False)
+            change = requests.Modify(key, lambda stored: new if stored == old else stored)
+            yield from self._perform([change], [None], may_buffer=False)
         finally:
             self.arrays.documents_changed(node_of_document(key))
 
@@ -586,10 +589,6 @@ class Operations:
                 self.arrays.documents_changed(node, array if is_certain else None)
             else:
                 self.arrays.current().put(node, array)
-
-
-def _replaced(old: Value, new: Value, stored: Value | None) -> Value | None:
-    return new if stored == old else stored
 
 
 def _swap(
