@@ -174,8 +174,9 @@ def test_names_of_devices_and_of_other_files(name: str, tmp_path: Path) -> None:
     m = ShardingMapping(tmp_path, chunks_per_shard=4)
     with pytest.raises(SpecError, match="Windows"):
         m[f"{name}/zarr.json"] = b"{}"
+    assert m.get(f"{name}/zarr.json") is None
     m["nullable/com/zarr.json.bak"] = b"{}"
-    assert list(m) == ["nullable/com/zarr.json.bak"]
+    assert [*m.list_prefix("nul")] == [*m] == ["nullable/com/zarr.json.bak"]
 
 
 # -------------------------------------------------------------------- as on macOS

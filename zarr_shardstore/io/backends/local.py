@@ -91,7 +91,10 @@ class LocalBackend(base.Backend):
         try:
             if not fs.IS_POSIX:
                 for request in batch:
-                    fs.check_name(getattr(request, "key", getattr(request, "prefix", "")))
+                    if not isinstance(request, requests.Get):  # it replies that there is none
+                        # The last name of a prefix may be the beginning of another one.
+                        directory = getattr(request, "prefix", "").rpartition("/")[0]
+                        fs.check_name(getattr(request, "key", directory))
             return [self._perform_one(request, readers) for request in batch]
         except OSError as error:
             fs.refuse_long(error)
@@ -102,6 +105,8 @@ class LocalBackend(base.Backend):
 
     def _perform_one(self, request: requests.Request, opened: base.OpenFiles) -> Any:
         match request:
+            case requests.Get(key) if not fs.IS_POSIX and fs.is_reserved(key):
+                return requests.Found(None, None)
             case requests.Get(key, byte_range, opened=True):
                 file = open_shards.files[self.real_root + key]
                 return requests.Found(file.read(byte_range), None)

@@ -358,9 +358,14 @@ def _remove_tree(path: str) -> None:
 remove_tree = retried(_remove_tree)
 
 
+def is_reserved(key: str) -> bool:
+    """Return whether Windows has no file of the name of a key."""
+    return _RESERVED.search(key) is not None
+
+
 def check_name(key: str) -> None:
     """Raise `SpecError` for a key that names a device, a stream or another file on Windows."""
-    if _RESERVED.search(key):
+    if is_reserved(key):
         raise SpecError(f"key {key!r} is refused: Windows has no file of such a name")
 
 
