@@ -187,8 +187,9 @@ def write_from_threads(stores: list[Store]) -> None:
 
 
 @pytest.mark.parametrize("name", ["WrapperStore", "LoggingStore", "LatencyStore"])
+@pytest.mark.parametrize("strategy", ["auto", "rewrite"])
 @on_each_base
-def test_no_update_is_lost_between_stores(base: Store, name: str) -> None:
+def test_no_update_is_lost_between_stores(base: Store, name: str, strategy: Any) -> None:
     """One store on the base, others on a layer over it: they know that they share shards.
 
     Not so with several caches: none of them learns of what is written beside it.
@@ -197,7 +198,7 @@ def test_no_update_is_lost_between_stores(base: Store, name: str) -> None:
     make_array(ShardingStore(base, chunks_per_shard=(3, 2)))
     write_from_threads(
         [
-            ShardingStore(base),
+            ShardingStore(base, strategy=strategy),
             ShardingStore(layer(base)),
             layer(ShardingStore(base)),
             layer(ShardingStore(layer(base))),

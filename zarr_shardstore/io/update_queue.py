@@ -220,6 +220,11 @@ async def _lead_async(scope: Hashable, former: object) -> None:
         if not _claim(scope, former, leader, loop):
             return
         while taken := _take(scope, leader):
+            if any(update.driver.backend.mode != "async" for update in taken):
+                # A wrapper leads, and stores of the local files themselves wait: these read a shard
+                # in the thread that has its lock.
+                _lead_in_thread(scope, leader, taken)
+                return
             for group in _groups(taken):
                 driver, request = group[0].driver, group[0].request
                 try:
