@@ -278,9 +278,7 @@ def test_an_image_is_sharded_in_place(base: Any, version: str) -> None:
 def test_the_packages_alone_refuse_shards_of_v2(tmp_path: Path) -> None:
     """OME-Zarr 0.4 knows no sharding: an error, and not shards read as chunks."""
     write_by_ome_zarr(ShardingStore(tmp_path, chunks_per_shard=CHUNKS_PER_SHARD), "0.4")
-    with pytest.raises(
-        ValueError, match=r"zarr_shardstore.*not available|not available.*zarr_shardstore"
-    ):
+    with pytest.raises(ValueError, match="open it through `ShardingStore`"):
         levels_by_ome_zarr(LocalStore(tmp_path))
     with pytest.raises(Exception, match="zarr_shardstore"):  # of zarrs, which has no type for it
         levels_by_ngff_zarr(str(tmp_path))
