@@ -62,7 +62,8 @@ def test_every_data_type_is_stored_and_read_as_by_zarr(dtype: str) -> None:
     layouts = [data, np.asfortranarray(data), np.repeat(data, 2, axis=1)[:, ::2]]
     if kind.kind in "iufc":
         layouts.append(data.astype(kind.newbyteorder()))
-    for order, codec in (("little", ZstdCodec(checksum=True)), ("big", None)):
+    orders: Any = (("little", ZstdCodec(checksum=True)), ("big", None))
+    for order, codec in orders:
         serializer = BytesCodec(endian=order)
         options: Any = {"dtype": dtype, "compressors": codec, "serializer": serializer}
         found = []

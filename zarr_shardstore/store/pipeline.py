@@ -249,7 +249,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         if store is None or codec is None:
             return await super().read(batch, out, drop_axes)
         is_present: dict[int, bool] = {}
-        array = out.as_ndarray_like()
+        array: Any = out.as_ndarray_like()
         plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
 
         def put(items: Sequence[tuple[ChunkPart, Value | None]]) -> Sequence[None]:
@@ -299,11 +299,11 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             await super().write(batch, value, drop_axes)
             return
         encoding = asyncio.Lock()  # one unit after another; the others are stored concurrently
-        array = value.as_ndarray_like()
+        array: Any = value.as_ndarray_like()
         plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
 
         if len(batch) == 1 and plain is not None and plain.compress is not None:
-            path, *rest = batch[0]
+            path, *rest = cast("tuple[Any, ...]", batch[0])
             if await _buffer_chunk(store, ChunkPart(path.path, *rest), array, plain):
                 return
 
