@@ -45,6 +45,7 @@ def new_store(base: Any) -> ShardingMapping:
 @given(KEYS, st.sampled_from([dict, Path, fsspec_local]))
 @example("/".join(["y" * 200] * 30), Path)
 @example("\\a", Path)
+@example("x" * 255, Path)  # no room for the name of a lock
 @example("\n/a", dict)  # a regular expression may end at the last newline
 def test_any_text_is_refused_or_is_a_key(key: str, kind: Any) -> None:
     """Law; also of the shard beside which it lies, and after that was sealed and compacted."""

@@ -21,7 +21,7 @@ from zarr_shardstore.io.backends.store_traits import directory_of
 from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import cached_files, files, fs
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX, shared
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX, beside, shared
 from zarr_shardstore.io.local.open_shards import ShardLock, lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX, find_repair_of
 from zarr_shardstore.shards import requests
@@ -235,7 +235,7 @@ class LocalBackend(base.Backend):
             # it has replaced the file, or made it longer: a shard without a journal has no gap.
             if is_locked:
                 return found
-            if not os.path.exists(path + LOCK_SUFFIX) and fs.state_of(path) == before:
+            if not os.path.exists(beside(path, LOCK_SUFFIX)) and fs.state_of(path) == before:
                 return found
 
     def _record_index(self, shard: ShardRef, *, waits: bool) -> requests.Recorded:
@@ -246,7 +246,7 @@ class LocalBackend(base.Backend):
         found: requests.FoundIndex
         (found,) = self.perform([requests.GetIndex(shard, consistent=True)])
         # A file with a journal is being changed, or was left by a killed writer.
-        if before is None or found.decoded is None or os.path.exists(path + JOURNAL_SUFFIX):
+        if before is None or found.decoded is None or os.path.exists(beside(path, JOURNAL_SUFFIX)):
             return None
         _, size, mtime_ns = before
         is_young = time.time_ns() - mtime_ns < _MIN_AGE_ON_WEB_SERVERS_NS
@@ -289,7 +289,7 @@ class LocalBackend(base.Backend):
         path = self.real_root + key
         if open_shards.is_locked_by_me(path):
             return None
-        is_alone = not os.path.lexists(path + LOCK_SUFFIX) and fs.state_of(path) == written
+        is_alone = not os.path.lexists(beside(path, LOCK_SUFFIX)) and fs.state_of(path) == written
         return None if is_alone else "disturbed"
 
     def _end_journal(self, key: str) -> None:

@@ -35,6 +35,7 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from itertools import islice
 from typing import Literal, TypeAlias, get_args
 from weakref import WeakSet
@@ -54,6 +55,7 @@ _Kind: TypeAlias = Literal["LOCK_SH", "LOCK_EX", "LOCK_UN"]
 Locking: TypeAlias = Literal["os", "lockfile", "none"]
 
 LOCK_SUFFIX = ".__lock"
+_MAX_NAME_NBYTES = 255
 
 MAX_WAIT_S = 120.0
 """A commit takes milliseconds: a process that keeps a lock so long hangs."""
@@ -201,6 +203,15 @@ def reset_after_fork() -> None:
         _close(lock._fds)
 
 
+def beside(path: str, suffix: str) -> str:
+    """Return the path of a file's lock or journal; a name without room for it is digested."""
+    name = os.path.basename(path)
+    encoded = os.fsencode(name)
+    if len(encoded) + len(suffix) > _MAX_NAME_NBYTES:
+        path = path[: -len(name)] + sha256(encoded).hexdigest()[:32]
+    return path + suffix
+
+
 # ------------------------------------------------------------------------------- files
 #
 # The descriptor is in a list. Opening and appending is one call of C; so is popping and closing.
@@ -310,7 +321,7 @@ def locked(path: str, locking: Locking) -> Iterator[None]:
     if locking == "none":
         yield
         return
-    lock = (KeptLock if locking == "os" else _FileAsLock)(path + LOCK_SUFFIX)
+    lock = (KeptLock if locking == "os" else _FileAsLock)(beside(path, LOCK_SUFFIX))
     try:
         lock.acquire()
         yield
@@ -324,7 +335,7 @@ def shared(path: str) -> Iterator[bool]:
 
     False: there was no lock file, so no writer was there; one may have come since.
     """
-    lock = KeptLock(path + LOCK_SUFFIX, is_shared=True)
+    lock = KeptLock(beside(path, LOCK_SUFFIX), is_shared=True)
     is_locked = True
     try:
         try:

@@ -30,7 +30,7 @@ from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange, resolve_range
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import NOT_FOUND, FileState, at_offset, read_at, state_of
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock, beside
 from zarr_shardstore.shards.shard_writer import Barrier, FileStep, ShardWriter, Truncate, WriteAt
 
 JOURNAL_SUFFIX = ".__journal"
@@ -52,7 +52,7 @@ class ShardFile:
         self.shard: ShardRef | None = None
         """The shard that the file was when it was opened, see `is_what_was_opened`."""
         self.has_journal = False
-        self._lock = KeptLock(path + LOCK_SUFFIX)
+        self._lock = KeptLock(beside(path, LOCK_SUFFIX))
         self._token = secrets.randbits(64)
         self._fd: int | None = None
         self._journal: int | None = None
@@ -128,7 +128,7 @@ class ShardFile:
         if self._writer is None or not self._writer.is_valid or self._journal is None:
             return False
         try:  # another program may have removed it, or given its file another name
-            status = os.lstat(self.path + JOURNAL_SUFFIX)
+            status = os.lstat(beside(self.path, JOURNAL_SUFFIX))
         except NOT_FOUND:
             return False
         if _is_shared(status) or not os.path.samestat(status, os.fstat(self._journal)):
@@ -228,7 +228,7 @@ class ShardFile:
             assert self._fd is not None, "steps are taken with an opened shard"
             return self._fd
         if self._journal is None:
-            path = self.path + JOURNAL_SUFFIX
+            path = beside(self.path, JOURNAL_SUFFIX)
             self.has_journal = True  # first: otherwise it is left behind if an exception comes
             self._journal = fs.open_to_change(path, create=True)
             if is_durable:
@@ -246,8 +246,8 @@ class ShardFile:
 def repair(path: str) -> bool:
     """Undo or finish the change of a killed writer; return whether there is a journal."""
     try:
-        if _is_shared(os.lstat(path + JOURNAL_SUFFIX)):
-            _separate(path + JOURNAL_SUFFIX)
+        if _is_shared(os.lstat(beside(path, JOURNAL_SUFFIX))):
+            _separate(beside(path, JOURNAL_SUFFIX))
     except NOT_FOUND:
         return False
     try:
@@ -297,7 +297,7 @@ def _separate(path: str, *, is_shard: bool = False) -> None:
 
 def _read_journal(path: str) -> Journal | None:
     try:
-        with open(fs.open_to_read(path + JOURNAL_SUFFIX), "rb") as file:
+        with open(fs.open_to_read(beside(path, JOURNAL_SUFFIX)), "rb") as file:
             return decode_journal(file.read())
     except NOT_FOUND:
         return None
@@ -311,7 +311,7 @@ def find_repair_of(path: str, fd: int) -> Repair | None:
 
 def end_journal(path: str, is_durable: bool) -> None:
     """Remove a journal. It is emptied first: a process that has it open is not its owner then."""
-    name = path + JOURNAL_SUFFIX
+    name = beside(path, JOURNAL_SUFFIX)
     with suppress(*NOT_FOUND):
         if not _is_shared(os.lstat(name)):  # otherwise its missing name tells that process
             fd = fs.open_to_change(name)
