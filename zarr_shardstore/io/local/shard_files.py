@@ -53,6 +53,7 @@ class ShardFile:
         """The shard that the file was when it was opened, see `is_what_was_opened`."""
         self.has_journal = False
         self._lock = KeptLock(beside(path, LOCK_SUFFIX))
+        self._journal_path = beside(path, JOURNAL_SUFFIX)
         self._token = secrets.randbits(64)
         self._fd: int | None = None
         self._journal: int | None = None
@@ -128,7 +129,7 @@ class ShardFile:
         if self._writer is None or not self._writer.is_valid or self._journal is None:
             return False
         try:  # another program may have removed it, or given its file another name
-            status = os.lstat(beside(self.path, JOURNAL_SUFFIX))
+            status = os.lstat(self._journal_path)
         except NOT_FOUND:
             return False
         if _is_shared(status) or not os.path.samestat(status, os.fstat(self._journal)):
@@ -228,7 +229,7 @@ class ShardFile:
             assert self._fd is not None, "steps are taken with an opened shard"
             return self._fd
         if self._journal is None:
-            path = beside(self.path, JOURNAL_SUFFIX)
+            path = self._journal_path
             self.has_journal = True  # first: otherwise it is left behind if an exception comes
             self._journal = fs.open_to_change(path, create=True)
             if is_durable:
@@ -245,9 +246,10 @@ class ShardFile:
 
 def repair(path: str) -> bool:
     """Undo or finish the change of a killed writer; return whether there is a journal."""
+    journal = beside(path, JOURNAL_SUFFIX)
     try:
-        if _is_shared(os.lstat(beside(path, JOURNAL_SUFFIX))):
-            _separate(beside(path, JOURNAL_SUFFIX))
+        if _is_shared(os.lstat(journal)):
+            _separate(journal)
     except NOT_FOUND:
         return False
     try:
