@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,6 +31,7 @@ BUCKET = "bucket"
 
 _MAX_REQUESTS_KEPT = 100_000
 _MAX_LISTED = 1000
+_MAX_ROUND_S = 20  # clients wait for 30
 _DATE = "Thu, 01 Jan 2026 00:00:00 GMT"
 """One date for whatever is stored: it tells nothing."""
 
@@ -78,19 +79,21 @@ class CountingServer:
     objects
         What is served. A value may be replaced at any time.
     hold_s
-        If not 0, replies are held until no request has come for so many seconds: all that is
-        asked for at once is one round, however late some of it comes.
+        If not 0, replies are held until no request has come for so many seconds.
     """
 
     def __init__(self, objects: Mapping[str, bytes], hold_s: float = 0) -> None:
         self.objects = objects
         self.hold_s = hold_s
+        self.rounds: deque[int] = deque()
+        """Sizes of the next rounds: so many requests come before the first of them is replied to.
+
+        If they do not come within `_MAX_ROUND_S`, all are replied to and the round stays here.
+        """
         self.sends_etags = True
-        self.n_rounds = 0
-        """Rounds of held requests."""
         self._asked: deque[Asked] = deque(maxlen=_MAX_REQUESTS_KEPT)
         self._lock = threading.Lock()
-        self._n_held = 0
+        self._round: threading.Barrier | None = None
         self._last_came = 0.0
         self.port = 0
 
@@ -113,7 +116,6 @@ class CountingServer:
     def forget(self) -> None:
         with self._lock:
             self._asked.clear()
-            self.n_rounds = 0
 
     def note(self, asked: Asked) -> None:
         with self._lock:
@@ -121,16 +123,21 @@ class CountingServer:
 
     def hold(self) -> None:
         """Wait for the end of the round."""
-        if not self.hold_s:
-            return
         with self._lock:
-            self.n_rounds += self._n_held == 0
-            self._n_held += 1
             self._last_came = time.monotonic()
+            if self._round is None and self.rounds:
+                self._round = threading.Barrier(self.rounds[0], self._end_round)
+            this = self._round
+        if this is not None:
+            with suppress(threading.BrokenBarrierError):
+                this.wait(_MAX_ROUND_S)
         while (left := self._last_came + self.hold_s - time.monotonic()) > 0:
             time.sleep(left)
+
+    def _end_round(self) -> None:
         with self._lock:
-            self._n_held -= 1
+            self._round = None
+            self.rounds.popleft()
 
 
 @contextmanager
