@@ -30,7 +30,8 @@ speaks to one kind of base store.
 Folders, each importing only those above it: ``format`` (bytes and keys), ``metadata`` (JSON
 documents), ``shards`` (flows that read and update shards), ``arrays`` (the array of a key), ``io``
 (drivers, backends, locks, queues), ``operations`` (flows of the store interface), ``store``
-(`ShardingStore`, `ShardingMapping`), ``draft``, ``inspect``, ``convert``, ``native``, ``cli``.
+(`ShardingStore`, `ShardingMapping`), ``draft``, ``inspect``, ``convert``, ``native``, ``check``,
+``cli``.
 
 Public names are imported when they are first used, so that ``zarr_shardstore.format`` can be
 imported without zarr.
@@ -45,6 +46,9 @@ if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
     from zarr_shardstore.arrays.stored_array import (
         register_storage_transformer as register_storage_transformer,
     )
+    from zarr_shardstore.check.check_store import check_store as check_store
+    from zarr_shardstore.check.findings import CheckReport as CheckReport
+    from zarr_shardstore.check.findings import Finding as Finding
     from zarr_shardstore.convert.api import reshard as reshard
     from zarr_shardstore.convert.api import shard_store as shard_store
     from zarr_shardstore.convert.api import unshard_store as unshard_store
@@ -81,6 +85,8 @@ _MODULES = {
     name: f"zarr_shardstore.{module}"
     for module, names in {
         "arrays.stored_array": "register_storage_transformer",
+        "check.check_store": "check_store",
+        "check.findings": "CheckReport Finding",
         "convert.api": "reshard shard_store unshard_store",
         "convert.report": "ArrayReport ConversionReport Progress",
         "draft.hierarchy_store": "DraftHierarchyStore",

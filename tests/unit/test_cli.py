@@ -43,7 +43,7 @@ from zarr_shardstore.metadata.readers import ONLY_HERE
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     *("shard", "unshard", "reshard", "to-native", "from-native"),
-    *("info", "compact", "consolidate", "map"),
+    *("info", "fsck", "compact", "consolidate", "map"),
 ]
 CONVERSIONS = ["shard", "unshard", "reshard"]
 
@@ -131,9 +131,9 @@ def run(*args: str, **options: Any) -> Result:
     return CliRunner().invoke(app, list(args), **options)
 
 
-def one_sentence(result: Result, *, says: str) -> None:
+def one_sentence(result: Result, *, says: str, status: int = 1) -> None:
     """It failed with one line on stderr, and nothing on stdout."""
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == status, result.output
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
@@ -405,9 +405,13 @@ def test_a_source_that_is_not_there_is_not_made(tools: StandIn, here: Path) -> N
     (here / "file").write_text("")
     for command in COMMANDS:
         more = ["--chunks-per-shard", "2"] if command == "reshard" else []
-        one_sentence(run(command, "nope.zarr", *more), says="'nope.zarr' does not exist")
-        one_sentence(run(command, f"file://{here}/nope.zarr", *more), says="does not exist")
-        one_sentence(run(command, "file", *more), says="is a file, not a directory")
+        status = 2 if command == "fsck" else 1
+        for name, says in (
+            ("nope.zarr", "'nope.zarr' does not exist"),
+            (f"file://{here}/nope.zarr", "does not exist"),
+            ("file", "is a file, not a directory"),
+        ):
+            one_sentence(run(command, name, *more), says=says, status=status)
     assert not (here / "nope.zarr").exists()
     assert not tools.calls
 

@@ -52,12 +52,14 @@ def _all_commands(
 ) -> None: ...
 
 
-def _command(example: str, *parameters: str) -> Callable[[_Function], _Function]:
-    """Register a function as the command of an example; it gets these parameters of the table."""
+def _command(example: str, *parameters: str, failed: int = 1) -> Callable[[_Function], _Function]:
+    """Register a function as the command of an example; it gets these parameters of the table. It
+    ends with status `failed` if it cannot do its work."""
 
     def register(function: _Function) -> _Function:
         def run(*, debug: bool, **options: Any) -> None:
-            with output.failures_as_sentences(debug=debug, resume=options.get("dry_run") is False):
+            resume = options.get("dry_run") is False
+            with output.failures_as_sentences(debug=debug, resume=resume, status=failed):
                 function(**{name: parse(name, value) for name, value in options.items()})
 
         run.__doc__ = function.__doc__
@@ -190,6 +192,54 @@ def _info(store: str, as_json: bool, **options: Any) -> None:
     _print(as_json, found.as_dict(), output.info_text(found))
     if any(array.n_errors for array in found.arrays):
         raise typer.Exit(1)
+
+
+@_command(
+    "fsck packed.zarr --decode",
+    "store arrays level decode chunks missing region workers processes storage_options as_json",
+    failed=2,
+)
+def _fsck(
+    store: str,
+    arrays: list[str] | None,
+    level: Any,
+    decode: bool,
+    chunks: bool,
+    missing: bool,
+    region: Any,
+    as_json: bool,
+    workers: int | None,
+    processes: bool,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Check documents, shard indexes and chunks, and change nothing.
+
+    It ends with status 1 if it found damage or remains, and 2 if it could not check. With --chunks,
+    --missing or both it lists chunks instead.
+    """
+    if chunks or missing:
+        counted = import_module("zarr_shardstore.check.census").census
+        found = counted(store, arrays, region=region, storage_options=storage_options)
+        errors = output.print_census(found, stored=chunks, missing=missing, as_json=as_json)
+        output.fail_if_damaged(errors)
+        return
+    check_store = import_module("zarr_shardstore.check.check_store").check_store
+    with (
+        executor_of(workers, is_processes=processes) as executor,
+        output.progress_on_stderr() as progress,
+    ):
+        report = check_store(
+            store,
+            arrays,
+            level="decode" if decode else level,
+            executor=executor,
+            progress=progress,
+            storage_options=storage_options,
+        )
+    _print(as_json, report.as_dict(), output.check_text(report))
+    kinds = {found.kind for found in report.findings if found.severity != "info"}
+    if kinds:
+        raise typer.Exit(2 if kinds == {"unreadable"} else 1)
 
 
 @_command("compact packed.zarr", "store prefix storage_options dry_run as_json")

@@ -7,16 +7,18 @@ Exit codes:
 ====  ==================================================================
 0     done
 1     it failed, and one sentence says why; or the store is damaged
-2     the call is wrong: nothing was done
+2     the call is wrong: nothing was done; or fsck could not check
 130   interrupted
 ====  ==================================================================
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -24,6 +26,8 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from zarr_shardstore.check.census import ArrayCensus
+from zarr_shardstore.check.findings import CheckReport
 from zarr_shardstore.convert.report import (
     CompactionReport,
     ConversionReport,
@@ -49,7 +53,7 @@ _PAUSE_S = 1.0
 
 
 @contextmanager
-def failures_as_sentences(*, debug: bool, resume: bool = False) -> Iterator[None]:
+def failures_as_sentences(*, debug: bool, resume: bool = False, status: int = 1) -> Iterator[None]:
     """Turn exceptions into a sentence and an exit code; with `resume` it says how to go on."""
     try:
         yield
@@ -65,7 +69,7 @@ def failures_as_sentences(*, debug: bool, resume: bool = False) -> Iterator[None
         hint = "; when that is mended, run the same command again to resume"
         is_about_files = resume and isinstance(error, OSError)
         typer.echo(f"error: {_sentence(error)}{hint if is_about_files else ''}", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(status) from None
 
 
 def _sentence(error: Exception) -> str:
@@ -239,6 +243,47 @@ def conversion_text(report: ConversionReport) -> str:
     notes = [f"note: {printable(note)}" for note in report.notes]
     readers = f"{would_be}read by: {printable(report.read_by)}"
     return "\n".join([*_table(rows, right=(4, 5, 6)), *notes, readers, "; ".join(total)])
+
+
+def check_text(report: CheckReport) -> str:
+    rows = []
+    for found in report.findings:
+        place = f"chunk {list(found.chunk)}" if found.chunk is not None else ""
+        place += f" [{found.byte_range[0]}, {found.byte_range[1]})" if found.byte_range else ""
+        kind = found.kind.replace("_", " ")
+        rows.append([found.severity, kind, printable(found.key), place, printable(found.message)])
+    counts = [count(n, name) for name, n in report.counts.items() if n and name != "info"]
+    more = f", and {report.n_omitted:,} findings more" if report.n_omitted else ""
+    checked = (
+        f"{count(report.n_arrays, 'array')}, {count(report.n_objects, 'object')}, "
+        f"{count(report.n_chunks, 'chunk')}; {decimal(report.n_bytes)} read; "
+        f"{report.seconds:.1f} s; level {report.level}"
+    )
+    return "\n".join([*_table(rows), f"{', '.join(counts) or 'clean'}{more}: {checked}"])
+
+
+def print_census(
+    arrays: Iterable[ArrayCensus], *, stored: bool, missing: bool, as_json: bool
+) -> list[str]:
+    """Print the stored or missing chunks of arrays, or both; return errors of their shards."""
+    errors: list[str] = []
+    states = [name for name, is_asked in (("stored", stored), ("missing", missing)) if is_asked]
+    report: list[dict[str, Any]] = []
+    for array in arrays:
+        errors += array.errors
+        listed = {name: array.chunks(stored=name == "stored") for name in states}
+        if as_json:
+            chunks = {name: list(map(list, some)) for name, some in listed.items()}
+            report.append({"path": array.path, "hierarchy": array.hierarchy, **chunks})
+            continue
+        for name, some in listed.items():
+            for coords in some:
+                typer.echo(f"{path_text(array.path)}  {','.join(map(str, coords))}  {name}")
+        n, size = int(array.is_stored.sum()), array.is_stored.size
+        typer.echo(f"{path_text(array.path)}: {n:,} of {count(size, 'chunk')} stored", err=True)
+    if as_json:
+        typer.echo(json.dumps(report))
+    return errors
 
 
 def compaction_text(report: CompactionReport, store: str) -> str:

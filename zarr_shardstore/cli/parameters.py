@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 import typer
 
 from zarr_shardstore.arrays.policy import V3Declaration
+from zarr_shardstore.check.findings import Level
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.resolve import local_path
@@ -54,6 +55,12 @@ _ALL = [
         "destination", "Where the result goes. Without it the store is converted in place.", None
     ),
     _argument("path", "Of an array, or to consolidate of a group; the root, if left out."),
+    Parameter(
+        "arrays",
+        Parameter.KEYWORD_ONLY,
+        annotation=_Texts,
+        default=typer.Argument(None, metavar="[PATHS]...", help="Only these arrays or groups."),
+    ),
     _argument("prefix", "Only chunks whose keys start with it."),
     _option("chunks_per_shard", _Texts, _CHUNKS_PER_SHARD),
     _option(
@@ -71,6 +78,11 @@ _ALL = [
     _option("native", bool, "Also do what to-native does: every v3 reader reads it.", False),
     _option("ome", bool, "Also bring OME-Zarr 0.4 metadata to version 0.5.", False),
     _option("zarr_format", int, "Format of the new metadata.", 3, min=2, max=3),
+    _option("level", Level, "Read indexes, all bytes of chunks too, or decode them.", "index"),
+    _option("decode", bool, "The same as --level decode.", False),
+    _option("chunks", bool, "List the stored chunks, and check nothing.", False),
+    _option("missing", bool, "List the missing chunks, and check nothing.", False),
+    _option("region", str | None, "List only these, in chunk coordinates, as '0:100,:'."),
     _option("png", Path | None, "Draw into this file, with matplotlib."),
     _option("html", Path | None, "Draw into a page, which loads nothing."),
     _option("dry_run", bool, "Say what would be done, and change nothing.", False),
@@ -90,8 +102,10 @@ def parse(name: str, value: Any) -> Any:
             return parse_chunks_per_shard(value) if value else ...
         case "storage_options" | "source_options" | "destination_options":
             return parse_storage_options(value)
-        case "paths":
+        case "paths" | "arrays":
             return value or None
+        case "region":
+            return parse_region(value)
     return value
 
 
@@ -144,6 +158,22 @@ def parse_storage_options(values: Sequence[str] | None) -> dict[str, Any] | None
         except ValueError:
             options[key] = text
     return options or None
+
+
+def parse_region(text: str | None) -> tuple[slice, ...] | None:
+    if text is None:
+        return None
+    parts = [re.fullmatch(r"\s*(?:([0-9]*):([0-9]*)|([0-9]+))\s*", p) for p in text.split(",")]
+    ranges = []
+    for part in parts:
+        if part is None:
+            raise typer.BadParameter(
+                f"{text!r} is no region: write a range for each dimension, as '0:100,:'",
+                param_hint="'--region'",
+            )
+        start, stop, only = (None if not n else int(n) for n in part.groups())
+        ranges.append(slice(start, stop) if only is None else slice(only, only + 1))
+    return tuple(ranges)
 
 
 def check_source(store: str) -> str:

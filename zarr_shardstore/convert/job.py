@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice, product
-from typing import Any
+from typing import Any, TypeVar
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.convert import in_place
@@ -23,10 +23,9 @@ from zarr_shardstore.convert.other_keys import check_other_keys, copy_other_keys
 from zarr_shardstore.convert.plan import ArrayPlan, plan_store
 from zarr_shardstore.convert.regions import ArrayLocation, regions_to_visit
 from zarr_shardstore.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
-from zarr_shardstore.convert.task import ArrayTask, TaskResult, run_task
+from zarr_shardstore.convert.task import ArrayTask, run_task
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format import consolidated_index
-from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.inspect.find import StoreContents, quoted
@@ -36,6 +35,8 @@ from zarr_shardstore.metadata.documents import Node, document_key
 from zarr_shardstore.metadata.readers import read_by
 from zarr_shardstore.shards.requests import Delete
 from zarr_shardstore.store.options import ShardingOptions
+
+T = TypeVar("T")
 
 _MAX_SUBMITTED = 256
 
@@ -298,7 +299,8 @@ class Conversion:
         regions = product(*map(range, grid)) if found is None else iter(found)
         n_tasks = math.prod(grid) if found is None else len(found)
         report = replace(_report_of(plan), n_tasks=n_tasks)
-        with closing(_run_all(self.executor, task, regions)) as results:
+        calls = ((run_task, task, coords) for coords in regions)
+        with closing(run_all(self.executor, calls)) as results:
             for n_done, result in enumerate(results, 1):
                 report = replace(
                     report,
@@ -341,18 +343,18 @@ def _report_of(plan: ArrayPlan) -> ArrayReport:
     )
 
 
-def _run_all(
-    executor: Executor, task: ArrayTask, regions: Iterator[Coords]
-) -> Generator[TaskResult, None, None]:
-    """Run the tasks of all regions; yield results in any order.
+def run_all(
+    executor: Executor, calls: Iterator[tuple[Callable[..., T], *tuple[Any, ...]]]
+) -> Generator[T, None, None]:
+    """Call functions, each with its arguments; yield results in any order.
 
     After the first error of a task no other is started. It is raised when all have ended.
     """
-    submitted: set[Future[TaskResult]] = set()
+    submitted: set[Future[T]] = set()
     try:
         while True:
-            for coords in islice(regions, _MAX_SUBMITTED - len(submitted)):
-                submitted.add(executor.submit(run_task, task, coords))
+            for function, *arguments in islice(calls, _MAX_SUBMITTED - len(submitted)):
+                submitted.add(executor.submit(function, *arguments))
             if not submitted:
                 return
             done, submitted = wait(submitted, return_when=FIRST_COMPLETED)

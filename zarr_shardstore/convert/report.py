@@ -10,7 +10,7 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.metadata.documents import Hierarchy
 from zarr_shardstore.metadata.readers import ONLY_HERE, summarize
 
-Action: TypeAlias = Literal["sharded", "unsharded", "resharded", "copied", "skipped"]
+Action: TypeAlias = Literal["sharded", "unsharded", "resharded", "copied", "skipped", "checked"]
 
 
 @dataclass(frozen=True, slots=True)

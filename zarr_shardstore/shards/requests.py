@@ -263,6 +263,8 @@ class KeyCursor:
 
     prefix: str
     pages: Any = field(default=None, repr=False)
+    shows_all: bool = False
+    """Also locks, journals, temporary files and consolidated indexes."""
 
 
 @dataclass(frozen=True, slots=True)

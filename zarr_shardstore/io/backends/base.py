@@ -173,11 +173,13 @@ class IteratorPages:
                 self._keys.close()
 
 
-async def next_page(listed: AsyncIterator[tuple[str, object]], n_keys: int) -> VersionedKeys:
+async def next_page(
+    listed: AsyncIterator[tuple[str, object]], n_keys: int, *, shows_all: bool = False
+) -> VersionedKeys:
     """Return at most so many of the next keys and versions; none if there are no more."""
     page: list[tuple[str, object]] = []
     async for item in listed:
-        if not is_hidden(item[0]):
+        if shows_all or not is_hidden(item[0]):
             page.append(item)
             if len(page) == n_keys:
                 break

@@ -173,7 +173,8 @@ class LocalBackend(base.Backend):
                 return list(files.keys_below(self._root, prefix))
             case requests.ListPage(cursor, n_keys):
                 if cursor.pages is None:
-                    cursor.pages = base.IteratorPages(files.keys_below(self._root, cursor.prefix))
+                    listed = files.keys_below(self._root, cursor.prefix, cursor.shows_all)
+                    cursor.pages = base.IteratorPages(listed)
                 return cursor.pages.next_page(n_keys)
             case requests.CloseListing(cursor):
                 if cursor.pages:

@@ -104,7 +104,8 @@ class MappingBackend(Backend):
             case requests.ListPrefix(prefix):
                 return self._listed(prefix)
             case requests.ListPage(cursor, n_keys):
-                cursor.pages = cursor.pages or iter(self._listed(cursor.prefix))
+                listed = self._keys if cursor.shows_all else self._listed
+                cursor.pages = cursor.pages or iter(listed(cursor.prefix))
                 return VersionedKeys(islice(cursor.pages, n_keys))
             case requests.CloseListing():
                 pass

@@ -295,7 +295,7 @@ class ZarrBackend(base.Backend):
                 return [key async for key, _ in self._listed(prefix) if not is_hidden(key)]
             case requests.ListPage(cursor, n_keys):
                 cursor.pages = cursor.pages or self._listed(cursor.prefix)
-                return await base.next_page(cursor.pages, n_keys)
+                return await base.next_page(cursor.pages, n_keys, shows_all=cursor.shows_all)
             case requests.CloseListing(cursor):
                 if cursor.pages is not None:
                     await cursor.pages.aclose()

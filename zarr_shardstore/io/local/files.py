@@ -209,7 +209,7 @@ keys are listed: a file that is replaced concurrently is not missed, and no dire
 from page to page."""
 
 
-def keys_below(root: str, prefix: str) -> Iterator[str]:
+def keys_below(root: str, prefix: str, shows_all: bool = False) -> Iterator[str]:
     """Yield the keys of the files in a directory, recursively; `root` ends with a separator.
 
     As in ``os.walk``, links to directories are not followed and are no keys, and directories that
@@ -219,7 +219,7 @@ def keys_below(root: str, prefix: str) -> Iterator[str]:
     todo: list[str | Iterator[tuple[list[str], list[str]]]] = [prefix]
     while todo:
         top = todo.pop()
-        parts = _parts_of(root, top) if isinstance(top, str) else top
+        parts = _parts_of(root, top, shows_all) if isinstance(top, str) else top
         part = next(parts, None)
         if part is not None:
             files, directories = part
@@ -228,7 +228,7 @@ def keys_below(root: str, prefix: str) -> Iterator[str]:
             todo += reversed(directories)
 
 
-def _parts_of(root: str, prefix: str) -> Iterator[tuple[list[str], list[str]]]:
+def _parts_of(root: str, prefix: str, shows_all: bool) -> Iterator[tuple[list[str], list[str]]]:
     """Yield what is directly in a directory: keys of files, prefixes of directories."""
     try:
         entries = fs.scan(root + prefix)
@@ -246,7 +246,7 @@ def _parts_of(root: str, prefix: str) -> Iterator[tuple[list[str], list[str]]]:
             directories: list[str] = []
             for entry in part:
                 if not _is(entry.is_dir):
-                    if not is_hidden(entry.name) and _is(entry.is_file):
+                    if (shows_all or not is_hidden(entry.name)) and _is(entry.is_file):
                         files.append(prefix + entry.name)
                 elif not entry.is_symlink():
                     directories.append(f"{prefix}{entry.name}/")

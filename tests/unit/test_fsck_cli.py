@@ -1,0 +1,66 @@
+"""`zarr-shardstore fsck`: its status, its table, its JSON, and the census."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import zarr
+from typer.testing import CliRunner
+
+from tests.support.checked_stores import CPS, KINDS, VALUES
+from zarr_shardstore import ShardingMapping, ShardingStore
+from zarr_shardstore.cli.app import app
+
+
+def run(*args: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["fsck", *args])
+    return result.exit_code, result.stdout
+
+
+def test_status_and_output(tmp_path: Path) -> None:
+    """0 clean, 1 findings, 2 could not check; as a table or as JSON."""
+    for name in "01":
+        array = zarr.create_array(
+            ShardingStore(tmp_path, chunks_per_shard=CPS),
+            name=name,
+            shape=(8, 24),
+            chunks=(2, 4),
+            dtype="u2",
+        )
+        array[:] = VALUES
+    ShardingMapping(tmp_path).flush()
+    root = str(tmp_path)
+    code, text = run(root)
+    assert (code, text[:6]) == (0, "clean:")
+    path = tmp_path / "0/c/1/1"
+    path.write_bytes(path.read_bytes()[:-1])
+    code, text = run(root, "--decode")
+    assert code == 1
+    assert text.startswith("error  index checksum  0/c/1/1")
+    code, text = run(root, "--json")
+    (found,) = json.loads(text)["findings"]
+    assert code == 1
+    assert (found["kind"], found["shard"], found["repairable"]) == ("index_checksum", [1, 1], True)
+    assert run(root, "1")[0] == 0
+    assert run(root, "2")[0] == 2
+    assert run(str(tmp_path / "0/c")) == (2, "")
+    assert CliRunner().invoke(app, ["info", root]).exit_code == 1
+
+
+@pytest.mark.parametrize("name", ["v3 raw", "draft raw", "unsharded v2", "v3 checksum below"])
+def test_census(name: str, tmp_path: Path) -> None:
+    """Stored and missing chunks, of a region in chunk coordinates, from indexes alone."""
+    KINDS[name].make(tmp_path)
+    root = str(tmp_path)
+    code, text = run(root, "--missing")
+    assert (code, text.splitlines()) == (0, [f"a  0,{j}  missing" for j in range(6)])
+    code, text = run(root, "a", "--chunks", "--missing", "--region", "0:2,4:")
+    assert text.splitlines() == [
+        *("a  1,4  stored", "a  1,5  stored"),
+        *("a  0,4  missing", "a  0,5  missing"),
+    ]
+    (array,) = json.loads(run(root, "--chunks", "--region", "3", "--json")[1])
+    assert array["stored"] == [[3, j] for j in range(6)]
+    assert run(root, "--missing", "--region", "0,0,0")[0] == 2

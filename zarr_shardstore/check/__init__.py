@@ -1,0 +1,1 @@
+"""Checks of stored bytes against their documents, indexes and checksums. Nothing is written"""
