@@ -82,13 +82,15 @@ KINDS: dict[str, Kind] = {
     "v3 raw": Kind(_CPS, _RAW, False),
     "v3 crc32c": Kind(_CPS, {"compressors": [Crc32cCodec()]}, True),
     "v3 gzip, plain index": Kind({**_CPS, **_NO_CHECKSUM}, _GZIP, True, False),
-    "v3 checksum above": Kind({**_CPS, "storage_transformers": ["crc32c", "sharding"]}, _RAW, True),
+    "v3 checksum above": Kind(
+        {**_CPS, "storage_transformers": ["crc32c", "sharding"]}, _RAW, True, False
+    ),
     "v3 checksum below": Kind({**_CPS, "storage_transformers": ["sharding", "crc32c"]}, {}, True),
     "v3 checksum alone": Kind({"storage_transformers": ["crc32c"]}, {}, True),
-    "v2 zlib": Kind(_CPS, {**_V2, "compressors": {"id": "zlib"}}, True),
-    "v2 raw": Kind(_CPS, {**_V2, **_RAW}, False),
+    "v2 zlib": Kind(_CPS, {**_V2, "compressors": {"id": "zlib"}}, True, False),
+    "v2 raw": Kind(_CPS, {**_V2, **_RAW}, False, False),
     "v2 crc32c above": Kind(
-        {**_CPS, "storage_transformers": ["crc32c", "sharding"]}, {**_V2, **_RAW}, True
+        {**_CPS, "storage_transformers": ["crc32c", "sharding"]}, {**_V2, **_RAW}, True, False
     ),
     "draft gzip": Kind(_CPS, _GZIP, True, False, _draft),
     "draft raw": Kind(_CPS, _RAW, False, False, _draft),

@@ -88,8 +88,8 @@ def check_store(
     -----
     A byte of a chunk that no checksum covers may have changed unseen: raw chunks, ``blosc``,
     ``lz4`` and ``zstd`` without its checksum have none. ``gzip``, ``zlib``, ``bz2``, the codec and
-    the transformer ``crc32c`` have one. Of an index without a checksum, as the draft's, entries
-    that were exchanged look right.
+    the transformer ``crc32c`` have one. A checksum covers bytes, not their place: whole chunks that
+    were exchanged look right, unless an index with a checksum places them.
 
     Memory: some MiB for each worker, or a chunk if that is larger, and the findings.
 
