@@ -5,12 +5,14 @@ So writers of any number of processes and hosts lose no update. The rules of an 
 
 1. Its first read of a key fixes the expected version: an ETag, or none for a missing object.
 2. Its write has the condition ``If-Match`` with that ETag, or ``If-None-Match: *`` without one. A
-   removal cannot have a condition: an emptied shard is replaced by one without entries.
+   removal cannot have a condition: an emptied shard is replaced by one without entries, and an
+   object that was missing is not removed.
 3. A refusal (412, 409 or 404) or a failure does not tell what is stored, so the object is read.
    A client does not repeat a write with a condition when the connection fails.
-4. If it is the object of this write, the write took effect and its reply was lost: success. Its
+4. If it has the id of this write, the write took effect and its reply was lost: success. Its
    bytes do not tell: two writers may count from 1 to 2. Each write has an id in the metadata of
-   its object. Where a server drops it, the bytes decide after a failure, and not after a refusal.
+   its object, before the ids of the writes that it builds on: later writers do not hide it. Where
+   a server drops ids, the bytes decide after a failure, and not after a refusal.
 5. If its version is not the expected one, another writer was faster. `ReplacedMeanwhileError`
    makes the driver run the update again.
 6. If its version is the expected one after a failure, the write is sent again, up to three times.
@@ -40,6 +42,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, GenericError, NotModifiedError, PreconditionError
 from zarr.storage import ObjectStore
 
+from zarr_shardstore.errors import CorruptValueError
 from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
 from zarr_shardstore.io.backends import base
@@ -60,7 +63,10 @@ _LONGEST_PAUSE_S = 1.0
 """Between two attempts; half of it on average."""
 
 _WRITE_ID = "shardwriteid"
-"""Name of the id of a write in the metadata of its object: Azure takes letters only."""
+"""Name of the ids of writes in the metadata of their object: Azure takes letters only."""
+
+_WRITE_IDS_NBYTES = 16 * 32
+"""Of the last 16 writes; S3 takes 2 KB of metadata."""
 
 _REFUSALS = AlreadyExistsError, PreconditionError, FileNotFoundError
 """Replies 409, 412 and 404 to a write with a condition."""
@@ -175,7 +181,8 @@ class ObstoreBackend(ZarrBackend):
             value = await reply.bytes_async()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return Found(None, None)
-        version, modified = _version_of(reply.meta), reply.meta["last_modified"]
+        version = _version_of(reply.meta, reply.attributes.get(_WRITE_ID))
+        modified = reply.meta["last_modified"]
         if self._is_web_server and modified is not None:
             is_young = time.time() - modified.timestamp() < _MIN_AGE_ON_WEB_SERVERS_S
             version = None if is_young else version
@@ -200,23 +207,27 @@ class ObstoreBackend(ZarrBackend):
         """
         with self._indexes.changing(key):
             took_quotes, write_id = self._takes_quotes, uuid.uuid4().hex
+            older = "" if expected is None else expected.write_ids or ""
+            write_ids = (write_id + older)[:_WRITE_IDS_NBYTES]
             for n_left in reversed(range(_N_PUTS)):
                 failure: Exception | None = None
                 try:
-                    return await self._put(key, value, expected, write_id)
+                    return await self._put(key, value, expected, write_ids)
                 except _REFUSALS:
                     pass
                 except GenericError as error:
                     failure = error
                 try:
-                    found, id_there = await self._read_back(key)
+                    found = await self._read_back(key)
                 except Exception:
                     if failure is None:
                         raise
                     raise failure from None
                 stored = found.version if isinstance(found.version, ObjectVersion) else None
-                is_known = id_there == write_id or (id_there is None and failure is not None)
-                if is_known and found.value is not None and found.value == memoryview(value):
+                ids = None if stored is None else stored.write_ids
+                if write_id in (ids or ""):
+                    return stored
+                if ids is None and failure is not None and found.value == memoryview(value):
                     return stored
                 is_expected = found.value is None if expected is None else stored == expected
                 if not is_expected:
@@ -232,36 +243,38 @@ class ObstoreBackend(ZarrBackend):
                     break
             raise base.ReplacedMeanwhileError(key)
 
-    async def _read_back(self, key: str) -> tuple[Found, str | None]:
-        """Read an object, and the id of the write that has stored it."""
-        try:
-            reply = await obstore.get_async(self.store.store, key)
-            value = await reply.bytes_async()
-        except FileNotFoundError:
-            return Found(None, None), None
-        return Found(memoryview(value), _version_of(reply.meta)), reply.attributes.get(_WRITE_ID)
+    async def _read_back(self, key: str) -> Found:
+        """Read an object; all of its bytes, if no ids tell the writes that have stored it."""
+        found = await self._get_once(key, None)
+        nbytes = len(found.value or b"")
+        has_ids = isinstance(found.version, ObjectVersion) and found.version.write_ids is not None
+        if found.value is not None and found.size != nbytes and not has_ids:
+            raise CorruptValueError(
+                f"it has {found.size} bytes, and reading it gave {nbytes}", key=key
+            )
+        return found
 
     async def _put(
-        self, key: str, value: bytes | memoryview, expected: ObjectVersion | None, write_id: str
+        self, key: str, value: bytes | memoryview, expected: ObjectVersion | None, write_ids: str
     ) -> ObjectVersion | None:
         mode: Any = "create"
         if expected is not None:
             given = expected.etag or ""
             mode = {"e_tag": given if self._takes_quotes else given.strip('"')}
-        etag = await self._put_with(mode, key, value, write_id)
+        etag = await self._put_with(mode, key, value, write_ids)
         if expected is not None and not self._is_probed:  # a new shard costs one request only
             self._is_probed = True
             # Any other ETag is to be refused, and nothing stored (rule 8).
             with suppress(*_REFUSALS):
-                await self._put_with({"e_tag": f'"{0:032}"'}, key, value, write_id)
+                await self._put_with({"e_tag": f'"{0:032}"'}, key, value, write_ids)
                 self.give_up_conditions("ignores the conditions of writes (If-Match)")
-        return None if etag is None else ObjectVersion(etag)
+        return None if etag is None else ObjectVersion(etag, write_ids=write_ids)
 
     async def _put_with(
-        self, mode: Any, key: str, value: bytes | memoryview, write_id: str
+        self, mode: Any, key: str, value: bytes | memoryview, write_ids: str
     ) -> str | None:
         # In one part: multi-part uploads take no conditions.
-        named: Any = {_WRITE_ID: write_id}
+        named: Any = {_WRITE_ID: write_ids}
         reply = await obstore.put_async(
             self.store.store, key, value, mode=mode, use_multipart=False, attributes=named
         )
@@ -290,6 +303,8 @@ class _Optimistic(base.Backend):
 
     async def _reply(self, request: Request) -> Any:
         match request:
+            case requests.Delete(key) if self._expected.get(key, True) is None:
+                return None  # another writer may have stored one since
             case requests.Delete(key, placeholder) if placeholder and self._expected.get(key):
                 request = requests.Set(key, placeholder())
         match request:
@@ -311,18 +326,20 @@ class _Optimistic(base.Backend):
         if not is_there:
             self._expected.setdefault(key, None)
         elif isinstance(found.version, ObjectVersion):
-            self._expected.setdefault(key, found.version)
+            before = self._expected.setdefault(key, found.version)
+            if before == found.version:  # a cached one knows older writes only
+                self._expected[key] = found.version
         else:
             self._backend.give_up_conditions("has no ETags")
             raise base.ReplacedMeanwhileError(key)  # the driver runs the update again, without them
 
 
-def _version_of(meta: Any) -> ObjectVersion | None:
+def _version_of(meta: Any, write_ids: str | None = None) -> ObjectVersion | None:
     if meta["e_tag"] is None:
         return None
     modified = meta["last_modified"]
     modified_s = None if modified is None else int(modified.timestamp())
-    return ObjectVersion(meta["e_tag"], meta["size"], modified_s)
+    return ObjectVersion(meta["e_tag"], meta["size"], modified_s, write_ids)
 
 
 def _range_of(byte_range: ByteRange) -> Any:

@@ -44,6 +44,8 @@ class ObjectVersion:
     size: int | None = None
     modified_s: int | None = None
     """Second of the last change, since 1970."""
+    write_ids: str | None = None
+    """Ids of the last writes, the latest first; ``None``: another program has stored the object."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ObjectVersion):

@@ -1,0 +1,86 @@
+"""Every promise of writers and readers of an object store holds in every simulated schedule.
+
+A failure prints its seed, its programs and its schedule. ``ZARR_SHARDSTORE_SEED`` with this seed
+runs it again, as the first one of `test_random_schedules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.simulation.object_store_runs import ObjectStoreRuns
+from tests.simulation.programs import Scenario, Stranger, run_all, run_seed, without_gc
+from tests.support.rounds import N_ROUNDS
+from tests.support.shard_calls import (
+    SHARDS,
+    Call,
+    Erase,
+    Patch,
+    Read,
+    Set,
+    SetIfMissing,
+    Update,
+)
+from tests.support.small_shards import a_seed
+
+N_SCHEDULES = 60_000
+"""Random ones."""
+N_PARTS = 12
+"""Of them, for several workers."""
+
+KEYS = SHARDS["inside"]
+ONE: Sequence[Call] = [Set(((KEYS[0], b"one"),))]
+TWO: Sequence[Call] = [Set(((KEYS[1], b"second"),))]
+ALL: Sequence[Call] = [Set(tuple((key, b"all") for key in KEYS))]
+ADD: Sequence[Call] = [Update(KEYS[:1], 1)]
+ADD_TOO: Sequence[Call] = [Update(KEYS[:1], 2)]
+ERASE: Sequence[Call] = [Erase(KEYS[:1])]
+FILL: Sequence[Call] = [SetIfMissing(KEYS[1], b"filled")]
+PATCH: Sequence[Call] = [Patch(((KEYS[0], 1, b"patch"),))]
+READ: Sequence[Call] = [Read(tuple((key, 0, 1000) for key in KEYS))]
+OLD = Set(((KEYS[0], b"old"), (KEYS[2], b"stay")))
+
+SMALL = {
+    "two writers": Scenario([ONE, TWO], OLD, n_faults=1, n_kills=1),
+    "two writers of one chunk": Scenario([ADD, ADD_TOO], OLD, n_faults=2),
+    "two equal updates": Scenario([ADD, ADD], OLD, n_faults=1),
+    "two writers, no shard": Scenario([ADD, TWO], n_faults=1, n_kills=1),
+    "a reader beside a writer": Scenario([ADD, READ], OLD, n_faults=1, n_kills=1),
+    "a reader with a cached index": Scenario([ALL, READ], OLD, is_warm=True, n_faults=2),
+    "two reads beside a writer": Scenario([PATCH, [*READ, *READ]], OLD, is_warm=True, n_faults=1),
+    "an eraser beside a writer": Scenario([ERASE, TWO], OLD, is_warm=True, n_faults=1),
+    "two erasers, then nothing is left": Scenario([ERASE, ERASE], Set(OLD.items[:1]), n_faults=1),
+    "group commit that ends as it began": Scenario([ONE, ERASE, TWO], processes=(0, 0, 1)),
+    "one writer, bad network": Scenario([ADD], OLD, n_faults=3),
+    "late requests": Scenario([ADD, TWO], OLD, n_faults=1, faults=["late"]),
+    "another program": Scenario(
+        [ADD, READ], OLD, strangers=[Stranger("inside", ((KEYS[1], b"theirs"),))]
+    ),
+    "three writers": Scenario([ADD, FILL, PATCH], OLD),
+}
+"""Programs all of whose schedules are run."""
+
+
+@pytest.fixture(scope="module")
+def runs() -> ObjectStoreRuns:
+    return ObjectStoreRuns()
+
+
+@pytest.mark.parametrize("scenario", SMALL.values(), ids=SMALL)
+def test_every_schedule(scenario: Scenario, runs: ObjectStoreRuns) -> None:
+    """Of small programs, with all faults and kills at all places."""
+    with without_gc():
+        assert run_all(runs, scenario) > 1
+
+
+@pytest.mark.parametrize("part", range(N_PARTS))
+def test_random_schedules(part: int, runs: ObjectStoreRuns) -> None:
+    """Of random programs of two to four clients, with lost, cut and late replies, and kills."""
+    n = N_SCHEDULES // N_PARTS
+    seed = a_seed() + part * n * N_ROUNDS
+    for first in range(seed, seed + n * N_ROUNDS, n):
+        with without_gc():
+            for number in range(first, first + n):
+                run_seed(runs, number)
