@@ -36,3 +36,10 @@ def test_beside_tensorstore(tmp_path: Path) -> None:
     printed = output_of("beside_tensorstore.py", tmp_path)
     for telling in ("chunks of 16³", "chunks of 32³", "read, warm: ours", "in a batch"):
         assert telling in printed
+
+
+def test_fsck(tmp_path: Path) -> None:
+    """Each level runs; each shard is opened once."""
+    printed = output_of("fsck.py", tmp_path)
+    for telling in ("listed twice", "ratio", "decode", "peak memory", "files opened"):
+        assert telling in printed

@@ -1,0 +1,144 @@
+"""`check_store` beside writers: a live one is never accused, and a killed one leaves findings."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import obstore
+import pytest
+import zarr
+from zarr.storage import ObjectStore
+
+import zarr_shardstore
+from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, check_store
+
+_WRITER = """
+import sys, time, numpy as np, zarr
+from zarr_shardstore import ShardingStore
+path, strategy, is_busy = sys.argv[1:]
+store = ShardingStore(path, chunks_per_shard=(4, 4), strategy=strategy)
+z = zarr.open_array(store, path="a", mode="r+")
+rng = np.random.default_rng()
+z[0, 0] = 1
+print("ready", flush=True)
+while True:
+    if is_busy == "busy":
+        i, j = rng.integers(0, 8, 2)
+        z[8 * i : 8 * i + 8, 8 * j : 8 * j + 8] = rng.integers(0, 99, (8, 8))
+    else:
+        time.sleep(1)
+"""
+
+
+def make(base: Any, **options: Any) -> Any:
+    store = ShardingStore(base, chunks_per_shard=(4, 4), **options)
+    array = zarr.create_array(store, name="a", shape=(64, 64), chunks=(8, 8), dtype="u2")
+    array[:] = np.arange(64 * 64).reshape(64, 64)
+    ShardingMapping(base).flush()
+    return array
+
+
+@contextmanager
+def writer(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    root = str(Path(zarr_shardstore.__file__).parents[1])
+    command = [sys.executable, "-c", _WRITER, str(path), *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": root}
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("strategy", ["append", "rewrite"])
+def test_a_writer_of_another_process_is_never_accused(strategy: str, tmp_path: Path) -> None:
+    """While it writes, at every level."""
+    make(tmp_path)
+    with writer(tmp_path, strategy, "busy"):
+        deadline = time.monotonic() + 2
+        n_used = 0
+        while time.monotonic() < deadline:
+            for level in ("index", "entries", "decode"):
+                report = check_store(tmp_path, level=level)
+                assert {found.kind for found in report.findings} <= {"in_use"}
+                n_used += len(report.findings)
+                assert report.n_chunks == 64
+    assert n_used or strategy == "rewrite", "journals were there"
+
+
+def test_a_killed_writer_leaves_findings(tmp_path: Path) -> None:
+    """While it rests with an open journal, that is in use; after a kill it is a remain."""
+    make(tmp_path)
+    with writer(tmp_path, "append", "resting") as process:
+        report = check_store(tmp_path)
+        assert report.is_clean
+        assert {found.key for found in report.findings} == {
+            "a/c/0/0.__journal",
+            "a/c/0/0.__lock",
+        }
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        report = check_store(tmp_path)
+    assert [(found.kind, found.severity) for found in report.findings] == [
+        ("journal", "warning"),
+        ("lock_file", "warning"),
+    ]
+    ShardingMapping(tmp_path).compact()
+    assert check_store(tmp_path).findings == ()
+
+
+def test_objects_in_a_cloud() -> None:
+    """The same findings, by versions and sizes that come with the bytes."""
+    base = ObjectStore(obstore.store.MemoryStore())
+    make(base)
+    ShardingMapping(base).consolidate_index("a")
+    assert check_store(base, level="decode").findings == ()
+    data = bytes(base.store.get("a/c/1/1").bytes())
+    base.store.put("a/c/1/1", data[:-1])
+    found = [(f.kind, f.key) for f in check_store(base).findings]
+    assert found == [("index_checksum", "a/c/1/1")]
+    base.store.put("a/c/1/1", b"\x00" + data[1:])
+    kinds = {found.kind for found in check_store(base, level="decode").findings}
+    assert kinds == {"consolidated_index", "chunk_undecodable"}
+
+
+def test_processes_find_the_same(tmp_path: Path) -> None:
+    """Tasks are picklable; a store in memory is refused."""
+    make(tmp_path)
+    path = tmp_path / "a/c/1/0"
+    path.write_bytes(path.read_bytes()[:-1])
+    with ProcessPoolExecutor(2, get_context("spawn")) as executor:
+        reports = [check_store(tmp_path, level="decode", executor=e) for e in (None, executor)]
+        with pytest.raises(SpecError, match="in the memory of this process"):
+            check_store({}, executor=executor)
+    assert reports[0].findings == reports[1].findings
+    assert [report.n_chunks for report in reports] == [48, 48]
+    assert json.dumps(reports[0].as_dict())
+
+
+def test_an_interrupt_ends_it(tmp_path: Path) -> None:
+    """It comes from the progress; no task is left behind, and nothing was written."""
+    make(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+    def stop(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check_store(tmp_path, level="decode", progress=stop)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert check_store(tmp_path, level="decode").findings == ()

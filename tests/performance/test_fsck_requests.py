@@ -1,0 +1,84 @@
+"""A check asks for each index once, and needs the memory of a few shards, whatever there is."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+from zarr.abc.store import SuffixByteRequest
+from zarr.core.buffer import cpu
+from zarr.core.sync import sync
+
+from tests.support.shard_bytes import build_shard, index_nbytes
+from zarr_shardstore import ShardingMapping, check_store
+from zarr_shardstore.testing import CountingStore
+
+CPS = 512
+
+
+def document(n_chunks: int) -> bytes:
+    return json.dumps(
+        {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": [n_chunks],
+            "data_type": "uint8",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+            "fill_value": 0,
+            "codecs": [{"name": "bytes"}],
+            "attributes": {},
+        }
+    ).encode()
+
+
+def fill(base: Any, n_shards: int, cps: int) -> None:
+    ShardingMapping(base, chunks_per_shard=cps)["a/zarr.json"] = document(n_shards * cps)
+    shard = build_shard(dict.fromkeys(range(cps), b"x"), cps)
+    for i in range(n_shards):
+        if isinstance(base, dict):
+            base[f"a/c.{i}"] = shard
+        else:
+            sync(base.set(f"a/c.{i}", cpu.Buffer.from_bytes(shard)))
+
+
+class SizedStore(CountingStore):
+    """It tells sizes without a read, as object stores do."""
+
+    async def getsize(self, key: str) -> int:
+        return len(self._store_dict[key])
+
+
+def test_requests() -> None:
+    """Of each shard its index alone; at the other levels its entries in one piece."""
+    base = SizedStore()
+    fill(base, 100, 8)
+    base.forget()
+    report = check_store(base)
+    assert (report.n_objects, report.n_chunks, report.findings) == (100, 800, ())
+    of_shards = [(key, part) for key, part in base.reads if key.startswith("a/c.")]
+    assert sorted({key for key, _ in of_shards}) == sorted(f"a/c.{i}" for i in range(100))
+    assert len(of_shards) == 100
+    assert {part for _, part in of_shards} == {SuffixByteRequest(index_nbytes(8))}
+    assert len(base.reads) <= 110, "documents"
+    base.forget()
+    check_store(base, level="decode")
+    assert sum(key.startswith("a/c.") for key, _ in base.reads) == 200
+    assert base.writes == []
+
+
+@pytest.mark.parametrize("level", ["index", "decode"])
+def test_memory(level: Any) -> None:
+    """Four times the chunks take no more: indexes and chunks are forgotten after their task."""
+    peaks = []
+    for n_shards in (64, 64, 256):  # the first imports what is needed
+        base: dict[str, bytes] = {}
+        fill(base, n_shards, CPS)
+        tracemalloc.start()
+        report = check_store(base, level=level)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert (report.n_chunks, report.findings) == (n_shards * CPS, ())
+    assert peaks[2] < 1.5 * peaks[1] + 200_000, peaks
