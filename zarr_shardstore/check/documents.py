@@ -63,6 +63,8 @@ def _copies(
         at for at in stored if at.startswith(start) and at.rpartition("/")[2] in names and at != key
     }
     for at in sorted(there | copies.keys()):
+        if not stored.get(at) and not copies.get(at):
+            continue  # no attributes, or none of them
         if at not in copies:
             text = f"it has no copy of {at!r}"
         elif at not in there:

@@ -11,7 +11,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import product
 from typing import Any, TypeAlias
@@ -26,11 +26,11 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 from zarr.core.sync import sync
 
-from zarr_shardstore.arrays.stored_array import StoredArray
+from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.check.findings import Finding, Kind, Level, Severity, finding
 from zarr_shardstore.convert.task import StoredValues
 from zarr_shardstore.draft.draft_translation import array_of_draft
-from zarr_shardstore.errors import CorruptValueError, ShardConflictError, ShardStoreError
+from zarr_shardstore.errors import CorruptValueError, ShardConflictError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import (
     ConsolidatedIndex,
     IndexCopy,
@@ -49,6 +49,7 @@ from zarr_shardstore.metadata import declaration
 from zarr_shardstore.metadata.documents import Node, chunk_nbytes
 from zarr_shardstore.metadata.transformer_list import name_of
 from zarr_shardstore.shards.index_reads import found_index, index_get
+from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import Found, Get, GetIndex, GetSize, Request
 from zarr_shardstore.shards.shard_listing import entries_present
 from zarr_shardstore.shards.stack import (
@@ -62,6 +63,8 @@ from zarr_shardstore.store.chunk_codec import ChunkCodec
 
 _MAX_FINDINGS = 1000
 """Of each kind in one object; the others are counted."""
+
+_LEFT_TO_ZARR = ArrayReader("passthrough", ReadOptions())
 
 _Ids: TypeAlias = npt.NDArray[np.intp]
 Problem: TypeAlias = tuple[Kind, str] | None
@@ -114,14 +117,16 @@ def check_objects(task: ArrayCheck, keys: Sequence[str]) -> CheckResult:
 
 
 def checked_array(found: FoundArray) -> StoredArray:
-    """Return the array of a document as `read_array`, with the shards that are left to zarr."""
-    if declaration.is_native_by_choice(found.doc):
-        try:
-            doc = declaration.without_mark(found.doc)
-            return read_array(FoundArray(found.node, doc, found.geometry))
-        except ShardStoreError:
-            pass  # shards that hold something else than chunks: each is one value for zarr
-    return read_array(found)
+    """Return the array of a document as `read_array`, also if its sharding is left to zarr. Shards
+    that hold something else than chunks are one value each."""
+    doc, is_left = found.doc, declaration.is_native_by_choice(found.doc)
+    try:
+        return read_array(replace(found, doc=declaration.without_mark(doc) if is_left else doc))
+    except UnsupportedError:
+        array = _LEFT_TO_ZARR.read(found.node, doc) if declaration.has_sharding_codec(doc) else None
+        if array is None:
+            raise
+        return array
 
 
 @lru_cache(maxsize=32)
