@@ -21,7 +21,8 @@ import zarr
 from zarr.storage import ObjectStore
 
 import zarr_shardstore
-from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, check_store
+from zarr_shardstore import Progress, ShardingMapping, ShardingStore, SpecError, check_store
+from zarr_shardstore.testing import CountingStore
 
 _WRITER = """
 import sys, time, numpy as np, zarr
@@ -142,3 +143,34 @@ def test_an_interrupt_ends_it(tmp_path: Path) -> None:
         check_store(tmp_path, level="decode", progress=stop)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert check_store(tmp_path, level="decode").findings == ()
+
+
+def test_an_interrupted_check_continues(tmp_path: Path) -> None:
+    """With notes: what was read is not read again, what was found is found; a torn line is none."""
+    base = CountingStore()
+    make(base)
+    for key in ("a/c/0/0", "a/c/1/1"):
+        base._store_dict[key] = base._store_dict[key][:-1]
+    whole = check_store(base, level="decode")
+    notes = tmp_path / "notes"
+
+    def stop(step: Progress) -> None:
+        if step.n_tasks_done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check_store(base, level="decode", progress=stop, notes=notes)
+    with notes.open("ab") as file:
+        file.write(b'{"task": "torn')
+    base.forget()
+    report = check_store(base, level="decode", notes=notes)
+    assert report.findings == whole.findings
+    assert (report.n_chunks, report.n_bytes) == (whole.n_chunks, whole.n_bytes)
+    assert len({key for key, _ in base.reads if key.startswith("a/c/")}) <= 1
+    assert not notes.exists()
+    notes.write_text("{}\n")
+    with pytest.raises(SpecError, match="of another check"):
+        check_store(base, level="decode", notes=notes)
+    make(tmp_path / "s")
+    with pytest.raises(SpecError, match="lie in the store"):
+        check_store(tmp_path / "s", notes=tmp_path / "s/notes")

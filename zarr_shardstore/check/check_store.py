@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from zarr_shardstore.check.documents import check_documents
 from zarr_shardstore.check.findings import LEVELS, CheckReport, Level, finding
+from zarr_shardstore.check.notes import Notes
 from zarr_shardstore.check.remains import SideFiles, find_conversions, is_locked
 from zarr_shardstore.check.shards import ArrayCheck, CheckResult, check_objects, checked_array
 from zarr_shardstore.convert.job import run_all
@@ -54,6 +56,7 @@ def check_store(
     level: Level = "index",
     executor: Executor | None = None,
     progress: OnProgress | None = None,
+    notes: str | Path | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> CheckReport:
     """Check what a store holds, and change nothing.
@@ -72,6 +75,10 @@ def check_store(
         Runs the tasks: threads (``None``), processes, dask, MPI.
     progress
         Called with a `Progress` after each task.
+    notes
+        File outside the store for the results of tasks. If a check is interrupted, one with the
+        same arguments continues; objects that were changed since are not checked again. The file
+        is removed at the end.
 
     Returns
     -------
@@ -119,7 +126,16 @@ def check_store(
         )
     with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as threads:
         run = _Run(base, None if paths is None else paths_of(paths), level, progress)
-        run.run(threads if executor is None else executor)
+        if notes is not None:
+            head = {"store": base.describe(), "level": level, "paths": run.selected}
+            run.notes = Notes(notes, base, head)
+        is_done = False
+        try:
+            run.run(threads if executor is None else executor)
+            is_done = True
+        finally:
+            if run.notes is not None:
+                run.notes.close(is_done=is_done)
     findings = sorted(run.result.findings, key=lambda found: (found.key, found.chunk or ()))
     names = ("n_objects", "n_chunks", "n_bytes", "n_omitted")
     return CheckReport(
@@ -145,6 +161,7 @@ class _Run:
         progress: OnProgress | None,
     ) -> None:
         self.base, self.level, self.progress = base, level, progress
+        self.notes: Notes | None = None
         self.result = CheckResult()
         self._n_listed: Counter[tuple[str, str]] = Counter()
         self.is_whole = paths is None
@@ -233,6 +250,8 @@ class _Run:
             for result in results:
                 n_tasks += 1
                 self.result.add(result)
+                if self.notes is not None:
+                    self.notes.add(result)
                 if self.progress is not None:
                     counts = (n_tasks, n_tasks, self.result.n_chunks, self.result.n_bytes)
                     self.progress(Progress("", "checked", *counts))
@@ -256,9 +275,18 @@ class _Run:
                 continue
             waiting.setdefault(node, []).append(key)
             if len(waiting[node]) >= self._n_at_once(task):
-                yield check_objects, task, waiting.pop(node)
+                yield from self._unless_noted(task, waiting.pop(node))
         for node, keys in waiting.items():
-            yield check_objects, self.tasks[node], keys
+            yield from self._unless_noted(self.tasks[node], keys)
+
+    def _unless_noted(
+        self, task: ArrayCheck, keys: list[str]
+    ) -> Iterator[tuple[Any, ArrayCheck, list[str]]]:
+        noted = None if self.notes is None else self.notes.take(task, keys)
+        if noted is None:
+            yield check_objects, task, keys
+        else:
+            self.result.add(noted)
 
     def _n_at_once(self, task: ArrayCheck) -> int:
         layout = task.checker.grid.layout

@@ -1,12 +1,13 @@
 """Checks of the objects of one array: shard indexes, entries, and the decoded chunks.
 
 A task checks a few objects; it is independent of all others, small and picklable. Of an index all
-entries are checked at a time, by numpy. An object in which something is found is read a second
-time, and that read counts: a writer may have come between the requests of the first one.
+entries are checked at a time, by numpy. A shard in which something is found is checked again if its
+index is another by then: a writer has come between the requests.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import threading
@@ -61,6 +62,9 @@ from zarr_shardstore.shards.stack import (
 )
 from zarr_shardstore.store.chunk_codec import ChunkCodec
 
+_MAX_ATTEMPTS = 16
+"""To check a shard that writers replace again and again."""
+
 _MAX_FINDINGS = 1000
 """Of each kind in one object; the others are counted."""
 
@@ -84,6 +88,11 @@ class ArrayCheck:
     index_key: str | None = None
     """Key of the consolidated index, if the document declares one."""
 
+    def name(self, keys: Sequence[str]) -> str:
+        """Return a name that tasks of other objects, documents or levels do not have."""
+        parts = [self.node.hierarchy, self.node.path, self.doc, self.level, *keys]
+        return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
     @property
     def checker(self) -> ArrayChecker:
         return _checker_of(self.node, self.doc, self.level, self.run)
@@ -98,6 +107,8 @@ class CheckResult:
     n_chunks: int = 0
     n_bytes: int = 0
     n_omitted: int = 0
+    task: str = ""
+    """Name of the task, for the notes of a check."""
 
     def add(self, other: CheckResult) -> None:
         self.findings += other.findings
@@ -108,7 +119,7 @@ class CheckResult:
 def check_objects(task: ArrayCheck, keys: Sequence[str]) -> CheckResult:
     """Check some objects of an array; those that are gone by now are left out."""
     checker = task.checker
-    found = CheckResult(n_objects=len(keys))
+    found = CheckResult(n_objects=len(keys), task=task.name(keys))
     if checker.grid.layout is None:
         checker.check_values(task.base, keys, found)
         return found
@@ -210,10 +221,13 @@ class ArrayChecker:
         founds = self._read_indexes(base, shards, consistent=False)
         for shard, found in zip(shards, founds, strict=True):
             part = self._check_shard(base, shard, found, copies)
-            if part.findings:
-                (found,) = self._read_indexes(base, [shard], consistent=True)
-                part = self._check_shard(base, shard, found, copies)
-            part.n_objects = 0
+            for _ in range(_MAX_ATTEMPTS):
+                if not part.findings:
+                    break
+                (again,) = self._read_indexes(base, [shard], consistent=True)
+                if _is_same_index(found, again):
+                    break  # no writer was there
+                found, part = again, self._check_shard(base, shard, again, copies)
             result.add(part)
 
     def _read_indexes(
@@ -478,6 +492,12 @@ def coords_of_entry(shard: ShardRef, entry: int) -> Coords:
     cps = shard.layout.spec.chunks_per_shard
     inside = np.unravel_index(entry, cps) if cps else ()
     return tuple(s * n + int(i) for s, n, i in zip(shard.coords, cps, inside, strict=True))
+
+
+def _is_same_index(one: Found | Exception, other: Found | Exception) -> bool:
+    if isinstance(one, Exception) or isinstance(other, Exception):
+        return isinstance(one, Exception) and isinstance(other, Exception)
+    return (one.value, one.size) == (other.value, other.size)
 
 
 def _form_text(form: IndexFormat) -> str:

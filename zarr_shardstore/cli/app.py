@@ -58,7 +58,7 @@ def _command(example: str, *parameters: str, failed: int = 1) -> Callable[[_Func
 
     def register(function: _Function) -> _Function:
         def run(*, debug: bool, **options: Any) -> None:
-            resume = options.get("dry_run") is False
+            resume = options.get("dry_run") is False or options.get("resume") is not None
             with output.failures_as_sentences(debug=debug, resume=resume, status=failed):
                 function(**{name: parse(name, value) for name, value in options.items()})
 
@@ -196,7 +196,8 @@ def _info(store: str, as_json: bool, **options: Any) -> None:
 
 @_command(
     "fsck packed.zarr --decode",
-    "store arrays level decode chunks missing region workers processes storage_options as_json",
+    "store arrays level decode chunks missing region workers processes resume",
+    "storage_options as_json",
     failed=2,
 )
 def _fsck(
@@ -210,6 +211,7 @@ def _fsck(
     as_json: bool,
     workers: int | None,
     processes: bool,
+    resume: Path | None,
     storage_options: dict[str, Any] | None,
 ) -> None:
     """Check documents, shard indexes and chunks, and change nothing.
@@ -234,6 +236,7 @@ def _fsck(
             level="decode" if decode else level,
             executor=executor,
             progress=progress,
+            notes=resume,
             storage_options=storage_options,
         )
     _print(as_json, report.as_dict(), output.check_text(report))

@@ -83,6 +83,7 @@ _ALL = [
     _option("chunks", bool, "List the stored chunks, and check nothing.", False),
     _option("missing", bool, "List the missing chunks, and check nothing.", False),
     _option("region", str | None, "List only these, in chunk coordinates, as '0:100,:'."),
+    _option("resume", Path | None, "Note here what is checked; the next run continues there."),
     _option("png", Path | None, "Draw into this file, with matplotlib."),
     _option("html", Path | None, "Draw into a page, which loads nothing."),
     _option("dry_run", bool, "Say what would be done, and change nothing.", False),
