@@ -358,6 +358,25 @@ def test_stale_consolidated_indexes(tmp_path: Path) -> None:
     assert [(f.kind, f.severity) for f in found] == [("consolidated_index", "error")]
 
 
+def test_a_lost_document() -> None:
+    """Its chunks are named, also where no array is left."""
+    base: dict[str, bytes] = {}
+    KINDS[RAW].make(base)
+    del base["a/zarr.json"]
+    report = check_store(base)
+    assert kinds_of(report) == ["foreign_object"] * 4
+    assert "document may be lost" in report.findings[0].message
+
+
+def test_arrays_behind_links(tmp_path: Path) -> None:
+    group_with(tmp_path / "s")
+    ShardingMapping(tmp_path / "s").flush()
+    (tmp_path / "s/0").rename(tmp_path / "elsewhere")
+    (tmp_path / "s/0").symlink_to(tmp_path / "elsewhere")
+    report = check_store(tmp_path / "s")
+    assert (report.n_objects, report.findings) == (8, ())
+
+
 def test_arguments() -> None:
     base: dict[str, bytes] = {}
     group_with(base)

@@ -36,7 +36,8 @@ from zarr_shardstore.format.consolidated_index import (
 from zarr_shardstore.format.keys import draft_candidate, v3_candidates
 from zarr_shardstore.inspect import find
 from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle, StoreLike, open_base
-from zarr_shardstore.io.local.files import is_side_file
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.local.files import is_side_file, link_on_way
 from zarr_shardstore.metadata.documents import Node, document_key
 from zarr_shardstore.shards.requests import CloseListing, KeyCursor, ListPage
 
@@ -136,6 +137,8 @@ def check_store(
         finally:
             if run.notes is not None:
                 run.notes.close(is_done=is_done)
+    if not run.selected and all(found.severity == "info" for found in run.result.findings):
+        raise SpecError(f"there is no array in {base.describe()}: {find.NO_ARRAY_HINT}")
     findings = sorted(run.result.findings, key=lambda found: (found.key, found.chunk or ()))
     names = ("n_objects", "n_chunks", "n_bytes", "n_omitted")
     return CheckReport(
@@ -168,8 +171,6 @@ class _Run:
         contents = base.run(find.find_contents())
         broken = {array.node: array for array in contents.broken}
         nodes = {**contents.arrays, **broken}
-        if not nodes:
-            raise SpecError(f"there is no array in {base.describe()}: {find.NO_ARRAY_HINT}")
         selected = find.select_paths({node.path for node in nodes}, paths)
         self.contents = contents
         self.selected = sorted(selected)
@@ -298,12 +299,15 @@ class _Run:
         return max(1, min(_OBJECTS_PER_TASK, _NBYTES_PER_TASK // max(1, nbytes)))
 
     def _keys(self) -> Iterator[str]:
-        prefixes = [""]
-        if not self.is_whole:
-            nodes = sorted(
-                {n.chunk_prefix for n in self.contents.arrays if n.path in self.selected}
-            )
-            prefixes = [p for p in nodes if not any(p != q and p.startswith(q) for q in nodes)]
+        nodes = sorted({n.chunk_prefix for n in self.contents.arrays if n.path in self.selected})
+        prefixes = [p for p in nodes if not any(p != q and p.startswith(q) for q in nodes)]
+        if self.is_whole:
+            backend = self.base.backend  # a listing does not follow links
+            if isinstance(backend, LocalBackend):
+                prefixes = [p for p in prefixes if link_on_way(backend.path_of(""), p)]
+            else:
+                prefixes = []
+            prefixes = list(dict.fromkeys(["", *prefixes]))
         for prefix in prefixes:
             cursor = KeyCursor(prefix, shows_all=True)
             page: list[str] = []
@@ -352,7 +356,7 @@ class _Run:
         return None
 
     def _note(self, key: str, name: str, nodes: list[Node]) -> None:
-        if is_side_file(key):
+        if is_side_file(key) or name.endswith(".partial"):
             self.side_files.append(key)
         elif key.startswith(STAGING) or any(map(key.startswith, self._converted)):
             pass  # of a conversion, which has its own finding
