@@ -45,7 +45,8 @@ def test_status_and_output(tmp_path: Path) -> None:
     assert (found["kind"], found["shard"], found["repairable"]) == ("index_checksum", [1, 1], True)
     assert run(root, "1")[0] == 0
     assert run(root, "2")[0] == 2
-    assert run(str(tmp_path / "0/c")) == (2, "")
+    (tmp_path / "none").mkdir()
+    assert run(str(tmp_path / "none")) == (2, "")
     assert CliRunner().invoke(app, ["info", root]).exit_code == 1
 
 

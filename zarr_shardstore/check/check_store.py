@@ -16,7 +16,7 @@ from typing import Any
 from zarr_shardstore.check.documents import check_documents
 from zarr_shardstore.check.findings import LEVELS, CheckReport, Level, finding
 from zarr_shardstore.check.notes import Notes
-from zarr_shardstore.check.remains import SideFiles, find_conversions, is_locked
+from zarr_shardstore.check.remains import check_side_files, find_conversions, is_locked
 from zarr_shardstore.check.shards import ArrayCheck, CheckResult, check_objects, checked_array
 from zarr_shardstore.convert.job import run_all
 from zarr_shardstore.convert.report import OnProgress, Progress
@@ -256,7 +256,7 @@ class _Run:
                 if self.progress is not None:
                     counts = (n_tasks, n_tasks, self.result.n_chunks, self.result.n_bytes)
                     self.progress(Progress("", "checked", *counts))
-        self.result.findings += SideFiles(self.base).check(self.side_files)
+        self.result.findings += check_side_files(self.base, self.side_files)
         for nodes in levels.values():
             self._check_levels(nodes)
 

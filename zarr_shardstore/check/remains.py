@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
-from functools import cached_property
+from itertools import repeat
+from typing import Any
 
 from zarr_shardstore.check.findings import Finding, finding
 from zarr_shardstore.errors import ShardConflictError, UnsupportedError
@@ -18,6 +19,8 @@ from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.metadata.documents import parse_json
 
 _PROCESSES = "/proc"
+
+_IN_USE = "a writer of this machine uses it"
 
 
 def find_conversions(base: BaseStoreHandle) -> tuple[list[Finding], list[str]]:
@@ -63,64 +66,74 @@ def is_locked(base: BaseStoreHandle, key: str) -> bool:
     return False
 
 
-class SideFiles:
-    """Temporary files, locks and journals; told apart from those that a writer uses now."""
+def check_side_files(base: BaseStoreHandle, keys: Sequence[str]) -> Iterator[Finding]:
+    """Tell temporary files, locks and journals that a writer uses now from those of killed ones.
 
-    def __init__(self, base: BaseStoreHandle) -> None:
-        self._base = base
+    A file that stays the same while all processes are asked for their open files, and that none of
+    them has open, is used by no process of this machine.
+    """
+    before = [_state(base, key) for key in keys]
+    opened = _open_files() if any(before) else set()
+    for key, state in zip(keys, before, strict=True):
+        found = None if state is None else _of_side_file(base, key, opened)
+        now = None if found is None else _state(base, key)
+        if found is not None and now == state:
+            yield found
+        elif now is not None:
+            yield finding("in_use", key, _IN_USE)
 
-    def check(self, keys: Sequence[str]) -> Iterator[Finding]:
-        # A writer may have ended since they were listed, and removed its own.
-        sizes = self._base.sizes(keys)
-        for key, size in zip(keys, sizes, strict=True):
-            if size is not None:
-                yield self._finding(key)
 
-    def _finding(self, key: str) -> Finding:
-        shard = key
-        for suffix in (LOCK_SUFFIX, JOURNAL_SUFFIX):
-            shard = shard.removesuffix(suffix)
-        if self._is_used(key, shard):
-            return finding("in_use", key, "a writer of this machine has it open")
-        if key.endswith(LOCK_SUFFIX):
-            text = "a lock that no process of this machine has: a writer was killed"
-            return finding("lock_file", key, text)
-        if not key.endswith(JOURNAL_SUFFIX):
-            text = "a temporary file that no process of this machine has open"
-            return finding("partial_file", key, text)
-        (value,) = self._base.values([key], check=False)
-        journal = None if value is None else decode_journal(bytes(value))
-        text = "its writer was killed; the shard is whole, and the next write or compact seals it"
-        if journal is not None and journal.record is not None:
-            text = "a change was cut off: readers of this package undo it, others may see half"
-        return finding("journal", key, text)
+def _state(base: BaseStoreHandle, key: str) -> Any:
+    if not isinstance(base.backend, LocalBackend):
+        return base.sizes([key])[0]
+    try:
+        status = os.stat(base.backend.path_of(key))
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns
 
-    def _is_used(self, key: str, shard: str) -> bool:
-        backend = self._base.backend
-        if not isinstance(backend, LocalBackend):
-            return False
-        paths = [backend.real_root + each for each in (key, shard)]
-        if paths[1] in open_shards.files or paths[1] in open_shards.replaced:
-            return True
-        if is_locked(self._base, shard + LOCK_SUFFIX):
-            return True
-        if os.path.realpath(paths[0]) in self._open_files:
-            return True
-        # A writer of many shards closes the files of the oldest, and keeps their journals.
-        return key != shard and any(
-            path.startswith(backend.real_root) and path.endswith(JOURNAL_SUFFIX)
-            for path in self._open_files
-        )
 
-    @cached_property
-    def _open_files(self) -> set[str]:
-        """Paths of the files that processes of this user have open, where the system tells."""
-        found: set[str] = set()
-        with suppress(OSError):
-            for process in filter(str.isdigit, os.listdir(_PROCESSES)):
-                with suppress(OSError):
-                    directory = f"{_PROCESSES}/{process}/fd"
-                    for fd in os.listdir(directory):
-                        with suppress(OSError):
-                            found.add(os.readlink(f"{directory}/{fd}"))
-        return found
+def _of_side_file(base: BaseStoreHandle, key: str, opened: Set[str]) -> Finding:
+    shard = key.removesuffix(LOCK_SUFFIX).removesuffix(JOURNAL_SUFFIX)
+    if _is_used(base, key, shard, opened):
+        return finding("in_use", key, _IN_USE)
+    if key.endswith(LOCK_SUFFIX):
+        return finding("lock_file", key, "a lock that no process of this machine has")
+    if not key.endswith(JOURNAL_SUFFIX):
+        text = "a temporary file that no process of this machine has open"
+        return finding("partial_file", key, text)
+    (value,) = base.values([key], check=False)
+    journal = None if value is None else decode_journal(bytes(value))
+    text = "its writer was killed; the shard is whole, and the next write or compact seals it"
+    if journal is not None and journal.record is not None:
+        text = "a change was cut off: readers of this package undo it, others may see half"
+    return finding("journal", key, text)
+
+
+def _is_used(base: BaseStoreHandle, key: str, shard: str, opened: Set[str]) -> bool:
+    backend = base.backend
+    if not isinstance(backend, LocalBackend):
+        return False
+    path = backend.real_root + shard
+    if path in open_shards.files or path in open_shards.replaced:
+        return True
+    if is_locked(base, shard + LOCK_SUFFIX):
+        return True
+    if os.path.realpath(backend.path_of(key)) in opened:
+        return True
+    # A writer of many shards closes the files of the oldest, and keeps their journals.
+    journals = (path for path in opened if path.endswith(JOURNAL_SUFFIX))
+    return key != shard and any(map(str.startswith, journals, repeat(backend.real_root)))
+
+
+def _open_files() -> set[str]:
+    """Return the paths of files that processes of this user have open, where the system tells."""
+    found: set[str] = set()
+    with suppress(OSError):
+        for process in filter(str.isdigit, os.listdir(_PROCESSES)):
+            with suppress(OSError):
+                directory = f"{_PROCESSES}/{process}/fd"
+                for fd in os.listdir(directory):
+                    with suppress(OSError):
+                        found.add(os.readlink(f"{directory}/{fd}"))
+    return found
