@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
-from itertools import repeat
 from typing import Any
 
 from zarr_shardstore.check.findings import Finding, finding
@@ -19,6 +19,8 @@ from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.metadata.documents import parse_json
 
 _PROCESSES = "/proc"
+
+_PAUSE_S = 0.1
 
 _IN_USE = "a writer of this machine uses it"
 
@@ -73,12 +75,15 @@ def check_side_files(base: BaseStoreHandle, keys: Sequence[str]) -> Iterator[Fin
     them has open, is used by no process of this machine.
     """
     before = [_state(base, key) for key in keys]
-    opened = _open_files() if any(before) else set()
-    for key, state in zip(keys, before, strict=True):
-        found = None if state is None else _of_side_file(base, key, opened)
-        now = None if found is None else _state(base, key)
-        if found is not None and now == state:
-            yield found
+    there = {key: state for key, state in zip(keys, before, strict=True) if state is not None}
+    opened = _open_files() if there else set()
+    found = {key: _of_side_file(base, key, opened) for key in there}
+    if any(each.kind != "in_use" for each in found.values()):
+        time.sleep(_PAUSE_S)  # a temporary file is renamed after it was closed
+    for key, each in found.items():
+        now = _state(base, key)
+        if now == there[key]:
+            yield each
         elif now is not None:
             yield finding("in_use", key, _IN_USE)
 
@@ -121,9 +126,12 @@ def _is_used(base: BaseStoreHandle, key: str, shard: str, opened: Set[str]) -> b
         return True
     if os.path.realpath(backend.path_of(key)) in opened:
         return True
-    # A writer of many shards closes the files of the oldest, and keeps their journals.
-    journals = (path for path in opened if path.endswith(JOURNAL_SUFFIX))
-    return key != shard and any(map(str.startswith, journals, repeat(backend.real_root)))
+    # A writer of many shards closes the files of the oldest, and keeps their journals. A temporary
+    # file is closed under the lock of its shard, which is in the same directory.
+    suffix, above = JOURNAL_SUFFIX, backend.real_root
+    if key == shard:
+        suffix, above = LOCK_SUFFIX, os.path.dirname(path) + os.sep
+    return any(name.endswith(suffix) and name.startswith(above) for name in opened)
 
 
 def _open_files() -> set[str]:

@@ -1,8 +1,8 @@
 """Checks of the objects of one array: shard indexes, entries, and the decoded chunks.
 
 A task checks a few objects; it is independent of all others, small and picklable. Of an index all
-entries are checked at a time, by numpy. A shard in which something is found is checked again if its
-index is another by then: a writer has come between the requests.
+entries are checked at a time, by numpy. A shard in which something is found is checked again
+until the same is found twice: a writer may have come between the requests.
 """
 
 from __future__ import annotations
@@ -221,13 +221,13 @@ class ArrayChecker:
         founds = self._read_indexes(base, shards, consistent=False)
         for shard, found in zip(shards, founds, strict=True):
             part = self._check_shard(base, shard, found, copies)
+            earlier: list[Finding] = []
             for _ in range(_MAX_ATTEMPTS):
-                if not part.findings:
+                if part.findings == earlier:
                     break
-                (again,) = self._read_indexes(base, [shard], consistent=True)
-                if _is_same_index(found, again):
-                    break  # no writer was there
-                found, part = again, self._check_shard(base, shard, again, copies)
+                earlier = part.findings
+                (found,) = self._read_indexes(base, [shard], consistent=True)
+                part = self._check_shard(base, shard, found, copies)
             result.add(part)
 
     def _read_indexes(
@@ -492,12 +492,6 @@ def coords_of_entry(shard: ShardRef, entry: int) -> Coords:
     cps = shard.layout.spec.chunks_per_shard
     inside = np.unravel_index(entry, cps) if cps else ()
     return tuple(s * n + int(i) for s, n, i in zip(shard.coords, cps, inside, strict=True))
-
-
-def _is_same_index(one: Found | Exception, other: Found | Exception) -> bool:
-    if isinstance(one, Exception) or isinstance(other, Exception):
-        return isinstance(one, Exception) and isinstance(other, Exception)
-    return (one.value, one.size) == (other.value, other.size)
 
 
 def _form_text(form: IndexFormat) -> str:
