@@ -17,7 +17,13 @@ from zarr_shardstore.check.documents import check_documents
 from zarr_shardstore.check.findings import LEVELS, CheckReport, Level, finding
 from zarr_shardstore.check.notes import Notes
 from zarr_shardstore.check.remains import check_side_files, find_conversions, is_locked
-from zarr_shardstore.check.shards import ArrayCheck, CheckResult, check_objects, checked_array
+from zarr_shardstore.check.shards import (
+    ArrayCheck,
+    CheckResult,
+    check_objects,
+    checked_array,
+    checker_of,
+)
 from zarr_shardstore.convert.job import run_all
 from zarr_shardstore.convert.report import OnProgress, Progress
 from zarr_shardstore.draft.draft_translation import node_of_meta_key
@@ -34,7 +40,9 @@ from zarr_shardstore.format.consolidated_index import (
     is_consolidated_index_key,
 )
 from zarr_shardstore.format.keys import draft_candidate, v3_candidates
+from zarr_shardstore.format.layout import is_inside
 from zarr_shardstore.inspect import find
+from zarr_shardstore.inspect.occupancy import ObjectGrid
 from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local.files import is_side_file, link_on_way
@@ -135,6 +143,7 @@ def check_store(
             run.run(threads if executor is None else executor)
             is_done = True
         finally:
+            checker_of.cache_clear()
             if run.notes is not None:
                 run.notes.close(is_done=is_done)
     if not run.selected and all(found.severity == "info" for found in run.result.findings):
@@ -179,6 +188,7 @@ class _Run:
                 self._add("document", document_key(node), "it holds no JSON object", node.path)
         contents.other_keys = [k for k in contents.other_keys if k not in map(document_key, broken)]
         self.tasks: dict[Node, ArrayCheck] = {}
+        self.grids: dict[Node, ObjectGrid] = {}
         self.owners: dict[str, list[Node]] = {}
         """Arrays by the prefix of their keys."""
         self.n_objects: Counter[Node] = Counter()
@@ -230,7 +240,7 @@ class _Run:
         task = ArrayCheck(
             self.base, node, json.dumps(found.doc), self.level, self._number, index_key
         )
-        self.tasks[node] = task
+        self.tasks[node], self.grids[node] = task, task.checker.grid
         if task.checker.unchecked and self.level != "index":
             self._add("unchecked", key, task.checker.unchecked, node.path)
         if index_key is not None and task.checker.copies(self.base, index_key) is None:
@@ -269,8 +279,7 @@ class _Run:
                 continue
             self.n_objects[node] += 1
             task = self.tasks[node]
-            grid = task.checker.grid
-            if grid.layout is None and self.level == "index":
+            if self.grids[node].layout is None and self.level == "index":
                 self.result.n_objects += 1
                 self.result.n_chunks += 1
                 continue
@@ -331,10 +340,15 @@ class _Run:
                 self._directories.clear()
             nodes = self._directories[directory] = self._owners_of(directory + slash)
         for node in nodes:
-            if node in self.tasks:
-                coords = self.tasks[node].checker.grid.array.coords_of(key)
-                if coords is not None:
-                    return self._in_grid(node, key)
+            grid = self.grids.get(node)
+            coords = None if grid is None else grid.array.coords_of(key)
+            if grid is None or coords is None:
+                continue
+            if is_inside(coords, grid.shape):
+                return node
+            text = f"it lies outside the grid {list(grid.shape)} of the array"
+            self._add("outside_grid", key, text, node.path)
+            return None
         self._note(key, name, nodes)
         return None
 
@@ -346,14 +360,6 @@ class _Run:
             if prefix in self.owners:
                 return sorted(self.owners[prefix], key=lambda node: node.hierarchy, reverse=True)
         return []
-
-    def _in_grid(self, node: Node, key: str) -> Node | None:
-        grid = self.tasks[node].checker.grid
-        if grid.coords_of(key) is not None:
-            return node
-        text = f"it lies outside the grid {list(grid.shape)} of the array"
-        self._add("outside_grid", key, text, node.path)
-        return None
 
     def _note(self, key: str, name: str, nodes: list[Node]) -> None:
         if is_side_file(key) or name.endswith(".partial"):

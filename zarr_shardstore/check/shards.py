@@ -9,25 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import product
 from typing import Any, TypeAlias
 
-import crc32c
 import numpy as np
 import numpy.typing as npt
-import zstandard
-from zarr.core.array import create_codec_pipeline
-from zarr.core.array_spec import ArrayConfig, ArraySpec
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
-from zarr.core.sync import sync
 
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
+from zarr_shardstore.check.chunks import Problem, codec_names, decoder, problem_of_frame
 from zarr_shardstore.check.findings import Finding, Kind, Level, Severity, finding
 from zarr_shardstore.convert.task import StoredValues
 from zarr_shardstore.draft.draft_translation import array_of_draft
@@ -48,7 +41,6 @@ from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local.fs import state_of
 from zarr_shardstore.metadata import declaration
 from zarr_shardstore.metadata.documents import Node, chunk_nbytes
-from zarr_shardstore.metadata.transformer_list import name_of
 from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import Found, Get, GetIndex, GetSize, Request
@@ -60,7 +52,6 @@ from zarr_shardstore.shards.stack import (
     handle,
     keys_above,
 )
-from zarr_shardstore.store.chunk_codec import ChunkCodec
 
 _MAX_ATTEMPTS = 16
 """To check a shard that writers replace again and again."""
@@ -71,7 +62,6 @@ _MAX_FINDINGS = 1000
 _LEFT_TO_ZARR = ArrayReader("passthrough", ReadOptions())
 
 _Ids: TypeAlias = npt.NDArray[np.intp]
-Problem: TypeAlias = tuple[Kind, str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +85,7 @@ class ArrayCheck:
 
     @property
     def checker(self) -> ArrayChecker:
-        return _checker_of(self.node, self.doc, self.level, self.run)
+        return checker_of(self.node, self.doc, self.level, self.run)
 
 
 @dataclass(slots=True)
@@ -140,8 +130,8 @@ def checked_array(found: FoundArray) -> StoredArray:
         return array
 
 
-@lru_cache(maxsize=32)
-def _checker_of(node: Node, doc: str, level: Level, _: str) -> ArrayChecker:
+@lru_cache(maxsize=1024)
+def checker_of(node: Node, doc: str, level: Level, _: str) -> ArrayChecker:
     return ArrayChecker(node, json.loads(doc), level)
 
 
@@ -172,25 +162,22 @@ class ArrayChecker:
         try:
             view = plain if how is None else declaration.strip(declaration.without_mark(plain), how)
             view = array_of_draft(view) if node.hierarchy == "draft" else dict(view)
-            self._names = _codec_names(view)
+            self._names = codec_names(view)
             if level == "decode":
-                self._decode = _decoder(view, geometry.chunk_shape)
+                self._decode = decoder(view, geometry.chunk_shape)
         except Exception as error:  # a codec or data type that is not installed here
             self.unchecked = f"chunks are not decoded: {error}"
         if not self.is_decodable:
             self.unchecked = "a storage transformer maps values to others: entries are not decoded"
 
-    @property
+    @cached_property
     def exact_nbytes(self) -> int | None:
         """Size of each stored value, if nothing compresses it."""
-        n_checksums = sum(isinstance(t, Crc32cTransformer) for t in self.above)
-        if self._names is None or self.nbytes is None or set(self._names) - {"crc32c"}:
+        names = self._names
+        is_ours = all(type(transformer) is Crc32cTransformer for transformer in self.above)
+        if names is None or self.nbytes is None or set(names) - {"crc32c"} or not is_ours:
             return None
-        return self.nbytes + 4 * len(self._names) + 4 * n_checksums if self._is_ours else None
-
-    @property
-    def _is_ours(self) -> bool:
-        return all(type(transformer) is Crc32cTransformer for transformer in self.above)
+        return self.nbytes + 4 * (len(names) + len(self.above))
 
     # ------------------------------------------------------------------ shards
 
@@ -457,7 +444,7 @@ class ArrayChecker:
             return "chunk_checksum", error.message
         except Exception as error:
             return "chunk_undecodable", f"{type(error).__name__}: {error}"
-        problem = _problem_of_frame(self._names or [], value, self.nbytes)
+        problem = problem_of_frame(self._names or [], value, self.nbytes)
         if problem is None and self._decode is not None:
             problem = self._decode(value)
         return problem
@@ -519,105 +506,3 @@ def _stale(
         text = "the consolidated index has another index for this version of the shard"
         return None if is_same else (text, "error")
     return "the shard has changed since its index was consolidated: consolidate again", "warning"
-
-
-# ------------------------------------------------------------------------- codecs
-
-
-def _codec_names(view: Mapping[str, Any]) -> list[str]:
-    """Return the codecs that change the bytes of a chunk, the nearest to the array first."""
-    if view.get("zarr_format") == 2:
-        given = [*(view.get("filters") or ()), view.get("compressor")]
-        # The checksum of numcodecs may stand at the begin.
-        ids = [str(config["id"]) for config in given if config is not None]
-        return [f"numcodecs.{name}" if name == "crc32c" else name for name in ids]
-    names = [str(name_of(codec)) for codec in view["codecs"]]
-    names = [name for name in names if name not in ("transpose", "bytes")]
-    return [n if n == "numcodecs.crc32c" else n.removeprefix("numcodecs.") for n in names]
-
-
-def _problem_of_frame(names: Sequence[str], value: Any, nbytes: int | None) -> Problem:
-    """Return what the checksums around a frame, and its header, say against it."""
-    view = memoryview(value)
-    for n, name in reversed(list(enumerate(names))):
-        if name != "crc32c":
-            text = _bad_header(name, view, nbytes if n == 0 else None)
-            return None if text is None else ("chunk_undecodable", f"{name}: {text}")
-        stored, view = int.from_bytes(view[-4:], "little"), view[:-4]
-        if stored != (computed := crc32c.crc32c(view)):
-            text = f"the checksum is {stored:#010x}, the bytes give {computed:#010x}"
-            return "chunk_checksum", text
-    if nbytes is not None and len(view) != nbytes:
-        return "chunk_size", f"the chunk has {len(view)} bytes, not {nbytes}"
-    return None
-
-
-def _bad_header(name: str, value: memoryview, nbytes: int | None) -> str | None:
-    head = bytes(value[:18])
-    size: int | None = None
-    match name:
-        case "zstd" if not (head[1:4] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50):
-            try:
-                size = zstandard.frame_content_size(value)
-            except (zstandard.ZstdError, ValueError) as error:
-                return str(error)
-            # Behind the first frame there may be others.
-            return _other_size(size, nbytes) if nbytes is not None and size > nbytes else None
-        case "gzip" if head[:3] != b"\x1f\x8b\x08":
-            return f"it begins with {head[:3]!r}"
-        case "zlib" if len(head) < 2 or head[0] & 15 != 8 or int.from_bytes(head[:2]) % 31:
-            return f"it begins with {head[:2]!r}"
-        case "bz2" if head[:3] != b"BZh":
-            return f"it begins with {head[:3]!r}"
-        case "blosc":
-            if len(head) < 16:
-                return f"it has {len(value)} bytes, its header alone takes 16"
-            size, stored = (int.from_bytes(head[i : i + 4], "little") for i in (4, 12))
-            if stored > len(value):
-                return f"it has {len(value)} bytes, its header says {stored}"
-        case "lz4":
-            size = int.from_bytes(head[:4], "little") if len(head) >= 4 else -1
-    return None if size is None or nbytes in (None, size) else _other_size(size, nbytes)
-
-
-def _other_size(size: int, nbytes: int | None) -> str:
-    return f"the header says {size} bytes, the chunk has {nbytes}"
-
-
-def _decoder(view: dict[str, Any], shape: Coords) -> Callable[[Any], Problem]:
-    """Return a function that decodes a chunk by the codecs of zarr, as a read does."""
-    of_format: Any = ArrayV2Metadata if view.get("zarr_format") == 2 else ArrayV3Metadata
-    metadata = of_format.from_dict(json.loads(json.dumps(view)))
-    config, prototype = ArrayConfig.from_dict({}), default_buffer_prototype()
-    spec = ArraySpec(
-        shape=shape,
-        dtype=metadata.dtype,
-        fill_value=metadata.fill_value,
-        config=config,
-        prototype=prototype,
-    )
-    pipeline: Any = create_codec_pipeline(metadata)
-    codec = ChunkCodec.of(list(pipeline))
-    plain = None if codec is None else codec.plain(spec)
-    nbytes = math.prod(shape) * metadata.dtype.to_native_dtype().itemsize
-
-    def decode(value: Any) -> Problem:
-        try:
-            if plain is not None:
-                data = value if plain.decompress is None else plain.decompress(value)
-                if (found := memoryview(data).nbytes) != nbytes:
-                    return "chunk_size", f"it decodes to {found} bytes, not {nbytes}"
-                return None
-            buffer = prototype.buffer.from_bytes(bytes(value))
-            chunk: Any
-            if codec is not None:
-                chunk = codec.decode(buffer, spec)
-            else:
-                (chunk,) = sync(pipeline.decode([(buffer, spec)]))
-            if chunk.shape != shape:
-                return "chunk_size", f"it decodes to the shape {chunk.shape}, not {shape}"
-        except Exception as error:
-            return "chunk_undecodable", f"{type(error).__name__}: {error}"
-        return None
-
-    return decode
