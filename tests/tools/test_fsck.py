@@ -103,6 +103,32 @@ def test_conversions_leave_clean_stores(tmp_path: Path) -> None:
         assert check_store(new, level="decode").findings == ()
 
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "v0.1"
+REMAINS = {
+    "half_converted": {"unfinished_conversion"},
+    "stopped_change": {"journal"},
+    "stopped_move": {"journal"},
+    "stopped_rewrite": {"partial_file"},
+    "consolidated_index-times": {"consolidated_index"},  # of files that were copied since
+}
+"""Of the golden stores, by the begin of their names."""
+
+
+def test_golden_stores() -> None:
+    """Each has the findings that its name says, and no others; every chunk decodes."""
+    names = [path.name for path in GOLDEN.iterdir() if path.is_dir()]
+    assert len(names) > 20
+    for name in names:
+        allowed = {"journal"} if name.endswith("append") else set[str]()
+        wanted = next((REMAINS[start] for start in REMAINS if name.startswith(start)), allowed)
+        report = check_store(GOLDEN / name, level="decode")
+        kinds = set(kinds_of(report)) - {"partial_file"} if "half" in name else kinds_of(report)
+        if "crc32c_below" not in name:  # such shards are rewritten
+            assert set(kinds) == wanted, (name, report.findings)
+        assert report.n_chunks in (0, 11)
+    assert check_store(GOLDEN.parents[1] / "interop/golden/zarr218", level="decode").findings == ()
+
+
 # ------------------------------------------------------------ shards and chunks
 
 
