@@ -234,6 +234,15 @@ def test_damages_of_shards(found: str) -> None:
         assert first.byte_range is not None
 
 
+def test_a_blank_index_without_a_checksum() -> None:
+    """It says that all chunks are missing, and there are bytes of chunks."""
+    base: dict[str, bytes] = {}
+    KINDS["draft gzip"].make(base)
+    key = "data/root/a/c1/1"
+    base[key] = base[key][: -16 * N] + b"\xff" * 16 * N
+    assert kinds_of(check_store(base)) == ["torn_index"]
+
+
 def test_an_object_that_is_no_shard(tmp_path: Path) -> None:
     KINDS["unsharded v3"].make(tmp_path)
     path = tmp_path / SHARD

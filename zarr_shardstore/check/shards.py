@@ -260,6 +260,9 @@ class ArrayChecker:
             result.findings.append(new(kind, damage.message, byte_range=at))
         else:
             sound = self._check_entries(shard, index, size, result)
+            if not (len(index.present_ids()) or spec.index.checksum or size == spec.index_nbytes):
+                text = f"no entry of {size} bytes: writers remove a shard without entries"
+                result.findings.append(new("torn_index", text, byte_range=at))
             result.n_chunks = len(entries_present(shard, index))
         if any(f.severity == "error" and f.kind != "entry_length" for f in result.findings):
             form = self._other_form(base, shard, size)
