@@ -16,7 +16,7 @@ AZURITE_DIR := .node-azurite
 NPM := npm install --silent --no-audit --no-fund --no-package-lock --fetch-retries=1
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-downstream lint format bench clean
+.PHONY: demo test test-downstream fuzz lint format bench clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/python examples/demo.py
@@ -31,6 +31,13 @@ test: $(VENV)/.test $(OLD_VENV)/.done $(ZARRITA_DIR)/.done-$(ZARRITA) $(AZURITE_
 SUITES := all
 test-downstream:
 	$(PYTHON) -m tests.downstream $(SUITES)
+
+# Fuzzing of all parsers for so many minutes; failures are stored in fuzz-failures/. atheris guides
+# it by coverage where it can be installed; otherwise mutations are drawn at random.
+MINUTES := 10
+fuzz: $(VENV)/.test
+	-$(VENV)/bin/python $(PIP) -e '.[fuzz]'
+	$(VENV)/bin/python -m tests.fuzz --minutes $(MINUTES) --failures fuzz-failures $(ARGS)
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .

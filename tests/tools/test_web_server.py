@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -58,3 +60,31 @@ def test_what_has_no_array_says_what_to_pass(tmp_path: Path, url: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SpecError, match=r"there is nothing in|a web server must list"):
         shard_store(f"{url}/empty", tmp_path / "b.zarr")
+
+
+def test_listings_that_lead_to_themselves(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links that sort a listing, as Apache has them, are no names; a directory that is listed in
+    itself is refused in the end."""
+    z: Any = zarr.create_array(tmp_path / "a.zarr", name="g/z", shape=(4,), chunks=(2,), dtype="u2")
+    z[:] = 7
+    links = ["?C=N;O=D", "../"]
+
+    def send_head(self: Quiet) -> Any:
+        path = self.translate_path(self.path)
+        is_loop = path.rstrip("/").endswith("/loop")
+        if not is_loop and not Path(path).is_dir():
+            return SimpleHTTPRequestHandler.send_head(self)
+        names = ["loop/"] if is_loop else [*os.listdir(path), *links]
+        body = "".join(f'<a href="{x}">{x}</a>' for x in names).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        return io.BytesIO(body)
+
+    monkeypatch.setattr(Quiet, "send_head", send_head)
+    report = shard_store(f"{url}/a.zarr", tmp_path / "b.zarr", chunks_per_shard=2)
+    assert (report.n_chunks, [array.path for array in report.arrays]) == (2, ["g/z"])
+    with pytest.raises(SpecError, match="listed in itself"):
+        get_shard_info(f"{url}/a.zarr/loop")

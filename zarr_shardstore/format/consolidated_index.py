@@ -208,7 +208,7 @@ def _blobs(header: _Doc, first: int, end: int) -> Iterable[tuple[str, _Blob]]:
 
 
 def _whole(number: Any) -> int:
-    if not isinstance(number, int) or number < 0:
+    if not isinstance(number, int) or not 0 <= number < 2**63:
         raise ValueError(number)
     return number
 

@@ -35,6 +35,9 @@ DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 _DIRECTORIES_AT_ONCE = 256
 """Most directories that are read in one round."""
 
+_MAX_DEPTH = 64
+"""Most directories in each other. More are a directory that a web server lists in itself."""
+
 _MAX_CHUNK_NAMES = 1 << 20
 """Most names of chunks in the directory of an array that is listed."""
 
@@ -153,6 +156,11 @@ def find_contents() -> Flow[StoreContents]:
     draft = yield from _find_draft_arrays(found)
     level = [""]
     while level:
+        if level[0].count("/") > _MAX_DEPTH:
+            raise SpecError(
+                f"the directories go on below {level[0]!r}: one is listed in itself; "
+                "pass the paths of arrays"
+            )
         below: list[str] = []
         for i in range(0, len(level), _DIRECTORIES_AT_ONCE):
             below += yield from _visit(level[i : i + _DIRECTORIES_AT_ONCE], draft, found)

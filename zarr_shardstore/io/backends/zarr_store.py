@@ -420,6 +420,9 @@ class ZarrBackend(base.Backend):
             # fsspec lists an object of that name with a path, and a directory of HTTP with a slash.
             listed = [name.rstrip("/") async for name in names]
             found = [name for name in listed if not is_hidden(name) and "/" not in name]
+            if "http" in getattr(getattr(self.store, "fs", None), "protocol", ()):
+                # Links that sort a listing lead to that listing again.
+                found = [name for name in found if not name.startswith("?")]
             if prefix and not found and self._lacks_prefixes():
                 # VirtualiZarr's has no names in a directory below one that it does not list.
                 await self._names(prefix[: prefix.rstrip("/").rfind("/") + 1])
