@@ -47,7 +47,10 @@ def test_public_names() -> None:
 # ------------------------------------------------------------- tests of what users are promised
 
 TESTS = Path(__file__).parents[1]
-FILES = sorted(path for path in TESTS.rglob("*.py") if path.parent.name not in ("unit", "golden"))
+_KNOW = ("unit", "golden", "fuzz")
+"""Folders of unit tests, of scripts that run in other environments, and of inputs for parsers."""
+
+FILES = sorted(path for path in TESTS.rglob("*.py") if path.parent.name not in _KNOW)
 
 PUBLIC = re.compile(
     r"zarr_shardstore(\.(transformers|errors|testing)(\.\w+)?|\.storage_transformers|\.__\w+__"
