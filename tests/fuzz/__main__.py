@@ -97,7 +97,8 @@ def run_atheris(name: str, seconds: float, seed: int, failures: Path) -> None:
     """Fuzz one target, guided by the coverage of the package; ends the process."""
     import atheris
 
-    with atheris.instrument_imports(include=["zarr_shardstore"]):        from tests.fuzz.engine import Run, bounded
+    with atheris.instrument_imports(include=["zarr_shardstore"]):
+        from tests.fuzz.engine import Run, bounded
     import os
 
     run = Run(name, failures)
