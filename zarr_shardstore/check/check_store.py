@@ -186,7 +186,8 @@ class _Run:
         for node in broken:
             if node.path in selected:
                 self._add("document", document_key(node), "it holds no JSON object", node.path)
-        contents.other_keys = [k for k in contents.other_keys if k not in map(document_key, broken)]
+        known = set(map(document_key, broken))
+        contents.other_keys = [key for key in contents.other_keys if key not in known]
         self.tasks: dict[Node, ArrayCheck] = {}
         self.grids: dict[Node, ObjectGrid] = {}
         self.owners: dict[str, list[Node]] = {}
@@ -196,12 +197,11 @@ class _Run:
         self._directories: dict[str, list[Node]] = {}
         self._number = uuid.uuid4().hex
         self._converted: list[str] = []
+        self._broken = [node.chunk_prefix for node in broken]
         for node, found in contents.arrays.items():
             self.owners.setdefault(node.chunk_prefix, []).append(node)
             if node.path in selected:
                 self._prepare(node, found)
-        for node in broken:
-            self.owners.setdefault(node.chunk_prefix, [])
 
     def _add(
         self, kind: Any, key: str, message: str, array: str | None = None, **more: Any
@@ -308,15 +308,15 @@ class _Run:
         return max(1, min(_OBJECTS_PER_TASK, _NBYTES_PER_TASK // max(1, nbytes)))
 
     def _keys(self) -> Iterator[str]:
-        nodes = sorted({n.chunk_prefix for n in self.contents.arrays if n.path in self.selected})
-        prefixes = [p for p in nodes if not any(p != q and p.startswith(q) for q in nodes)]
-        if self.is_whole:
-            backend = self.base.backend  # a listing does not follow links
-            if isinstance(backend, LocalBackend):
-                prefixes = [p for p in prefixes if link_on_way(backend.path_of(""), p)]
-            else:
-                prefixes = []
-            prefixes = list(dict.fromkeys(["", *prefixes]))
+        selected, backend = set(self.selected), self.base.backend
+        prefixes: list[str] = []
+        for prefix in sorted({n.chunk_prefix for n in self.contents.arrays if n.path in selected}):
+            if not prefixes or not prefix.startswith(prefixes[-1]):
+                prefixes.append(prefix)
+        if self.is_whole:  # a listing does not follow links
+            root = backend.path_of("") if isinstance(backend, LocalBackend) else None
+            linked = [p for p in prefixes if p and root is not None and link_on_way(root, p)]
+            prefixes = ["", *linked]
         for prefix in prefixes:
             cursor = KeyCursor(prefix, shows_all=True)
             page: list[str] = []
@@ -379,8 +379,7 @@ class _Run:
         elif nodes:
             pass  # of an array that has a finding, or is not selected
         elif draft_candidate(key) or next(v3_candidates(key), None):
-            prefix = next((p for p in self.owners if p and key.startswith(p)), None)
-            if prefix is None:
+            if not any(map(key.startswith, self._broken)):
                 text = "it is named as a chunk, and there is no array: its document may be lost"
                 self._add("foreign_object", key, text)
         else:
