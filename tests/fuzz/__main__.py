@@ -8,7 +8,9 @@ with its traceback. The exit status is 1 if there are any.
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -99,16 +101,15 @@ def run_atheris(name: str, seconds: float, seed: int, failures: Path) -> None:
 
     with atheris.instrument_imports(include=["zarr_shardstore"]):
         from tests.fuzz.engine import Run, bounded
-    import os
-
     run = Run(name, failures)
     begun = time.monotonic()
 
     def one(data: bytes) -> None:
         run.take(data, is_traced=run.n_inputs % 100 == 0)
         if time.monotonic() - begun > seconds:
-            sys.stdout.flush()
-            os._exit(report(run, begun))
+            status = report(run, begun)
+            shutil.rmtree(corpus)
+            os._exit(status)  # nothing else ends the fuzzer
 
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         rng = random.Random(seed)

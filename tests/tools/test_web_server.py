@@ -65,11 +65,11 @@ def test_what_has_no_array_says_what_to_pass(tmp_path: Path, url: str) -> None:
 def test_listings_that_lead_to_themselves(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Links that sort a listing, as Apache has them, are no names; a directory that is listed in
-    itself is refused in the end."""
+    """Links that sort a listing, as Apache has them, or to the root, are no names; a
+    directory that is listed in itself is refused in the end."""
     z: Any = zarr.create_array(tmp_path / "a.zarr", name="g/z", shape=(4,), chunks=(2,), dtype="u2")
     z[:] = 7
-    links = ["?C=N;O=D", "../"]
+    links = ["?C=N;O=D", "../", "./", "/"]
 
     def send_head(self: Quiet) -> Any:
         path = self.translate_path(self.path)
@@ -86,5 +86,6 @@ def test_listings_that_lead_to_themselves(
     monkeypatch.setattr(Quiet, "send_head", send_head)
     report = shard_store(f"{url}/a.zarr", tmp_path / "b.zarr", chunks_per_shard=2)
     assert (report.n_chunks, [array.path for array in report.arrays]) == (2, ["g/z"])
+    assert {path.name for path in (tmp_path / "b.zarr").iterdir()} == {"zarr.json", "g"}
     with pytest.raises(SpecError, match="listed in itself"):
         get_shard_info(f"{url}/a.zarr/loop")

@@ -421,8 +421,8 @@ class ZarrBackend(base.Backend):
             listed = [name.rstrip("/") async for name in names]
             found = [name for name in listed if not is_hidden(name) and "/" not in name]
             if "http" in getattr(getattr(self.store, "fs", None), "protocol", ()):
-                # Links that sort a listing lead to that listing again.
-                found = [name for name in found if not name.startswith("?")]
+                # Links that sort a listing, or lead to the root, are no names in the directory.
+                found = [name for name in found if name.strip(".") and not name.startswith("?")]
             if prefix and not found and self._lacks_prefixes():
                 # VirtualiZarr's has no names in a directory below one that it does not list.
                 await self._names(prefix[: prefix.rstrip("/").rfind("/") + 1])
