@@ -45,7 +45,8 @@ def mutate_bytes(data: bytes, rng: random.Random, fix: Fix | None = None) -> byt
                 new[at:to], new[other : other + to - at] = new[other : other + to - at], new[at:to]
             case _:
                 size = rng.choice((4, 8, 8, 8))
-                at -= rng.choice((0, at % size))
+                from_end = at - len(new)  # an index is at the end, perhaps with a checksum
+                at = max(0, at - rng.choice((0, at % size, from_end % size, (from_end + 4) % size)))
                 old = int.from_bytes(new[at : at + size], "little")
                 near = (old - 1, old + 1, len(new), len(new) - 1, len(new) + 1, old + 16)
                 number = rng.choice((*NUMBERS, *near)) % 256**size

@@ -311,6 +311,11 @@ def run_journal(data: bytes) -> None:
     assert journal is not None
     header = journal.header
     fixed = bytearray(shard)
+    for entry_id, *both in record.entries if isinstance(record := journal.record, Change) else ():
+        at = header.index_start + 16 * entry_id
+        triples = zip(shard[at : at + 16], *both, strict=False)
+        is_written = any(offset == at for offset, _ in repair.writes)
+        must(not is_written or all(b in (o, n) for b, o, n in triples), "not of this change")
     for offset, piece in repair.writes:
         must(header.index_start <= offset <= offset + len(piece) <= header.index_end, offset)
         fixed[offset : offset + len(piece)] = piece
@@ -319,7 +324,6 @@ def run_journal(data: bytes) -> None:
         del fixed[repair.size :]
     index = fixed[header.index_start : header.index_end]
     body = index[: header.index_nbytes]
-    record = journal.record
     crcs = (record.crc,) if isinstance(record, Move) else (record.old_crc, record.new_crc)  # type: ignore[union-attr]
     must(crc32c.crc32c(bytes(body)) in crcs)
     if header.has_checksum:
@@ -635,7 +639,13 @@ def mutate_store(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_shard(data: bytes, rng: random.Random) -> bytes:
-    return mutate_bytes(data, rng, fix_index)
+    new = data[:1] + mutate_bytes(data[1:], rng)
+    if rng.random() < 0.02:
+        new = rng.randbytes(1) + new[1:]
+    fixed = bytearray(new)
+    if rng.random() < 0.7:
+        fix_index(fixed, rng)
+    return bytes(fixed)
 
 
 def mutate_journal(data: bytes, rng: random.Random) -> bytes:
