@@ -314,7 +314,7 @@ def run_journal(data: bytes) -> None:
     for entry_id, *both in record.entries if isinstance(record := journal.record, Change) else ():
         at = header.index_start + 16 * entry_id
         triples = zip(shard[at : at + 16], *both, strict=False)
-        is_written = any(offset == at for offset, _ in repair.writes)
+        is_written = any(o == at and len(piece) == 16 for o, piece in repair.writes)
         must(not is_written or all(b in (o, n) for b, o, n in triples), "not of this change")
     for offset, piece in repair.writes:
         must(header.index_start <= offset <= offset + len(piece) <= header.index_end, offset)
