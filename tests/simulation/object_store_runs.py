@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from obstore.exceptions import GenericError, PreconditionError
@@ -25,11 +25,10 @@ from tests.simulation.programs import (
     Stranger,
     ViolationError,
     judge_history,
+    shard_of,
 )
 from tests.simulation.scheduler import Chooser, Replay
-from tests.support.shard_bytes import build_shard
 from tests.support.shard_calls import (
-    CHUNKS_PER_SHARD,
     DOCUMENTS,
     SHARDS,
     Program,
@@ -56,7 +55,7 @@ class ObjectStoreRuns:
         """Run a scenario; raise `ViolationError` with the schedule if a promise is broken."""
         server = _server(chooser)
         for name, key in SHARD_KEYS.items():
-            data = _shard_of(name, scenario.before.items)
+            data = shard_of(name, scenario.before.items)
             if data is not None:
                 server.put(key, data)
         history = History()
@@ -118,14 +117,6 @@ def _server(chooser: Chooser) -> Server:
     return server
 
 
-def _shard_of(name: str, items: Sequence[tuple[str, bytes]]) -> bytes | None:
-    keys = SHARDS[name]
-    values = {keys.index(key): value for key, value in items if key in keys}
-    if not values:
-        return None
-    return build_shard(values, CHUNKS_PER_SHARD, checksum=name != "without checksum")
-
-
 def _stranger(
     server: Server, history: History
 ) -> Callable[[Stranger], tuple[str, str, Callable[[], None]]]:
@@ -133,7 +124,7 @@ def _stranger(
         key = SHARD_KEYS[stranger.name]
 
         def interfere() -> None:
-            data = _shard_of(stranger.name, stranger.items)
+            data = shard_of(stranger.name, stranger.items)
             if data is None:
                 server.objects.pop(key, None)
             else:

@@ -16,11 +16,12 @@ import gc
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from tests.simulation.scheduler import Chooser, RandomChooser, every_schedule
+from tests.support.shard_bytes import build_shard
 from tests.support.shard_calls import (
     CHUNKS_PER_SHARD,
     DOCUMENTS,
@@ -76,10 +77,10 @@ class Scenario:
     n_faults: int = 0
     n_kills: int = 0
     strangers: Sequence[Stranger] = ()
-    restores: Sequence[str] = ()
-    """Names of shards that another program stores again as they were before."""
     is_warm: bool = False
     """Whether each process has read all shards before, and caches their indexes."""
+    is_open: bool = False
+    """Whether each process has appended to the shard before: it stored a chunk as it is."""
     faults: Sequence[str] | None = None
     """Of writes; by default all but "late"."""
 
@@ -98,7 +99,7 @@ class Scenario:
                 f"before: {self.before}",
                 *(f"client {i}: {program}" for i, program in enumerate(self.programs)),
                 f"processes {list(self.processes)}, {self.n_faults} faults, {self.n_kills} kills, "
-                f"warm: {self.is_warm}, {self.strangers}, {self.restores}",
+                f"warm: {self.is_warm}, open: {self.is_open}, {self.strangers}",
             ]
         )
 
@@ -208,7 +209,16 @@ def _is_read(call: Any) -> bool:
 # ------------------------------------------------------------------------- programs
 
 
-def random_scenario(rng: random.Random, *, faults: bool = True) -> Scenario:
+def shard_of(name: str, items: Sequence[tuple[str, bytes]]) -> bytes | None:
+    """A shard with those of the chunks that are its own; ``None`` if it has none."""
+    keys = SHARDS[name]
+    values = {keys.index(key): value for key, value in items if key in keys}
+    if not values:
+        return None
+    return build_shard(values, CHUNKS_PER_SHARD, checksum=name != "without checksum")
+
+
+def random_scenario(rng: random.Random) -> Scenario:
     """Draw clients and programs: small ones, because these meet."""
     names = rng.sample(NAMES, 1 if rng.random() < 0.9 else 2)
     keys = [key for name in names for key in SHARDS[name]]
@@ -222,7 +232,7 @@ def random_scenario(rng: random.Random, *, faults: bool = True) -> Scenario:
     processes = [i if rng.random() < 0.8 else 0 for i in range(n_clients)]
     kinds = [rng.random() < 0.5, rng.random() < 0.2, rng.random() < 0.2]
     strangers: tuple[Stranger, ...] = ()
-    if faults and kinds[2]:
+    if kinds[2]:
         name = rng.choice(names)
         chosen = [key for key in SHARDS[name] if rng.random() < 0.5]
         strangers = (Stranger(name, tuple((key, value(150, 6)) for key in chosen)),)
@@ -230,13 +240,24 @@ def random_scenario(rng: random.Random, *, faults: bool = True) -> Scenario:
         programs,
         Set(before),
         processes,
-        n_faults=rng.choice([1, 2, 3]) if faults and kinds[0] else 0,
-        n_kills=1 if faults and kinds[1] else 0,
+        n_faults=rng.choice([1, 2, 3]) if kinds[0] else 0,
+        n_kills=1 if kinds[1] else 0,
         strangers=strangers,
         # A lost reply to a write that another program overwrote tells nothing.
         faults=("failed", "refused") if strangers else None,
         is_warm=rng.random() < 0.4,
     )
+
+
+def local_scenario(rng: random.Random) -> Scenario:
+    """Draw a scenario for local files: each client is a process, and its blocking calls are few."""
+    drawn = random_scenario(rng)
+    programs = [
+        [Set(((c.key, c.value),)) if isinstance(c, SetIfMissing) else c for c in program]
+        for program in drawn.programs
+    ]
+    is_open = bool(drawn.before.items) and rng.random() < 0.5
+    return replace(drawn, programs=programs, processes=(), strangers=(), is_open=is_open)
 
 
 def _random_call(rng: random.Random, names: Sequence[str], number: int) -> Call:
@@ -272,10 +293,12 @@ Run = Callable[[Scenario, Chooser], Any]
 """Runs a scenario by the choices of a chooser, and raises `ViolationError`."""
 
 
-def run_seed(run: Run, seed: int) -> None:
+def run_seed(
+    run: Run, seed: int, draw: Callable[[random.Random], Scenario] = random_scenario
+) -> None:
     """Run the scenario and the schedule that a seed gives."""
     rng = random.Random(seed)
-    scenario = random_scenario(rng)
+    scenario = draw(rng)
     try:
         run(scenario, RandomChooser(rng))
     except Exception as error:
@@ -314,9 +337,11 @@ __all__ = [
     "Stranger",
     "ViolationError",
     "judge_history",
+    "local_scenario",
     "random_scenario",
     "run_all",
     "run_seed",
+    "shard_of",
     "strictly_read",
     "without_gc",
 ]

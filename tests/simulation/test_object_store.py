@@ -25,7 +25,7 @@ from tests.support.shard_calls import (
 )
 from tests.support.small_shards import a_seed
 
-N_SCHEDULES = 60_000
+N_SCHEDULES = 75_000
 """Random ones."""
 N_PARTS = 12
 """Of them, for several workers."""

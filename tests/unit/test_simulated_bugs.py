@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -10,8 +10,9 @@ from unittest import mock
 import pytest
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
+from tests.simulation.local_runs import LocalRuns
 from tests.simulation.object_store_runs import ObjectStoreRuns
-from tests.simulation.programs import ViolationError, run_all, run_seed, without_gc
+from tests.simulation.programs import ViolationError, local_scenario, run_all, run_seed, without_gc
 from tests.simulation.test_object_store import SMALL
 from zarr_shardstore.io.backends import base, obstore
 from zarr_shardstore.io.backends.obstore import ObstoreBackend
@@ -116,3 +117,62 @@ def test_a_seed_finds_it_again(bug: Any) -> None:
         with pytest.raises(ViolationError) as again:
             run_seed(ObjectStoreRuns(), seed)
         assert str(again.value) == text
+
+
+# --------------------------------------------------------------------------- local files
+
+
+def owner_is_not_compared() -> None:
+    """A writer goes on with what it knows of the shard, though another process has appended."""
+    from zarr_shardstore.io.local.shard_files import ShardFile
+
+    def is_ours(self: ShardFile) -> bool:
+        return self._writer is not None and self._journal is not None
+
+    ShardFile._is_ours = is_ours  # type: ignore[method-assign]
+    ShardFile._is_as_left = lambda *_: True  # type: ignore[method-assign]
+
+
+def cached_file_is_believed() -> None:
+    """The state of a file is not compared with that from before its index was read."""
+    from zarr_shardstore.io.local.cached_files import CachedShardFile
+
+    CachedShardFile.is_current = lambda *_: True  # type: ignore[method-assign]
+
+
+def lock_of_a_removed_file_counts() -> None:
+    """A lock counts although its file has lost its name: two writers have one each."""
+    from zarr_shardstore.io.local import locks
+
+    locks._has_name = lambda *_: True
+
+
+def journal_is_not_read() -> None:
+    """What a killed writer left is not repaired."""
+    from zarr_shardstore.io.local import shard_files
+
+    shard_files.find_repair_of = lambda *_: None
+
+
+LOCAL_BUGS = [
+    owner_is_not_compared,
+    cached_file_is_believed,
+    lock_of_a_removed_file_counts,
+    journal_is_not_read,
+]
+
+
+@pytest.mark.parametrize("bug", LOCAL_BUGS, ids=lambda bug: bug.__name__)
+def test_a_seed_finds_it_on_local_files(bug: Callable[[], None]) -> None:
+    """Among few random schedules, each process with the bug."""
+
+    def search(runs: LocalRuns) -> None:
+        for seed in range(N_SEEDS):
+            run_seed(runs, seed, local_scenario)
+
+    with (
+        LocalRuns(prepare=bug) as runs,
+        without_gc(),
+        pytest.raises(ViolationError, match="schedule"),
+    ):
+        search(runs)

@@ -1,0 +1,214 @@
+"""Runs of scenarios on the model of a local file system, by the real `ShardingMapping`."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from tests.simulation.model_files import (
+    ROOT,
+    Files,
+    Machine,
+    Process,
+    fresh_modules,
+    installed,
+    mount,
+)
+from tests.simulation.programs import (
+    SHARD_KEYS,
+    History,
+    Scenario,
+    ViolationError,
+    judge_history,
+    shard_of,
+)
+from tests.simulation.scheduler import Chooser, Replay
+from tests.support.shard_calls import (
+    CHUNKS_PER_SHARD,
+    DOCUMENTS,
+    REFUSED,
+    SHARDS,
+    Call,
+    Erase,
+    Exists,
+    Patch,
+    Program,
+    Read,
+    Set,
+    Update,
+)
+
+_AGE_NS = 1_000_000_000
+
+
+class _Package:
+    """The package as one process has imported it, and its store."""
+
+    def __init__(self, number: int, prepare: Callable[[], None], options: dict[str, Any]) -> None:
+        self.process = Process(number)
+        with fresh_modules("zarr_shardstore"):
+            import zarr_shardstore
+            from zarr_shardstore import testing
+
+            prepare()
+            self.forget = testing.forget
+            self.refusal = zarr_shardstore.SpecError
+            self.conflict = zarr_shardstore.ShardConflictError
+            self.mapping = zarr_shardstore.ShardingMapping(
+                ROOT, chunks_per_shard=CHUNKS_PER_SHARD, **options
+            )
+
+    def perform(self, call: Call) -> object:
+        mapping = self.mapping
+        match call:
+            case Set(((key, value),)):
+                mapping[key] = value
+            case Set(items):
+                mapping.update(items)
+            case Patch(pieces):
+                try:
+                    mapping.set_partial_values(pieces)
+                except self.refusal:
+                    return REFUSED
+            case Update(keys):
+                last: list[Any] = []
+
+                def change(old: list[bytes | None]) -> list[bytes | None]:
+                    last.append(tuple(old))
+                    return call.new(old)
+
+                mapping.update_values(keys, change)
+                return last[-1]
+            case Erase(keys):
+                mapping.erase_values(keys)
+            case Read(ranges):
+                parts = [(key, (start, stop - start)) for key, start, stop in ranges]
+                return tuple(mapping.get_partial_values(parts))
+            case Exists(key):
+                return key in mapping
+            case _:
+                raise TypeError(call)
+        return None
+
+
+class LocalRuns:
+    """Processes that live through many runs.
+
+    Each process calls `prepare` when it has imported the package. With `is_reduced` time stands
+    still, and no number of an inode comes back: so steps with different files commute.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_reduced: bool = False,
+        prepare: Callable[[], None] = lambda: None,
+        **options: Any,
+    ) -> None:
+        self._packages: list[_Package] = []
+        self._is_reduced = is_reduced
+        self._prepare = prepare
+        self._options = options
+        self._patches = ExitStack()
+
+    def __enter__(self) -> LocalRuns:
+        mount(Files())
+        self._patches.enter_context(installed())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for package in self._packages:
+            package.process.end()
+        self._patches.close()
+
+    def __call__(self, scenario: Scenario, chooser: Chooser) -> Machine:
+        """Run a scenario; raise `ViolationError` with the schedule if a promise is broken."""
+        files = Files(numbers_return=not self._is_reduced)
+        for key, document in DOCUMENTS.items():
+            files.store(ROOT + key, document)
+        for name, key in SHARD_KEYS.items():
+            data = shard_of(name, scenario.before.items)
+            if data is not None:
+                files.store(ROOT + key, data)
+            elif ROOT + os.path.dirname(key) not in files.names:
+                files.store(ROOT + os.path.dirname(key) + "/other", b"")
+        files.now_ns += _AGE_NS
+        machine = Machine(chooser, files)
+        history = History()
+        mount(files)
+        while len(self._packages) < len(scenario.programs):
+            self._new_process()
+        jobs: list[tuple[Process, Callable[[], None]]] = []
+        for i, program in enumerate(scenario.programs):
+            package = self._packages[i]
+            package.forget()
+            files.owner = package.process
+            if scenario.is_open:
+                package.perform(Set(scenario.before.items[:1]))
+                files.now_ns += _AGE_NS
+            if scenario.is_warm:
+                package.perform(Read(tuple((SHARDS[name][0], 0, 1) for name in scenario.names)))
+            jobs.append((package.process, _job(package, f"client {i}", program, history)))
+        machine.n_kills = scenario.n_kills
+        machine.n_pauses = scenario.n_faults
+        try:
+            machine.run(jobs)
+            left = self._left(files, history, machine.n_kills < scenario.n_kills)
+            judge_history(history, scenario, left)
+        except Exception as error:
+            steps = "\n".join(f"  {position:>2}  {step}" for position, step in machine.schedule)
+            raise ViolationError(f"schedule:\n{steps}\n{error}") from error
+        finally:
+            if any(package.process.is_dead for package in self._packages):
+                gc.collect(0)  # what a killed process has locked is left to finalizers
+            for package in self._packages:
+                package.process.is_dead = False
+                package.forget()
+        return machine
+
+    def _new_process(self) -> None:
+        """Open a store, and read the documents."""
+        package = _Package(len(self._packages), self._prepare, self._options)
+        self._packages.append(package)
+        for name in SHARD_KEYS:
+            package.perform(Read(((SHARDS[name][0], 0, 1),)))
+
+    def _left(self, files: Files, history: History, was_killed: bool) -> dict[str, bytes]:
+        """The shards when all processes have ended, and another one has sealed them."""
+        reader = self._packages[0]
+        for package in self._packages:
+            package.forget()
+        found = {}
+        for name, key in SHARD_KEYS.items():
+            if ROOT + key not in files.names:
+                continue
+            # A reader comes first: a reader repairs nothing. Then the next writer, and others.
+            everything = Read(tuple((k, 0, 1 << 20) for k in SHARDS[name]))
+            history.begin("reader", everything)
+            history.end("reader", reader.perform(everything))
+            if was_killed:
+                reader.mapping.compact()
+            node = files.names.get(ROOT + key)
+            if node is not None:
+                found[key] = bytes(node.data)
+        return found
+
+
+def _job(package: _Package, name: str, program: Program, history: History) -> Callable[[], None]:
+    calls = iter(program)
+    first = next(calls)
+    history.begin(name, first)
+
+    def run() -> None:
+        history.end(name, package.perform(first))
+        for call in calls:
+            history.begin(name, call)
+            history.end(name, package.perform(call))
+
+    return run
+
+
+__all__ = ["LocalRuns", "Replay"]

@@ -1,0 +1,58 @@
+"""Every promise of writers and readers of local files holds in every simulated schedule.
+
+The clients are processes, which are killed before any system call and in the middle of any write.
+Times tick coarsely, and numbers of inodes come back. A failure prints its seed, its programs and
+its schedule; ``ZARR_SHARDSTORE_SEED`` runs it again, as the first of `test_random_schedules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulation.local_runs import LocalRuns
+from tests.simulation.programs import Scenario, local_scenario, run_all, run_seed, without_gc
+from tests.simulation.test_object_store import ALL, ERASE, OLD, ONE, READ, TWO
+from tests.support.rounds import N_ROUNDS
+from tests.support.shard_calls import Set
+from tests.support.small_shards import a_seed
+
+N_SCHEDULES = 12_000
+"""Random ones."""
+N_PARTS = 12
+"""Of them, for several workers."""
+
+SMALL = {
+    "two writers": Scenario([ONE, TWO], OLD, n_kills=1),
+    "two writers, no shard": Scenario([ONE, TWO]),
+    "a writer beside an eraser": Scenario([ONE, ERASE], Set(OLD.items[:1])),
+    "a reader beside a writer": Scenario([ONE, READ], OLD, n_kills=1),
+    "a reader with a cached index": Scenario([ONE, READ], OLD, is_warm=True),
+    "a reader beside a whole write": Scenario([ALL, READ], OLD, is_warm=True),
+}
+"""Programs all of whose schedules are run."""
+
+
+@pytest.mark.parametrize("scenario", SMALL.values(), ids=SMALL)
+def test_every_schedule(scenario: Scenario) -> None:
+    """Of small programs, with a kill at all places."""
+    with LocalRuns(is_reduced=True) as runs, without_gc():
+        assert run_all(runs, scenario) > 1
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[LocalRuns]:
+    with LocalRuns() as found:
+        yield found
+
+
+@pytest.mark.parametrize("part", range(N_PARTS))
+def test_random_schedules(part: int, runs: LocalRuns) -> None:
+    """Of random programs of two to four processes, some of which are killed."""
+    n = N_SCHEDULES // N_PARTS
+    seed = a_seed() + part * n * N_ROUNDS
+    for first in range(seed, seed + n * N_ROUNDS, n):
+        with without_gc():
+            for number in range(first, first + n):
+                run_seed(runs, number, local_scenario)
