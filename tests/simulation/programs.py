@@ -243,10 +243,18 @@ def random_scenario(rng: random.Random) -> Scenario:
         n_faults=rng.choice([1, 2, 3]) if kinds[0] else 0,
         n_kills=1 if kinds[1] else 0,
         strangers=strangers,
-        # A lost reply to a write that another program overwrote tells nothing.
-        faults=("failed", "refused") if strangers else None,
+        # A write whose reply was lost is not found behind one that read nothing.
+        faults=("failed", "refused") if strangers or _replace_whole(programs) else None,
         is_warm=rng.random() < 0.4,
     )
+
+
+def _replace_whole(programs: Sequence[Program]) -> bool:
+    """Whether calls, or a group of them, may replace a shard whole, without reading it."""
+    calls = [call for program in programs for call in program]
+    replaced = {key for call in calls if isinstance(call, Erase) for key in call.keys}
+    replaced |= {key for call in calls if isinstance(call, Set) for key, _ in call.items}
+    return any(replaced.issuperset(SHARDS[name]) for name in NAMES)
 
 
 def local_scenario(rng: random.Random) -> Scenario:

@@ -75,6 +75,11 @@ def test_every_schedule(scenario: Scenario, runs: ObjectStoreRuns) -> None:
         assert run_all(runs, scenario) > 1
 
 
+def test_a_state_that_comes_back_between_two_reads(runs: ObjectStoreRuns) -> None:
+    """An update that has read two states of a shard is not committed upon the first."""
+    run_seed(runs, 1752661953)
+
+
 @pytest.mark.parametrize("part", range(N_PARTS))
 def test_random_schedules(part: int, runs: ObjectStoreRuns) -> None:
     """Of random programs of two to four clients, with lost, cut and late replies, and kills."""

@@ -3,7 +3,8 @@
 An update is a compare-and-swap: a shard is replaced only if it is the one that the update has read.
 So writers of any number of processes and hosts lose no update. The rules of an update:
 
-1. Its first read of a key fixes the expected version: an ETag, or none for a missing object.
+1. Its reads of a key fix the expected version: an ETag, or none for a missing object. If two of
+   them differ the update runs again.
 2. Its write has the condition ``If-Match`` with that ETag, or ``If-None-Match: *`` without one. A
    removal cannot have a condition: an emptied shard is replaced by one without entries, and an
    object that was missing is not removed.
@@ -323,15 +324,14 @@ class _Optimistic(base.Backend):
         return reply
 
     def _expect(self, key: str, found: Found | FoundIndex, *, is_there: bool) -> None:
-        if not is_there:
-            self._expected.setdefault(key, None)
-        elif isinstance(found.version, ObjectVersion):
-            before = self._expected.setdefault(key, found.version)
-            if before == found.version:  # a cached one knows older writes only
-                self._expected[key] = found.version
-        else:
+        version = found.version if is_there else None
+        if is_there and not isinstance(version, ObjectVersion):
             self._backend.give_up_conditions("has no ETags")
             raise base.ReplacedMeanwhileError(key)  # the driver runs the update again, without them
+        # The first version may be back when the write comes, but not what was read in between.
+        if key in self._expected and self._expected[key] != version:
+            raise base.ReplacedMeanwhileError(key)
+        self._expected[key] = version  # type: ignore[assignment]
 
 
 def _version_of(meta: Any, write_ids: str | None = None) -> ObjectVersion | None:
