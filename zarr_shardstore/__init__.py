@@ -49,6 +49,10 @@ if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
     from zarr_shardstore.check.check_store import check_store as check_store
     from zarr_shardstore.check.findings import CheckReport as CheckReport
     from zarr_shardstore.check.findings import Finding as Finding
+    from zarr_shardstore.check.quarantine import restore_quarantine as restore_quarantine
+    from zarr_shardstore.check.repair import RepairAction as RepairAction
+    from zarr_shardstore.check.repair import RepairReport as RepairReport
+    from zarr_shardstore.check.repair import repair_store as repair_store
     from zarr_shardstore.convert.api import reshard as reshard
     from zarr_shardstore.convert.api import shard_store as shard_store
     from zarr_shardstore.convert.api import unshard_store as unshard_store
@@ -87,6 +91,8 @@ _MODULES = {
         "arrays.stored_array": "register_storage_transformer",
         "check.check_store": "check_store",
         "check.findings": "CheckReport Finding",
+        "check.quarantine": "restore_quarantine",
+        "check.repair": "RepairAction RepairReport repair_store",
         "convert.api": "reshard shard_store unshard_store",
         "convert.report": "ArrayReport ConversionReport Progress",
         "draft.hierarchy_store": "DraftHierarchyStore",

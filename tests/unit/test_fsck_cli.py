@@ -65,3 +65,21 @@ def test_census(name: str, tmp_path: Path) -> None:
     (array,) = json.loads(run(root, "--chunks", "--region", "3", "--json")[1])
     assert array["stored"] == [[3, j] for j in range(6)]
     assert run(root, "--missing", "--region", "0,0,0")[0] == 2
+
+
+def test_repair_and_restore(tmp_path: Path) -> None:
+    """A dry run unless ``--yes``; ``--restore`` takes the quarantine that the report names."""
+    KINDS["v3 zstd"].make(tmp_path)
+    ShardingMapping(tmp_path).flush()
+    root, path = str(tmp_path), tmp_path / "a/c/1/1"
+    damaged = path.read_bytes()[:-1] + b"?"
+    path.write_bytes(damaged)
+    code, text = run(root, "--repair")
+    assert (code, text.splitlines()[-1]) == (1, "nothing was changed: --yes does it")
+    assert path.read_bytes() == damaged
+    code, text = run(root, "--repair", "--yes", "--json")
+    assert code == 0
+    assert run(root)[0] == 0
+    assert run(root, "--restore", json.loads(text)["quarantine"]) == (0, "restored: a/c/1/1\n")
+    assert path.read_bytes() == damaged
+    assert run(root, "--restore", "none") == (2, "")

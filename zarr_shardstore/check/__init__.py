@@ -1,1 +1,1 @@
-"""Checks of stored bytes against their documents, indexes and checksums. Nothing is written"""
+"""Checks of stored bytes against their documents, indexes and checksums; and their repair"""

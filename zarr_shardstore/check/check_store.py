@@ -45,7 +45,7 @@ from zarr_shardstore.inspect import find
 from zarr_shardstore.inspect.occupancy import ObjectGrid
 from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.local.files import is_side_file, link_on_way
+from zarr_shardstore.io.local.files import QUARANTINE, is_side_file, link_on_way
 from zarr_shardstore.metadata.documents import Node, document_key
 from zarr_shardstore.shards.requests import CloseListing, KeyCursor, ListPage
 
@@ -362,7 +362,9 @@ class _Run:
         return []
 
     def _note(self, key: str, name: str, nodes: list[Node]) -> None:
-        if is_side_file(key) or name.endswith(".partial"):
+        if key.startswith(f"{QUARANTINE}/"):
+            pass
+        elif is_side_file(key) or name.endswith(".partial"):
             self.side_files.append(key)
         elif key.startswith(STAGING) or any(map(key.startswith, self._converted)):
             pass  # of a conversion, which has its own finding

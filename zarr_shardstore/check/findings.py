@@ -12,6 +12,9 @@ from zarr_shardstore.inspect.open_base import BaseStoreHandle
 Level: TypeAlias = Literal["index", "entries", "decode"]
 LEVELS: tuple[Level, ...] = ("index", "entries", "decode")
 
+Keep: TypeAlias = Literal["salvage", "drop"]
+"""Chunks of a damaged shard that a repair keeps."""
+
 Severity: TypeAlias = Literal["error", "warning", "info"]
 
 Kind: TypeAlias = Literal[

@@ -19,6 +19,7 @@ from zarr_shardstore.cli.parameters import PARAMETERS, confirm, executor_of, is_
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.inspect.find import NO_ARRAY_HINT
 from zarr_shardstore.inspect.info import get_shard_info, sharded_paths
+from zarr_shardstore.inspect.open_base import open_base
 from zarr_shardstore.inspect.shard_map import render_figure, render_html, render_text, shard_map
 from zarr_shardstore.metadata.readers import ONLY_HERE
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
@@ -196,8 +197,8 @@ def _info(store: str, as_json: bool, **options: Any) -> None:
 
 @_command(
     "fsck packed.zarr --decode",
-    "store arrays level decode chunks missing region workers processes resume",
-    "storage_options as_json",
+    "store arrays level decode chunks missing region repair keep restore workers processes resume",
+    "yes storage_options as_json",
     failed=2,
 )
 def _fsck(
@@ -208,17 +209,27 @@ def _fsck(
     chunks: bool,
     missing: bool,
     region: Any,
+    repair: bool,
+    keep: Any,
+    restore: str | None,
+    yes: bool,
     as_json: bool,
     workers: int | None,
     processes: bool,
     resume: Path | None,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Check documents, shard indexes and chunks, and change nothing.
+    """Check documents, indexes and chunks, or repair them.
 
     It ends with status 1 if it found damage or remains, and 2 if it could not check. With --chunks,
-    --missing or both it lists chunks instead.
+    --missing or both it lists chunks instead. --repair --yes repairs what it found, and names the
+    quarantine of the originals; --restore puts these back.
     """
+    if restore is not None:
+        restore_quarantine = import_module("zarr_shardstore.check.quarantine").restore_quarantine
+        keys = restore_quarantine(open_base(store, storage_options), restore)
+        _print(as_json, {"restored": keys}, "\n".join(f"restored: {key}" for key in keys))
+        return
     if chunks or missing:
         counted = import_module("zarr_shardstore.check.census").census
         found = counted(store, arrays, region=region, storage_options=storage_options)
@@ -239,7 +250,13 @@ def _fsck(
             notes=resume,
             storage_options=storage_options,
         )
-    _print(as_json, report.as_dict(), output.check_text(report))
+    if repair and not report.is_clean:
+        repair_store = import_module("zarr_shardstore.check.repair").repair_store
+        repaired = repair_store(report, keep=keep, dry_run=not yes)
+        _print(as_json, repaired.as_dict(), output.repair_text(repaired))
+        report = repaired.check or report
+    else:
+        _print(as_json, report.as_dict(), output.check_text(report))
     kinds = {found.kind for found in report.findings if found.severity != "info"}
     if kinds:
         raise typer.Exit(2 if kinds == {"unreadable"} else 1)

@@ -28,6 +28,7 @@ from rich.progress import Progress as Bars
 
 from zarr_shardstore.check.census import ArrayCensus
 from zarr_shardstore.check.findings import CheckReport
+from zarr_shardstore.check.repair import RepairReport
 from zarr_shardstore.convert.report import (
     CompactionReport,
     ConversionReport,
@@ -260,6 +261,19 @@ def check_text(report: CheckReport) -> str:
         f"{report.seconds:.1f} s; level {report.level}"
     )
     return "\n".join([*_table(rows), f"{', '.join(counts) or 'clean'}{more}: {checked}"])
+
+
+def repair_text(report: RepairReport) -> str:
+    rows = []
+    for action in report.actions:
+        chunks = f"{count(action.n_kept, 'chunk')} kept" if action.n_kept else ""
+        lost = f"lost: {' '.join(str(list(chunk)) for chunk in action.lost)}" if action.lost else ""
+        rows.append([action.did, printable(action.key), chunks, printable(action.message), lost])
+    if report.dry_run:
+        return "\n".join([*_table(rows), "nothing was changed: --yes does it"])
+    assert report.check is not None
+    text = f"originals: {report.quarantine}; fsck --restore puts them back"
+    return "\n".join([*_table(rows), text, check_text(report.check)])
 
 
 def print_census(

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import typer
 
 from zarr_shardstore.arrays.policy import V3Declaration
-from zarr_shardstore.check.findings import Level
+from zarr_shardstore.check.findings import Keep, Level
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.resolve import local_path
@@ -83,6 +83,11 @@ _ALL = [
     _option("chunks", bool, "List the stored chunks, and check nothing.", False),
     _option("missing", bool, "List the missing chunks, and check nothing.", False),
     _option("region", str | None, "List only these, in chunk coordinates, as '0:100,:'."),
+    _option("repair", bool, "Say what a repair would do; with --yes do it.", False),
+    _option(
+        "keep", Keep, "Chunks of a damaged shard that stay: all whole ones, or fewer.", "salvage"
+    ),
+    _option("restore", str | None, "Put the originals in this quarantine of a repair back."),
     _option("resume", Path | None, "Note here what is checked; the next run continues there."),
     _option("png", Path | None, "Draw into this file, with matplotlib."),
     _option("html", Path | None, "Draw into a page, which loads nothing."),

@@ -29,6 +29,9 @@ _SIDE_FILE = re.compile(
     rf"\.[0-9a-f]{{32}}\.partial$|(?<=[^/])({re.escape(LOCK_SUFFIX)}|{re.escape(JOURNAL_SUFFIX)})$"
 )
 
+QUARANTINE = ".zarr_shardstore_quarantine"
+"""Directory in the root of a store for the originals of repaired objects. No tool shows it."""
+
 
 def is_side_file(name: str) -> bool:
     """Whether a file is no object, by its name or its key."""
@@ -37,7 +40,8 @@ def is_side_file(name: str) -> bool:
 
 def is_hidden(name: str) -> bool:
     """Whether a file is not to be listed, by its name or its key."""
-    return is_side_file(name) or is_consolidated_index_key(name)
+    is_private = is_side_file(name) or is_consolidated_index_key(name)
+    return is_private or name.startswith(QUARANTINE)
 
 
 def read_files(root: str, keys: Sequence[str]) -> list[Found]:
@@ -248,7 +252,7 @@ def _parts_of(root: str, prefix: str, shows_all: bool) -> Iterator[tuple[list[st
                 if not _is(entry.is_dir):
                     if (shows_all or not is_hidden(entry.name)) and _is(entry.is_file):
                         files.append(prefix + entry.name)
-                elif not entry.is_symlink():
+                elif not entry.is_symlink() and (shows_all or entry.name != QUARANTINE):
                     directories.append(f"{prefix}{entry.name}/")
             yield files, directories
             if len(part) < _NAMES_AT_ONCE:

@@ -1,0 +1,167 @@
+"""`repair_store`: whole chunks stay, originals are put aside and come back byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+
+from tests.support.checked_stores import KINDS, VALUES
+from zarr_shardstore import (
+    ShardConflictError,
+    ShardingMapping,
+    SpecError,
+    check_store,
+    repair_store,
+    restore_quarantine,
+)
+
+QUARANTINE = ".zarr_shardstore_quarantine"
+
+
+def _flip(at: Callable[[int], int]) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        changed = bytearray(data)
+        changed[at(len(data))] ^= 255
+        return bytes(changed)
+
+    return change
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[:-1],
+    "short": lambda data: data[:30],
+    "chunk": _flip(lambda n: n // 2 - 60),
+    "first": _flip(lambda n: 5),
+    "end": _flip(lambda n: n - 9),
+    "last": _flip(lambda n: n - 1),
+    "longer": lambda data: data + b"more",
+}
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(root)): p.read_bytes()
+        for p in root.rglob("*")
+        if p.is_file() and QUARANTINE not in p.parts
+    }
+
+
+NO_SHARDS = ("left to zarr", "v3 checksum alone")
+
+
+@pytest.mark.parametrize("name", [n for n in KINDS if "uns" not in n and n not in NO_SHARDS])
+def test_whole_chunks_stay(name: str, tmp_path: Path) -> None:
+    """Each chunk that reads right after the damage reads the same after the repair. No chunk gets
+    other values than those before the damage, or fill values, where a checksum covers it."""
+    kind = KINDS[name]
+    kind.make(tmp_path)
+    ShardingMapping(tmp_path, **kind.options).flush()
+    before, files = kind.read(tmp_path), files_of(tmp_path)
+    key = max(key for key in files if not key.endswith(("json", ".zarray", ".zattrs", ".zgroup")))
+    for what, change in DAMAGES.items():
+        path = tmp_path / key
+        path.write_bytes(change(files[key]))
+        damaged, seen = files_of(tmp_path), kind.read(tmp_path)
+        report = check_store(tmp_path, level="decode")
+        if report.is_clean:  # bytes that nothing covers
+            path.write_bytes(files[key])
+            continue
+        repair_store(report)
+        assert files_of(tmp_path) == damaged
+        repaired = repair_store(report, dry_run=False)
+        assert repaired.check is not None
+        assert repaired.check.is_clean, (what, key, repaired)
+        for old, then, now in zip(before, seen, kind.read(tmp_path), strict=True):
+            assert now is not None
+            if then == old:
+                assert now == old, (what, key)
+            if kind.has_checksum and kind.has_index_checksum and "below" not in name:
+                assert now in (old, bytes(len(now))), (what, key)
+        restore_quarantine(tmp_path, repaired.quarantine)
+        assert files_of(tmp_path) == damaged, (what, key)
+        path.write_bytes(files[key])
+    assert not any(key.startswith(QUARANTINE) for key in ShardingMapping(tmp_path))
+
+
+def test_a_wrong_index_checksum_costs_no_chunk(tmp_path: Path) -> None:
+    """The index places whole chunks in the order of a writer; `drop` makes them missing."""
+    kind = KINDS["v3 zstd"]
+    kind.make(tmp_path)
+    ShardingMapping(tmp_path).flush()
+    before = kind.read(tmp_path)
+    path = tmp_path / "a/c/1/1"
+    path.write_bytes(DAMAGES["last"](path.read_bytes()))
+    damaged = files_of(tmp_path)
+    dropped = repair_store(check_store(tmp_path), keep="drop", dry_run=False)
+    assert [action.did for action in dropped.actions] == ["removed"]
+    restore_quarantine(tmp_path, dropped.quarantine)
+    assert files_of(tmp_path) == damaged
+    kept = repair_store(check_store(tmp_path), dry_run=False)
+    assert [(action.did, action.n_kept) for action in kept.actions] == [("rewritten", 6)]
+    assert kind.read(tmp_path) == before
+    alone: Any = zarr.open_array(str(tmp_path), path="a")[:]  # without this package
+    assert (alone[2:] == VALUES[2:]).all()
+
+
+def test_bytes_written_since_stay(tmp_path: Path) -> None:
+    """Neither a repair nor a restoration replaces what a writer has stored since."""
+    kind = KINDS["v3 gzip, index first"]
+    kind.make(tmp_path)
+    path = tmp_path / "a/c/1/1"
+    whole = path.read_bytes()
+    path.write_bytes(DAMAGES["chunk"](whole))
+    report = repair_store(check_store(tmp_path, level="decode"), dry_run=False)
+    array = zarr.open_array(kind.open(tmp_path), path="a", mode="r+")
+    array[6, 20] = 7
+    ShardingMapping(tmp_path).flush()
+    now = files_of(tmp_path)
+    with pytest.raises(ShardConflictError, match="a/c/1/1"):
+        restore_quarantine(tmp_path, report.quarantine)
+    assert files_of(tmp_path) == now
+    with pytest.raises(SpecError, match="quarantine"):
+        restore_quarantine(tmp_path, "a")
+
+
+def test_objects_and_remains(tmp_path: Path) -> None:
+    """A base store that compares nothing, and the files of killed writers."""
+    base: dict[str, Any] = {}
+    kind = KINDS["v3 zstd and crc32c"]
+    kind.make(base)
+    before = dict(base)
+    base["a/c/1/1"] = DAMAGES["first"](base["a/c/1/1"])
+    damaged = dict(base)
+    report = repair_store(check_store(base, level="decode"), dry_run=False)
+    assert report.check is not None
+    assert report.check.is_clean
+    restore_quarantine(base, report.quarantine)
+    assert {k: v for k, v in base.items() if k in before} == damaged
+    kind.make(tmp_path)
+    ShardingMapping(tmp_path).flush()
+    for name in (f"0.{'a' * 32}.partial", "0.__lock"):
+        (tmp_path / "a/c/1" / name).write_bytes(b"")
+    files = files_of(tmp_path)
+    repaired = repair_store(check_store(tmp_path), dry_run=False)
+    assert len(files_of(tmp_path)) == len(files) - 2
+    restore_quarantine(tmp_path, repaired.quarantine)
+    assert files_of(tmp_path) == files
+
+
+def test_plain_chunks(tmp_path: Path) -> None:
+    """A damaged one goes to the quarantine; one that was written since stays."""
+    kind = KINDS["unsharded v3"]
+    kind.make(tmp_path)
+    paths = [tmp_path / "a/c/1/1", tmp_path / "a/c/1/2"]
+    whole = [path.read_bytes() for path in paths]
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:-3])
+    report = check_store(tmp_path, level="decode")
+    paths[0].write_bytes(whole[0])
+    repaired = repair_store(report, dry_run=False)
+    assert [action.did for action in repaired.actions] == ["left", "removed"]
+    assert [path.exists() for path in paths] == [True, False]
+    assert restore_quarantine(tmp_path, repaired.quarantine) == ["a/c/1/2"]
+    assert paths[1].read_bytes() == whole[1][:-3]
