@@ -165,3 +165,25 @@ def test_plain_chunks(tmp_path: Path) -> None:
     assert [path.exists() for path in paths] == [True, False]
     assert restore_quarantine(tmp_path, repaired.quarantine) == ["a/c/1/2"]
     assert paths[1].read_bytes() == whole[1][:-3]
+
+
+class WrittenBetween(dict[str, Any]):
+    """A store in which a writer comes between a quarantine and the repair."""
+
+    new = b""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        if key.startswith(QUARANTINE) and key.endswith(".original"):
+            super().__setitem__("a/c/1/1", self.new)
+
+
+def test_a_write_in_between_stays() -> None:
+    """The repair replaces only the bytes that it has read."""
+    base = WrittenBetween()
+    KINDS["v3 zstd"].make(base)
+    base.new = base["a/c/1/1"]
+    base["a/c/1/1"] = DAMAGES["last"](base.new)
+    report = repair_store(check_store(base), dry_run=False)
+    assert [action.did for action in report.actions] == ["left"]
+    assert base["a/c/1/1"] == base.new
