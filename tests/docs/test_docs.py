@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
+
+from zarr_shardstore import Finding
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "spec_notes").rglob("*.md"))]
@@ -28,6 +31,15 @@ def test_tests_and_files_that_are_named_exist(page: Path) -> None:
         assert (ROOT / path).exists(), path
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / target).exists(), target
+
+
+def test_ways_to_lose_data_name_findings_that_exist() -> None:
+    """In the column that says how to see it."""
+    page = (ROOT / "spec_notes" / "losing_data.md").read_text()
+    cells = [line.split(" | ")[2] for line in page.splitlines() if line.count(" | ") == 3]
+    named = {name for cell in cells for name in re.findall(r"`([a-z]+_[a-z_]+)`", cell)}
+    assert {"torn_index", "chunk_checksum"} <= named
+    assert named <= set(get_args(get_type_hints(Finding)["kind"]))
 
 
 def test_the_code_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from zarr_shardstore import (
     to_native,
     unshard_store,
 )
+from zarr_shardstore.testing import CountingStore
 
 N = 6
 """Entries of a shard."""
@@ -391,6 +392,40 @@ def test_stale_consolidated_indexes(tmp_path: Path) -> None:
     os.utime(shard, ns=(0, status.st_mtime_ns))
     found = check_store(tmp_path, "0").findings
     assert [(f.kind, f.severity) for f in found] == [("consolidated_index", "error")]
+
+
+class SickStore(CountingStore):
+    """One object whose reads fail, so many times."""
+
+    sick_key, n_failures = "", 0
+
+    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        if key == self.sick_key and self.n_failures > 0:
+            self.n_failures -= 1
+            raise OSError(5, "Input/output error", key)
+        return await super().get(key, *args, **kwargs)
+
+
+@pytest.mark.parametrize("name", [RAW, "v3 zstd", "unsharded v3", "unsharded v2"])
+def test_objects_that_cannot_be_read(name: str) -> None:
+    """The error is told, the other objects are checked; a read that failed once is no finding."""
+    base = SickStore()
+    KINDS[name].make(base)
+    levels: list[Any] = ["decode"] if "unsharded" in name else ["index", "decode"]
+    for level in levels:
+        base.sick_key, base.n_failures = "", 0
+        n_objects = check_store(base, level=level).n_objects
+        base.sick_key = {"unsharded v3": "a/c/1/1", "unsharded v2": "a/1.1"}.get(name, SHARD)
+        base.n_failures = 1
+        assert check_store(base, level=level).findings == ()
+        base.n_failures = 10**6
+        report = check_store(base, level=level)
+        assert [(f.kind, f.severity, f.key) for f in report.findings] == [
+            ("unreadable", "error", base.sick_key)
+        ]
+        assert "Input/output error" in report.findings[0].message
+        assert not report.findings[0].repairable
+        assert report.n_objects == n_objects
 
 
 def test_a_lost_document() -> None:
