@@ -118,7 +118,7 @@ class _Reply:
     """obstore's reply to a read, half of which is missing."""
 
     def __init__(self, reply: Any) -> None:
-        self.meta = reply.meta
+        self.meta, self.attributes = reply.meta, reply.attributes
         self._reply = reply
 
     async def bytes_async(self) -> bytes:
