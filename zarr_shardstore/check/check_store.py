@@ -243,9 +243,6 @@ class _Run:
         self.tasks[node], self.grids[node] = task, task.checker.grid
         if task.checker.unchecked and self.level != "index":
             self._add("unchecked", key, task.checker.unchecked, node.path)
-        if index_key is not None and task.checker.copies(self.base, index_key) is None:
-            text = "the document declares a consolidated index, and there is none that can be read"
-            self._add("consolidated_index", index_key, text, node.path)
 
     # -------------------------------------------------------------------- run
 
@@ -269,6 +266,9 @@ class _Run:
         self.result.findings += check_side_files(self.base, self.side_files)
         for nodes in levels.values():
             self._check_levels(nodes)
+        for node, task in self.tasks.items():
+            if task.index_key is not None and self.n_objects[node]:
+                self._check_consolidated_index(task, task.index_key)
 
     def _calls(self) -> Iterator[tuple[Any, ArrayCheck, list[str]]]:
         """List the store; yield the tasks of the objects, and note what is none."""
@@ -386,6 +386,13 @@ class _Run:
                 self._add("foreign_object", key, text)
         else:
             self._add("unknown_key", key, "it belongs to no array and no group")
+
+    def _check_consolidated_index(self, task: ArrayCheck, key: str) -> None:
+        if task.checker.copies(self.base, key) is None:
+            is_there = self.base.sizes([key]) != [None]
+            text = "the document declares a consolidated index, and there is none"
+            text += " that can be read" if is_there else ": consolidate again"
+            self._add("consolidated_index", key, text, task.node.path, repairable=is_there)
 
     def _check_levels(self, nodes: list[Node]) -> None:
         """Find levels of an image without a chunk, where another level has some."""

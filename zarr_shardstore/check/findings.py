@@ -61,7 +61,7 @@ _REPAIRABLE: frozenset[Kind] = frozenset(
     {
         *("torn_index", "index_checksum", "index_form", "entry_out_of_bounds", "entry_overlap"),
         *("entry_length", "chunk_checksum", "chunk_undecodable", "chunk_size", "partial_file"),
-        *("lock_file", "journal", "consolidated_index", "foreign_object", "outside_grid"),
+        *("lock_file", "journal", "consolidated_index", "outside_grid"),
     }
 )
 

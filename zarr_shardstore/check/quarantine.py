@@ -3,31 +3,48 @@
 ::
 
     .zarr_shardstore_quarantine/ID/c/0/0.original    all bytes of the object before the repair
-    .zarr_shardstore_quarantine/ID/c/0/0.repaired    digest of the object that the repair stores
+    .zarr_shardstore_quarantine/ID/c/0/0.repaired    digests of the object that may be there since
 
-Both are stored and read back before the repair changes the object. A repair that is killed leaves
-each object as it was, or repaired with its original here.
+Rules:
+
+1. Both are stored, synced on local files, and read back before the object is changed. A repair that
+   is killed leaves each object as it was, or repaired with its original here.
+2. An object is replaced only if it has the bytes that the repair has read: under the lock of a
+   local file, or by the ETag. If a writer was faster it is left.
+3. No store removes under a condition. Where other hosts compare ETags nothing is removed but
+   objects that no program stores twice: temporary files, locks, journals, consolidated indexes.
+4. A shard and its journal are changed under one lock: no writer sees the one without the other.
+5. The lock of a shard undoes a change that a killed writer has begun. The digest of that state is
+   noted, too: it counts as the original if the repair is killed then.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from zarr_shardstore.errors import ShardConflictError, SpecError
+from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike, open_base
+from zarr_shardstore.io.backends.base import BackendOptions
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.backends.resolve import backend_of
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.files import QUARANTINE, is_side_file
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.metadata.documents import parse_json
 from zarr_shardstore.shards.requests import (
     CloseListing,
+    Flow,
     Get,
     KeyCursor,
     ListPage,
     MapEntry,
     PlainValue,
+    Request,
     Set,
     UpdateShard,
     ask,
@@ -38,11 +55,19 @@ _ORIGINAL, _REPAIRED = ".original", ".repaired"
 _KEYS_PER_PAGE = 1024
 
 
+def synced(base: BaseStoreHandle) -> BaseStoreHandle:
+    """Return the same store; what is written into local files survives a loss of power."""
+    if not isinstance(base.backend, LocalBackend):
+        return base
+    backend = backend_of(base.store, BackendOptions(durability="power"))
+    return BaseStoreHandle(base.store, Driver(backend, base.driver.update_flow), base.is_read_only)
+
+
 def put_aside(
-    base: BaseStoreHandle, prefix: str, key: str, original: Bytes, repaired: Bytes | None
+    base: BaseStoreHandle, prefix: str, key: str, original: Bytes, *later: Bytes | None
 ) -> None:
-    """Store an original in a quarantine, and read it back."""
-    doc = json.dumps({"sha256": _digest(repaired)}).encode()
+    """Store an original in a quarantine, with the digests of later states; read both back."""
+    doc = json.dumps({"sha256": [_digest(value) for value in later if value is not None]}).encode()
     copies = {f"{prefix}{key}{_REPAIRED}": doc, f"{prefix}{key}{_ORIGINAL}": bytes(original)}
     base.perform([Set(name, value) for name, value in copies.items()])
     for name, value, stored in zip(copies, copies.values(), base.values(list(copies)), strict=True):
@@ -50,20 +75,30 @@ def put_aside(
             raise ShardConflictError(f"{name!r} did not come back as it was stored")
 
 
-def exchange(base: BaseStoreHandle, key: str, old: Bytes | None, new: Bytes | None) -> None:
-    """Replace an object if it still has the old bytes; ``None``: there is none.
-
-    Local files are locked for it, object stores compare the ETag. Raises `ShardConflictError` if
-    the object has changed; nothing is stored then.
-    """
+def exchange(
+    base: BaseStoreHandle,
+    key: str,
+    old: Bytes | None,
+    new: Bytes | None,
+    also: Sequence[Request] = (),
+) -> None:
+    """Replace an object if it still has the old bytes, and then perform requests under its lock;
+    ``None``: no object. Raises `ShardConflictError` if the object has changed; then nothing is
+    stored."""
 
     def change(found: Bytes | None) -> Bytes | None:
         if found != old:
             raise ShardConflictError(f"{key!r} was changed since it was read: check again")
         return None if new is None else bytes(new)
 
+    def update(_: Any, groups: Any) -> Flow[Sequence[Exception | None]]:
+        outcomes = yield from rewrite_value(value, groups)
+        if also and not any(outcomes):
+            yield [*also]
+        return outcomes
+
     value = PlainValue(key)
-    driver = Driver(base.backend, lambda _, groups: rewrite_value(value, groups))
+    driver = Driver(base.backend, update)
     driver.run(ask([UpdateShard(value, (MapEntry(0, change),))]))
 
 
@@ -80,45 +115,53 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
     Raises
     ------
     SpecError
-        If there is no such quarantine.
+        If there is no such quarantine; the message names those that there are.
     ShardConflictError
         If an object was written since the repair. All others were put back; remove that object
         first if its new bytes may go.
     """
-    base = open_base(store)
+    base = synced(open_base(store))
     base.check_writable()
     prefix = quarantine.strip("/") + "/"
-    keys = sorted(
-        key.removeprefix(prefix).removesuffix(_ORIGINAL)
-        for key in _keys(base, prefix)
-        if key.endswith(_ORIGINAL)
-    )
-    if not keys or not prefix.startswith(QUARANTINE):
-        raise SpecError(f"there is no quarantine {quarantine!r} in {base.describe()}")
-    changed = []
-    for key in keys:  # a shard comes before its journal
-        original, doc = base.values([f"{prefix}{key}{_ORIGINAL}", f"{prefix}{key}{_REPAIRED}"])
-        assert original is not None
-        repaired = None if doc is None else parse_json(doc)
-        (raw,) = base.values([key])
-        if raw == original:
-            continue
-        (found,) = base.perform([Get(key, None, True)])
-        if found.value is not None and _digest(found.value) != (repaired or {}).get("sha256"):
-            changed.append(key)
-        elif dry_run:
-            pass
-        elif is_side_file(key):
-            base.perform([Set(key, original)])
-        else:
-            exchange(base, key, found.value, original)
+    listed = _keys(base, prefix) if prefix.startswith(f"{QUARANTINE}/") else ()
+    names = (key.removeprefix(prefix) for key in listed if key.endswith(_ORIGINAL))
+    keys = sorted(name.removesuffix(_ORIGINAL) for name in names)
+    if not keys:
+        there = sorted({"/".join(k.split("/")[:2]) for k in _keys(base, f"{QUARANTINE}/")})
+        text = f"there is no quarantine {quarantine!r} in {base.describe()}; there are "
+        raise SpecError(text + (", ".join(there) or "none"))
+    shards = sorted({key.removesuffix(JOURNAL_SUFFIX) for key in keys})
+    changed = [key for key in shards if not _restore(base, prefix, key, dry_run=dry_run)]
     if changed:
         raise ShardConflictError(f"written since the repair, and left as they are: {changed}")
     return keys
 
 
-def _digest(value: Bytes | None) -> str | None:
-    return None if value is None else hashlib.sha256(value).hexdigest()
+def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> bool:
+    """Put an object back, with its journal; return false if it was written since."""
+    names = [key, key + JOURNAL_SUFFIX]
+    at = [f"{prefix}{names[0]}{_ORIGINAL}", f"{prefix}{names[1]}{_ORIGINAL}"]
+    original, journal, doc = base.values([*at, f"{prefix}{key}{_REPAIRED}"])
+    raw, raw_journal = base.values(names)
+    if raw == original and journal in (None, raw_journal):
+        return True
+    if is_side_file(key) or is_consolidated_index_key(key):  # nothing is lost in either
+        if not dry_run:
+            base.perform([Set(key, bytes(original or b""))])
+        return True
+    (found,) = base.perform([Get(key, None, True)])
+    later = (None if doc is None else parse_json(doc)) or {}
+    is_known = found.value is None or _digest(found.value) in later.get("sha256", ())
+    if not is_known and raw != original:
+        return False
+    if not dry_run:
+        also = [] if journal is None else [Set(names[1], bytes(journal))]
+        exchange(base, key, found.value, original, also)
+    return True
+
+
+def _digest(value: Bytes) -> str:
+    return hashlib.sha256(value).hexdigest()
 
 
 def _keys(base: BaseStoreHandle, prefix: str) -> Iterator[str]:

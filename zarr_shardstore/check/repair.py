@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.check.check_store import check_store
 from zarr_shardstore.check.findings import CheckReport, Finding, Keep
-from zarr_shardstore.check.quarantine import exchange, put_aside
+from zarr_shardstore.check.quarantine import exchange, put_aside, synced
 from zarr_shardstore.check.remains import check_side_files
 from zarr_shardstore.check.salvage import salvage
 from zarr_shardstore.check.shards import ArrayChecker, CheckResult, coords_of_entry
 from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.format.consolidated_index import (
+    CONSOLIDATED_INDEX_NAME,
+    declares_consolidated_index,
+)
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import Bytes, build_shard
 from zarr_shardstore.inspect.find import find_contents
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
-from zarr_shardstore.io.local.files import QUARANTINE
+from zarr_shardstore.io.local.files import QUARANTINE, is_side_file
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.shards.requests import Delete, Get
 from zarr_shardstore.shards.stack import Crc32cTransformer, ValueTransformer
+from zarr_shardstore.store.sharding_mapping import ShardingMapping
 
 Did: TypeAlias = Literal["rewritten", "removed", "left"]
 
@@ -106,13 +113,14 @@ def repair_store(
     Notes
     -----
     Each original is in the quarantine, read back and compared, before its object is changed. An
-    object that was written since it was checked is left as it is. Memory: two copies of a shard.
+    object that was written since it was checked is left as it is, and so is an object other than a
+    shard where removals have no condition, as on S3. Memory: some copies of the largest shard.
     """
     if keep not in ("salvage", "drop"):
         raise SpecError(f"keep is 'salvage' or 'drop', got {keep!r}")
     if report.base is None:
         raise SpecError("the report has no store: take one that check_store has returned")
-    base = report.base
+    base = synced(report.base)
     if not dry_run:
         base.check_writable()
         base.check_replaceable()
@@ -120,11 +128,13 @@ def repair_store(
     run = _Repair(base, f"{QUARANTINE}/{stamp}-{uuid.uuid4().hex[:8]}/", keep, dry_run)
     by_key: dict[str, list[Finding]] = {}
     for found in report.findings:
-        if found.severity != "info":
-            by_key.setdefault(found.key, []).append(found)
-    actions = tuple(run.repair(key, found) for key, found in by_key.items())
+        if found.severity != "info" and found.kind != "consolidated_index":
+            key = found.key.removesuffix(JOURNAL_SUFFIX) if found.kind == "journal" else found.key
+            by_key.setdefault(key, []).append(found)
+    actions = [run.repair(key, found) for key, found in by_key.items()]
+    actions += run.consolidate(report.findings, {a.key for a in actions if a.did != "left"})
     check = None if dry_run else check_store(base, report.paths, level=report.level)  # type: ignore[arg-type]
-    return RepairReport(report.store, run.prefix.rstrip("/"), actions, dry_run, check)
+    return RepairReport(report.store, run.prefix.rstrip("/"), tuple(actions), dry_run, check)
 
 
 class _Repair:
@@ -132,9 +142,10 @@ class _Repair:
 
     def __init__(self, base: BaseStoreHandle, prefix: str, keep: Keep, dry_run: bool) -> None:
         self.base, self.prefix, self.keep, self.dry_run = base, prefix, keep, dry_run
-        arrays = base.run(find_contents()).arrays
-        self._docs = {(node.path, node): found.doc for node, found in arrays.items()}
-        self._checkers: dict[str, list[ArrayChecker]] = {}
+        self.has_conditions = base.backend.optimistic() is not None
+        arrays = base.run(find_contents()).arrays.items()
+        self._docs = {node: found.doc for node, found in arrays}
+        self._checkers: dict[Node, ArrayChecker | None] = {}
 
     def repair(self, key: str, found: Sequence[Finding]) -> RepairAction:
         """Repair one object, or tell why not."""
@@ -142,41 +153,37 @@ class _Repair:
         try:
             if kinds & {"partial_file", "lock_file"}:
                 return self._remove_side_file(key)
-            if kinds == {"outside_grid"} and not self._checkers_of(key):
+            checkers = self._checkers_of(key)
+            if kinds == {"outside_grid"} and not checkers:
                 return self._exchange(key, None, "it lies outside the grid of its array")
-            is_chunk = kinds and kinds.isdisjoint(
-                {"foreign_object", "consolidated_index", "outside_grid"}
-            )
-            if "journal" in kinds:
-                key = key.removesuffix(JOURNAL_SUFFIX)
-            if is_chunk:
-                return self._repair_chunks(key)
+            if kinds and kinds != {"outside_grid"}:
+                return self._repair_chunks(key, checkers)
         except (ShardStoreError, OSError) as error:
             return RepairAction(key, "left", f"{type(error).__name__}: {error}")
-        return RepairAction(
-            key,
-            "left",
-            "no repair is known for "
-            + ", ".join(sorted({each.kind.replace("_", " ") for each in found})),
-        )
+        names = sorted({each.kind.replace("_", " ") for each in found})
+        return RepairAction(key, "left", f"no repair is known for {', '.join(names)}")
 
     def _checkers_of(self, key: str) -> list[ArrayChecker]:
+        """Return the checkers of the arrays that an object belongs to: one, or those of a pair of
+        documents in two formats."""
         found = []
-        for (path, node), doc in self._docs.items():
+        for node, doc in self._docs.items():
             if key.startswith(node.chunk_prefix):
-                if path not in self._checkers:
-                    try:
-                        self._checkers[path] = [ArrayChecker(node, doc, "decode")]
-                    except ShardStoreError:
-                        self._checkers[path] = []
-                found += [c for c in self._checkers[path] if c.grid.coords_of(key) is not None]
+                if node not in self._checkers:
+                    self._checkers[node] = None
+                    with suppress(ShardStoreError):
+                        self._checkers[node] = ArrayChecker(node, doc, "decode")
+                checker = self._checkers[node]
+                if checker is not None and checker.grid.coords_of(key) is not None:
+                    found.append(checker)
         return found
 
-    def _repair_chunks(self, key: str) -> RepairAction:
-        checkers = self._checkers_of(key)
-        if len(checkers) != 1:
+    def _repair_chunks(self, key: str, checkers: Sequence[ArrayChecker]) -> RepairAction:
+        if not checkers:
             return RepairAction(key, "left", "its array is not known here")
-        checker = checkers[0]
+        checker, *twins = checkers
+        if any(twin.grid.layout != checker.grid.layout for twin in twins):
+            return RepairAction(key, "left", "the documents of its array contradict each other")
         if checker.grid.layout is None:
             old, result = self._read(key), CheckResult()  # in this order: a later write counts
             checker.check_values(self.base, [key], result)
@@ -191,7 +198,7 @@ class _Repair:
             return RepairAction(key, "left", checker.unchecked)
         old = self._read(key)
         if old is None:
-            return RepairAction(key, "left", "it is missing now")
+            return self._exchange(key, None, "its journal has no shard", old)
         data: Bytes = old
         text = ""
         for each in reversed(below):
@@ -215,7 +222,7 @@ class _Repair:
     ) -> RepairAction:
         kept = salvage(checker, shard, data, guesses=self.keep == "salvage")
         new: Bytes | None = None
-        if kept.entries:
+        if kept.entries or self.has_conditions:  # a shard without entries says the same as none
             new = build_shard(kept.entries, shard.layout.spec, "morton")
             for each in checker.grid.below:
                 new = each.encode(key, new)  # type: ignore[attr-defined]
@@ -234,18 +241,24 @@ class _Repair:
 
         A journal is put there with its shard: the writer that locks the shard undoes its change.
         """
-        old = self._read(key) if old is None else old
-        action = RepairAction(key, "removed" if new is None else "rewritten", message, **more)
-        if self.dry_run or old is None:
-            return action
         names = [key, key + JOURNAL_SUFFIX]
+        old = self._read(key) if old is None else old
         raw, journal = self.base.values(names, check=False)
-        if raw is None or (journal is None and raw != old):
-            return RepairAction(key, "left", "it is being written: check again")
-        put_aside(self.base, self.prefix, key, raw, new)
+        if old is None and (raw is not None or journal is None):
+            return RepairAction(key, "left", "it is missing now, or being written: check again")
+        if new is None and old is not None and self.has_conditions:
+            text = "this store removes nothing under a condition: remove it if no program writes it"
+            return RepairAction(key, "left", f"{message}; {text}")
+        action = RepairAction(key, "removed" if new is None else "rewritten", message, **more)
+        if self.dry_run:
+            return action
+        if old is not None:
+            if raw is None or (journal is None and raw != old):
+                return RepairAction(key, "left", "it is being written: check again")
+            put_aside(self.base, self.prefix, key, raw, new, old)
         if journal is not None:
-            put_aside(self.base, self.prefix, names[1], journal, None)
-        exchange(self.base, key, old, new)
+            put_aside(self.base, self.prefix, names[1], journal)
+        exchange(self.base, key, old, new, [] if journal is None else [Delete(names[1])])
         return action
 
     def _remove_side_file(self, key: str) -> RepairAction:
@@ -253,12 +266,49 @@ class _Repair:
         (found,) = [*check_side_files(self.base, [key]), None][:1]
         if found is None or found.kind == "in_use":
             return RepairAction(key, "left", "a writer uses it, or has removed it")
+        if not is_side_file(key):  # of another program, which may store it again
+            return self._exchange(key, None, found.message)
         if not self.dry_run:
             (value,) = self.base.values([key], check=False)
-            put_aside(self.base, self.prefix, key, value or b"", None)
+            put_aside(self.base, self.prefix, key, value or b"")
+            lock = None
             if key.endswith(LOCK_SUFFIX):  # only the process that has the lock removes it
-                with self.base.backend.lock(key.removesuffix(LOCK_SUFFIX)):  # type: ignore[union-attr]
-                    pass
-            else:
-                self.base.perform([Delete(key)])
+                lock = self.base.backend.lock(key.removesuffix(LOCK_SUFFIX))
+            with nullcontext() if lock is None else lock:
+                if lock is None:
+                    self.base.perform([Delete(key)])
         return RepairAction(key, "removed", found.message)
+
+    # ----------------------------------------------------------- consolidated indexes
+
+    def consolidate(self, found: Sequence[Finding], changed: Set[str]) -> list[RepairAction]:
+        """Make the stale consolidated indexes anew, also of the shards that were changed."""
+        stale = [each for each in found if each.kind == "consolidated_index" and each.repairable]
+        keys = {each.key for each in stale} | changed
+        actions = []
+        for node, doc in self._docs.items():
+            if declares_consolidated_index(doc):
+                key = node.chunk_prefix + CONSOLIDATED_INDEX_NAME
+                if any(each.startswith(node.chunk_prefix) for each in keys):
+                    actions.append(self._consolidate(key, node.path))
+        known = {action.key for action in actions}
+        other = [f.key for f in stale if f.array is None and f.key not in known]
+        return actions + [self._consolidate(key, None) for key in other]
+
+    def _consolidate(self, key: str, path: str | None) -> RepairAction:
+        """Store a consolidated index anew, or remove it. It is a copy, which readers take only for
+        shards that have not changed since: no write of another program is lost with it."""
+        (raw,) = self.base.values([key], check=False)
+        if raw is None:
+            return RepairAction(key, "left", "there is none: consolidate again")
+        made = path is not None
+        if not self.dry_run:
+            put_aside(self.base, self.prefix, key, raw)
+            made = False
+            if path is not None:
+                with suppress(ShardStoreError):  # a store without versions, or no shard is left
+                    made = path in ShardingMapping(self.base.store).consolidate_index(path)
+            if not made:
+                self.base.perform([Delete(key)])
+        text = "it is a copy of the indexes of the shards, and was stale"
+        return RepairAction(key, "rewritten" if made else "removed", text)
