@@ -47,7 +47,8 @@ class RepairAction:
     n_kept : int
         Chunks of the shard that are whole.
     lost : tuple of tuple of int
-        Coordinates of the chunks that are missing from now on, where an index tells them.
+        Coordinates of the chunks that cannot be recovered. Without a valid index all others of the
+        shard: nothing says whether they were stored.
     """
 
     key: str
@@ -94,8 +95,8 @@ def repair_store(
         Of `check_store`, in this process.
     keep
         ``"salvage"``: each chunk that decodes stays, also where the checksum of the index is wrong,
-        as far as the index contradicts nothing. ``"drop"``: without a valid index all chunks of a
-        shard become missing.
+        as far as the index contradicts nothing. A shard without such a chunk is left. ``"drop"``:
+        without a valid index all chunks of a shard become missing.
     dry_run
         Tell what would be done, and write nothing.
 
@@ -221,13 +222,15 @@ class _Repair:
         text: str,
     ) -> RepairAction:
         kept = salvage(checker, shard, data, guesses=self.keep == "salvage")
+        lost = tuple(coords_of_entry(shard, i) for i in kept.lost)
+        text += kept.text
+        if not kept.entries and self.keep == "salvage":  # fill values would hide the damage
+            return RepairAction(key, "left", f"{text}: no chunk can be recovered", lost=lost)
         new: Bytes | None = None
         if kept.entries or self.has_conditions:  # a shard without entries says the same as none
             new = build_shard(kept.entries, shard.layout.spec, "morton")
             for each in checker.grid.below:
                 new = each.encode(key, new)  # type: ignore[attr-defined]
-        text += "its index is valid" if kept.has_index else "it has no valid index"
-        lost = tuple(coords_of_entry(shard, i) for i in kept.lost)
         return self._exchange(key, new, text, old, n_kept=len(kept.entries), lost=lost)
 
     def _read(self, key: str) -> Bytes | None:

@@ -27,9 +27,12 @@ class Salvage:
 
     entries: dict[int, memoryview] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
-    """Entries that an index names, and whose chunk is not whole."""
+    """Entries that an index names, and whose chunk is not whole. Without a valid index all others
+    of the grid: nothing says whether there were chunks."""
     has_index: bool = True
-    """Whether an index says which chunks there were."""
+    """Whether a valid index says which chunks there were."""
+    text: str = "its index is valid"
+    """Where the entries come from."""
 
 
 def salvage(checker: ArrayChecker, shard: ShardRef, data: memoryview, *, guesses: bool) -> Salvage:
@@ -52,9 +55,9 @@ def salvage(checker: ArrayChecker, shard: ShardRef, data: memoryview, *, guesses
         present = np.array(ids, dtype=np.intp)
         orders = [order_entries(present, spec.chunks_per_shard, o) for o in ("C", "F", "morton")]
         if len(ids) > 1 and any(np.array_equal(present, order) for order in orders):
-            found.has_index = False
+            found.has_index, found.text = False, "its index has a wrong checksum"
             return found
-    return Salvage(has_index=False)
+    return Salvage({}, shard.entries_of().tolist(), False, "it has no valid index")
 
 
 def _indexes(spec: ShardingSpec, data: memoryview) -> Iterator[tuple[ShardIndex, ShardingSpec]]:
