@@ -14,7 +14,6 @@ import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,6 @@ LARGE = 16_384
 
 HOLD_S = 0.3
 """What is asked for at once comes within this time; a longer one only makes tests slower."""
-
-NUMBERS = count()
 
 Coords = tuple[int, int]
 ALL = [(i, j) for i in range(GRID[0]) for j in range(GRID[1])]
@@ -116,8 +113,7 @@ def client(request: pytest.FixtureRequest) -> Callable[..., ShardingStore]:
     from obstore.store import HTTPStore, S3Store
 
     def client_of(server: CountingServer, **options: Any) -> ShardingStore:
-        # Under a name of its own: stores that are made alike may share what they know.
-        http: Any = {"allow_http": True, "user_agent": f"client {next(NUMBERS)}"}
+        http: Any = {"allow_http": True}
         objects: Any
         if request.param == "S3Store":
             objects = S3Store(
