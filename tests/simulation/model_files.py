@@ -32,6 +32,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import zarr.registry
+
 from tests.simulation.scheduler import Chooser, Step
 
 __all__ = ["ROOT", "Files", "Killed", "Machine", "Process", "fresh_modules", "installed", "mount"]
@@ -605,14 +607,18 @@ def installed() -> Iterator[None]:
 
 @contextmanager
 def fresh_modules(name: str) -> Iterator[None]:
-    """Import modules of a package in a block as another process does, while `installed`."""
+    """Import modules of a package in a block as another process does, while `installed`.
+
+    They do not enter their pipeline at zarr: this process would take it for the one of its own.
+    """
 
     def of_package() -> list[str]:
         return [key for key in sys.modules if key == name or key.startswith(f"{name}.")]
 
     before = {key: sys.modules.pop(key) for key in of_package()}
     try:
-        yield
+        with mock.patch.object(zarr.registry, "register_pipeline"):
+            yield
     finally:
         for key in of_package():
             del sys.modules[key]

@@ -307,7 +307,7 @@ async def test_a_slow_disk_is_left_to_threads(tmp_path: Path, threads: list[int]
     here = threading.get_ident()
 
     def slowly(fd: int, pieces: Any, offset: int, write: Any = fs.write_at) -> None:
-        time.sleep(0.001)
+        time.sleep(0.02)  # then 2 s for threads
         write(fd, pieces, offset)
 
     async def hops() -> bool:
