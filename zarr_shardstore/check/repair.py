@@ -65,7 +65,8 @@ class RepairReport:
     Parameters
     ----------
     quarantine : str
-        Prefix of the originals in the base store; `restore_quarantine` puts them back.
+        Prefix of the originals in the base store, empty if no object was changed.
+        `restore_quarantine` puts them back.
     check : CheckReport, optional
         The check after the repair, at the level of the one before; ``None`` after a dry run.
     """
@@ -135,7 +136,9 @@ def repair_store(
     actions = [run.repair(key, found) for key, found in by_key.items()]
     actions += run.consolidate(report.findings, {a.key for a in actions if a.did != "left"})
     check = None if dry_run else check_store(base, report.paths, level=report.level)  # type: ignore[arg-type]
-    return RepairReport(report.store, run.prefix.rstrip("/"), tuple(actions), dry_run, check)
+    is_changed = not dry_run and any(action.did != "left" for action in actions)
+    quarantine = run.prefix.rstrip("/") if is_changed else ""
+    return RepairReport(report.store, quarantine, tuple(actions), dry_run, check)
 
 
 class _Repair:

@@ -272,7 +272,9 @@ def repair_text(report: RepairReport) -> str:
     if report.dry_run:
         return "\n".join([*_table(rows), "nothing was changed: --yes does it"])
     assert report.check is not None
-    text = f"originals: {report.quarantine}; fsck --restore puts them back"
+    text = "nothing was changed"
+    if report.quarantine:
+        text = f"originals: {report.quarantine}; fsck --restore puts them back"
     return "\n".join([*_table(rows), text, check_text(report.check)])
 
 
