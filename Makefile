@@ -16,7 +16,7 @@ AZURITE_DIR := .node-azurite
 NPM := npm install --silent --no-audit --no-fund --no-package-lock --fetch-retries=1
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-downstream fuzz lint format bench clean
+.PHONY: demo test test-downstream coverage mutate fuzz lint format bench clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/python examples/demo.py
@@ -26,6 +26,17 @@ test: $(VENV)/.test $(OLD_VENV)/.done $(ZARRITA_DIR)/.done-$(ZARRITA) $(AZURITE_
 	ZARR_SHARDSTORE_NODE_MODULES=$(CURDIR)/$(ZARRITA_DIR)/node_modules \
 	ZARR_SHARDSTORE_AZURITE=$(CURDIR)/$(AZURITE_DIR)/node_modules/azurite/dist/src/blob/main.js \
 	$(VENV)/bin/python -m pytest -n auto $(ARGS)
+
+# The pure floors, by their own tests: branches that no test takes, and mutants that none notices.
+# All mutants take hours: MUTANTS='zarr_shardstore.format.keys.*' chooses some.
+coverage: $(VENV)/.test
+	$(VENV)/bin/python -m pytest -q @tests/pure_floors.txt --cov
+
+MUTANTS :=
+mutate: $(VENV)/.test
+	$(VENV)/bin/python $(PIP) mutmut
+	$(VENV)/bin/mutmut run --max-children 2 $(MUTANTS)
+	$(VENV)/bin/mutmut results
 
 # Tests of xarray, dask and anndata, with their stores and with ShardingStore. Takes minutes.
 SUITES := all
@@ -56,7 +67,7 @@ bench: $(VENV)/.test
 	$(VENV)/bin/python benchmarks/reads.py
 
 clean:
-	rm -rf .venv-* $(ZARRITA_DIR) $(AZURITE_DIR) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv-* $(ZARRITA_DIR) $(AZURITE_DIR) demo-output mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

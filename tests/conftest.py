@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.rounds import N_ROUNDS
 
@@ -13,5 +13,13 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
+)
+# Each mutant of `make mutate` gets the same examples. Its failure need not be small.
+settings.register_profile(
+    "mutation",
+    settings.get_profile("shardstore"),
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile("shardstore")
