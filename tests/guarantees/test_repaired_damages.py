@@ -20,6 +20,7 @@ from tests.guarantees.test_seen_damages import (
     chunks_of,
     damaged_stores,
     duplicate,
+    number,
     splice,
     swap,
     values_of,
@@ -33,7 +34,7 @@ N_DAMAGES = 3 * N_ROUNDS
 """In each of the 19 stores."""
 
 N = CPS[0] * CPS[1]
-MOVES = (swap, splice, duplicate)
+MOVES = (swap, splice, duplicate, number)
 """Damages by which whole chunks or entries come to other places."""
 
 QUARANTINE = ".zarr_shardstore_quarantine/"
