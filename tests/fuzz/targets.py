@@ -14,7 +14,8 @@ import traceback
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import islice
 from typing import Any
 
 import crc32c
@@ -36,10 +37,14 @@ from zarr_shardstore import (
     check_store,
     from_native,
     get_shard_info,
+    repair_store,
+    reshard,
     shard_store,
     to_native,
     unshard_store,
 )
+from zarr_shardstore.check.census import census
+from zarr_shardstore.convert.api import compact_store
 from zarr_shardstore.format.consolidated_index import (
     ConsolidatedIndex,
     ConsolidatedIndexWriter,
@@ -60,6 +65,7 @@ from zarr_shardstore.format.shard import (
     ShardingSpec,
     split_shard,
 )
+from zarr_shardstore.inspect.shard_map import shard_map
 from zarr_shardstore.metadata.documents import Node, parse_array, parse_document
 from zarr_shardstore.testing import forget
 
@@ -487,8 +493,7 @@ def run_document(data: bytes) -> None:
 
 
 def is_huge(data: bytes) -> bool:
-    """Whether there is a number of which a write, or a conversion, may lawfully believe that an
-    index or a list of regions is so long."""
+    """Whether there is a number of which a write may lawfully believe that an index is so long."""
     return re.search(rb"\d{5}", data) is not None
 
 
@@ -502,7 +507,8 @@ def run_hierarchy(data: bytes) -> None:
         calls(m.get, key)
         calls(m.get_partial_values, [(key, (0, 2))])
     listed = calls(lambda: sorted(m))
-    calls(lambda: m.list_dir("z/"))
+    for directory in ("z/", "z/c/", "data/root/z/"):
+        calls(m.list_dir, directory)
     calls(lambda: m.list_prefix("z/c/1"))
     for path in ("z", "g/z"):
         calls(m.chunks_initialized, path)
@@ -543,17 +549,31 @@ def run_by_zarr(objects: dict[str, bytes]) -> None:
 def run_tools(data: bytes) -> None:
     """Do to a store all that the tools for whole stores do."""
     objects = objects_of_text(data)
-    calls(lambda: get_shard_info(dict(objects)))
-    calls(lambda: check_store(dict(objects)))
-    if is_huge(data):
-        return
-    calls(lambda: to_native(dict(objects)))
-    calls(lambda: from_native(dict(objects)))
-    calls(lambda: shard_store(dict(objects), {}, chunks_per_shard=2))
-    calls(lambda: unshard_store(dict(objects), {}))
-    in_place = OtherMapping()
-    in_place.data = dict(objects)
-    calls(lambda: shard_store(in_place, chunks_per_shard=2))
+    mapping = ShardingMapping(dict(objects))
+    runs: list[Callable[[], Any]] = [
+        lambda: get_shard_info(dict(objects)),
+        lambda: repair_store(check_store(dict(objects))),
+        lambda: [list(islice(each.chunks(stored=False), 9)) for each in census(dict(objects))],
+        lambda: shard_map(dict(objects), "z").counts(),
+        lambda: mapping.chunks_initialized("z"),
+        lambda: mapping.consolidate_index(),
+        lambda: compact_store(dict(objects), dry_run=True),
+        lambda: to_native(dict(objects)),
+        lambda: from_native(dict(objects)),
+    ]
+    for destination in (dict[str, bytes], lambda: None):
+        conversions: list[Callable[[Any, Any], Any]] = [
+            lambda source, to: shard_store(source, to, chunks_per_shard=2),
+            lambda source, to: shard_store(source, to, native=True),
+            lambda source, to: reshard(source, 3, to),
+            unshard_store,
+        ]
+        for convert in conversions:
+            in_place = OtherMapping()
+            in_place.data = dict(objects)
+            runs.append(partial(convert, in_place, destination()))
+    for run in runs:
+        calls(run)
     forget()
 
 

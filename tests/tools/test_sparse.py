@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.hierarchies import KINDS, V3, ArrayOf, Coords, Counting, meaning, view
-from zarr_shardstore import SpecError, get_shard_info, reshard, shard_store, unshard_store
+from zarr_shardstore import (
+    CorruptShardError,
+    ShardingMapping,
+    SpecError,
+    get_shard_info,
+    reshard,
+    shard_store,
+    unshard_store,
+)
 
 HUGE = (10**6, 10**6, 10**6)
 
@@ -44,6 +56,63 @@ def test_a_huge_grid_with_few_chunks(name: str, has_destination: bool) -> None:
         base = target
         assert meaning(view(base)) == expected
         assert get_shard_info(base).n_chunks == 4
+
+
+@pytest.mark.parametrize("grid", [2**17, 2**40, 2**63])
+def test_a_huge_shard_with_few_chunks(grid: int) -> None:
+    """Conversions of it, and to it, visit what it has, by few requests."""
+    array = sparse([(0,), (1,), (2**17 - 1,), (grid - 1,)], (grid,))
+    base = Counting(array.objects())
+    conversions: list[Callable[..., Any]] = [
+        partial(shard_store, chunks_per_shard=2**17),
+        partial(reshard, chunks_per_shard=2),
+        partial(reshard, chunks_per_shard=2**17),
+        unshard_store,
+    ]
+    n_tasks = []
+    for convert in conversions:
+        target = Counting()
+        n_tasks += [array.n_tasks for array in convert(base, destination=target).arrays]
+        assert len(base.reads) + len(target.reads) < 500
+        base = Counting(target.data)
+    assert meaning(dict(base.data)) == meaning(array.objects())
+    is_one = grid == 2**17
+    assert n_tasks == ([1, 2, 1, 2] if is_one else [2, 3, 2, 3])
+
+
+@pytest.mark.parametrize("grid", [2**24, 2**62])
+@pytest.mark.parametrize("convert", [partial(reshard, chunks_per_shard=2), unshard_store])
+def test_a_shard_that_is_less_than_it_declares(convert: Callable[..., Any], grid: int) -> None:
+    """Its conversion is refused before there is memory for the chunks that it should have."""
+    array = sparse([(0,)], (grid,))
+    objects = array.objects()
+    shard_store(objects, chunks_per_shard=1)
+    text = json.dumps(json.loads(objects["a/zarr.json"]))
+    inner, outer = '"chunk_shape": [1]}', f'"chunk_shape": [{2**24}]}}'
+    assert text.count(inner) == 1
+    objects["a/zarr.json"] = text.replace(inner, outer).encode()
+    tracemalloc.start(1)
+    try:
+        with pytest.raises(CorruptShardError, match="268435460"):
+            convert(objects, destination={})
+        assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_links_to_parts_of_a_huge_grid(tmp_path: Path) -> None:
+    """A listing does not follow them, and nothing else tells which places to visit."""
+    store = tmp_path / "store"
+    for key, value in sparse(CORNERS, HUGE).objects().items():
+        (store / key).parent.mkdir(parents=True, exist_ok=True)
+        (store / key).write_bytes(value)
+    os.rename(store / "a/c/1", tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", store / "a/c/1")
+    target: dict[str, bytes] = {}
+    with pytest.raises(SpecError, match=r"lie behind the link '.*/a/c/1'"):
+        shard_store(str(store), target, chunks_per_shard=8)
+    assert not [key for key in target if "/c/" in key]
+    assert ShardingMapping(str(store))["a/c/1/1/1"] == b"(1, 1, 1)"
 
 
 class Interrupted(Counting):

@@ -20,12 +20,15 @@ from zarr_shardstore.inspect.find import find_arrays
 from zarr_shardstore.inspect.occupancy import ObjectGrid, keys_of_values
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.metadata.documents import Hierarchy
+from zarr_shardstore.operations.listing import check_n_chunks
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Exists
 from zarr_shardstore.shards.stack import handle, run_above
 
 _MAX_ASKED = 4096
 """Objects of a region that are asked for one by one; of more the array is listed."""
+
+_CHUNKS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,8 +46,11 @@ class ArrayCensus:
 
     def chunks(self, *, stored: bool) -> Iterator[Coords]:
         """Yield the coordinates of the chunks that are stored, or of those that are missing."""
-        for row in np.argwhere(self.is_stored == stored):
-            yield tuple(int(n) + first for n, first in zip(row, self.start, strict=True))
+        flat, shape = self.is_stored.reshape(-1), self.is_stored.shape or (1,)
+        for first in range(0, flat.size, _CHUNKS_AT_ONCE):
+            ids = first + np.flatnonzero(flat[first : first + _CHUNKS_AT_ONCE] == stored)
+            for row in zip(*np.unravel_index(ids, shape), strict=True):
+                yield tuple(int(n) + start for n, start in zip(row, self.start, strict=False))
 
 
 def census(
@@ -66,7 +72,7 @@ def census(
     Raises
     ------
     SpecError
-        If a path names no array, or the region does not fit an array.
+        If a path names no array, or the region does not fit an array, or has more than 2²⁸ chunks.
     """
     base = open_base(store, storage_options)
     for found in find_arrays(base, paths):
@@ -88,6 +94,7 @@ def _count(base: BaseStoreHandle, grid: ObjectGrid, region: Sequence[slice] | No
         )
     ranges = [cut.indices(n)[:2] for cut, n in zip(cuts, shape, strict=True)]
     box = tuple((lo, max(lo, hi)) for lo, hi in ranges)
+    check_n_chunks(math.prod(hi - lo for lo, hi in box))
     is_stored = np.zeros([hi - lo for lo, hi in box], dtype=np.bool_)
     cps = grid.chunks_per_shard
     cells = [range(lo // n, -(-hi // n)) for (lo, hi), n in zip(box, cps, strict=True)]

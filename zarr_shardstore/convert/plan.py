@@ -23,7 +23,7 @@ from zarr_shardstore.arrays.policy import (
     choose_chunks_per_shard,
 )
 from zarr_shardstore.arrays.stored_array import find_factory
-from zarr_shardstore.convert.regions import block_shape, random_coords
+from zarr_shardstore.convert.regions import BLOCK, MAX_KEYS, block_shape, random_coords
 from zarr_shardstore.convert.report import Action
 from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.format.keys import Coords
@@ -79,8 +79,11 @@ class ArrayPlan:
     @property
     def region_shape(self) -> Coords:
         """Number of values along each dimension that one task converts."""
-        spec = None if self.action == "copied" else self.new_spec or self.spec
-        return block_shape(self.grid_shape) if spec is None else spec.chunks_per_shard
+        if self.new_spec is not None and self.action != "copied":
+            return self.new_spec.chunks_per_shard
+        if self.spec is not None:
+            return block_shape(self.spec.chunks_per_shard, MAX_KEYS)
+        return block_shape(self.grid_shape, BLOCK)
 
     def copied(self) -> ArrayPlan:
         """Return the plan to copy the objects of the array: each is one value then."""

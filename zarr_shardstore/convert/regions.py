@@ -7,31 +7,42 @@ A grid tells the possible objects of an array, not how many are stored. A walk t
 requests each of them; a listing costs what is stored. So some objects of a large grid are sampled.
 If most are missing, the objects are listed, and only regions that hold one are visited. A listing
 that has seen half of what the grid may hold is given up: from there on walking is no more work.
+The same holds inside a shard: if it lies in several regions, its index tells which ones to visit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from operator import add
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format import layout
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.shard import ZEP2_INDEX, EntryOrder, ShardingSpec, order_entries
 from zarr_shardstore.inspect.occupancy import grid_directory
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
+from zarr_shardstore.shards.index_reads import read_indexes, rounds_of
 from zarr_shardstore.shards.requests import CloseListing, KeyCursor, ListPage
+from zarr_shardstore.shards.shard_listing import entries_present
 
-_BLOCK = 4096
+BLOCK = 4096
 """Values in a region of an array that has shards on neither side."""
 
+MAX_KEYS = 2**16
+"""Values in a region whose target has a key for each: shards may declare more than they have."""
+
 _WALKED = 4096
-"""Objects of a grid that is walked without sampling."""
+"""Objects and regions of a grid that is walked without sampling."""
+
+_MAX_WALKED = 2**24
+"""Regions that are visited where links keep a listing from telling which of them hold an object."""
 
 _N_SAMPLES = 64
 _N_DENSE = 16
@@ -57,11 +68,14 @@ class ArrayLocation:
         return keys.shard(coords)
 
     @property
+    def object_shape(self) -> Coords:
+        """Number of values in an object along each dimension."""
+        return self.spec.chunks_per_shard if self.spec else (1,) * len(self.grid_shape)
+
+    @property
     def object_grid_shape(self) -> Coords:
         """Number of objects along each dimension."""
-        if self.spec is None:
-            return self.grid_shape
-        return layout.chunk_grid_shape(self.grid_shape, self.spec.chunks_per_shard)
+        return layout.chunk_grid_shape(self.grid_shape, self.object_shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +102,10 @@ class ArrayRegion:
         return regions.shard(self.coords).chunk_keys(self.ids)
 
 
-def block_shape(grid_shape: Coords) -> Coords:
-    """Return the shape of regions without shards: rows of the grid, about `_BLOCK` values."""
+def block_shape(grid_shape: Coords, n_values: int) -> Coords:
+    """Return the shape of regions without shards: rows of a grid, about so many values."""
     shape = []
-    rest = _BLOCK
+    rest = n_values
     for n in reversed(grid_shape):
         shape.append(max(1, min(n, rest)))
         rest //= shape[-1]
@@ -107,48 +121,123 @@ def random_coords(grid_shape: Coords, n: int, rng: np.random.Generator) -> list[
 def regions_to_visit(
     locations: Sequence[ArrayLocation], region_shape: Coords
 ) -> list[Coords] | None:
-    """Return the regions in which one of these locations has an object; ``None``: all regions.
+    """Return the regions in which one of these locations has a value; ``None``: all regions.
 
-    Memory: some 150 bytes for each region.
+    Memory: some 150 bytes for each region. Raises `CorruptShardError` if the index that tells the
+    regions of a shard is damaged.
     """
-    n_objects = max(math.prod(location.object_grid_shape) for location in locations)
-    if n_objects <= _WALKED:
-        return None
     first = locations[0]
-    sampled = random_coords(first.object_grid_shape, _N_SAMPLES, np.random.default_rng(0))
-    sizes = first.base.sizes([first.prefix + first.encoding.encode(c) for c in sampled])
-    if sum(size is not None for size in sizes) >= _N_DENSE:
+    n_regions = math.prod(layout.chunk_grid_shape(first.grid_shape, region_shape))
+    n_objects = max(math.prod(location.object_grid_shape) for location in locations)
+    if max(n_objects, n_regions) <= _WALKED:
+        return None if n_regions else []
+    if n_objects > _WALKED and _is_dense(first, [range(n) for n in first.object_grid_shape]):
         return None
     # A listing does not follow links to directories.
-    if any(location.base.backend.linked_directory(location.prefix) for location in locations):
+    links = (location.base.backend.linked_directory(location.prefix) for location in locations)
+    if link := next(filter(None, links), None):
+        if n_regions > _MAX_WALKED:
+            raise SpecError(
+                f"objects of the array at {first.prefix!r} lie behind the link {link!r}, and its "
+                f"grid has {n_regions} places where they may be: convert the directory that the "
+                "link leads to"
+            )
         return None
     found: set[Coords] = set()
-    if not all(_list_regions(location, region_shape, found) for location in locations):
-        return None
-    return sorted(found)
-
-
-def _list_regions(location: ArrayLocation, region_shape: Coords, found: set[Coords]) -> bool:
-    """Add the regions that hold objects; return ``False`` if a walk is no more work."""
-    base, encoding, prefix = location.base, location.encoding, location.prefix
-    grid_shape, object_grid = location.grid_shape, location.object_grid_shape
-    object_shape = location.spec.chunks_per_shard if location.spec else (1,) * len(grid_shape)
-    n_regions = math.prod(layout.chunk_grid_shape(grid_shape, region_shape))
     max_regions = min(n_regions // 2, _MAX_INT64 - 1)
-    n_left = math.prod(object_grid) // 2
-    cursor = KeyCursor(grid_directory(prefix, encoding, len(grid_shape)))
-    while n_left > 0 and len(found) <= max_regions:
-        page: list[str]
-        (page,) = base.perform([ListPage(cursor, _KEYS_PER_PAGE)])
-        for key in page:
-            coords = encoding.decode(key[len(prefix) :], len(grid_shape))
-            if coords is None or not layout.is_inside(coords, object_grid):
+    for location in locations:
+        with closing(_stored_objects(location, max(n_objects, n_regions) // 2)) as pages:
+            for page in pages:
+                if page is None or len(found) > max_regions:
+                    return None
+                _add_regions(location, page, region_shape, found)
+    return sorted(found) if len(found) <= max_regions else None
+
+
+def _is_dense(location: ArrayLocation, box: Sequence[range]) -> bool:
+    """Whether some objects of a box, sampled from all over it, are stored."""
+    shape = tuple(r.stop - r.start for r in box)
+    sampled = random_coords(shape, _N_SAMPLES, np.random.default_rng(0))
+    encode, starts = location.encoding.encode, [r.start for r in box]
+    keys = [location.prefix + encode(tuple(map(add, starts, coords))) for coords in sampled]
+    return sum(size is not None for size in location.base.sizes(keys)) >= _N_DENSE
+
+
+def _stored_objects(
+    location: ArrayLocation, max_keys: int
+) -> Generator[list[Coords] | None, None, None]:
+    """List the objects of a location: their coordinates, by pages; ``None`` behind `max_keys`."""
+    base, encoding, prefix = location.base, location.encoding, location.prefix
+    ndim, object_grid = len(location.grid_shape), location.object_grid_shape
+    cursor = KeyCursor(grid_directory(prefix, encoding, ndim))
+    is_done = False
+    try:
+        while max_keys > 0:
+            page: list[str]
+            (page,) = base.perform([ListPage(cursor, _KEYS_PER_PAGE)])
+            is_done = len(page) < _KEYS_PER_PAGE
+            coords = [encoding.decode(key[len(prefix) :], ndim) for key in page]
+            yield [c for c in coords if c is not None and layout.is_inside(c, object_grid)]
+            if is_done:
+                return
+            max_keys -= len(page)
+        yield None
+    finally:
+        if not is_done:
+            base.perform([CloseListing(cursor)])
+
+
+def _add_regions(
+    location: ArrayLocation, objects: Sequence[Coords], region_shape: Coords, found: set[Coords]
+) -> None:
+    """Add the regions of the values in some objects, as far as a read of indexes tells them."""
+    shards = []
+    for coords in objects:
+        box = layout.grid_box(coords, location.object_shape, location.grid_shape)
+        sides = list(zip(box, region_shape, strict=True))
+        if all(lo // n == (hi - 1) // n for (lo, hi), n in sides):
+            found.add(tuple(lo // n for (lo, _), n in sides))
+        else:
+            shards.append(location.shard(coords))
+    for part in rounds_of(shards, lambda shard: shard.layout.spec.index_nbytes):
+        indexes = location.base.run(read_indexes(part, cache=False))
+        for shard, index in zip(part, indexes, strict=True):
+            if index is None:
                 continue
-            box = zip(layout.grid_box(coords, object_shape, grid_shape), region_shape, strict=True)
-            regions = product(*(range(lo // n, (hi - 1) // n + 1) for (lo, hi), n in box))
-            found.update(islice(regions, max_regions + 1))
-        if len(page) < _KEYS_PER_PAGE:
-            return len(found) <= max_regions
-        n_left -= len(page)
-    base.perform([CloseListing(cursor)])
-    return False
+            ids = entries_present(shard, index)
+            inside = np.unravel_index(ids, location.object_shape)
+            starts = [s * n for s, n in zip(shard.coords, location.object_shape, strict=True)]
+            # Counted from the first region on: numpy has no integers for some coordinates.
+            columns = [
+                (column + start % n) // n
+                for column, start, n in zip(inside, starts, region_shape, strict=True)
+            ]
+            for row in set(zip(*(column.tolist() for column in columns), strict=True)):
+                pairs = zip(row, starts, region_shape, strict=True)
+                found.add(tuple(i + start // n for i, start, n in pairs))
+
+
+def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
+    """Return a region without those values of which a listing shows that no object has them.
+
+    Cost: nothing, if few objects may lie in the region, or some samples, if most are stored. The
+    listing ends where asking for each of them is no more work.
+    """
+    box = layout.grid_box(region.coords, region.shape, location.grid_shape)
+    sides = zip(box, location.object_shape, strict=True)
+    ranges = [range(lo // n, -(-hi // n)) for (lo, hi), n in sides]
+    n_objects = math.prod(r.stop - r.start for r in ranges)
+    if n_objects <= _WALKED or _is_dense(location, ranges):
+        return region
+    if location.base.backend.linked_directory(location.prefix):
+        return region
+    there = [np.zeros(0, np.intp)]
+    with closing(_stored_objects(location, n_objects)) as pages:
+        for page in pages:
+            if page is None:
+                return region
+            for coords in page:
+                if all(c in r for c, r in zip(coords, ranges, strict=True)):
+                    of_object = layout.grid_box(coords, location.object_shape, location.grid_shape)
+                    there.append(layout.entries_in_box(of_object, region.coords, region.shape))
+    return replace(region, ids=region.ids[np.isin(region.ids, np.concatenate(there))])

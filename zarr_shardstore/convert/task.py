@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from operator import add
 from typing import TypeAlias
 
 import crc32c
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore import errors
-from zarr_shardstore.convert.regions import ArrayLocation, ArrayRegion
+from zarr_shardstore.convert.regions import ArrayLocation, ArrayRegion, only_stored
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef, grid_box
 from zarr_shardstore.format.ranges import Range, plan_spans
@@ -289,6 +290,7 @@ def _find_values(
     Cost: one index request for each shard that the region touches, if there are shards; one
     request for each size, if values may be too large for memory.
     """
+    region = only_stored(location, region)
     if location.spec is not None:
         return _values_in_shards(location, region)
     keys = region.keys(location)
@@ -315,11 +317,14 @@ def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredVal
     cps = np.array(spec.chunks_per_shard, dtype=np.intp)
     inside = np.unravel_index(region.ids, region.shape) if region.shape else ()
     coords = np.array(inside, dtype=np.intp).reshape(len(cps), len(region.ids)).T
-    coords += np.array(region.coords, np.intp) * np.array(region.shape, np.intp)
+    # Counted from the first shard on: coordinates may be larger than the integers of numpy.
+    starts = [i * n for i, n in zip(region.coords, region.shape, strict=True)]
+    coords += np.array([i % n for i, n in zip(starts, spec.chunks_per_shard, strict=True)], np.intp)
     shard_coords = coords // cps
-    firsts, which = np.unique(shard_coords, axis=0, return_inverse=True)
+    corners, which = np.unique(shard_coords, axis=0, return_inverse=True)
     which = which.reshape(-1)
-    shards = [location.shard(tuple(c)) for c in firsts.tolist()]
+    first = [i // n for i, n in zip(starts, spec.chunks_per_shard, strict=True)]
+    shards = [location.shard(tuple(map(add, first, corner))) for corner in corners.tolist()]
     sizes = location.base.sizes([shard.key for shard in shards])
     strides = [math.prod(spec.chunks_per_shard[dim + 1 :]) for dim in range(len(cps))]
     entry_ids = (coords - shard_coords * cps) @ np.array(strides, dtype=np.intp)
@@ -336,13 +341,13 @@ def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredVal
         members = which == i
         fields[members] = index.fields[entry_ids[members]]
     present = np.flatnonzero((fields != MISSING).any(axis=1))
-    starts, nbytes = fields[present].astype(np.int64).T
+    offsets, nbytes = fields[present].astype(np.int64).T
     return StoredValues(
         location.base,
         [shard.key for shard in shards],
         which[present].astype(np.int64),
-        starts,
-        starts + nbytes,
+        offsets,
+        offsets + nbytes,
         region.ids[present].astype(np.int64),
     )
 

@@ -237,7 +237,7 @@ def parse_array(
             "for it, or run that command again, which finishes it; nothing is lost"
         )
     found = declaration.find_declaration(doc, native)
-    geometry = plain_geometry(node.hierarchy, doc) if format_of(doc) == node.hierarchy else None
+    geometry = plain_geometry(node.hierarchy, doc)
     if found is None:
         return ArrayDocument(node, geometry)
     if geometry is None:
@@ -284,6 +284,7 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
         shape = doc["shape"]
         is_known = (
             is_known
+            and format_of(doc) == hierarchy
             and isinstance(shape, list | tuple)
             and isinstance(chunk_shape, list | tuple)
             and len(shape) == len(chunk_shape)

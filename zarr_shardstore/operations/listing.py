@@ -42,7 +42,13 @@ from zarr_shardstore.operations.locate import array_at
 from zarr_shardstore.shards import stack
 from zarr_shardstore.shards.index_reads import read_indexes, rounds_of, try_read_indexes
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir
-from zarr_shardstore.shards.shard_listing import GridDirectory, KeyPages, ListedKeys, VersionedKeys
+from zarr_shardstore.shards.shard_listing import (
+    MAX_NAMES,
+    GridDirectory,
+    KeyPages,
+    ListedKeys,
+    VersionedKeys,
+)
 
 _TRANSFORMED_KEY_NBYTES = 160
 """Memory of a key above a stack of transformers with its size, in bytes."""
@@ -305,7 +311,7 @@ def _list_grid_directory(
         if shard is not None:
             shards.append(shard)
         possible = directory.expand_name(name) or []
-        if is_exact and possible not in ([], [name]):
+        if len(possible) > MAX_NAMES or (is_exact and possible not in ([], [name])):
             is_vague = True
         else:
             kinds |= dict.fromkeys(possible, "prefix")
@@ -382,8 +388,8 @@ def _array_directory_without_metadata(directory: str) -> str:
 Region: TypeAlias = Sequence[slice] | None
 """A slice of chunk coordinates for each dimension; the last dimensions may be left out."""
 
-_MAX_CHUNKS = 2**32
-"""Bytes of a result. A larger region is a mistake, or comes from hostile metadata."""
+_MAX_CHUNKS = 2**28
+"""Bytes of a result, 256 MiB. A larger region is a mistake, or comes from hostile metadata."""
 
 
 def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
@@ -439,10 +445,17 @@ def _box_of(region: Region, grid_shape: Coords) -> Box:
         if step != 1:
             raise SpecError(f"a region has no steps, got {region!r}")
         box.append((start, max(start, stop)))
-    n_chunks = math.prod(stop - start for start, stop in box)
-    if n_chunks > _MAX_CHUNKS:
-        raise SpecError(f"the region has {n_chunks} chunks, a call takes at most {_MAX_CHUNKS}")
+    check_n_chunks(math.prod(stop - start for start, stop in box))
     return tuple(box)
+
+
+def check_n_chunks(n_chunks: int) -> None:
+    """Raise `SpecError` if a region has more chunks than a result may have bytes."""
+    if n_chunks > _MAX_CHUNKS:
+        raise SpecError(
+            f"the region has {n_chunks} chunks, a call takes at most {_MAX_CHUNKS}: give a smaller "
+            "region"
+        )
 
 
 def _mark_chunks(out: npt.NDArray[np.bool_], box: Box, shard: ShardRef, index: ShardIndex) -> None:

@@ -21,6 +21,9 @@ from zarr_shardstore.shards.requests import CloseListing, Flow, KeyCursor, ListP
 _KEYS_AT_ONCE = 16_384
 """Keys of one shard that are spelled together: about 1.5 MB."""
 
+MAX_NAMES = 16_384
+"""Names of directories that are listed without a look into indexes."""
+
 
 @dataclass(frozen=True, slots=True)
 class GridDirectory:
@@ -48,8 +51,8 @@ class GridDirectory:
     def expand_name(self, name: str) -> list[str] | None:
         """Return the names of the chunk directories that a shard directory may have in the grid.
 
-        Only the indexes of the shards below tell which of them have chunks. ``None`` if `name` is
-        no shard directory.
+        Only the indexes of the shards below tell which of them have chunks. No more than
+        ``MAX_NAMES + 1`` are returned. ``None`` if `name` is no shard directory.
         """
         layout, dim = self.layout, len(self.leading)
         path = f"{self.base_directory}{name}/"[len(layout.prefix) :]
@@ -61,7 +64,7 @@ class GridDirectory:
             return [name]  # the "c" of the default encoding
         cps, grid = layout.spec.chunks_per_shard, layout.grid_shape
         ((first, stop),) = grid_box(part, cps[dim : dim + 1], grid and grid[dim : dim + 1])
-        return self._directory_names(range(first, stop))
+        return self._directory_names(range(first, min(stop, first + MAX_NAMES + 1)))
 
     def names_of_directories(self, shard: ShardRef, index: ShardIndex) -> list[str]:
         """Return the names of the directories in this one that have chunks of a shard below it."""
