@@ -21,6 +21,7 @@ import argparse
 import asyncio
 import dis
 import faulthandler
+import gc
 import importlib
 import itertools
 import json
@@ -472,6 +473,8 @@ def _writer(case: Case, root: Path, parent: Connection) -> None:
     tracer.stop()
     sys.settrace(None)
     threading.settrace(None)
+    client.task = None
+    gc.collect()  # of the exception, which may keep a batch open
     _say(parent, "done", tuple(tracer.positions), result)
     for chunk, value in FREE.items():
         if chunk // GRID[1] >= shape_of(root, form)[0] // CHUNK_SHAPE[0]:

@@ -105,7 +105,8 @@ def lock_shard(path: Path | str, locking: Locking = "os") -> Iterator[None]:
 def forget(directory: Path | str = "/") -> None:
     """Forget local shards and all cached indexes, as if this process had ended.
 
-    The files of shards that it has appended to are closed, not sealed.
+    The files of shards that it has appended to are closed, not sealed. Without a directory also
+    updates that wait are forgotten: let no writer be at work.
 
     Parameters
     ----------
@@ -114,6 +115,8 @@ def forget(directory: Path | str = "/") -> None:
     """
     index_cache.clear()
     root = os.path.join(os.path.realpath(directory), "")
+    if root == "/":
+        update_queue._queues.clear()
     while files := open_shards.below(root):
         for file in files:
             open_shards.forget(file)
