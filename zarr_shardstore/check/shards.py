@@ -157,12 +157,13 @@ class ArrayChecker:
         self._lock = threading.Lock()
         self.unchecked = ""
         """Reason why chunks are not decoded."""
-        self._names: list[str] | None = None
+        self.codecs: list[str] | None = None
+        """Names of the codecs that change bytes, the nearest to the array first."""
         self._decode: Callable[[Any], Problem] | None = None
         try:
             view = plain if how is None else declaration.strip(declaration.without_mark(plain), how)
             view = array_of_draft(view) if node.hierarchy == "draft" else dict(view)
-            self._names = codec_names(view)
+            self.codecs = codec_names(view)
             if level == "decode":
                 self._decode = decoder(view, geometry.chunk_shape)
         except Exception as error:  # a codec or data type that is not installed here
@@ -173,7 +174,7 @@ class ArrayChecker:
     @cached_property
     def exact_nbytes(self) -> int | None:
         """Size of each stored value, if nothing compresses it."""
-        names = self._names
+        names = self.codecs
         is_ours = all(type(transformer) is Crc32cTransformer for transformer in self.above)
         if names is None or self.nbytes is None or set(names) - {"crc32c"} or not is_ours:
             return None
@@ -291,7 +292,7 @@ class ArrayChecker:
         sound = np.setdiff1d(present, bad, assume_unique=True)
         starts, nbytes = index.fields[sound].astype(np.int64).T
         exact = self.exact_nbytes
-        is_wrong = nbytes == 0 if self._names else np.zeros(len(sound), dtype=bool)
+        is_wrong = nbytes == 0 if self.codecs else np.zeros(len(sound), dtype=bool)
         text = "a compressed chunk has bytes"
         if exact is not None:
             is_wrong, text = nbytes != exact, f"each chunk takes {exact} bytes"
@@ -447,7 +448,7 @@ class ArrayChecker:
             return "chunk_checksum", error.message
         except Exception as error:
             return "chunk_undecodable", f"{type(error).__name__}: {error}"
-        problem = problem_of_frame(self._names or [], value, self.nbytes)
+        problem = problem_of_frame(self.codecs or [], value, self.nbytes)
         if problem is None and self._decode is not None:
             problem = self._decode(value)
         return problem
