@@ -46,6 +46,7 @@ from zarr_shardstore.shards.requests import (
     PlainValue,
     Request,
     Set,
+    SetIfNotExists,
     UpdateShard,
     ask,
 )
@@ -110,7 +111,8 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
     store
         The store that was repaired.
     quarantine
-        The prefix that the report of the repair names. It stays.
+        The prefix that the report of the repair names. It stays. Of several repairs restore the
+        latest first; a wrong prefix raises an error that names all, in their order.
 
     Raises
     ------
@@ -145,11 +147,12 @@ def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> 
     raw, raw_journal = base.values(names)
     if raw == original and journal in (None, raw_journal):
         return True
-    if is_side_file(key) or is_consolidated_index_key(key):  # nothing is lost in either
+    if is_side_file(key) or is_consolidated_index_key(key):  # a lock that is taken now must stay
+        kind = SetIfNotExists if is_side_file(key) else Set
         if not dry_run:
-            base.perform([Set(key, bytes(original or b""))])
+            base.perform([kind(key, bytes(original or b""))])
         return True
-    (found,) = base.perform([Get(key, None, True)])
+    (found,) = base.perform([Get(key, None, True)])  # without a change that was cut off
     later = (None if doc is None else parse_json(doc)) or {}
     is_known = found.value is None or _digest(found.value) in later.get("sha256", ())
     if not is_known and raw != original:

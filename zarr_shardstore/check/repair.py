@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Sequence, Set
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.check.check_store import check_store
@@ -126,8 +126,8 @@ def repair_store(
     if not dry_run:
         base.check_writable()
         base.check_replaceable()
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    run = _Repair(base, f"{QUARANTINE}/{stamp}-{uuid.uuid4().hex[:8]}/", keep, dry_run)
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{uuid.uuid4().hex[:8]}"
+    run = _Repair(base, f"{QUARANTINE}/{name}/", keep, dry_run)
     by_key: dict[str, list[Finding]] = {}
     for found in report.findings:
         if found.severity != "info" and found.kind != "consolidated_index":
@@ -247,9 +247,9 @@ class _Repair:
 
         A journal is put there with its shard: the writer that locks the shard undoes its change.
         """
-        names = [key, key + JOURNAL_SUFFIX]
+        names = [key, key + JOURNAL_SUFFIX, key + LOCK_SUFFIX]
         old = self._read(key) if old is None else old
-        raw, journal = self.base.values(names, check=False)
+        raw, journal, lock = self.base.values(names, check=False)
         if old is None and (raw is not None or journal is None):
             return RepairAction(key, "left", "it is missing now, or being written: check again")
         if new is None and old is not None and self.has_conditions:
@@ -262,8 +262,9 @@ class _Repair:
             if raw is None or (journal is None and raw != old):
                 return RepairAction(key, "left", "it is being written: check again")
             put_aside(self.base, self.prefix, key, raw, new, old)
-        if journal is not None:
-            put_aside(self.base, self.prefix, names[1], journal)
+        for name, value in ((names[1], journal), (names[2], lock)):
+            if value is not None:  # it goes with the shard
+                put_aside(self.base, self.prefix, name, value)
         exchange(self.base, key, old, new, [] if journal is None else [Delete(names[1])])
         return action
 
@@ -274,13 +275,14 @@ class _Repair:
             return RepairAction(key, "left", "a writer uses it, or has removed it")
         if not is_side_file(key):  # of another program, which may store it again
             return self._exchange(key, None, found.message)
+        shard = key.removesuffix(LOCK_SUFFIX)
+        value, journal = self.base.values([key, shard + JOURNAL_SUFFIX], check=False)
+        if journal is not None and shard != key:
+            return RepairAction(key, "left", "it goes with the journal of its shard")
         if not self.dry_run:
-            (value,) = self.base.values([key], check=False)
             put_aside(self.base, self.prefix, key, value or b"")
-            lock = None
-            if key.endswith(LOCK_SUFFIX):  # only the process that has the lock removes it
-                lock = self.base.backend.lock(key.removesuffix(LOCK_SUFFIX))
-            with nullcontext() if lock is None else lock:
+            lock = self.base.backend.lock(shard) if shard != key else None
+            with nullcontext() if lock is None else lock:  # the last process removes its file
                 if lock is None:
                     self.base.perform([Delete(key)])
         return RepairAction(key, "removed", found.message)

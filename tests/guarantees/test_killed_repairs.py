@@ -1,0 +1,148 @@
+"""Repairs are killed and interrupted, at many moments: no original byte is lost.
+
+``ZARR_SHARDSTORE_KILLS`` is the number of kills and interrupts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zarr_shardstore
+from tests.support import repair_until_killed
+from tests.support.checked_stores import KINDS
+from tests.support.side_files import is_side_file
+from zarr_shardstore import ShardingMapping, check_store, repair_store, restore_quarantine
+
+N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "12"))
+QUARANTINE = ".zarr_shardstore_quarantine"
+GOLDEN = Path(__file__).parents[1] / "golden" / "v0.1"
+
+Objects = dict[str, bytes]
+
+
+def damaged_store(root: Path) -> None:
+    """Shards of which some chunks, all or none are whole, an object outside, and remains."""
+    kind = KINDS["v3 zstd with checksum"]
+    kind.make(root)
+    ShardingMapping(root).flush()
+    for name, at in (("0/0", 5), ("0/1", -1), ("1/0", 30), ("1/1", 70)):
+        path = root / "a/c" / name
+        data = bytearray(path.read_bytes())
+        data[at] ^= 255
+        path.write_bytes(data)
+    (root / "a/c/7").mkdir()
+    (root / "a/c/7/7").write_bytes(b"outside")
+    (root / f"a/c/1/.{'0' * 32}.partial").write_bytes(b"remains")
+    (root / "a/c/1/0.__lock").write_bytes(b"")
+
+
+def template(name: str, root: Path) -> Path:
+    if name == "damaged":
+        damaged_store(root)
+    else:
+        shutil.copytree(GOLDEN / name, root)
+    return root
+
+
+def objects_in(root: Path) -> Objects:
+    files = [path for path in root.rglob("*") if path.is_file()]
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+def without_quarantine(objects: Objects) -> Objects:
+    return {key: value for key, value in objects.items() if not key.startswith(QUARANTINE)}
+
+
+def quarantines(root: Path) -> list[str]:
+    """Those with an original, the oldest first."""
+    found = {key.split("/")[1] for key in objects_in(root) if key.endswith(".original")}
+    return [f"{QUARANTINE}/{name}" for name in sorted(found)]
+
+
+@contextmanager
+def repairs() -> Iterator[Any]:
+    root = str(Path(zarr_shardstore.__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, repair_until_killed.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": root},
+    ) as process:
+
+        def start(path: Path, how: str, n: int, quarantine: str = "") -> int:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            request = {"path": str(path), "how": how, "n": n, "quarantine": quarantine}
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            return int(process.stdout.readline())
+
+        try:
+            yield start
+        finally:
+            process.kill()
+
+
+def check_originals(damaged: Objects, root: Path) -> None:
+    """Each object is as it was, or its original is in a quarantine."""
+    now = objects_in(root)
+    for key, value in damaged.items():
+        copies = [v for k, v in now.items() if k.endswith(f"/{key}.original")]
+        assert now.get(key) == value or value in copies, key
+
+
+MOST = {
+    "damaged": {"kill": 370, "interrupt": 18_000},
+    "stopped_change-end_crc": {"kill": 125, "interrupt": 5_700},
+    "stopped_move-end": {"kill": 125, "interrupt": 5_700},
+}
+"""Calls that open or change a file, and lines of the package, of a whole repair."""
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_nothing_is_lost(name: str, tmp_path: Path) -> None:
+    """A second repair finishes, and what both have put aside is the original, the latest first."""
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    root = template(name, tmp_path / "damaged")
+    damaged = objects_in(root)
+    outcomes: Counter[int] = Counter()
+    with repairs() as start:
+        for n in range(N_KILLS // 3):
+            path = tmp_path / str(n)
+            shutil.copytree(root, path)
+            how = "kill" if n % 4 != 3 else "interrupt"
+            at = rng.randint(1, MOST[name][how])
+            says = f"seed {seed}, {name}, {n}: {how} at {at}"
+            outcomes[start(path, how, at)] += 1
+            check_originals(damaged, path)
+            second = repair_store(check_store(path, level="decode"), dry_run=False)
+            assert second.check is not None
+            left = {action.key for action in second.actions if action.did == "left"}
+            assert {f.key for f in second.check.findings} <= left, (says, second)
+            check_originals(damaged, path)
+            for quarantine in reversed(quarantines(path)):
+                if n % 2:
+                    outcomes[start(path, "kill", int(30 ** rng.random()), quarantine)] += 1
+                    check_originals(damaged, path)
+                restore_quarantine(path, quarantine)
+            restored = without_quarantine(objects_in(path))
+            more = {key: restored.pop(key) for key in restored.keys() - damaged.keys()}
+            assert restored == damaged, says
+            assert all(map(is_side_file, more)), (says, list(more))
+            shutil.rmtree(path)
+    assert 1 not in outcomes, says
+    print(name, dict(outcomes))
