@@ -39,7 +39,10 @@ MAX_KEYS = 2**16
 """Values in a region whose target has a key for each: shards may declare more than they have."""
 
 _WALKED = 4096
-"""Objects and regions of a grid that is walked without sampling."""
+"""Objects and regions of a grid that is walked without sampling, if it has few values."""
+
+_FEW = 2**20
+"""Such values. A region costs time for each value that it may have."""
 
 _MAX_WALKED = 2**24
 """Regions that are visited where links keep a listing from telling which of them hold an object."""
@@ -129,8 +132,10 @@ def regions_to_visit(
     first = locations[0]
     n_regions = math.prod(layout.chunk_grid_shape(first.grid_shape, region_shape))
     n_objects = max(math.prod(location.object_grid_shape) for location in locations)
-    if max(n_objects, n_regions) <= _WALKED:
-        return None if n_regions else []
+    if not n_regions:
+        return []
+    if max(n_objects, n_regions) <= _WALKED and math.prod(first.grid_shape) <= _FEW:
+        return None
     if n_objects > _WALKED and _is_dense(first, [range(n) for n in first.object_grid_shape]):
         return None
     # A listing does not follow links to directories.
