@@ -78,6 +78,9 @@ _Place: TypeAlias = tuple[int, int]
 _Named: TypeAlias = tuple[dict[int, memoryview], set[int]]
 """Whole chunks, and entries that say that there is no chunk."""
 
+_MAX_LOST = 1 << 16
+"""Entries of a shard that is shorter than one byte for each: all of these may be named as lost."""
+
 _MAX_MISSES = 1 << 12
 """Places that look like the begin of a frame, and are none."""
 
@@ -98,6 +101,10 @@ class Salvage:
 
 def salvage(checker: ArrayChecker, shard: ShardRef, data: memoryview, *, guesses: bool) -> Salvage:
     """Return the whole chunks of a shard: with `guesses` also without a valid index."""
+    n_entries = shard.layout.spec.n_entries
+    if n_entries > max(_MAX_LOST, len(data)):  # a document of a few bytes may declare millions
+        text = f"of its index of {n_entries} entries hardly anything is there"
+        return Salvage({}, [], False, text)
     damaged = _DamagedShard(checker, shard, data)
     for index, spec in _valid_indexes(shard.layout.spec, data):
         if spec.index.checksum or spec != shard.layout.spec or damaged.is_in_place(index.fields):
