@@ -194,9 +194,15 @@ class _DamagedShard:
         """
         size = len(self.data) - self.spec.index_nbytes
         is_possible = self._is_possible(fields, size) | (fields == MISSING).all(axis=1)
-        has_proof = self.spec.index.checksum or self.frames
-        if not self.at_end or (is_possible.all() and not has_proof):
-            return True
+        if not self.at_end or (self.frames and self.frames[-1][1] > size):
+            return not self.at_end
+        if is_possible.all() and not self.spec.index.checksum:
+            end = self.frames[-1][1] if self.frames else size + 1
+            n = (size - end) // ENTRY_NBYTES  # entries that may have been in front of these
+            before = self._fields_at(end, max(0, n))
+            is_possible = self._is_possible(before, size) | (before == MISSING).all(axis=1)
+            if (size - end) % ENTRY_NBYTES or not is_possible.all():
+                return True
         n_present = np.count_nonzero((fields != MISSING).any(axis=1))
         return (self.exact or 0) * n_present == size or self._begins_at(size, fields)
 
@@ -225,7 +231,8 @@ class _DamagedShard:
         starts, nbytes = index.fields[ids].T.tolist()
         end = max(map(sum, zip(starts, nbytes, strict=True)), default=stop)
         whole, is_shifted = self._whole_at(keys, starts, nbytes, stop), np.zeros(len(ids), bool)
-        shift = stop - end if self.is_proving and spec.index.checksum and end < 2**62 else 0
+        may_shift = self.is_proving and self.at_end and spec.index.checksum
+        shift = stop - end if may_shift and end < 2**62 else 0
         if shift and not whole.all():
             moved = [start + shift for start in starts]
             there = self._whole_at(keys, moved, nbytes, stop)
@@ -467,6 +474,9 @@ class _DamagedShard:
                 is_named = self._frames_of(fields) >= 0
             else:
                 is_named = possible = possible & (fields[:, 0] % (self.exact or 1) == 0)
+                before = self._fields_at(max(0, start - ENTRY_NBYTES), 1)
+                if (before == MISSING).all() or self._is_possible(before, size)[0]:
+                    continue  # the index begins further in front
             is_first = missing[0] or is_named[0]
             if is_first and is_named.any() and (possible | missing).all():
                 found.append((start, fields))
