@@ -106,6 +106,7 @@ def one_entry(offset: int, nbytes: int) -> ShardIndex:
         (16, 10, 26, "start", True),
         (15, 1, 26, "start", False),  # inside the index
         (16, 11, 26, "start", False),
+        (0, 0, 16, "end", True),
         (0, 0, 15, "end", False),  # the shard is shorter than its index
     ],
 )
@@ -118,6 +119,7 @@ def test_entry_bounds(
     if is_sound:
         index.check_entry(0, shard_nbytes, spec)
         index.check_entries(shard_nbytes, spec)
+        assert index.damaged_ids(shard_nbytes, spec).tolist() == []
         return
     with pytest.raises(IndexDamageError) as one:
         index.check_entry(0, shard_nbytes, spec)
@@ -154,3 +156,8 @@ def test_the_fast_check_finds_what_the_single_one_finds(
 
     one_by_one = [raises(index.check_entry, i, shard_nbytes, spec) for i in range(len(entries))]
     assert raises(index.check_entries, shard_nbytes, spec) == any(one_by_one)
+    found = index.damaged_ids(shard_nbytes, spec).tolist()
+    assert found == [i for i, is_damaged in enumerate(one_by_one) if is_damaged]
+    ids = list(range(len(entries)))
+    assert raises(index.entries, ids, shard_nbytes, spec) == any(one_by_one)
+    assert index.entries(ids, None, spec) == [index.entry(i) for i in ids]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import (
     ChunkKeyEncoding,
+    Style,
     check_key,
     check_prefix,
     draft_candidate,
+    is_separator,
+    odd_candidates,
     v3_candidates,
 )
 
@@ -163,3 +167,98 @@ def test_prefixes_that_escape_are_refused(prefix: str) -> None:
     """As for keys."""
     with pytest.raises(SpecError):
         check_prefix(prefix)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (5, "a key is a str, got int: 5"),
+        ("a/c/0.__shard", "open the array again"),
+        ("a/c/0.__lock", "files beside shards"),
+        ("a/c/0.__journal/x", "files beside shards"),
+        (f"a/x.{'0f' * 16}.partial", "files beside shards"),
+        ("a/\ud800", "no text that can be stored"),
+    ],
+)
+def test_keys_that_are_no_names_of_values_are_refused(key: Any, message: str) -> None:
+    """The message says which names are kept for files of the package."""
+    with pytest.raises(SpecError, match=message):
+        check_key(key)
+    with pytest.raises(SpecError, match=message.replace("a key", "a prefix")):
+        check_prefix(key)
+
+
+@pytest.mark.parametrize(
+    "key", ["a/.__lock", "a.__locks", f"x.{'0f' * 15}.partial", "x.partial", "ä", "a/\udc80"]
+)
+def test_keys_that_resemble_names_of_our_files(key: str) -> None:
+    """Names of other texts, and of files whose name is no UTF-8."""
+    check_key(key)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("data/root/c1/2", ("", "c1/2")),
+        ("data/root/a/c1/2/3", ("a", "c1/2/3")),
+        ("data/root/a/c1.2", ("a", "c1.2")),
+        ("data/root/a/c", ("a", "c")),
+        ("data/root/c", ("", "c")),
+        ("data/root/1/2", None),
+        ("data/root/1", None),
+        ("data/root/c/1", None),
+        ("data/root/c1.2/3", None),
+    ],
+)
+def test_candidates_of_the_draft(key: str, expected: tuple[str, str] | None) -> None:
+    assert draft_candidate(key) == expected
+
+
+def test_odd_candidates_are_all_splits_of_a_key_with_a_digit_in_its_last_segment() -> None:
+    assert list(odd_candidates("data/root/a/b1/c96-18")) == [
+        ("", "a/b1/c96-18"),
+        ("a", "b1/c96-18"),
+        ("a/b1", "c96-18"),
+    ]
+    assert list(odd_candidates("a b/1")) == [("", "a b/1"), ("a b", "1")]
+    assert list(odd_candidates("data/root/a1/notes")) == []
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text", "ndim", "expected"),
+    [
+        (ChunkKeyEncoding("default", "/"), "", 2, ((), "")),
+        (ChunkKeyEncoding("default", "/"), "c", 2, ((), "")),
+        (ChunkKeyEncoding("default", "/"), "d", 2, None),
+        (ChunkKeyEncoding("default", "/"), "c/", 2, ((), "")),
+        (ChunkKeyEncoding("default", "/"), "d/1", 2, None),
+        (ChunkKeyEncoding("default", "/"), "c/12", 2, ((), "12")),
+        (ChunkKeyEncoding("default", "/"), "c/12/", 2, ((12,), "")),
+        (ChunkKeyEncoding("default", "/"), "c/12/3", 2, ((12,), "3")),
+        (ChunkKeyEncoding("default", "/"), "c/12/3/", 2, None),
+        (ChunkKeyEncoding("default", "/"), "c/12/", 1, None),
+        (ChunkKeyEncoding("default", "/"), "c/01", 2, None),
+        (ChunkKeyEncoding("default", "/"), "c//", 2, None),
+        (ChunkKeyEncoding("draft", "::"), "c1:", 2, ((1,), "")),
+        (ChunkKeyEncoding("draft", "::"), "c1::", 2, ((1,), "")),
+        (ChunkKeyEncoding("draft", "::"), "c1:::", 2, None),
+        (ChunkKeyEncoding("draft", "-+"), "c1+", 2, None),
+    ],
+)
+def test_the_start_of_a_suffix(
+    encoding: ChunkKeyEncoding, text: str, ndim: int, expected: Any
+) -> None:
+    """Whole coordinates, and digits of the next one; nothing that no suffix starts with."""
+    assert encoding.decode_start(text, ndim) == expected
+
+
+def test_separators_of_each_style() -> None:
+    for separator in ("/", "."):
+        for style in get_args(Style):
+            assert is_separator(style, separator)
+    for separator in ("-", "::"):
+        assert is_separator("draft", separator)
+        assert not is_separator("default", separator)
+    for odd in ("", "0", "x1", "//", "\\", "\0", 5, None):
+        assert not is_separator("draft", odd)
+        assert not is_separator("v2", odd)

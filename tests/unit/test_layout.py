@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Style
-from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.layout import (
+    ArrayLayout,
+    chunk_grid_shape,
+    entries_in_box,
+    grid_box,
+    is_inside,
+    n_in_grid_box,
+    shard_coords_of,
+)
 from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec
 
 Separator = Literal["/", "."]
@@ -207,3 +215,90 @@ def test_entries_with_a_prefix_are_those_whose_keys_start_so(
     expected = [i for i in shard.entries_of().tolist() if keys[i].startswith(prefix)]
     assert shard.entries_with(prefix).tolist() == expected
     assert bool(shard.boxes_with(prefix)) == bool(expected)
+
+
+def test_grids_by_hand() -> None:
+    """Whole numbers of any size, rounded up for chunks and down for shards."""
+    assert chunk_grid_shape((10, 9, 0, 10**30), (5, 5, 5, 1)) == (2, 2, 0, 10**30)
+    assert shard_coords_of((0, 9, 10**30), (5, 5, 1)) == (0, 1, 10**30)
+    assert all(
+        type(n) is int for n in (*chunk_grid_shape((9,), (5,)), *shard_coords_of((9,), (5,)))
+    )
+    assert is_inside((1, 0), (2, 1))
+    assert not is_inside((1, 1), (2, 1))
+
+
+def test_the_box_of_a_shard_is_clipped_to_a_grid_that_is_known() -> None:
+    assert grid_box((0, 2), (5, 3), None) == ((0, 5), (6, 9))
+    assert grid_box((0, 2), (5, 3), (4, 8)) == ((0, 4), (6, 8))
+    assert grid_box((0, 2), (5, 3), (9, 5)) == ((0, 5), (6, 6))
+    assert n_in_grid_box((0, 2), (5, 3), None) == 15
+    assert n_in_grid_box((0, 2), (5, 3), (4, 8)) == 4 * 2
+    assert n_in_grid_box((0, 2), (5, 3), (4, 8), growing={1}) == 4 * 3
+    assert n_in_grid_box((0, 2), (5, 3), (4, 5)) == 0
+
+
+def test_entries_in_a_box_around_or_beside_the_shard() -> None:
+    assert entries_in_box(((6, 99), (0, 8)), (1, 2), (5, 3)).tolist() == [3, 4, 6, 7, 9, 10, 12, 13]
+    assert entries_in_box(((0, 5), (6, 9)), (1, 2), (5, 3)).tolist() == []
+    assert entries_in_box(((5, 6), (9, 12)), (1, 2), (5, 3)).tolist() == []
+
+
+def test_a_key_is_that_of_a_chunk_as_it_is_spelled() -> None:
+    chunk = DRAFT.chunk_of_key("data/root/foo/baz/c96/19")
+    assert chunk is not None
+    assert (chunk.key, chunk.shard, chunk.entry_id) == (
+        "data/root/foo/baz/c96/19",
+        DRAFT.shard((3, 9)),
+        1,
+    )
+    aliased = make_layout((), ChunkKeyEncoding("draft", "/")).chunk_of_key("data/root/foo/baz/c0")
+    assert aliased is not None
+    assert aliased.key == "data/root/foo/baz/c0"
+    for key in ("data/root/foo/baz/c96", "data/root/foo/bar/c96/19"):
+        assert DRAFT.chunk_of_key(key) is None
+        assert DRAFT.shard_of_key(key) is None
+
+
+def test_arrays_with_the_same_entries_may_differ_in_their_grid_only() -> None:
+    draft = ChunkKeyEncoding("draft", "/")
+    assert DRAFT.has_same_entries(make_layout((32, 2), draft, grid=(5, 5)))
+    for other in (
+        make_layout((32, 3), draft),
+        make_layout((32, 2), ChunkKeyEncoding("draft", ".")),
+        make_layout((32, 2), draft, "data/root/foo/bar/"),
+    ):
+        assert not DRAFT.has_same_entries(other)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "expected"),
+    [
+        ("a/", [((95, 120), (0, 3))]),
+        ("a/1", [((100, 120), (0, 3))]),
+        ("a/9", [((95, 100), (0, 3))]),
+        ("a/11", [((110, 120), (0, 3))]),
+        ("a/95", [((95, 96), (0, 3))]),
+        ("a/94", []),
+        ("a/12", []),  # outside the grid
+        ("a/0", []),
+        ("a/100/", [((100, 101), (0, 3))]),
+        ("a/100/1", [((100, 101), (1, 2))]),
+        ("a/100/0", [((100, 101), (0, 1))]),
+        ("a/100/3", []),
+        ("b", []),
+    ],
+)
+def test_boxes_of_a_prefix_that_ends_in_a_number(prefix: str, expected: Any) -> None:
+    """The number itself, and those with more digits; none begins with a zero."""
+    layout = make_layout((95, 10), ChunkKeyEncoding("v2", "/"), "a/", (120, 3))
+    assert layout.shard((1, 0)).boxes_with(prefix) == expected
+
+
+def test_boxes_of_numbers_with_more_digits_ascend() -> None:
+    layout = make_layout((200,), ChunkKeyEncoding("v2", "/"), "a/", (150,))
+    shard = layout.shard((0,))
+    assert shard.boxes_with("a/1") == [((1, 2),), ((10, 20),), ((100, 150),)]
+    assert shard.boxes_with("a/0") == [((0, 1),)]
+    expected = [1, *range(10, 20), *range(100, 150)]
+    assert shard.entries_with("a/1").tolist() == expected

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
+from zarr_shardstore.format.ranges import (
+    ByteRange,
+    Range,
+    StartFrom,
+    Suffix,
+    column_of_ranges,
+    resolve_range,
+)
 from zarr_shardstore.shards.requests import PatchEntry, apply_pieces, check_pieces
 
 byte_ranges = st.one_of(
@@ -41,6 +48,8 @@ def test_negative_numbers_are_refused(byte_range: ByteRange) -> None:
     """zarr-python 2.18 let them leak into the neighbouring chunk."""
     with pytest.raises(SpecError, match="negative"):
         resolve_range(byte_range, 10)
+    with pytest.raises(SpecError, match="negative"):
+        column_of_ranges([None, byte_range])
 
 
 @pytest.mark.parametrize(
@@ -107,3 +116,9 @@ def test_what_pieces_cover_from_the_start(
 ) -> None:
     """Only pieces without a gap from 0 on say what a value will be."""
     assert PatchEntry(0, pieces).nbytes_from_start == nbytes
+
+
+def test_a_column_of_whole_values_is_none() -> None:
+    some = [None, Suffix(0)]
+    assert column_of_ranges(some) is some
+    assert column_of_ranges([None, None]) is column_of_ranges([]) is None

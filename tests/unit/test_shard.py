@@ -18,6 +18,7 @@ from zarr_shardstore.format.shard import (
     build_shard,
     check_order,
     index_of_shard,
+    lay_out,
     order_entries,
     split_shard,
 )
@@ -44,6 +45,7 @@ INDEX_AT_START = bytes.fromhex(
     "4200000000000000"
     "0400000000000000"
 )
+START = IndexFormat(checksum=False, location="start")
 ENTRIES = {1: b"bb", 2: b"", 3: b"dddd"}
 
 
@@ -54,8 +56,7 @@ def test_golden_index_at_end() -> None:
 
 def test_golden_index_at_start() -> None:
     """ZEP 2's index_location start: offsets count from the start of the shard."""
-    form = IndexFormat(checksum=False, location="start")
-    assert build_shard(ENTRIES, ShardingSpec((2, 2), form), "C") == INDEX_AT_START + DATA
+    assert build_shard(ENTRIES, ShardingSpec((2, 2), START), "C") == INDEX_AT_START + DATA
 
 
 def test_golden_big_endian() -> None:
@@ -157,3 +158,36 @@ def test_impossible_chunks_per_shard(cps: tuple[int, ...]) -> None:
     """Refused before any memory is asked for."""
     with pytest.raises(SpecError, match="chunks_per_shard"):
         ShardingSpec(cps, DRAFT_INDEX)
+
+
+def test_each_order_has_its_name_and_c_is_the_default() -> None:
+    spec = ShardingSpec((2, 2), DRAFT_INDEX)
+    entries = {i: bytes([i]) for i in range(4)}
+    for order, expected in (("C", b"\0\1\2\3"), ("F", b"\0\2\1\3"), ("morton", b"\0\2\1\3")):
+        check_order(order)
+        assert build_shard(entries, spec, order)[:4] == expected  # type: ignore[arg-type]
+    assert build_shard(entries, spec)[:4] == b"\0\1\2\3"
+    assert order_entries(np.arange(12), (3, 4), "F").tolist() == [
+        0,
+        4,
+        8,
+        1,
+        5,
+        9,
+        2,
+        6,
+        10,
+        3,
+        7,
+        11,
+    ]
+
+
+def test_a_shard_in_pieces_has_its_gap_before_the_index() -> None:
+    entries: dict[int, bytes | memoryview] = {0: b"a", 1: memoryview(b"bc")}
+    at_end, at_start = ShardingSpec((2,), DRAFT_INDEX), ShardingSpec((2,), START)
+    index = build_shard(entries, at_end)[3:]
+    assert lay_out(entries, at_end, "C", 7) == [(0, [b"a", b"bc"]), (10, [index])]
+    assert lay_out(entries, at_end, "C") == [(0, [b"a", b"bc"]), (3, [index])]
+    index = build_shard(entries, at_start)[:32]
+    assert lay_out(entries, at_start, "C", 7) == [(0, [index, b"a", b"bc"])]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_shardstore.format.ranges import merge_spans, plan_spans
+from zarr_shardstore.format.ranges import Span, merge_spans, plan_spans
 
 ranges_strategy = st.lists(
     st.tuples(st.integers(0, 300), st.integers(0, 40)).map(lambda r: (r[0], r[0] + r[1]))
@@ -98,3 +99,57 @@ def test_merged_spans(
     if limit == 1000:
         assert max(closed, default=0) <= min(left, default=400)
         assert n_after <= n or not left or min(left) > gap or sum(closed) + min(left) > unwanted
+
+
+def test_a_range_inside_another_needs_no_room() -> None:
+    """It ends where the other does, or before; also if the other is larger than any span."""
+    for inner in ((105, 110), (105, 109)):
+        (span,) = plan_spans([(100, 110), inner], max_gap_bytes=0, max_coalesced_bytes=5)
+        assert (span.start, span.stop, span.members) == (100, 110, [0, 1])
+
+
+def test_spans_are_as_long_as_allowed_wherever_they_lie() -> None:
+    ranges = [(1000, 1010), (1010, 1020), (1020, 1030)]
+    spans = plan_spans(ranges, max_gap_bytes=0, max_coalesced_bytes=20)
+    assert [(s.start, s.stop) for s in spans] == [(1000, 1020), (1020, 1030)]
+
+
+@pytest.mark.parametrize(
+    ("n_spans", "gap", "unwanted", "limit", "expected"),
+    [
+        (1, 9, 99, 99, [(1000, 1035)]),
+        (2, 9, 99, 99, [(1000, 1012), (1020, 1035)]),  # the shorter gaps
+        (3, 9, 99, 99, [(1000, 1012), (1020, 1025), (1030, 1035)]),
+        (4, 9, 99, 99, [(1000, 1005), (1007, 1012), (1020, 1025), (1030, 1035)]),
+        (5, 9, 99, 99, [(1000, 1005), (1007, 1012), (1020, 1025), (1030, 1035)]),
+        (1, 5, 99, 99, [(1000, 1012), (1020, 1035)]),  # 8 bytes are too long a gap
+        (1, 8, 99, 99, [(1000, 1035)]),
+        (1, 9, 15, 99, [(1000, 1035)]),  # 2 + 5 + 8 unwanted bytes
+        (1, 9, 14, 99, [(1000, 1012), (1020, 1035)]),
+        (1, 9, 7, 99, [(1000, 1012), (1020, 1035)]),
+        (1, 9, 6, 99, [(1000, 1012), (1020, 1025), (1030, 1035)]),
+        (1, 9, 99, 35, [(1000, 1035)]),
+        (1, 9, 99, 34, [(1000, 1025), (1030, 1035)]),
+    ],
+)
+def test_merged_spans_by_hand(
+    n_spans: int, gap: int, unwanted: int, limit: int, expected: list[tuple[int, int]]
+) -> None:
+    spans = [Span(start, start + 5, [i]) for i, start in enumerate((1000, 1007, 1020, 1030))]
+    (merged,) = merge_spans(
+        [spans],
+        n_spans,
+        max_gap_bytes=gap,
+        max_unwanted_bytes=unwanted,
+        max_coalesced_bytes=limit,
+    )
+    assert [(s.start, s.stop) for s in merged] == expected
+    assert [member for s in merged for member in s.members] == [0, 1, 2, 3]
+
+
+def test_spans_that_touch_have_no_unwanted_bytes() -> None:
+    spans = [Span(0, 5, [0]), Span(5, 9, [1])]
+    (merged,) = merge_spans(
+        [spans], 1, max_gap_bytes=0, max_unwanted_bytes=0, max_coalesced_bytes=9
+    )
+    assert merged == [Span(0, 9, [0, 1])]

@@ -59,7 +59,7 @@ def append_to_shard(
         replaced = requests.replaced_first(updates)
         ids = [i for i, yes in replaced.items() if not yes and writer.entry(i) is not None]
         if ids:
-            current |= yield from _read_entries(writer, ids, _NOTHING_WRITTEN)
+            current |= yield from _read_entries(writer, ids)
     outcomes: list[Exception | None] = []
     new: dict[int, Bytes | None] = {}
     for group in groups:
@@ -134,14 +134,14 @@ def _open(shard: ShardRef, data_end: int | None = None) -> Flow[ShardWriter | No
 
 
 def _read_entries(
-    writer: ShardWriter, ids: Sequence[int], hint: str, *, at_once: bool = False
+    writer: ShardWriter, ids: Sequence[int], *, at_once: bool = False
 ) -> Flow[dict[int, Bytes]]:
     """Return the stored values of entries that are present; `at_once` reads what lies between."""
     shard, size = writer.shard, writer.size
     try:
         places = writer.index().entries(ids, size, shard.layout.spec)
     except IndexDamageError as damage:
-        raise corrupt(shard, damage, hint) from damage
+        raise corrupt(shard, damage, _NOTHING_WRITTEN) from damage
     ranges = [(offset, offset + nbytes) for offset, nbytes in filter(None, places)]
     limit = size if at_once else 0
     spans = plan_spans(ranges, max_gap_bytes=limit, max_coalesced_bytes=limit)
@@ -159,7 +159,7 @@ def _read_entries(
 
 def _read_live_entries(writer: ShardWriter, without: Container[int] = ()) -> Flow[dict[int, Bytes]]:
     ids = [i for i in writer.index().present_ids().tolist() if i not in without]
-    return (yield from _read_entries(writer, ids, KEEP_HINT, at_once=True))
+    return (yield from _read_entries(writer, ids, at_once=True))
 
 
 # ------------------------------------------------------------------------------- writes
