@@ -841,3 +841,39 @@ def test_entries_that_a_journal_forgot_are_data_all_the_same() -> None:
     longer = ShardWriter(shard_of(), index, size + 10, 20, 1)
     assert (longer.data_end, longer.gap_nbytes, longer.was_sealed) == (20, 6, False)
     assert ShardWriter(shard_of(), index, size, None, 1).was_sealed
+
+
+def test_several_values_of_one_entry_are_one_append() -> None:
+    model = begun()
+    model.commit(*[[SetEntry(0, b"%d" % i)] for i in range(9)])
+    assert model.kinds() == [OpenShard, ChangeShard]
+    assert model.entries() == {0: b"8"}
+
+
+def test_new_values_of_all_entries_are_one_set() -> None:
+    model = ShardFiles(shard_in((2, 2), (2, 2)))
+    outcomes = model.commit(*[[SetEntry(i, b"%d" % i)] for i in range(4)], order="F")
+    assert outcomes == [None] * 4
+    assert model.kinds() == [Set]
+    assert model.files is not None
+    assert model.files[0][:4] == b"0213"
+
+
+def test_values_before_and_after_an_update_of_the_same_commit() -> None:
+    """What was read, and what a group before it wrote, is what the next group sees."""
+    model = begun()
+    patch = PatchEntry(0, ((0, b"X"),))
+    model.commit(ADDED, [patch], [PatchEntry(1, ((1, b"Y"),))], [PatchEntry(0, ((1, b"Z"),))])
+    assert model.entries() == {0: b"XZ345678", 1: b"1Y345678"}
+
+
+def test_a_value_is_not_lost_with_a_failed_group_that_would_have_replaced_it() -> None:
+    """The first group would replace both values, so neither was read for it."""
+    model = begun()
+    model.commit(ADDED)
+    far = PatchEntry(3, ((9, b"far"),))
+    failed: list[EntryUpdate] = [SetEntry(0, b"no"), DeleteEntry(1), far]
+    keep = MapEntry(1, lambda old: bytes(old or b"missing") + b"!")
+    outcomes = model.commit(failed, [PatchEntry(0, ((0, b"X"),))], [far], [keep])
+    assert [type(outcome) for outcome in outcomes] == [SpecError, type(None)] * 2
+    assert model.entries() == {0: b"X2345678", 1: VALUE + b"!"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,14 @@ from zarr_shardstore.shards.requests import (
     EntryUpdate,
     Exists,
     Get,
+    GetSize,
+    MapEntry,
     PatchEntry,
+    PlainValue,
     Set,
     SetEntry,
 )
-from zarr_shardstore.shards.rewrite import rewrite_shard
+from zarr_shardstore.shards.rewrite import compact_shard, rewrite_shard, rewrite_value
 
 DRAFT_SPEC = ShardingSpec((2, 2), DRAFT_INDEX)
 
@@ -343,3 +347,173 @@ def test_an_index_that_is_cut_off_at_the_edge_loses_nothing(tells_size: bool) ->
     recorder = Recorder({KEY: shard}, tells_size=tells_size, cut={2})
     commit(recorder, [SetEntry(0, b"x"), SetEntry(2, b"y")], grid=(4, 1))
     assert stored(recorder) == OLD | {0: b"x", 2: b"y"}
+
+
+# ------------------------------------------------------------------- what must not be lost
+
+
+def test_a_patch_of_nothing_keeps_values_of_any_size() -> None:
+    """It covers no byte, so a value of one byte counts."""
+    old = {i: bytes([i]) for i in range(4)}
+    recorder = Recorder({KEY: build_shard(old, DRAFT_SPEC)})
+    commit(recorder, [PatchEntry(i, ((0, b""),)) for i in range(4)])
+    assert stored(recorder) == old
+
+
+@pytest.mark.parametrize("kept", [b"", b"1", b"22"])
+def test_small_values_behind_the_edge_are_kept(kept: bytes) -> None:
+    recorder = Recorder({KEY: build_shard({0: b"old", 1: kept}, DRAFT_SPEC)})
+    commit(recorder, [SetEntry(0, b"x"), SetEntry(2, b"y")], grid=(4, 1))
+    assert stored(recorder) == {0: b"x", 1: kept, 2: b"y"}
+
+
+@pytest.mark.parametrize("tells_size", [True, False])
+def test_an_index_that_comes_damaged_twice_may_be_whole_in_the_shard(tells_size: bool) -> None:
+    """There may be entries behind the edge: the whole shard is read, and tells."""
+    shard = build_shard(OLD, DRAFT_SPEC)
+    recorder = Recorder({KEY: shard}, tells_size=tells_size, cut={2, 3})
+    commit(recorder, [SetEntry(0, b"x"), SetEntry(2, b"y")], grid=(4, 1))
+    assert stored(recorder) == OLD | {0: b"x", 2: b"y"}
+    assert recorder.batches[3] == [Get(KEY, consistent=True)]
+
+
+@pytest.mark.parametrize("n", [1, 3])  # before the index, and before the whole shard is read
+def test_a_shard_that_vanishes_while_it_is_read_has_nothing_to_lose(n: int) -> None:
+    objects = {KEY: b"short"}
+    recorder = Recorder(objects, between=lambda batch: objects.clear() if batch == n else None)
+    commit(recorder, [SetEntry(0, b"x"), SetEntry(2, b"y")], grid=(4, 1))
+    assert stored(recorder) == {0: b"x", 2: b"y"}
+
+
+def test_updates_of_one_entry_are_not_updates_of_all(recorder: Recorder) -> None:
+    commit(recorder, [SetEntry(0, b"%d" % i) for i in range(4)])
+    assert stored(recorder) == OLD | {0: b"3"}
+
+
+def test_a_change_of_a_new_value_reads_nothing(recorder: Recorder) -> None:
+    """The value before it is known."""
+    change = MapEntry(0, lambda old: bytes(old or b"") + b"!")
+    commit(recorder, [*[SetEntry(i, b"n") for i in range(4)], change, PatchEntry(1, ((1, b"?"),))])
+    assert [[type(r) for r in batch] for batch in recorder.batches] == [[Set]]
+    assert stored(recorder) == {0: b"n!", 1: b"n?", 2: b"n", 3: b"n"}
+
+
+def test_the_errors_say_what_was_written_and_what_helps() -> None:
+    shard = bytearray(build_shard(OLD, DRAFT_SPEC))
+    shard[-64:-56] = (10**9).to_bytes(8, "little")
+    with pytest.raises(CorruptShardError, match="erase or overwrite this chunk first"):
+        commit(Recorder({KEY: bytes(shard)}), [SetEntry(1, b"x")])
+    with pytest.raises(CorruptShardError, match=r"there are 5; nothing was written$"):
+        commit(Recorder({KEY: b"short"}), [SetEntry(1, b"x")])
+    (error,) = commit(Recorder({}), [PatchEntry(3, ((1, b"x"),))])
+    assert "key 'a/c1/1'" in str(error)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_entries_are_stored_in_the_order_that_was_asked_for(order: Any) -> None:
+    recorder = Recorder({})
+    values = {i: b"%d" % i for i in range(4)}
+    recorder.run(
+        rewrite_shard(shard_of(), [[SetEntry(i, v) for i, v in values.items()]], order=order)
+    )
+    assert recorder.objects[KEY] == build_shard(values, DRAFT_SPEC, order)
+
+
+def test_a_shard_that_is_removed_has_an_empty_one_in_its_place_if_need_be(
+    recorder: Recorder,
+) -> None:
+    """For base stores whose conditions do not protect a removal."""
+    commit(recorder, [DeleteEntry(i) for i in range(4)])
+    (delete,) = recorder.batches[-1]
+    assert isinstance(delete, Delete)
+    assert delete.placeholder is not None
+    assert delete.placeholder() == build_shard({}, DRAFT_SPEC)
+
+
+# ------------------------------------------------------------------- values that are no shards
+
+
+def change_to(value: Any) -> MapEntry:
+    return MapEntry(0, lambda _: value, placeholder=lambda: b"empty")
+
+
+@pytest.mark.parametrize(
+    ("old", "updates", "expected", "kinds"),
+    [
+        (b"old", [SetEntry(0, b"new")], b"new", [Set]),
+        (b"old", [DeleteEntry(0)], None, [Delete]),
+        (None, [DeleteEntry(0)], None, [Delete]),  # nothing was read
+        (b"old", [SetEntry(0, b"x"), PatchEntry(0, ((1, b"y"),))], b"xy", [Set]),
+        (b"old", [PatchEntry(0, ((1, b"y"),))], b"oyd", [Get, Set]),
+        (b"old", [change_to(b"new")], b"new", [Get, Set]),
+        (b"old", [change_to(None)], None, [Get, Delete]),
+        (None, [change_to(None)], None, [Get]),
+        (b"old", [MapEntry(0, lambda old: old)], b"old", [Get]),
+        (None, [SetEntry(0, b"new", only_if_missing=True)], b"new", [Get, Set]),
+        (b"old", [SetEntry(0, b"new", only_if_missing=True)], b"old", [Get]),
+        (None, [change_to(b""), change_to(None)], None, [Get]),
+        (b"old", [], b"old", []),
+    ],
+)
+def test_a_value_is_read_if_it_counts_and_written_if_it_changes(
+    old: bytes | None, updates: list[EntryUpdate], expected: bytes | None, kinds: list[type]
+) -> None:
+    recorder = Recorder({} if old is None else {"k": old})
+    assert recorder.run(rewrite_value(PlainValue("k"), [updates])) == [None]
+    assert recorder.objects.get("k") == expected
+    assert [type(r) for batch in recorder.batches for r in batch] == kinds
+    if kinds == [Get, Set]:
+        assert recorder.batches[0] == [Get("k", consistent=True)]
+    if kinds == [Get, Delete]:
+        (delete,) = recorder.batches[-1]
+        assert isinstance(delete, Delete)
+        assert delete.placeholder is not None
+        assert delete.placeholder() == b"empty"
+
+
+def test_each_group_of_a_value_counts_whole_or_not_at_all() -> None:
+    """The failed group came first and would have replaced the value: it is read all the same."""
+    recorder = Recorder({"k": b"old"})
+    groups: list[list[EntryUpdate]] = [
+        [SetEntry(0, b"no"), PatchEntry(0, ((9, b"far"),))],
+        [PatchEntry(0, ((3, b"er"),))],
+        [],
+    ]
+    failed, *others = recorder.run(rewrite_value(PlainValue("k"), groups))
+    assert isinstance(failed, SpecError)
+    assert "key 'k'" in str(failed)
+    assert others == [None, None]
+    assert recorder.objects["k"] == b"older"
+
+
+# ------------------------------------------------------------------- compaction
+
+
+def test_compaction_drops_dead_bytes_and_stores_entries_in_order(recorder: Recorder) -> None:
+    recorder.objects[KEY] = b"dead" + build_shard({}, DRAFT_SPEC)
+    recorder.run(compact_shard(shard_of(), order="C"))
+    assert recorder.objects == {}
+    for gap in (b"", b"dead"):
+        spec = DRAFT_SPEC
+        shard = build_shard(OLD, spec)[:-64] + gap + build_shard(OLD, spec)[-64:]
+        recorder = Recorder({KEY: shard})
+        recorder.run(compact_shard(shard_of(), order="F"))
+        asked = [type(r) for batch in recorder.batches for r in batch]
+        if gap:
+            assert asked == [Get, GetSize, Get, Set]
+            assert recorder.objects[KEY] == build_shard(OLD, spec, "F")
+        else:
+            assert asked == [Get, GetSize]
+            assert recorder.objects[KEY] == shard
+
+
+def test_compaction_removes_a_shard_without_entries_and_leaves_a_missing_one() -> None:
+    recorder = Recorder({KEY: build_shard({}, DRAFT_SPEC)})
+    recorder.run(compact_shard(shard_of(), order="C"))
+    assert recorder.objects == {}
+    recorder.run(compact_shard(shard_of(), order="C"))
+    assert len(recorder.batches[-1]) == 1
+    shard = b"dead" + build_shard({0: b"x"}, DRAFT_SPEC)
+    gone = Recorder({KEY: shard}, between=lambda n: gone.objects.clear() if n == 2 else None)
+    gone.run(compact_shard(shard_of(), order="C"))
+    assert gone.objects == {}

@@ -22,7 +22,7 @@ from zarr_shardstore.format.shard import Bytes, EntryOrder, IndexDamageError, la
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import corrupt
 from zarr_shardstore.shards.requests import EntryUpdate, Flow
-from zarr_shardstore.shards.rewrite import KEEP_HINT, apply_updates, replaced_entries, rewrite_shard
+from zarr_shardstore.shards.rewrite import KEEP_HINT, apply_groups, replaced_entries, rewrite_shard
 from zarr_shardstore.shards.shard_writer import ShardWriter, start_of_index
 
 _MAX_DEAD_SHARE = 0.5
@@ -49,29 +49,21 @@ def append_to_shard(
     Cost: for entries of n bytes in all, n bytes and 64 for each, at any size of the shard. Also the
     index, when a shard is opened, grows, or is sealed. Patches read the old values.
     """
-    updates = [update for group in groups for update in group]
-    if replaced_entries(shard, updates) is not None:
+    if replaced_entries(shard, [update for group in groups for update in group]) is not None:
         return (yield from rewrite_shard(shard, groups, order=order))
     writer = yield from _open(shard)
-    current: dict[int, Bytes | None] = {}
-    if writer is not None:
-        # Values on which the first update of their entry depends.
-        replaced = requests.replaced_first(updates)
-        ids = [i for i, yes in replaced.items() if not yes and writer.entry(i) is not None]
-        if ids:
-            current |= yield from _read_entries(writer, ids)
-    outcomes: list[Exception | None] = []
-    new: dict[int, Bytes | None] = {}
-    for group in groups:
-        changes: dict[int, Bytes | None] = {}
-        try:
-            apply_updates(shard, group, current, changes)
-        except Exception as error:  # also of a transformer: it fails its own group only
-            outcomes.append(error)
-        else:
-            outcomes.append(None)
-            current |= changes
-            new |= changes
+    outcomes: list[Exception | None] = [None] * len(groups)
+    left = list(range(len(groups)))
+    new = None
+    while new is None:
+        stored: dict[int, Bytes] = {}
+        if writer is not None:
+            # Values on which the first update of their entry depends.
+            replaced = requests.replaced_first(u for i in left for u in groups[i])
+            ids = [i for i, yes in replaced.items() if not yes and writer.entry(i) is not None]
+            if ids:
+                stored = yield from _read_entries(writer, ids)
+        new = apply_groups(shard, groups, left, outcomes, stored)
     values = {i: value for i, value in new.items() if value is not None}
     if writer is not None:
         new = {i: v for i, v in new.items() if v is not None or writer.entry(i) is not None}

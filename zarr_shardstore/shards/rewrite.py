@@ -57,15 +57,8 @@ def rewrite_shard(
     left = list(range(len(groups)))
     while left:
         old = yield from _read_entries_to_keep(shard, [u for i in left for u in groups[i]])
-        new: dict[int, Bytes | None] = {}
-        for i in left:
-            try:
-                apply_updates(shard, groups[i], old or {}, new)
-            except Exception as error:  # also of a transformer: it fails its own group only
-                outcomes[i] = error
-                left.remove(i)  # what it replaces was perhaps not read: plan again without it
-                break
-        else:
+        new = apply_groups(shard, groups, left, outcomes, old or {})
+        if new is not None:
             if old is not None and new:
                 entries = {i: v for i, v in {**old, **new}.items() if v is not None}
                 build = partial(build_shard, entries, shard.layout.spec, order)
@@ -165,37 +158,54 @@ def rewrite_value(
 
     Cost: one ``Set`` or ``Delete``; if a stored value counts, one ``Get`` before.
     """
-    updates = [update for group in groups for update in group]
-    old: dict[int, Bytes | None] = {}
-    if not requests.replaced_first(updates).get(0, True):
-        found = yield from read_whole_value(value.key)
-        old = {0: found.value}
-    new: dict[int, Bytes | None] = {}
-    outcomes: list[Exception | None] = []
-    for group in groups:
-        changes: dict[int, Bytes | None] = {}
-        try:
-            apply_updates(value, group, {**old, **new}, changes)
-        except Exception as error:  # it fails its own group only
-            outcomes.append(error)
-        else:
-            outcomes.append(None)
-            new |= changes
-    if new and new[0] is not None:
-        yield [Set(value.key, new[0])]
-    elif new and old.get(0, b"") is not None:
-        placeholders = [getattr(update, "placeholder", None) for update in updates]
-        yield [Delete(value.key, placeholder=next(filter(None, placeholders), None))]
+    outcomes: list[Exception | None] = [None] * len(groups)
+    left = list(range(len(groups)))
+    while left:
+        updates = [update for i in left for update in groups[i]]
+        old: dict[int, Bytes | None] = {}
+        if not requests.replaced_first(updates).get(0, True):
+            found = yield from read_whole_value(value.key)
+            old = {0: found.value}
+        new = apply_groups(value, groups, left, outcomes, old)
+        if new is not None:
+            if new and new[0] is not None:
+                yield [Set(value.key, new[0])]
+            elif new and old.get(0, b"") is not None:
+                placeholders = [getattr(update, "placeholder", None) for update in updates]
+                yield [Delete(value.key, placeholder=next(filter(None, placeholders), None))]
+            break
     return outcomes
 
 
-def apply_updates(
+def apply_groups(
+    shard: ShardRef | PlainValue,
+    groups: Sequence[Sequence[EntryUpdate]],
+    left: list[int],
+    outcomes: list[Exception | None],
+    old: Mapping[int, Bytes | None],
+) -> dict[int, Bytes | None] | None:
+    """Return the new values of the groups that are `left`, by entry id (``None``: erased).
+
+    Return ``None`` if one failed, also by a transformer. It fails alone, and is not `left` any
+    more. A stored value that it replaces was perhaps not read, so the caller plans again.
+    """
+    new: dict[int, Bytes | None] = {}
+    for i in left:
+        try:
+            _apply_updates(shard, groups[i], old, new)
+        except Exception as error:
+            outcomes[i] = error
+            left.remove(i)
+            return None
+    return new
+
+
+def _apply_updates(
     shard: ShardRef | PlainValue,
     group: Sequence[EntryUpdate],
     old: Mapping[int, Bytes | None],
     new: dict[int, Bytes | None],
 ) -> None:
-    """Add the new values of a group to `new`, by entry id (``None``: erased)."""
     for update in group:
         i = update.entry_id
         before = new[i] if i in new else old.get(i)
