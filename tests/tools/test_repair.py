@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zarr
 
-from tests.support.checked_stores import KINDS, VALUES
+from tests.support.checked_stores import KINDS, VALUES, Kind
 from zarr_shardstore import (
     ShardConflictError,
     ShardingMapping,
@@ -18,6 +19,7 @@ from zarr_shardstore import (
     repair_store,
     restore_quarantine,
 )
+from zarr_shardstore.testing import FailingStore, Faults
 
 QUARANTINE = ".zarr_shardstore_quarantine"
 
@@ -157,7 +159,7 @@ def test_objects_and_remains(tmp_path: Path) -> None:
 
 
 def test_plain_chunks(tmp_path: Path) -> None:
-    """A damaged one goes to the quarantine; one that was written since stays."""
+    """A damaged one is only dropped if that is asked for; one that was written since stays."""
     kind = KINDS["unsharded v3"]
     kind.make(tmp_path)
     paths = [tmp_path / "a/c/1/1", tmp_path / "a/c/1/2"]
@@ -167,6 +169,8 @@ def test_plain_chunks(tmp_path: Path) -> None:
     report = check_store(tmp_path, level="decode")
     paths[0].write_bytes(whole[0])
     repaired = repair_store(report, dry_run=False)
+    assert [action.did for action in repaired.actions] == ["left", "left"]
+    repaired = repair_store(report, keep="drop", dry_run=False)
     assert [action.did for action in repaired.actions] == ["left", "removed"]
     assert [path.exists() for path in paths] == [True, False]
     assert restore_quarantine(tmp_path, repaired.quarantine) == ["a/c/1/2"]
@@ -193,3 +197,88 @@ def test_a_write_in_between_stays() -> None:
     report = repair_store(check_store(base), dry_run=False)
     assert [action.did for action in report.actions] == ["left"]
     assert base["a/c/1/1"] == base.new
+
+
+# ------------------------------------------------------------------------ replicas
+
+SHARDED, GZIP_V2 = KINDS["v3 gzip, index first"], {"zarr_format": 2, "compressors": {"id": "zlib"}}
+REPLICAS: dict[str, Kind] = {
+    "the same": SHARDED,
+    "other shards": replace(SHARDED, options={"chunks_per_shard": (1, 6)}),
+    "unsharded": replace(SHARDED, options={"chunks_per_shard": None}),
+    "other codecs": KINDS["v3 blosc"],
+    "a checksum above": KINDS["v3 checksum above"],
+    "v2, order F": replace(KINDS["v2 zlib"], create={**GZIP_V2, "order": "F"}),
+    "draft": KINDS["draft gzip"],
+}
+
+
+@pytest.mark.parametrize("replica", REPLICAS)
+@pytest.mark.parametrize(
+    "name", ["v3 gzip, index first", "v3 checksum above", "v2 raw", "draft gzip", "unsharded v3"]
+)
+def test_lost_chunks_come_from_a_replica(name: str, replica: str, tmp_path: Path) -> None:
+    """However it is sharded and encoded. The other chunks stay, and the missing ones missing."""
+    kind, source = KINDS[name], tmp_path / "replica"
+    REPLICAS[replica].make(source)
+    complete = zarr.open_array(REPLICAS[replica].open(source), path="a", mode="r+")
+    complete[:2] = 7  # the damaged store has none of these
+    ShardingMapping(source).flush()
+    kind.make(tmp_path / "s")
+    ShardingMapping(tmp_path / "s").flush()
+    base: Any = tmp_path / "s"
+    before, files = kind.read(base), files_of(base)
+    key = max(key for key in files if not key.endswith(("json", ".zarray", ".zattrs", ".zgroup")))
+    is_at_end = "first" in name or "unsharded" in name
+    flip = _flip(lambda n: n - 5) if is_at_end else DAMAGES["chunk"]
+    for change in (flip, lambda data: data[:30], lambda data: b""):
+        (base / key).write_bytes(change(files[key]))
+        report = check_store(base, level="decode")
+        repaired = repair_store(report, source=source, dry_run=False)
+        if report.is_clean:  # a byte that nothing covers
+            assert name == "v2 raw"
+            continue
+        assert repaired.check is not None
+        assert repaired.check.findings == (), repaired
+        assert kind.read(base) == before
+        (action,) = repaired.actions
+        assert action.did == "rewritten"
+        assert action.n_fetched > 0
+        assert action.lost == ()
+        restore_quarantine(base, repaired.quarantine)
+
+
+def test_replicas_that_do_not_count(tmp_path: Path) -> None:
+    """Another shape, chunk shape or data type, a damaged chunk: the chunk is lost, none is wrong.
+    A replica that cannot be read now leaves the shard as it is."""
+    kind = KINDS["v3 gzip, index first"]
+    base, source = tmp_path / "s", tmp_path / "replica"
+    kind.make(base)
+    ShardingMapping(base).flush()
+    path = base / "a/c/1/1"
+    path.write_bytes(_flip(lambda n: n - 5)(path.read_bytes()))
+    report = check_store(base, level="decode")
+    for shape, chunks, dtype in (
+        ((8, 20), (2, 4), "u2"),
+        ((8, 24), (2, 6), "u2"),
+        ((8, 24), (2, 4), "i2"),
+    ):
+        array = zarr.create_array(
+            str(source), name="a", shape=shape, chunks=chunks, dtype=dtype, overwrite=True
+        )
+        array[:] = 1
+        (action,) = repair_store(report, source=source).actions
+        assert (action.n_fetched, len(action.lost)) == (0, 1)
+    array = zarr.create_array(
+        str(source), name="a", shape=(8, 24), chunks=(2, 4), dtype="u2", overwrite=True
+    )
+    array[:] = VALUES
+    failing = FailingStore(zarr.storage.LocalStore(source), Faults(at=range(1000)))
+    (action,) = repair_store(report, source=source).actions
+    assert (action.n_fetched, action.lost) == (1, ())
+    (action,) = repair_store(report, source=failing, dry_run=False).actions
+    assert (action.did, action.lost) == ("left", ())
+    for chunk in source.glob("a/c/*/*"):
+        chunk.write_bytes(chunk.read_bytes()[:-1])
+    (action,) = repair_store(report, source=source).actions
+    assert (action.n_fetched, len(action.lost)) == (0, 1)

@@ -83,3 +83,17 @@ def test_repair_and_restore(tmp_path: Path) -> None:
     assert run(root, "--restore", json.loads(text)["quarantine"]) == (0, "restored: a/c/1/1\n")
     assert path.read_bytes() == damaged
     assert run(root, "--restore", "none") == (2, "")
+
+
+def test_a_replica(tmp_path: Path) -> None:
+    """``--source`` names a store that has the lost chunks; one that is not there is refused."""
+    kind, root, source = KINDS["v3 zstd"], str(tmp_path / "s"), str(tmp_path / "replica")
+    for name in ("s", "replica"):
+        kind.make(tmp_path / name)
+        ShardingMapping(tmp_path / name).flush()
+    (tmp_path / "s/a/c/1/1").write_bytes(b"")
+    assert run(root, "--repair", "--yes", "--source", source + "?")[0] == 2
+    assert run(root, "--repair", "--yes")[0] == 1
+    code, text = run(root, "--repair", "--yes", "--source", source)
+    assert (code, "6 chunks of the source" in text) == (0, True)
+    assert kind.read(tmp_path / "s") == kind.read(tmp_path / "replica")

@@ -16,6 +16,7 @@ from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 from zarr.core.sync import sync
 
 from zarr_shardstore.check.findings import Kind
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.metadata.transformer_list import name_of
 from zarr_shardstore.store.chunk_codec import ChunkCodec
@@ -84,22 +85,52 @@ def _other_size(size: int, nbytes: int | None) -> str:
     return f"the header says {size} bytes, the chunk has {nbytes}"
 
 
-def decoder(view: dict[str, Any], shape: Coords) -> Callable[[Any], Problem]:
-    """Return a function that decodes a chunk by the codecs of zarr, as a read does."""
+def _pipeline(view: Mapping[str, Any], shape: Coords) -> tuple[Any, ArraySpec]:
     of_format: Any = ArrayV2Metadata if view.get("zarr_format") == 2 else ArrayV3Metadata
     metadata = of_format.from_dict(json.loads(json.dumps(view)))
-    config, prototype = ArrayConfig.from_dict({}), default_buffer_prototype()
     spec = ArraySpec(
         shape=shape,
         dtype=metadata.dtype,
         fill_value=metadata.fill_value,
-        config=config,
-        prototype=prototype,
+        config=ArrayConfig.from_dict({"order": view.get("order", "C")}),
+        prototype=default_buffer_prototype(),
     )
-    pipeline: Any = create_codec_pipeline(metadata)
+    return create_codec_pipeline(metadata), spec
+
+
+_CODING = ("zarr_format", "codecs", "data_type", "dtype", "order", "filters", "compressor")
+
+
+def transcoder(
+    view: Mapping[str, Any], to: Mapping[str, Any], shape: Coords
+) -> Callable[[Any], bytes]:
+    """Return a function that encodes a chunk of one array as one of another: the same values, and
+    the same bytes if the codecs are equal. Raises `SpecError` if the data types differ."""
+    if all(view.get(name) == to.get(name) for name in _CODING):
+        return bytes
+    (old, spec), (new, new_spec) = _pipeline(view, shape), _pipeline(to, shape)
+    dtypes = [each.dtype.to_native_dtype() for each in (spec, new_spec)]
+    if dtypes[0].newbyteorder("=") != dtypes[1].newbyteorder("="):
+        raise SpecError(f"the data type is {dtypes[0]}, and not {dtypes[1]}")
+
+    def transcode(value: Any) -> bytes:
+        buffer = spec.prototype.buffer.from_bytes(bytes(value))
+        (chunk,) = sync(old.decode([(buffer, spec)]))
+        values = chunk.as_numpy_array().astype(dtypes[1], copy=False)
+        values = new_spec.prototype.nd_buffer.from_numpy_array(values)
+        (encoded,) = sync(new.encode([(values, new_spec)]))
+        return bytes(encoded.to_bytes())
+
+    return transcode
+
+
+def decoder(view: dict[str, Any], shape: Coords) -> Callable[[Any], Problem]:
+    """Return a function that decodes a chunk by the codecs of zarr, as a read does."""
+    pipeline, spec = _pipeline(view, shape)
+    prototype = spec.prototype
     codec = ChunkCodec.of(list(pipeline))
     plain = None if codec is None else codec.plain(spec)
-    nbytes = math.prod(shape) * metadata.dtype.to_native_dtype().itemsize
+    nbytes = math.prod(shape) * spec.dtype.to_native_dtype().itemsize
 
     def decode(value: Any) -> Problem:
         try:

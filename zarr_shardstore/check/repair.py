@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.check.check_store import check_store
+from zarr_shardstore.check.chunks import transcoder
 from zarr_shardstore.check.findings import CheckReport, Finding, Keep
 from zarr_shardstore.check.quarantine import exchange, put_aside, synced
 from zarr_shardstore.check.remains import check_side_files
@@ -23,14 +24,14 @@ from zarr_shardstore.format.consolidated_index import (
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import Bytes, build_shard
-from zarr_shardstore.inspect.find import find_contents
-from zarr_shardstore.inspect.open_base import BaseStoreHandle
+from zarr_shardstore.inspect.find import arrays_at, find_contents
+from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.io.local.files import QUARANTINE, is_side_file
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.shards.requests import Delete, Get
-from zarr_shardstore.shards.stack import Crc32cTransformer, ValueTransformer
+from zarr_shardstore.shards.stack import Crc32cTransformer, ValueTransformer, handle
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 
 Did: TypeAlias = Literal["rewritten", "removed", "left"]
@@ -44,8 +45,8 @@ class RepairAction:
     ----------
     did
         ``"left"``: the object was not changed; `message` has the reason.
-    n_kept : int
-        Chunks of the shard that are whole.
+    n_kept, n_fetched : int
+        Chunks of the shard that are whole, and chunks that come from the replica.
     lost : tuple of tuple of int
         Coordinates of the chunks that cannot be recovered. Without a valid index all others of the
         shard: nothing says whether they were stored.
@@ -55,6 +56,7 @@ class RepairAction:
     did: Did
     message: str
     n_kept: int = 0
+    n_fetched: int = 0
     lost: tuple[Coords, ...] = ()
 
 
@@ -86,7 +88,11 @@ class RepairReport:
 
 
 def repair_store(
-    report: CheckReport, *, keep: Keep = "salvage", dry_run: bool = True
+    report: CheckReport,
+    *,
+    keep: Keep = "salvage",
+    source: StoreLike | None = None,
+    dry_run: bool = True,
 ) -> RepairReport:
     """Repair the objects that a check has found damaged.
 
@@ -98,6 +104,10 @@ def repair_store(
         ``"salvage"``: each chunk that decodes stays, also where the checksum of the index is wrong,
         as far as the index contradicts nothing. A shard without such a chunk is left. ``"drop"``:
         without a valid index all chunks of a shard become missing.
+    source
+        A replica, for chunks that are lost: any store that `ShardingStore` wraps, sharded in any
+        way or not. It counts where an array of the same path has the same shape, chunk shape and
+        data type. Chunks of other codecs are encoded again. Each is decoded before it is stored.
     dry_run
         Tell what would be done, and write nothing.
 
@@ -127,7 +137,8 @@ def repair_store(
         base.check_writable()
         base.check_replaceable()
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{uuid.uuid4().hex[:8]}"
-    run = _Repair(base, f"{QUARANTINE}/{name}/", keep, dry_run)
+    replica = None if source is None else _Replica(source)
+    run = _Repair(base, f"{QUARANTINE}/{name}/", keep, replica, dry_run)
     by_key: dict[str, list[Finding]] = {}
     for found in report.findings:
         if found.severity != "info" and found.kind != "consolidated_index":
@@ -144,8 +155,16 @@ def repair_store(
 class _Repair:
     """One repair: its quarantine, and the checkers of the arrays."""
 
-    def __init__(self, base: BaseStoreHandle, prefix: str, keep: Keep, dry_run: bool) -> None:
+    def __init__(
+        self,
+        base: BaseStoreHandle,
+        prefix: str,
+        keep: Keep,
+        replica: _Replica | None,
+        dry_run: bool,
+    ) -> None:
         self.base, self.prefix, self.keep, self.dry_run = base, prefix, keep, dry_run
+        self.replica = replica
         self.has_conditions = base.backend.optimistic() is not None
         arrays = base.run(find_contents()).arrays.items()
         self._docs = {node: found.doc for node, found in arrays}
@@ -162,7 +181,7 @@ class _Repair:
                 return self._exchange(key, None, "it lies outside the grid of its array")
             if kinds and kinds != {"outside_grid"}:
                 return self._repair_chunks(key, checkers)
-        except (ShardStoreError, OSError) as error:
+        except Exception as error:  # of any client
             return RepairAction(key, "left", f"{type(error).__name__}: {error}")
         names = sorted({each.kind.replace("_", " ") for each in found})
         return RepairAction(key, "left", f"no repair is known for {', '.join(names)}")
@@ -193,7 +212,7 @@ class _Repair:
             checker.check_values(self.base, [key], result)
             if old is None or not result.findings:
                 return RepairAction(key, "left", "it is whole or missing now")
-            return self._exchange(key, None, result.findings[0].message, old)
+            return self._replace_value(checker, key, old, result.findings[0].message)
         shard = checker.grid.layout.shard_of_key(key)
         below = checker.grid.below
         if shard is None or not all(isinstance(each, ValueTransformer) for each in below):
@@ -215,6 +234,24 @@ class _Repair:
                 text = "the checksum of the shard is wrong: chunks without their own may differ; "
         return self._rewrite(checker, shard, key, old, memoryview(data), text)
 
+    def _replace_value(
+        self, checker: ArrayChecker, key: str, old: Bytes, text: str
+    ) -> RepairAction:
+        """Store the chunk of the replica instead of one without a shard, or drop it."""
+        coords, new = checker.grid.array.coords_of(key), None
+        below = checker.grid.below
+        is_same_key = coords is not None and all(isinstance(t, ValueTransformer) for t in below)
+        if self.replica is not None and coords is not None and is_same_key:
+            new = self.replica.chunk(checker, key, coords)
+        if new is not None:
+            for each in below:
+                new = each.encode(key, new)  # type: ignore[attr-defined]
+            return self._exchange(key, new, text, old, n_fetched=1)
+        lost = () if coords is None else (coords,)
+        if self.keep == "salvage":
+            return RepairAction(key, "left", f"{text}: no chunk can be recovered", lost=lost)
+        return self._exchange(key, None, text, old, lost=lost)
+
     def _rewrite(
         self,
         checker: ArrayChecker,
@@ -225,7 +262,14 @@ class _Repair:
         text: str,
     ) -> RepairAction:
         kept = salvage(checker, shard, data, guesses=self.keep == "salvage")
-        lost = tuple(coords_of_entry(shard, i) for i in kept.lost)
+        n_kept = len(kept.entries)
+        for i in kept.lost if self.replica is not None else ():
+            coords = coords_of_entry(shard, i)
+            fetched = self.replica.chunk(checker, shard.chunk_key(i), coords)  # type: ignore[union-attr]
+            if fetched is not None:
+                kept.entries[i] = memoryview(fetched)
+        n_fetched = len(kept.entries) - n_kept
+        lost = tuple(coords_of_entry(shard, i) for i in kept.lost if i not in kept.entries)
         text += kept.text
         if not kept.entries and self.keep == "salvage":  # fill values would hide the damage
             return RepairAction(key, "left", f"{text}: no chunk can be recovered", lost=lost)
@@ -234,7 +278,7 @@ class _Repair:
             new = build_shard(kept.entries, shard.layout.spec, "morton")
             for each in checker.grid.below:
                 new = each.encode(key, new)  # type: ignore[attr-defined]
-        return self._exchange(key, new, text, old, n_kept=len(kept.entries), lost=lost)
+        return self._exchange(key, new, text, old, n_kept=n_kept, n_fetched=n_fetched, lost=lost)
 
     def _read(self, key: str) -> Bytes | None:
         value: Bytes | None = self.base.perform([Get(key, None, True)])[0].value
@@ -320,3 +364,46 @@ class _Repair:
                 self.base.perform([Delete(key)])
         text = "it is a copy of the indexes of the shards, and was stale"
         return RepairAction(key, "rewritten" if made else "removed", text)
+
+
+class _Replica:
+    """A store from which lost chunks are fetched."""
+
+    def __init__(self, source: StoreLike) -> None:
+        self.base = open_base(source)
+        self._arrays: dict[str, list[ArrayChecker]] = {}
+
+    def chunk(self, checker: ArrayChecker, key: str, coords: Coords) -> bytes | None:
+        """Return a chunk as the damaged array stores it; ``None`` if the replica has none, or a
+        damaged one, or another kind of array. Errors of the client pass: it may be there."""
+        geometry = checker.grid.array.document.geometry
+        assert geometry is not None
+        for theirs in self._arrays_at(checker.path):
+            array, other = theirs.grid.array, theirs.grid.array.document.geometry
+            if other is None or other.shape != geometry.shape:
+                continue
+            if other.chunk_shape != geometry.chunk_shape:
+                continue
+            there = array.node.chunk_prefix + other.encoding.encode(coords)
+            value = None
+            with suppress(ShardStoreError):  # its shard is damaged
+                value = self.base.run(handle(array.stack, [Get(there)]))[0].value
+            if value is None:
+                continue
+            try:
+                new = transcoder(theirs.view, checker.view, other.chunk_shape)(value)
+                for each in checker.above:
+                    new = bytes(each.encode(key, new))
+            except Exception:  # it is damaged: codecs raise errors of many types
+                continue
+            if checker.problem_of(key, new) is None:
+                return new
+        return None
+
+    def _arrays_at(self, path: str) -> list[ArrayChecker]:
+        if path not in self._arrays:
+            self._arrays[path] = []
+            for found in arrays_at(self.base, path):
+                with suppress(ShardStoreError):
+                    self._arrays[path].append(ArrayChecker(found.node, found.doc, "decode"))
+        return self._arrays[path]

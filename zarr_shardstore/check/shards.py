@@ -160,10 +160,12 @@ class ArrayChecker:
         self.codecs: list[str] | None = None
         """Names of the codecs that change bytes, the nearest to the array first."""
         self._decode: Callable[[Any], Problem] | None = None
+        self.view: dict[str, Any] = {}
+        """Document of plain chunks of Zarr v2 or v3, for zarr's codecs."""
         try:
             view = plain if how is None else declaration.strip(declaration.without_mark(plain), how)
             view = array_of_draft(view) if node.hierarchy == "draft" else dict(view)
-            self.codecs = codec_names(view)
+            self.view, self.codecs = view, codec_names(view)
             if level == "decode":
                 self._decode = decoder(view, geometry.chunk_shape)
         except Exception as error:  # a codec or data type that is not installed here

@@ -197,8 +197,8 @@ def _info(store: str, as_json: bool, **options: Any) -> None:
 
 @_command(
     "fsck packed.zarr --decode",
-    "store arrays level decode chunks missing region repair keep restore workers processes resume",
-    "yes storage_options as_json",
+    "store arrays level decode chunks missing region repair keep replica restore",
+    "workers processes resume yes storage_options as_json",
     failed=2,
 )
 def _fsck(
@@ -211,6 +211,7 @@ def _fsck(
     region: Any,
     repair: bool,
     keep: Any,
+    replica: str | None,
     restore: str | None,
     yes: bool,
     as_json: bool,
@@ -252,7 +253,7 @@ def _fsck(
         )
     if repair and not report.is_clean:
         repair_store = import_module("zarr_shardstore.check.repair").repair_store
-        repaired = repair_store(report, keep=keep, dry_run=not yes)
+        repaired = repair_store(report, keep=keep, source=replica, dry_run=not yes)
         _print(as_json, repaired.as_dict(), output.repair_text(repaired))
         report = repaired.check or report
     else:

@@ -267,6 +267,7 @@ def repair_text(report: RepairReport) -> str:
     rows = []
     for action in report.actions:
         chunks = f"{count(action.n_kept, 'chunk')} kept" if action.n_kept else ""
+        chunks += f" {count(action.n_fetched, 'chunk')} of the source" if action.n_fetched else ""
         lost = f"lost: {' '.join(str(list(chunk)) for chunk in action.lost)}" if action.lost else ""
         rows.append([action.did, printable(action.key), chunks, printable(action.message), lost])
     if report.dry_run:

@@ -87,6 +87,7 @@ _ALL = [
     _option(
         "keep", Keep, "Chunks of a damaged shard that stay: all whole ones, or fewer.", "salvage"
     ),
+    _option("replica", str | None, "Fetch lost chunks from this store.", flag="--source"),
     _option("restore", str | None, "Put the originals in this quarantine of a repair back."),
     _option("resume", Path | None, "Note here what is checked; the next run continues there."),
     _option("png", Path | None, "Draw into this file, with matplotlib."),
@@ -102,8 +103,8 @@ PARAMETERS = {parameter.name: parameter for parameter in _ALL}
 
 def parse(name: str, value: Any) -> Any:
     match name:
-        case "source" | "store":
-            return check_source(value)
+        case "source" | "store" | "replica":
+            return None if value is None else check_source(value)
         case "chunks_per_shard":
             return parse_chunks_per_shard(value) if value else ...
         case "storage_options" | "source_options" | "destination_options":
