@@ -118,7 +118,7 @@ def test_objects_that_would_be_removed() -> None:
     damaged = objects_in(client)
     report = check_store(ObjectStore(client), level="decode")
     for dry_run in (True, False):
-        repaired = repair_store(report, dry_run=dry_run)
+        repaired = repair_store(report, keep="drop", dry_run=dry_run)
         did = {action.key: (action.did, action.message) for action in repaired.actions}
         assert [did[key][0] for key in sorted(did)] == ["removed", "left", "left"]
         assert all("condition" in did[key][1] for key in (SHARD, "a/c/7/7"))
