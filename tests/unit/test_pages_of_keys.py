@@ -40,6 +40,7 @@ def test_closing_names_what_is_open() -> None:
     recorder.run(pages.close())
     (last,) = recorder.batches[-1]
     assert isinstance(last, CloseListing)
+    assert last.cursor.prefix == "a/"
     pages = KeyPages(["b/"])
     recorder.run(pages.next_page())
     n_batches = len(recorder.batches)

@@ -15,13 +15,16 @@ from zarr_shardstore.format.ranges import ByteRange, Range, Suffix
 from zarr_shardstore.format.shard import (
     DRAFT_INDEX,
     ZEP2_INDEX,
+    IndexDamageError,
     IndexFormat,
+    ShardIndex,
     ShardingSpec,
     build_shard,
+    index_of_shard,
 )
 from zarr_shardstore.shards.index_reads import read_indexes
 from zarr_shardstore.shards.read import ReadOptions, read_entries
-from zarr_shardstore.shards.requests import Get
+from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex, GetSize
 
 DRAFT_SPEC = ShardingSpec((2, 2), DRAFT_INDEX)
 ZEP2_SPEC = ShardingSpec((2, 2), ZEP2_INDEX)
@@ -326,3 +329,105 @@ def test_a_shard_is_read_whole_only_at_first() -> None:
     values = recorder.run(read_entries(reads_of(*ALL_OF_00, layout=layout), FAR))
     assert contents(values) == [b"zero", None, None, None]
     assert recorder.batches[:2] == [[Get("a/c0/0")], [Get("a/c0/0", Suffix(68), consistent=True)]]
+
+
+# ------------------------------------------------------------------- cached indexes
+
+INDEX = index_of_shard(SHARD_00, DRAFT_SPEC)
+SHARD = LAYOUT.shard((0, 0))
+AGAIN = [GetIndex(SHARD, consistent=True, revalidate=True)]
+
+
+def cached(index: ShardIndex | None, version: object = "v") -> FoundIndex:
+    return FoundIndex(index, version, was_requested=False, is_unverified=True)
+
+
+def test_the_first_round_takes_any_index_that_is_cached() -> None:
+    flow = read_entries(reads_of((0, 0)), NO_GAPS)
+    assert next(flow) == [GetIndex(SHARD, consistent=False, revalidate=False)]
+    assert flow.send([cached(INDEX)]) == [Get(SHARD.key, Range(0, 4))]
+    with pytest.raises(StopIteration) as done:
+        flow.send([Found(memoryview(b"zero"), "v")])
+    assert contents(done.value.value) == [b"zero"]
+
+
+@pytest.mark.parametrize(
+    "reply", [Found(memoryview(b"zero"), "w"), Found(memoryview(b"zer"), "v"), Found(None, "v")]
+)
+def test_bytes_of_another_version_are_not_taken(reply: Found) -> None:
+    flow = read_entries(reads_of((0, 0), (1, 1)), NO_GAPS)
+    next(flow)
+    flow.send([cached(INDEX)])
+    assert flow.send([reply, Found(memoryview(b"three"), "v")]) == AGAIN
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_read_again"),
+    [
+        (cached(INDEX), FoundIndex(INDEX, "v"), False),
+        (cached(INDEX), FoundIndex(INDEX, "w"), True),
+        (cached(INDEX), FoundIndex(None, "w"), True),
+        (cached(None), FoundIndex(None, "w"), False),  # gone before and now
+        (cached(None), FoundIndex(INDEX, "w"), True),
+        (cached(None), FoundIndex(None, "w", None, IndexDamageError("bad")), True),
+    ],
+)
+def test_a_missing_chunk_has_no_bytes_that_tell_a_version(
+    before: FoundIndex, now: FoundIndex, is_read_again: bool
+) -> None:
+    """So an index that was cached is revalidated in the second round."""
+    flow = read_entries(reads_of((1, 0)), NO_GAPS)  # entry 2 is missing
+    next(flow)
+    assert flow.send([before]) == [GetIndex(SHARD)]
+    if is_read_again:
+        assert flow.send([now]) == AGAIN
+        return
+    with pytest.raises(StopIteration) as done:
+        flow.send([now])
+    assert done.value.value == [None]
+
+
+def test_shards_are_judged_one_by_one() -> None:
+    """A damaged index, a missing chunk, a changed shard and a good one in the same rounds."""
+    other = LAYOUT.shard((1, 1))
+    layouts = [LAYOUT.shard(c) for c in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    flow = read_entries(reads_of((0, 0), (0, 2), (3, 0), (2, 2)), NO_GAPS)
+    assert next(flow) == [GetIndex(s, consistent=False, revalidate=False) for s in layouts]
+    bad = FoundIndex(None, "v", None, IndexDamageError("bad"))
+    out_of_bounds = FoundIndex(index_of_shard(damaged(0, 900, 9), DRAFT_SPEC), "v", 76)
+    two = index_of_shard(SHARD_11, DRAFT_SPEC)  # entry 0 is missing
+    batch = flow.send([bad, cached(two), FoundIndex(None, "v"), out_of_bounds])
+    assert batch == [GetIndex(layouts[1])]
+    assert flow.send([FoundIndex(two, "v")]) == [
+        GetIndex(s, consistent=True, revalidate=True) for s in (layouts[0], other)
+    ]
+    assert flow.send([FoundIndex(INDEX, "v"), FoundIndex(two, "v")]) == [
+        Get(SHARD.key, Range(0, 4))
+    ]
+    with pytest.raises(StopIteration) as done:
+        flow.send([Found(memoryview(b"zero"), "v")])
+    assert contents(done.value.value) == [b"zero", None, None, None]
+
+
+def test_a_round_that_fails_is_blamed_on_an_entry_that_leaves_its_shard() -> None:
+    """It may ask for a range that a base store refuses. Other failures are those of the store."""
+    index = index_of_shard(damaged(1, 900, 9), DRAFT_SPEC)
+    for sizes, blamed in (([76, 76], True), ([None, 999], False), ([None, 76], True)):
+        flow = read_entries(reads_of((0, 0), (0, 1)), NO_GAPS)
+        next(flow)
+        assert len(flow.send([FoundIndex(index, "v")])) == 2
+        assert flow.throw(OSError("refused")) == [GetSize(SHARD.key)] * 2
+        with pytest.raises((CorruptShardError, OSError)) as caught:
+            flow.send(sizes)
+        assert isinstance(caught.value, CorruptShardError) is blamed
+        if isinstance(caught.value, CorruptShardError):
+            assert caught.value.chunk_key == "a/c0/1"
+
+
+def test_many_shards_are_read_so_many_at_once() -> None:
+    limits = iter([1, 2, 9])
+    options = replace(NO_GAPS, max_shards_at_once=lambda: next(limits))
+    corners = [(0, 0), (0, 2), (2, 0), (2, 2)]
+    recorder = Recorder({})
+    assert recorder.run(read_entries(reads_of(*corners), options)) == [None] * 4
+    assert [len(batch) for batch in recorder.batches] == [1, 2, 1]

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.flows import Recorder
-from zarr_shardstore import CorruptValueError, SpecError
+from zarr_shardstore import CorruptValueError, SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.ranges import Range, StartFrom, Suffix
-from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec
+from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec, build_shard
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import (
     Delete,
@@ -21,22 +21,30 @@ from zarr_shardstore.shards.requests import (
     Flow,
     Found,
     Get,
+    GetIndex,
     GetSize,
     Modify,
     Request,
     Set,
+    SetEntry,
     SetIfNotExists,
     SetPartial,
     UpdateShard,
 )
 from zarr_shardstore.shards.stack import (
+    ArrayContext,
     Crc32cTransformer,
+    InCommit,
+    ReadOnlyTransformer,
     ShardingTransformer,
     ValueTransformer,
+    crc32c,
     gather,
     handle,
     keys_above,
     run_above,
+    sharding,
+    split_at_sharding,
 )
 
 CRC = Crc32cTransformer()
@@ -214,3 +222,153 @@ def test_an_error_of_a_transformer_reaches_the_flow_above() -> None:
 
     assert run({"k": b"damaged"}, run_above((CRC,), above())) == "noticed"
     assert Found(None, None) == run({}, handle((CRC,), [Get("k")]))[0]
+
+
+class Named(Tagged):
+    """Writes the key before each value."""
+
+    def encode(self, key: str, value: Any) -> bytes:
+        return key.encode() + b":" + bytes(value)
+
+    def decode(self, key: str, stored: Any) -> memoryview:
+        assert bytes(stored).startswith(key.encode() + b":")
+        return memoryview(stored)[len(key) + 1 :]
+
+
+def test_a_transformer_is_told_the_key_of_each_value() -> None:
+    objects: dict[str, bytes] = {}
+    stack = (Named(b""),)
+    for request in (
+        Set("key", b"0123"),
+        SetIfNotExists("other", b"yes"),
+        SetPartial("key", ((1, b"XX"),)),
+        SetPartial("new", ((0, b"n"),)),
+        Modify("key", lambda old: bytes(old or b"") + b"!"),
+        Modify("fresh", lambda old: b"1" if old is None else b"2"),
+        Modify("other", lambda old: None),
+        Modify("gone", lambda old: None),
+    ):
+        run(objects, handle(stack, [request]))
+    assert objects == {"key": b"key:0XX3!", "new": b"new:n", "fresh": b"fresh:1"}
+    found = run(objects, handle(stack, [Get("key", Range(1, 3))]))[0]
+    assert (bytes(found.value), found.version, found.size) == (b"XX", objects["key"], 5)
+    (missing,) = run(objects, handle(stack, [Get("none")]))
+    assert missing.value is None
+    (error,) = run(objects, handle(stack, [SetPartial("key", ((9, b"far"),))]))
+    assert "key 'key'" in str(error)
+
+
+def test_what_does_not_change_is_not_encoded_again() -> None:
+    """The stored bytes stay, which another program may have encoded in its own way."""
+    (below,) = next(handle((Named(b""),), [Modify("k", lambda old: old)]))
+    assert isinstance(below, UpdateShard)
+    (update,) = below.updates
+    stored = b"k:value"
+    assert update.change(stored) is stored  # type: ignore[union-attr]
+    assert update.change(None) is None  # type: ignore[union-attr]
+
+
+def test_placeholders_and_waiting_pass_through_a_transformer() -> None:
+    request = Modify("k", lambda old: None, lambda: b"empty", may_wait=True)
+    (below,) = next(Named(b"").perform([request]))
+    assert isinstance(below, Modify)
+    assert below.placeholder is not None
+    assert (below.placeholder(), below.may_wait) == (b"k:empty", True)
+    (plain,) = next(Named(b"").perform([Modify("k", lambda old: None)]))
+    assert isinstance(plain, Modify)
+    assert (plain.placeholder, plain.may_wait) == (None, False)
+    with pytest.raises(TypeError, match="does not perform"):
+        next(Named(b"").perform([GetIndex(LAYOUT.shard((0, 0)))]))
+
+
+def test_in_a_commit_values_are_read_and_written() -> None:
+    """Nothing else writes them: a change needs no update of its own."""
+    objects = {"a": b"0123", "b": b"gone"}
+    requests: list[Request] = [
+        *(SetPartial("a", ((1, b"XX"),)), Modify("b", lambda old: None)),
+        *(Modify("c", lambda old: b"new" if old is None else b"?"), Get("a"), Set("d", b"d")),
+    ]
+    recorder = Recorder(objects)
+    replies = recorder.run(handle((InCommit(), CRC), requests))
+    assert objects == {"a": b"0XX3", "c": b"new", "d": b"d"}
+    assert recorder.batches[:-1] == [[Get("a")], [Get("b")], [Get("c")]]
+    assert [type(r) for r in recorder.batches[-1]] == [Set, Delete, Set, Get, Set]
+    assert len(replies) == 5
+    far = [SetPartial("a", ((9, b"far"),))]
+    with pytest.raises(SpecError, match="key 'a'"):
+        Recorder(objects).run(handle((InCommit(),), far))
+
+
+def test_unknown_transformers_make_an_array_read_only() -> None:
+    stack = (ReadOnlyTransformer("img", ("one", "two")),)
+    objects = {"k": b"value"}
+    replies = run(objects, handle(stack, [Get("k"), Exists("k"), GetSize("k")]))
+    assert [bytes(replies[0].value), *replies[1:]] == [b"value", True, 5]
+    writes = (Set("k", b""), Delete("k"), SetIfNotExists("k", b""), SetPartial("k", ()))
+    for write in (*writes, Modify("k", lambda old: old)):
+        with pytest.raises(
+            UnsupportedError, match=r"the array 'img' is read-only.*'one', 'two' are"
+        ):
+            run(objects, handle(stack, [Get("k"), write]))
+    assert objects == {"k": b"value"}
+    assert split_at_sharding((SHARDING, *stack)) is None
+    assert split_at_sharding((CRC,)) is None
+    assert split_at_sharding((CRC, SHARDING, CRC, CRC)) == (SHARDING, (CRC, CRC))
+
+
+def test_a_shard_below_a_transformer_is_read_by_its_values() -> None:
+    """Above: chunks, their sizes and their keys. Below: one object with a checksum."""
+    objects: dict[str, bytes] = {}
+    spec = LAYOUT.spec
+    shard = build_shard({0: b"abc", 3: b""}, spec)
+    objects["a/c0/1"] = CRC.encode("a/c0/1", shard)
+    objects["a/notes"] = CRC.encode("a/notes", b"text")
+    stack = (SHARDING, CRC)
+    keys = ["a/c0/2", "a/c1/3", "a/c0/3", "a/c2/2"]
+    wanted: list[Request] = [
+        *(Get(key) for key in keys),
+        *(GetSize(key) for key in keys),
+        *(Exists(key) for key in keys),
+        Get("a/c0/2", Range(1, 9)),
+        Get("a/notes"),
+    ]
+    replies = run(objects, handle(stack, wanted))
+    values = [r.value if r.value is None else bytes(r.value) for r in [*replies[:4], *replies[-2:]]]
+    assert values == [b"abc", b"", None, None, b"bc", b"text"]
+    assert replies[4:12] == [3, 0, None, None, True, True, False, False]
+    found = run(objects, keys_above(stack, ["a/c0/1", "a/notes", "a/c1/1"]))
+    assert sorted(found) == [("a/c0/2", 3), ("a/c1/3", 0), ("a/notes", None)]
+    (index,) = run(objects, run_above((CRC,), ask_index()))
+    assert index.decoded.entry(0) == (0, 3)
+    double = (SHARDING, CRC, Tagged(b"t"))
+    objects["a/c0/1"] = b"t" + objects["a/c0/1"]
+    assert run(objects, keys_above(double, ["a/c0/1"])) == [("a/c0/2", 3), ("a/c1/3", 0)]
+
+
+def ask_index() -> Flow[Any]:
+    return (yield [GetIndex(LAYOUT.shard((0, 1)))])
+
+
+def test_each_write_of_chunks_is_in_the_update_of_its_shard() -> None:
+    writes: list[Request] = [Set("a/c0/1", b"x"), Set("a/c3/3", b"y"), Set("a/c1/0", b"z")]
+    flow = handle((SHARDING,), writes)
+    assert next(flow) == [
+        UpdateShard(LAYOUT.shard((0, 0)), (SetEntry(1, b"x"), SetEntry(2, b"z"))),
+        UpdateShard(LAYOUT.shard((1, 1)), (SetEntry(3, b"y"),)),
+    ]
+    with pytest.raises(StopIteration) as done:
+        flow.send([None, None])
+    assert done.value.value == [None, None, None]
+
+
+def test_transformers_are_made_from_metadata() -> None:
+    encoding = ChunkKeyEncoding("default", ".")
+    reading = ReadOptions(max_gap_bytes=7)
+    context = ArrayContext("a", "a/", encoding, (5, 4), {}, reading, "a/index", 96)
+    made = sharding({"chunks_per_shard": [2, 3]}, context)
+    layout = ArrayLayout("a", "a/", encoding, (5, 4), ShardingSpec((2, 3), DRAFT_INDEX))
+    assert (made.layout, made.reading) == (layout, reading)
+    assert (made.layout.index_key, made.layout.chunk_nbytes) == ("a/index", 96)
+    assert crc32c({}, context) == CRC
+    with pytest.raises(SpecError, match=r"has no configuration, got {'x': 1}"):
+        crc32c({"x": 1}, context)
