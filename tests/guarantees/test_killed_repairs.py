@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 
 import zarr_shardstore
+from tests.guarantees.test_killed_writers import Array, Writers, kill_one, writers  # noqa: F401
 from tests.support import repair_until_killed
+from tests.support.any_size import INDEX_CODECS
 from tests.support.checked_stores import KINDS
 from tests.support.side_files import is_side_file
 from zarr_shardstore import ShardingMapping, check_store, repair_store, restore_quarantine
@@ -146,3 +148,26 @@ def test_nothing_is_lost(name: str, tmp_path: Path) -> None:
             shutil.rmtree(path)
     assert 1 not in outcomes, says
     print(name, dict(outcomes))
+
+
+@pytest.mark.parametrize("checksum", INDEX_CODECS)
+def test_a_killed_append(checksum: str, writers: Writers, tmp_path: Path) -> None:  # noqa: F811
+    """A shard with half a change is repaired by its journal: zarr alone reads every chunk that was
+    acknowledged. The original, shard and journal, comes back."""
+    rng = random.Random(checksum)
+    for n in range(2):
+        array = Array(tmp_path / str(n), 6, checksum, "end")
+        while not kill_one(writers, array, ("append",), rng)[1]:
+            array.recover("append")
+        files = objects_in(array.root)
+        report = check_store(array.root, level="decode")
+        assert {found.kind for found in report.findings} >= {"journal"}
+        repaired = repair_store(report, dry_run=False)
+        assert repaired.check is not None
+        assert repaired.check.is_clean, repaired
+        assert array.side_files() == []
+        array.check()
+        array.check_natively()
+        restore_quarantine(array.root, repaired.quarantine)
+        assert without_quarantine(objects_in(array.root)) == files
+        array.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,15 +10,18 @@ from typing import Any
 
 import pytest
 import zarr
+from zarr.storage import MemoryStore
 
 from tests.support.checked_stores import KINDS, VALUES, Kind
 from zarr_shardstore import (
     ShardConflictError,
     ShardingMapping,
+    ShardingStore,
     SpecError,
     check_store,
     repair_store,
     restore_quarantine,
+    unshard_store,
 )
 from zarr_shardstore.testing import FailingStore, Faults
 
@@ -197,6 +201,31 @@ def test_a_write_in_between_stays() -> None:
     report = repair_store(check_store(base), dry_run=False)
     assert [action.did for action in report.actions] == ["left"]
     assert base["a/c/1/1"] == base.new
+
+
+@pytest.mark.parametrize("where", ["local", "dict", "memory"])
+def test_a_quarantine_is_not_seen(where: str, tmp_path: Path) -> None:
+    """Neither by listings and groups of zarr, nor by checks and conversions."""
+    bases: dict[str, Any] = {"local": tmp_path / "s", "dict": {}, "memory": MemoryStore()}
+    base, kind = bases[where], KINDS["v3 zstd"]
+    zarr.create_group(ShardingStore(base))
+    kind.make(base)
+    ShardingMapping(base).flush()
+    keys = sorted(ShardingMapping(base))
+    unsharded = ShardingMapping(base, native="passthrough", chunks_per_shard=None)
+    unsharded["a/c/1/1"] = unsharded["a/c/1/1"][:-1] + b"?"
+    assert repair_store(check_store(base), dry_run=False).quarantine
+    assert sorted(ShardingMapping(base)) == keys
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Consolidated metadata")
+        warnings.filterwarnings("error", "Object at")
+        group = zarr.open_group(ShardingStore(base), mode="r+")
+        assert [name for name, _ in group.members()] == ["a"]
+        zarr.consolidate_metadata(ShardingStore(base))
+    assert check_store(base).findings == ()
+    copy: dict[str, Any] = {}
+    unshard_store(base, copy)
+    assert {key.split("/")[0] for key in copy} == {"a", "zarr.json"}
 
 
 # ------------------------------------------------------------------------ replicas

@@ -17,6 +17,7 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.io.backends.base import Backend, OpenFiles
+from zarr_shardstore.io.local.files import QUARANTINE
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import check_whole, found_index, index_get
 from zarr_shardstore.shards.requests import Found, Request
@@ -136,7 +137,8 @@ class MappingBackend(Backend):
             ) from None
 
     def _listed(self, prefix: str) -> list[str]:
-        return [key for key in self._keys(prefix) if not is_consolidated_index_key(key)]
+        keys = self._keys(prefix)
+        return [k for k in keys if not (is_consolidated_index_key(k) or k.startswith(QUARANTINE))]
 
     def _keys(self, prefix: str) -> list[str]:
         # list() first, in one step: other threads may change the mapping concurrently.
