@@ -68,14 +68,15 @@ def shard_in(
     return layout.shard((0,) * len(cps))
 
 
-def taken(files: Files, step: FileStep, part: float = 1) -> Files:
+def taken(files: Files, step: FileStep, first: float = 0, last: float = 1) -> Files:
     """The files after a step, or after a part of its bytes."""
     shard, journal = map(bytearray, files)
     named = {"shard": shard, "journal": journal}
     match step:
         case WriteAt(name, offset, pieces):
             data, file = b"".join(pieces), named[name]
-            data = data[: int(len(data) * part)]
+            start, stop = int(len(data) * first), int(len(data) * last)
+            data, offset = data[start:stop], offset + start
             file.extend(bytes(max(0, offset - len(file))))
             file[offset : offset + len(data)] = data
         case Truncate(name, nbytes):
@@ -99,7 +100,8 @@ def stopped(files: Files, steps: Sequence[FileStep]) -> Iterator[Files]:
                         found = taken(found, each)
                     yield found
             for each in since:
-                yield taken(kept, each, 0.5)
+                yield taken(kept, each, last=0.5)
+                yield taken(kept, each, first=0.5)
                 kept = taken(kept, each)
                 yield kept
             since = []

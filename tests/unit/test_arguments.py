@@ -35,6 +35,7 @@ def test_whole_numbers_are_ints() -> None:
 
 def test_paths_have_no_slashes_around_them() -> None:
     assert array_path("/a/b//") == "a/b"
+    assert array_path("X") == "X"
     assert paths_of("/a/") == ["a"]
     assert paths_of(("/a/", "b/c")) == ["a", "b/c"]
     assert paths_of(path for path in ["a"]) == ["a"]

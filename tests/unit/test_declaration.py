@@ -107,7 +107,12 @@ FORMS: dict[str, tuple[Document, Declared, Document]] = {
 def test_what_is_applied_is_found_and_stripped(form: str) -> None:
     doc, declared, stored = FORMS[form]
     assert apply(doc, declared) == stored
-    assert find_declaration(stored) == declared
+    found = find_declaration(stored)
+    assert found == declared
+    assert found is not None
+    assert [spec.sharding for spec in found.transformers] == [
+        spec.sharding for spec in declared.transformers
+    ]
     assert strip(stored, declared.how) == doc
     assert find_declaration(doc) is None
 
@@ -120,6 +125,7 @@ def test_a_document_that_a_user_changed_keeps_its_declaration(form: str) -> None
     if form == "v2":
         changed["filters"] = [{"id": "astype"}]
         expected["filters"] = [{"id": "astype"}, stored["filters"][1]]
+        assert reapply(stored, stored, "filters") == stored
     if form == "codec":
         changed["codecs"] = [LITTLE, CRC]
         inner = {**CODEC["configuration"], "codecs": [LITTLE, CRC]}
@@ -151,6 +157,23 @@ def test_transformers_without_sharding_keep_the_chunks() -> None:
     listed = FORMS["list"][1]
     assert declaration.chunks_per_shard(listed, 2) == (1, 1)  # the document has the chunks
     assert declaration.chunks_per_shard(FORMS["v2"][1], 2) == (2, 3)
+
+
+def test_a_declaration_that_an_option_gives_is_parsed_when_it_is_applied() -> None:
+    """The option does not know the dimensions of the array."""
+    unparsed = transformer_specs([SHARDING])
+    stored = apply(v3(), Declared("codec", unparsed))
+    assert stored["chunk_grid"] == grid(4, 6)
+    assert apply(V2, Declared("filters", unparsed))["chunks"] == [4, 6]
+    assert declaration.chunks_per_shard(Declared("codec", unparsed), 2) == (2, 3)
+
+
+def test_arrays_may_be_empty_and_chunks_of_one_element() -> None:
+    inner = {**CODEC["configuration"], "chunk_shape": [1, 2]}
+    doc = v3(shape=[0, 1], codecs=[{**CODEC, "configuration": inner}])
+    found = find_declaration(doc)
+    assert found is not None
+    assert declaration.chunks_per_shard(found, 2) == (2, 1)
 
 
 def test_other_spellings_are_renamed_for_readers() -> None:
@@ -329,6 +352,8 @@ def test_forms_of_the_index() -> None:
         members = {} if form == DRAFT_INDEX else stated
         assert transformer.configuration == {"chunks_per_shard": [2], **members}
         assert parse_sharding(transformer.configuration, 1) == spec
+    checked = {"chunks_per_shard": [2], "index_codecs": [LITTLE, CRC]}
+    assert parse_sharding(checked, 1).index == ZEP2_INDEX
     assert parse_sharding({"chunks_per_shard": [2], "index_location": "start"}, 1).index == (
         IndexFormat(False, "start")
     )

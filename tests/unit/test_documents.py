@@ -130,6 +130,8 @@ def test_a_document_is_an_object_of_few_levels() -> None:
     assert parse_json(b'{"a":' + b"[" * 200 + b"]" * 200 + b"}") is None
     assert parse_json(b'{"a": "' + b"{[" * 999 + b'"}') is not None  # many brackets, two levels
     assert parse_json(b"[" * 10**5) is None
+    wide = b'{"b": [' + b"[]," * 300 + b'[]], "a":' + b"[" * 199 + b"]" * 199 + b"}"
+    assert parse_json(wide) is not None  # 200 levels
 
 
 @pytest.mark.parametrize("word", ["sharding", "shardstore", "storage_transformers"])
@@ -148,6 +150,7 @@ def test_the_same_json_has_the_same_types_in_any_order() -> None:
     for one, other in ((1, 1.0), (1, True), ([], {}), ([1, 2], [2, 1])):
         assert not is_same_json(one, other)
     assert json.loads(dump_document(V3)) == V3
+    assert dump_document({"a": [1]}) == b'{\n  "a": [\n    1\n  ]\n}'
 
 
 def test_attributes_are_an_object() -> None:
@@ -192,6 +195,16 @@ def v3(encoding: Any) -> Document:
         ("v3", v3("default"), geometry("default", "/")),
         ("v3", v3("v2"), geometry("v2", ".")),
         ("v3", v3({"name": "v2"}), geometry("v2", ".")),
+        (
+            "v3",
+            v3({"name": "v2", "configuration": {}, "must_understand": True}),
+            geometry("v2", "."),
+        ),
+        (
+            "draft",
+            {**DRAFT, "chunk_grid": {**DRAFT["chunk_grid"], "separator": "-"}},
+            geometry("draft", "-"),
+        ),
         ("v3", v3({"name": "default", "configuration": None}), geometry("default", "/")),
         (
             "v3",
@@ -250,6 +263,9 @@ def test_arrays_may_be_empty_but_not_their_chunks() -> None:
     found = plain_geometry("v2", {**V2, "shape": [0, 5]})
     assert found is not None
     assert found.shape == (0, 5)
+    found = plain_geometry("v2", {**V2, "chunks": [1, 6]})
+    assert found is not None
+    assert found.chunk_shape == (1, 6)
     for doc in (V2, V3):
         assert not has_empty_chunks(doc)
     assert has_empty_chunks({**V2, "chunks": [0, 6]})
@@ -291,6 +307,8 @@ def test_an_array_that_is_sharded_has_its_chunks_as_geometry() -> None:
     assert parsed is not None
     assert parsed.geometry == Geometry((7, 5), (2, 3), ChunkKeyEncoding("default", "/"))
     assert parsed.grid_shape == (4, 2)
+    assert parsed.node == Node("v3", "a")
+    assert [type(n) for n in parsed.geometry.chunk_shape] == [int, int]
     assert (parsed.declaration, parsed.has_consolidated_index) == ("codec", True)
     (transformer,) = parsed.transformers
     assert transformer.sharding is not None
@@ -298,6 +316,11 @@ def test_an_array_that_is_sharded_has_its_chunks_as_geometry() -> None:
     plain = parse_array(Node("v3", "a"), with_consolidated_index(sharded_v3()), "passthrough")
     assert plain is not None
     assert (plain.geometry, plain.declaration) == (geometry("default", "/"), None)
+    assert plain.node == Node("v3", "a")
+    listed = {**V3, "storage_transformers": [{"name": "other"}]}
+    other = parse_array(Node("v3", "a"), listed)
+    assert other is not None
+    assert (other.geometry, other.declaration) == (geometry("default", "/"), "storage_transformers")
     assert (plain.transformers, plain.has_consolidated_index) == ((), False)
 
 
@@ -307,7 +330,7 @@ def test_only_documents_of_arrays_are_parsed() -> None:
     assert not is_array_document(Node("v3", "a"), group)
     assert is_array_document(Node("v2", "a"), {})
     assert is_array_document(Node("draft", "a"), {})
-    other = parse_array(Node("v2", "a"), V3)  # a document of another hierarchy
+    other = parse_array(Node("v2", "a"), {**V2, **V3})  # a document of another hierarchy
     assert other is not None
     assert other.geometry is None
     assert other.grid_shape is None
@@ -382,6 +405,7 @@ def test_documents_that_may_name_dimensions() -> None:
         "a/.zattrs",
         ".zattrs",
     ]
+    assert list(keys_of_dimension_names(Node("v2", "X"))) == ["X/.zattrs", ".zattrs"]
     assert keys_of_dimension_names(Node("v2", "")) == {".zattrs": ""}
     assert keys_of_dimension_names(Node("draft", "a")) == {}
 
@@ -390,7 +414,8 @@ def test_axes_of_an_image_are_those_of_the_array_at_its_path() -> None:
     images = [
         {"datasets": [{"path": "0"}], "axes": ["t"]},
         {"datasets": [{"path": "/1/"}, {"path": "2"}], "axes": [{"name": "y"}, {"type": "space"}]},
-        {"datasets": [{"path": "3"}], "axes": [{"name": "y"}, "x"]},
+        {"datasets": [{"path": "/3/"}], "axes": [{"name": "y"}, "x"]},
+        {"datasets": [{"path": "X"}], "axes": ["z"]},
     ]
     for doc in (
         {"multiscales": images},
@@ -399,6 +424,7 @@ def test_axes_of_an_image_are_those_of_the_array_at_its_path() -> None:
     ):
         assert axes_of_ome(doc, "0") == ("t",)
         assert axes_of_ome(doc, "3") == ("y", "x")
+        assert axes_of_ome(doc, "X") == ("z",)
         assert axes_of_ome(doc, "1") == ()  # an axis without a name
         assert axes_of_ome(doc, "4") == ()
     others: list[Document] = [{}, {"attributes": 5}, {"multiscales": 5}, {"multiscales": [{}]}]
@@ -412,13 +438,14 @@ GROUP: Document = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
 
 def test_consolidated_members_of_v2_are_named_by_key() -> None:
-    copies = {".zgroup": {}, "a/.zarray": V2, "b/zarr.json": V3, ".zarray": V2, "c/.zarray": None}
+    copies = {".zgroup": {}, "c/.zarray": None, "a/.zarray": V2, "b/zarr.json": V3, ".zarray": V2}
     doc = {"zarr_consolidated_format": 1, "metadata": copies}
     assert members("", doc) == {
         "a/.zarray": (Node("v2", "a"), V2),
         ".zarray": (Node("v2", ""), V2),
     }
     assert members("g/h", doc)["a/.zarray"] == (Node("v2", "g/h/a"), V2)
+    assert members("X", doc)["a/.zarray"] == (Node("v2", "X/a"), V2)
     assert all_members(doc) == copies
     changed = with_members(doc, {"a/.zarray": None, "d/.zarray": V2})
     left = {name: copies[name] for name in (".zgroup", "b/zarr.json", ".zarray")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import product
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -97,3 +98,28 @@ def test_what_is_remembered_is_bounded() -> None:
                     i % 4 * 4 + j % 4,
                 )
                 assert max(len(keys._rows), len(keys._last)) <= 8
+
+
+@pytest.mark.parametrize("grid", [(8, 6), None])
+def test_no_number_is_parsed_twice(grid: tuple[int, ...] | None) -> None:
+    """Keys that were translated are found; of a new row only its own number is parsed."""
+    spec = ShardingSpec((2, 3), DRAFT_INDEX)
+    layout = ArrayLayout("a", "a/", ChunkKeyEncoding("default", "/"), grid, spec)
+    table = KeyTable(layout)
+    parsed: list[str] = []
+    decode = ChunkKeyEncoding.decode
+
+    def counted(encoding: ChunkKeyEncoding, suffix: str, ndim: int) -> Any:
+        parsed.append(suffix)
+        return decode(encoding, suffix, ndim)
+
+    chunks = [layout.chunk(coords) for coords in product(range(8), range(6))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ChunkKeyEncoding, "decode", counted)
+        for _ in range(2):
+            for key, shard, entry_id in chunks:
+                assert table.translate(key) == (shard.key, entry_id)
+                assert table.shard(shard.key) == shard
+    # 6 numbers of the first row, 8 rows; 8 shards
+    assert len(parsed) <= 6 + 8 + 8
+    assert table.shard(chunks[0].shard.key) is table.shard(chunks[1].shard.key)

@@ -99,6 +99,7 @@ def test_zero_dim_array_has_one_shard_of_one_entry_under_its_own_key() -> None:
     """The draft's 0-d key is c; zarr-python 2.18 writes c0, which must stay c0."""
     layout = make_layout((), ChunkKeyEncoding("draft", "/"))
     assert layout.chunk(()).shard.key == "data/root/foo/baz/c"
+    assert layout.chunk(()).shard == layout.shard_of_key("data/root/foo/baz/c")
     aliased = layout.chunk((), key="data/root/foo/baz/c0")
     assert aliased.shard.key == "data/root/foo/baz/c0"
     assert aliased.shard.chunk_key(0) == "data/root/foo/baz/c0"
@@ -255,6 +256,7 @@ def test_a_key_is_that_of_a_chunk_as_it_is_spelled() -> None:
     aliased = make_layout((), ChunkKeyEncoding("draft", "/")).chunk_of_key("data/root/foo/baz/c0")
     assert aliased is not None
     assert aliased.key == "data/root/foo/baz/c0"
+    assert DRAFT.shard_of_key("data/root/foo/baz/c3/9") == DRAFT.shard((3, 9))
     for key in ("data/root/foo/baz/c96", "data/root/foo/bar/c96/19"):
         assert DRAFT.chunk_of_key(key) is None
         assert DRAFT.shard_of_key(key) is None

@@ -83,3 +83,14 @@ def test_the_readers_of_a_store() -> None:
 def test_the_codec_of_the_marker_has_its_name() -> None:
     """The name is written in both modules, so that the codec needs few imports."""
     assert MarkerCodec.codec_id == MARKER
+
+
+def test_all_unknown_transformers_are_named() -> None:
+    others = [
+        {"name": "one"},
+        {"name": "sharding", "configuration": {"chunks_per_shard": [2]}},
+        {"name": "two"},
+    ]
+    for doc in ({"zarr_format": 3, "node_type": "array"}, {}):
+        listed = {**doc, "shape": [4], "storage_transformers": others}
+        assert read_by([listed]) == "only through this package with one, two"

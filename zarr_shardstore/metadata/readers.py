@@ -55,7 +55,7 @@ def _readers_of(doc: Mapping[str, Any]) -> str:
     names = [] if declared is None else [spec.name for spec in declared.transformers]
     if kind == "draft" and names in ([], [SHARDING]):
         return _DRAFT
-    if kind == "draft" or declared is not None:
+    if declared is not None:
         others = ", ".join(name for name in names if name not in _OURS)
         return f"{ONLY_HERE} with {others}" if others else ONLY_HERE
     members = list(_members_in(doc.get("codecs")))

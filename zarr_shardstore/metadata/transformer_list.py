@@ -155,9 +155,7 @@ def parse_sharding(configuration: Mapping[str, Any], ndim: int) -> ShardingSpec:
         raise SpecError(
             f"chunks_per_shard {list(cps)!r} has {len(cps)} numbers, the array {ndim} dims"
         )
-    index = DRAFT_INDEX
-    if "index_codecs" in configuration or "index_location" in configuration:
-        index = index_format({"index_codecs": index_codecs(DRAFT_INDEX), **configuration})
+    index = index_format({"index_codecs": index_codecs(DRAFT_INDEX), **configuration})
     return ShardingSpec(tuple(cps), index)
 
 
