@@ -13,7 +13,14 @@ import pytest
 from obstore.store import MemoryStore as ObstoreMemory
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
 
-from zarr_shardstore import ShardingMapping, SpecError
+from tests.support.checked_stores import KINDS
+from zarr_shardstore import (
+    ShardingMapping,
+    SpecError,
+    check_store,
+    repair_store,
+    restore_quarantine,
+)
 
 KEYS = [f"data/root/a/b/c{i}" for i in range(4)]
 SHARD = "data/root/a/b/c0"
@@ -108,3 +115,22 @@ def test_options_that_cannot_be(options: Any) -> None:
     """The error names what can."""
     with pytest.raises(SpecError, match=r"'process'|'lockfile'"):
         ShardingMapping({}, **options)
+
+
+def test_a_repair_syncs_the_original_before_it_changes_its_object(tmp_path: Path) -> None:
+    """So does a restoration with its object; after a loss of power no bytes are gone."""
+    KINDS["v3 zstd"].make(tmp_path)
+    ShardingMapping(tmp_path).flush()
+    path = tmp_path / "a/c/1/1"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with recorded(tmp_path) as steps:
+        repaired = repair_store(check_store(tmp_path), dry_run=False)
+    original = f"{repaired.quarantine}/a/c/1/1.original"
+    changed = steps.index("replace temporary a/c/1/1")
+    stored = steps.index(f"replace temporary {original}")
+    assert steps[stored - 1] == "fsync temporary"
+    assert {f"fsync {os.path.dirname(original)}", "fsync ."} <= set(steps[stored:changed])
+    assert steps[changed - 1] == "fsync temporary"
+    with recorded(tmp_path) as steps:
+        restore_quarantine(tmp_path, repaired.quarantine)
+    assert steps[:3] == ["fsync temporary", "replace temporary a/c/1/1", "fsync a/c/1"]
