@@ -134,8 +134,14 @@ def test_bytes_written_since_stay(tmp_path: Path) -> None:
     with pytest.raises(ShardConflictError, match="a/c/1/1"):
         restore_quarantine(tmp_path, report.quarantine)
     assert files_of(tmp_path) == now
-    with pytest.raises(SpecError, match="quarantine"):
+    with pytest.raises(SpecError, match=f"there are {report.quarantine}"):
         restore_quarantine(tmp_path, "a")
+    path.unlink()
+    original = tmp_path / report.quarantine / "a/c/1/1.original"
+    original.write_bytes(original.read_bytes()[:-1])
+    with pytest.raises(ShardConflictError, match="is damaged"):
+        restore_quarantine(tmp_path, report.quarantine)
+    assert not path.exists()
 
 
 def test_objects_and_remains(tmp_path: Path) -> None:

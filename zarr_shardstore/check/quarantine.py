@@ -3,7 +3,7 @@
 ::
 
     .zarr_shardstore_quarantine/ID/c/0/0.original    all bytes of the object before the repair
-    .zarr_shardstore_quarantine/ID/c/0/0.repaired    digests of the object that may be there since
+    .zarr_shardstore_quarantine/ID/c/0/0.repaired    digests of it, and of what is there since
 
 Rules:
 
@@ -67,8 +67,9 @@ def synced(base: BaseStoreHandle) -> BaseStoreHandle:
 def put_aside(
     base: BaseStoreHandle, prefix: str, key: str, original: Bytes, *later: Bytes | None
 ) -> None:
-    """Store an original in a quarantine, with the digests of later states; read both back."""
-    doc = json.dumps({"sha256": [_digest(value) for value in later if value is not None]}).encode()
+    """Store an original in a quarantine, and digests of it and of later states; read both back."""
+    digests = [_digest(value) for value in later if value is not None]
+    doc = json.dumps({"original": _digest(original), "sha256": digests}).encode()
     copies = {f"{prefix}{key}{_REPAIRED}": doc, f"{prefix}{key}{_ORIGINAL}": bytes(original)}
     base.perform([Set(name, value) for name, value in copies.items()])
     for name, value, stored in zip(copies, copies.values(), base.values(list(copies)), strict=True):
@@ -119,8 +120,8 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
     SpecError
         If there is no such quarantine; the message names those that there are.
     ShardConflictError
-        If an object was written since the repair. All others were put back; remove that object
-        first if its new bytes may go.
+        If an object was written since the repair, or its original is damaged. All others were put
+        back; remove that object first if its new bytes may go.
     """
     base = synced(open_base(store))
     base.check_writable()
@@ -133,34 +134,42 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
         text = f"there is no quarantine {quarantine!r} in {base.describe()}; there are "
         raise SpecError(text + (", ".join(there) or "none"))
     shards = sorted({key.removesuffix(JOURNAL_SUFFIX) for key in keys})
-    changed = [key for key in shards if not _restore(base, prefix, key, dry_run=dry_run)]
-    if changed:
-        raise ShardConflictError(f"written since the repair, and left as they are: {changed}")
+    left = [_restore(base, prefix, key, dry_run=dry_run) for key in shards]
+    if any(left):
+        raise ShardConflictError("; ".join(filter(None, left)) + ": left as it is")
     return keys
 
 
-def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> bool:
-    """Put an object back, with its journal; return false if it was written since."""
+def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> str:
+    """Put an object back, with its journal; return the reason if it is left as it is."""
     names = [key, key + JOURNAL_SUFFIX]
     at = [f"{prefix}{names[0]}{_ORIGINAL}", f"{prefix}{names[1]}{_ORIGINAL}"]
-    original, journal, doc = base.values([*at, f"{prefix}{key}{_REPAIRED}"])
+    docs = [f"{prefix}{name}{_REPAIRED}" for name in names]
+    original, journal, doc, journal_doc = base.values([*at, *docs])
+    for value, about in ((original, doc), (journal, journal_doc)):
+        noted = (None if about is None else parse_json(about)) or {}
+        if value is not None and noted.get("original") != _digest(value):
+            return f"the original of {key!r} in the quarantine is damaged"
     raw, raw_journal = base.values(names)
     if raw == original and journal in (None, raw_journal):
-        return True
+        return ""
     if is_side_file(key) or is_consolidated_index_key(key):  # a lock that is taken now must stay
         kind = SetIfNotExists if is_side_file(key) else Set
         if not dry_run:
             base.perform([kind(key, bytes(original or b""))])
-        return True
+        return ""
     (found,) = base.perform([Get(key, None, True)])  # without a change that was cut off
     later = (None if doc is None else parse_json(doc)) or {}
     is_known = found.value is None or _digest(found.value) in later.get("sha256", ())
     if not is_known and raw != original:
-        return False
+        return f"{key!r} was written since the repair"
     if not dry_run:
         also = [] if journal is None else [Set(names[1], bytes(journal))]
-        exchange(base, key, found.value, original, also)
-    return True
+        try:
+            exchange(base, key, found.value, original, also)
+        except ShardConflictError:
+            return f"{key!r} is being written"
+    return ""
 
 
 def _digest(value: Bytes) -> str:
