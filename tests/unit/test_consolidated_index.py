@@ -17,6 +17,7 @@ from zarr_shardstore.format.consolidated_index import (
     ConsolidatedIndex,
     ConsolidatedIndexWriter,
     IndexCopy,
+    _inflated,
     declares_consolidated_index,
     is_consolidated_index_key,
     with_consolidated_index,
@@ -163,6 +164,7 @@ def test_of_shards_of_another_form_it_says_nothing(other: ShardingSpec) -> None:
         {"versions": [None]},
         {"versions": [1.5]},
         {"sizes": [-1]},
+        {"sizes": [2**63]},
         {"sizes": ["1"]},
         {"nbytes": [len(BLOB) - 1]},
         {"nbytes": [2**70]},
@@ -230,3 +232,21 @@ def test_names_of_collections() -> None:
     assert is_consolidated_index_key("a/b/__shards.index")
     assert not is_consolidated_index_key("a/my__shards.index")
     assert not is_consolidated_index_key("a/__shards.index/b")
+
+
+def test_its_memory_is_counted_and_bounded() -> None:
+    """Of bytes that decompress to more than a header or a blob may have, one more is made."""
+    writer = ConsolidatedIndexWriter(SPEC)
+    assert len(writer) == 0
+    writer.add("c/0/1", IndexCopy(index_of(FIELDS), 7, 2**63 - 1))
+    assert len(writer) == 1
+    data = writer.encode(5)
+    collection = decode(data)
+    assert collection is not None
+    assert (len(collection), collection.nbytes) == (1, len(data) + 400)
+    assert (collection.was_used, collection.has_file_times) == (False, True)
+    found = collection.find("c/0/1")
+    assert found is not None
+    assert (found.version, found.size) == (7, 2**63 - 1)
+    packed = memoryview(zlib.compress(bytes(1000)))
+    assert [len(_inflated(packed, n)) for n in (9, 999, 1000, 2000)] == [10, 1000, 1000, 1000]

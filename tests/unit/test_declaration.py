@@ -250,6 +250,16 @@ def test_each_hierarchy_is_told_by_its_members() -> None:
         (v3(codecs=[CODEC], chunk_grid={"name": "x"}), UnsupportedError, "chunk grid 'x'"),
         ({**FORMS["v2"][2], "chunks": [4, 5]}, SpecError, r"shards of \[4, 5\] cannot be cut"),
         ({**FORMS["v2"][2], "shape": [8]}, SpecError, "cannot be cut"),
+        (
+            {**V2, "filters": [{"id": "zarr_shardstore"}] * 2},
+            SpecError,
+            "filters is a list that has the marker 'zarr_shardstore' once, got",
+        ),
+        (
+            v3(codecs=[{"name": "sharding_indexed", "configuration": {"codecs": None}}]),
+            SpecError,
+            "the codec 'sharding_indexed' needs a list of codecs, got",
+        ),
     ],
 )
 def test_forms_that_are_refused(doc: Document, error: type[Exception], message: str) -> None:

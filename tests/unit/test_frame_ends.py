@@ -57,7 +57,7 @@ def test_a_frame_ends_where_its_codec_says(codec: str, plain: bytes) -> None:
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if codec != "lz4"])
 def test_a_frame_that_is_cut_off_has_no_end(codec: str) -> None:
     frame = frame_of(codec)
-    for n in (0, 1, 4, 17, len(frame) // 2, len(frame) - 1):
+    for n in (*range(20), len(frame) // 2, len(frame) - 1):
         assert ends(codec, frame[:n], 0) == []
     assert ends(codec, frame, 0, tail=1) == []
     assert ends(codec, b"?" * 300, 0) == []

@@ -50,6 +50,7 @@ def data_of(form: IndexFormat = ZEP2_INDEX, **entries: bytes) -> bytes:
 def test_the_bytes_of_an_index_are_asked_for() -> None:
     """Without a checksum no half-written index passes: the reply waits for its writer."""
     start = IndexFormat(True, "start")
+    assert GetIndex(shard_of()).key == "a/0"
     assert index_get(GetIndex(shard_of())) == Get("a/0", Suffix(36), False)
     assert index_get(GetIndex(shard_of(), consistent=True)) == Get("a/0", Suffix(36), True)
     assert index_get(GetIndex(shard_of(DRAFT_INDEX))) == Get("a/0", Suffix(32), True)

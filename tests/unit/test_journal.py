@@ -388,3 +388,40 @@ def test_a_move_of_another_state_is_left_alone(
         n = journal.header.index_nbytes
         other = bytes(torn[:-nbytes]) + stored(data.draw(st.binary(min_size=n, max_size=n)), True)
         assert repair_of(journal, other) is None
+
+
+@pytest.mark.parametrize("values", [b"", b"v", b"values"])
+@pytest.mark.parametrize("has_checksum", [True, False])
+def test_a_torn_change_is_undone_in_a_file_of_its_size_only(
+    values: bytes, has_checksum: bool
+) -> None:
+    """Before an index at the end: another program has appended, or cut the file. An index at the
+    start has the values behind it, which may be more."""
+    old, new = b"\1" * ENTRY, b"\2" * ENTRY
+    header = JournalHeader(has_checksum, 1, 9, len(values), len(values), 0)
+    change = Change(crc32c.crc32c(old), crc32c.crc32c(new), len(values), [(0, old, new)])
+    journal = decode_journal(b"".join(encode(header, change)))
+    torn = values + b"\2" * 7 + stored(old, has_checksum)[7:]
+    whole = Repair([(len(values), old)])
+    assert repair_of(journal, torn) == whole
+    assert repair_of(journal, torn + b"more") == (None if values else whole)
+    assert repair_of(journal, torn[:-1]) is None
+
+
+@pytest.mark.parametrize("has_checksum", [True, False])
+@pytest.mark.parametrize("gap", [0, 5])
+def test_a_moved_index_is_whole_or_cut_off(has_checksum: bool, gap: int) -> None:
+    """Also if the file has its new size already, and bytes of the copy are zeros."""
+    body = b"\1" * ENTRY
+    index = stored(body, has_checksum)
+    header = JournalHeader(has_checksum, 1, 9, 3, 3, 0)
+    before = b"abc" + index
+    move = Move(crc32c.crc32c(body), len(before) + gap)
+    journal = Journal(header, move)
+    after = before + bytes(gap) + index
+    assert repair_of(journal, after) is None
+    cut = Repair(size=len(before))
+    for torn in (after[:-1], after[:-1] + b"\0", before + bytes(len(after) - len(before))):
+        assert repair_of(journal, torn) == cut
+    assert repair_of(journal, after + b"\0") is None
+    assert repair_of(journal, before) is None

@@ -123,3 +123,10 @@ def test_no_number_is_parsed_twice(grid: tuple[int, ...] | None) -> None:
     # 6 numbers of the first row, 8 rows; 8 shards
     assert len(parsed) <= 6 + 8 + 8
     assert table.shard(chunks[0].shard.key) is table.shard(chunks[1].shard.key)
+
+
+def test_what_is_no_text_is_no_key() -> None:
+    spec = ShardingSpec((2,), DRAFT_INDEX)
+    table = KeyTable(ArrayLayout("a", "a/", ENCODINGS[0], (4,), spec))
+    for odd in (None, 5, b"a/c0"):
+        assert table.translate(odd) is None  # type: ignore[arg-type]

@@ -377,6 +377,14 @@ def test_an_index_that_comes_damaged_twice_may_be_whole_in_the_shard(tells_size:
     assert recorder.batches[3] == [Get(KEY, consistent=True)]
 
 
+def test_a_damaged_index_hides_whether_patches_cover_the_values_behind_it() -> None:
+    recorder = Recorder({KEY: b"short"})
+    patches = [PatchEntry(0, ((0, b"x"),)), PatchEntry(2, ((0, b"y"),))]
+    with pytest.raises(CorruptShardError, match="there are 5"):
+        commit(recorder, patches, grid=(4, 1))
+    assert recorder.objects == {KEY: b"short"}
+
+
 @pytest.mark.parametrize("n", [1, 3])  # before the index, and before the whole shard is read
 def test_a_shard_that_vanishes_while_it_is_read_has_nothing_to_lose(n: int) -> None:
     objects = {KEY: b"short"}

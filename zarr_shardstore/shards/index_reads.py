@@ -148,9 +148,8 @@ def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
             break
         if not n_left:
             value, size = founds[left[0]].value, founds[left[0]].size
-            n_read = 0 if value is None else len(value)
             raise CorruptShardError(
-                f"it has {size} bytes, and reading all of it gave {n_read}",
+                f"it has {size} bytes, and reading all of it gave {len(value or b'')}",
                 shard_key=shards[left[0]].key,
             )
     return founds
