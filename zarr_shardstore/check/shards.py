@@ -141,8 +141,10 @@ class ArrayChecker:
     def __init__(self, node: Node, doc: Mapping[str, Any], level: Level) -> None:
         self.level = level
         array = checked_array(FoundArray(node, doc, None))
-        self.path, self.grid, geometry = node.path, ObjectGrid(array), array.document.geometry
-        assert geometry is not None
+        geometry = array.document.geometry
+        if geometry is None or array.grid_shape is None:
+            raise UnsupportedError("its chunk grid or its chunk keys are not known here")
+        self.path, self.grid = node.path, ObjectGrid(array)
         n_above = len(array.stack) - len(self.grid.below) - (self.grid.layout is not None)
         transformers = array.stack[:n_above]
         self.above = [t for t in transformers if isinstance(t, ValueTransformer)]
