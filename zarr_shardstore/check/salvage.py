@@ -10,7 +10,8 @@ they come. Under a wrong key it would be worse than missing. So each chunk needs
    are tried, so that a wrong one passes with a probability of 2⁻¹⁶.
 3. *Entries of a damaged or cut index*, one by one, if the index begins where the data end, no two
    name the same bytes, and a codec refuses other bytes (`_PROVING`). If the frame is not the only
-   one of its size, all entries must be in an order of writers, and the next ones must be whole.
+   one of its size, the shard must have no dead frames, all entries must be in an order of writers,
+   and those next to it must be whole.
    Raw chunks prove nothing: all entries must fill the data, in an order of writers.
 4. *An older index*, which a writer has left in the file when it moved the index behind new chunks.
    Bytes of an entry are never written again, so these are older values of the same chunks.
@@ -218,50 +219,27 @@ class _DamagedShard:
     def through(
         self, index: ShardIndex, spec: ShardingSpec, *, without: Collection[int] = ()
     ) -> Salvage:
-        """Return the whole chunks that an index names.
-
-        If bytes were taken out of the data, or put in, the entries behind them are shifted.
-        Without a checksum two entries with the same bytes are damaged.
-        """
+        """Return the whole chunks that an index names. Without a checksum two entries with the same
+        bytes are damaged."""
         found = Salvage()
-        stop = len(self.data) - spec.index_nbytes * (spec.index.location == "end")
+        bad = set(index.damaged_ids(len(self.data), spec).tolist())
         ids = np.setdiff1d(index.present_ids(), list(without))
         ids = ids[np.lexsort((ids, index.fields[ids, 0]))]
-        keys = self.shard.chunk_keys(ids)
-        starts, nbytes = index.fields[ids].T.tolist()
-        end = max(map(sum, zip(starts, nbytes, strict=True)), default=stop)
-        whole, is_shifted = self._whole_at(keys, starts, nbytes, stop), np.zeros(len(ids), bool)
-        may_shift = self.is_proving and self.at_end and spec.index.checksum
-        shift = stop - end if may_shift and end < 2**62 else 0
-        if shift and not whole.all():
-            moved = [start + shift for start in starts]
-            there = self._whole_at(keys, moved, nbytes, stop)
-            split = _split(whole, there, np.array([starts, moved]).T, np.array(nbytes))
-            places = np.where(split[1], moved, starts)[split[0]].tolist()
-            # With a dead frame at the end the shift is another one.
-            if places == [start for start, _ in self.frames]:
-                whole, is_shifted = split
         last = reached = -1
-        for n, i in enumerate(ids.tolist()):
-            start = starts[n] + shift * bool(is_shifted[n])
-            if not whole[n]:
+        for i, key in zip(ids.tolist(), self.shard.chunk_keys(ids), strict=True):
+            start, nbytes = index.fields[i].tolist()
+            if i in bad or not self.is_whole(key, start, nbytes):
                 found.lost.append(i)
-            elif nbytes[n] and start < reached and not spec.index.checksum:
+                continue
+            if nbytes and start < reached and not spec.index.checksum:
                 found.entries.pop(last, None)
                 found.lost += [i, last]
             else:
-                found.entries[i] = self.data[start : start + nbytes[n]]
-            if whole[n] and nbytes[n] and start + nbytes[n] >= reached:
-                last, reached = i, start + nbytes[n]
+                found.entries[i] = self.data[start : start + nbytes]
+            if nbytes and start + nbytes >= reached:
+                last, reached = i, start + nbytes
         found.lost = sorted(set(found.lost))
         return found
-
-    def _whole_at(
-        self, keys: Sequence[str], starts: Sequence[int], nbytes: Sequence[int], stop: int
-    ) -> npt.NDArray[np.bool_]:
-        places = zip(keys, starts, nbytes, strict=True)
-        whole = [a + n <= stop and self.is_whole(key, a, n) for key, a, n in places]
-        return np.array(whole, dtype=np.bool_)
 
     # --------------------------------------------------------------------------- frames
 
@@ -389,11 +367,13 @@ class _DamagedShard:
             fields = self._fields_at(start, self.n)
             if self.is_in_place(fields):
                 named = self._named_by(start, fields)
+        text = "its damaged index"
         if named is None and self.at_end:
             named = self._named_by_cut_index()
+            text = "a cut index, perhaps an older index,"
         if named is not None:
             found.entries, missing = named
-            texts.append(f"entries of its damaged index name {len(found.entries)} chunks")
+            texts.append(f"entries of {text} name {len(found.entries)} chunks")
         in_grid = set(self.shard.entries_of().tolist())
         known, n_older = found.entries.keys() | missing, 0
         for index in islice(self._older_indexes(), _MAX_OLDER):
@@ -407,7 +387,9 @@ class _DamagedShard:
         if n_older:
             text = f"an older index names {n_older} chunks: older values of some may be back"
             texts.append(text)
-        found.lost = sorted(in_grid - found.entries.keys() - missing)
+        found.lost = sorted(
+            in_grid - found.entries.keys()
+        )  # the damage may look like a missing one
         n_others = len(self.frames) - len(found.entries) if self.is_proving else 0
         if found.lost and n_others > 0:
             texts.append(f"{n_others} frames decode, but nothing says which chunks they are")
@@ -437,7 +419,8 @@ class _DamagedShard:
             # A damaged offset may be that of another frame of the same size.
             is_known = np.pad(missing, 1, constant_values=True)
             is_known[np.fromiter(whole, np.intp, len(whole)) + 1] = True
-            is_ordered = self._is_in_order(np.fromiter(whole, np.intp, len(whole)))
+            is_ordered = len(self.frames) <= np.count_nonzero(possible)
+            is_ordered &= self._is_in_order(np.fromiter(whole, np.intp, len(whole)))
             sizes = Counter(stop - start for start, stop in self.frames)
             for i in list(whole):
                 is_sure = is_ordered and is_known[i] and is_known[i + 2]
@@ -534,31 +517,6 @@ class _DamagedShard:
             if named is None or len(named[0]) < np.count_nonzero(present):
                 return None
         return ShardIndex(fields)
-
-
-def _split(
-    here: npt.NDArray[np.bool_],
-    there: npt.NDArray[np.bool_],
-    places: npt.NDArray[np.int64],
-    nbytes: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return which entries are whole, and which of them are shifted.
-
-    `here` and `there`: whether each is whole in its place, and shifted; `places`: both offsets. The
-    shifted ones are the last ones. All such splits with the most whole entries count. Where they
-    contradict each other, the entry is not whole: it may have the bytes of another chunk.
-    """
-    ends = np.where(here, places[:, 0] + nbytes, 0)
-    firsts = np.where(there, places[:, 1], 2**62)
-    end_before = np.maximum.accumulate(np.concatenate([[0], ends]))
-    first_behind = np.minimum.accumulate(np.concatenate([firsts, [2**62]])[::-1])[::-1]
-    n_whole = np.concatenate([[0], np.cumsum(here)])
-    n_whole = n_whole + np.concatenate([np.cumsum(there[::-1])[::-1], [0]])
-    n_whole[end_before > first_behind] = -1
-    best = np.flatnonzero(n_whole == n_whole.max())
-    low, high = best[0], best[-1]
-    at = np.arange(len(here))
-    return ((at < low) & here) | ((at >= high) & there), at >= high
 
 
 def _flipped_bit(wrong: int, n_bits: int) -> int | None:

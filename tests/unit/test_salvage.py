@@ -1,0 +1,305 @@
+"""`salvage`: each chunk that it returns is proved to be that of its entry."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import random
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
+from zarr.storage import MemoryStore
+
+from tests.support.small_shards import SEED, a_seed
+from zarr_shardstore import ShardingMapping, ShardingStore
+from zarr_shardstore.check.salvage import Salvage, salvage
+from zarr_shardstore.check.shards import ArrayChecker
+from zarr_shardstore.format.frames import FRAME_CODECS, frame_ends, next_frame
+from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.shard import (
+    MISSING,
+    EntryOrder,
+    ShardIndex,
+    ShardingSpec,
+    build_shard,
+    split_shard,
+)
+from zarr_shardstore.inspect.find import find_contents
+from zarr_shardstore.inspect.open_base import open_base
+
+V2 = {"zarr_format": 2}
+CODECS: dict[str, dict[str, Any]] = {
+    "raw": {"compressors": None},
+    "raw v2": {**V2, "compressors": None},
+    "crc32c": {"compressors": [Crc32cCodec()]},
+    "zstd": {"compressors": ZstdCodec()},
+    "zstd, crc32c": {"compressors": [ZstdCodec(checksum=True), Crc32cCodec()]},
+    "gzip": {"compressors": GzipCodec()},
+    "blosc": {"compressors": BloscCodec()},
+    "lz4": {**V2, "compressors": {"id": "lz4"}},
+    "zlib": {**V2, "compressors": {"id": "zlib"}},
+    "bz2": {**V2, "compressors": {"id": "bz2"}},
+}
+CHUNK = 32
+"""Values of two bytes in a chunk."""
+
+PLACES: list[dict[str, Any]] = [{}, {}, {"index_location": "start"}]
+
+N_DAMAGES = 60
+"""Of shards of each codec."""
+
+
+class Maker:
+    """Shards of one array, with distinct chunks."""
+
+    def __init__(self, codec: str, cps: tuple[int, ...], **options: Any) -> None:
+        base: dict[str, Any] = {}
+        grid = [2 * n - n // 3 for n in cps]  # the last shards hang over the edge
+        shape, chunks = [*grid[:-1], grid[-1] * CHUNK], (*[1] * (len(cps) - 1), CHUNK)
+        store = ShardingStore(base, chunks_per_shard=cps, **options)
+        zarr.create_array(store, shape=shape, chunks=chunks, dtype="u2", **CODECS[codec])
+        ((node, found),) = open_base(base).run(find_contents()).arrays.items()
+        self.checker = ArrayChecker(node, found.doc, "decode")
+        self.plain = MemoryStore()
+        self.array = zarr.create_array(
+            self.plain, shape=(CHUNK,), chunks=(CHUNK,), dtype="u2", **CODECS[codec]
+        )
+        self.versions: dict[bytes, int] = {}
+        """Entry of each chunk that was ever stored."""
+
+    @property
+    def spec(self) -> ShardingSpec:
+        assert self.checker.grid.layout is not None
+        return self.checker.grid.layout.spec
+
+    def shard(self, *coords: int) -> ShardRef:
+        assert self.checker.grid.layout is not None
+        return self.checker.grid.layout.shard(coords)
+
+    def chunk(self, rng: random.Random, entry_id: int) -> bytes:
+        while True:
+            values = np.frombuffer(rng.randbytes(2 * CHUNK), "u2").copy()
+            values[rng.choice((1, 8, CHUNK)) :] = rng.randrange(1, 9)
+            self.array[:] = values
+            (key,) = [key for key in self.plain._store_dict if key in ("0", "c/0")]
+            value: bytes = self.plain._store_dict[key].to_bytes()
+            if self.versions.setdefault(value, entry_id) == entry_id:
+                return value
+
+    def packed(self, rng: random.Random, ids: Any, order: EntryOrder = "C") -> bytes:
+        return build_shard({i: self.chunk(rng, i) for i in ids}, self.spec, order)
+
+    def appended(self, rng: random.Random, ids: list[int]) -> bytes:
+        """A shard with older chunks, and older indexes in front of those that came later."""
+        spec = self.spec
+        fields = np.full((spec.n_entries, 2), MISSING, np.uint64)
+        start = spec.index_nbytes if spec.index.location == "start" else 0
+        data, index = bytearray(start), b""
+        for _ in range(rng.randrange(1, 4)):
+            for i in rng.choices(ids, k=rng.randrange(1, 2 * len(ids) + 1)):
+                value = self.chunk(rng, i)
+                fields[i] = len(data), len(value)
+                data += value
+            index = ShardIndex(fields).encode(spec.index)
+            data += b"" if start else bytes(rng.choice((0, 7, 300))) + index
+        return index + bytes(data[start:]) if start else bytes(data)
+
+    def salvage(self, shard: ShardRef, data: bytes) -> Salvage:
+        return salvage(self.checker, shard, memoryview(data), guesses=True)
+
+
+# ----------------------------------------------------------------------- random damages
+
+
+def damaged(rng: random.Random, data: bytes, spec: ShardingSpec) -> bytes:
+    """Change, cut or move bytes of the index, or cut the file anywhere."""
+    n, size = len(data), spec.index_nbytes
+    low = 0 if spec.index.location == "start" else n - size
+    at, other = (low + rng.randrange(size) for _ in range(2))
+    new = bytearray(data)
+    match rng.randrange(12):
+        case 0:
+            new[at] ^= 1 << rng.randrange(8)
+        case 1:
+            for _ in range(rng.randrange(2, 6)):
+                new[low + rng.randrange(size)] ^= rng.randrange(1, 256)
+        case 2:
+            stop = min(at + rng.choice((8, 16, 64)), low + size)
+            new[at:stop] = rng.choice((b"\0", b"\xff")) * (stop - at)
+        case 3:
+            return data[: rng.randrange(n)]
+        case 4:
+            return data[: n - rng.randrange(1, min(size + 8, n))]
+        case 5:  # entries are exchanged
+            at, other = (low + (x - low) // 16 * 16 for x in (at, other))
+            new[at : at + 16], new[other : other + 16] = (
+                data[other : other + 16],
+                data[at : at + 16],
+            )
+        case 6:  # bytes are taken out of the index
+            del new[at : at + rng.choice((1, 16, 32))]
+        case 7:  # bytes are put in
+            more = rng.choice((b"\xff" * 16, bytes(16), data[low : low + 16], rng.randbytes(9)))
+            new[at:at] = more
+        case 8:  # an entry is copied over another, and the checksum is gone
+            at, other = (low + rng.randrange(size - 4) // 16 * 16 for _ in range(2))
+            new[other : other + 16] = data[at : at + 16]
+            new[low + size - 4 : low + size] = b"none"
+        case 9:  # offsets are gone, and the checksum
+            for _ in range(3):
+                other = low + rng.randrange(size - 4) // 16 * 16
+                new[other : other + 8] = bytes(8)
+            new[low + size - 4 : low + size] = b"none"
+        case 10:  # a half-written index
+            new[low:at] = rng.randbytes(at - low)
+        case _:
+            new += rng.choice((bytes(16), b"more", rng.randbytes(50)))
+    return bytes(new)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_no_chunk_gets_another_key(codec: str) -> None:
+    """Each chunk that comes back was once stored under its key, and is the last one unless the
+    text names an older index. What is not back is listed."""
+    seed = a_seed()
+    rng = random.Random(f"{seed} {codec}")
+    n_kept = n_stored = 0
+    for n in range(N_DAMAGES):
+        if n % 6 == 0:
+            cps = rng.choice([(9,), (4, 3), (2, 3, 2)])
+            options = {} if V2.items() <= CODECS[codec].items() else rng.choice(PLACES)
+            maker = Maker(codec, cps, **options)
+            shard = maker.shard(*(rng.randrange(2) for _ in cps))
+            ids = shard.entries_of().tolist()
+        some = sorted(rng.sample(ids, rng.randrange(1, len(ids) + 1)))
+        if n % 2:
+            data = maker.appended(rng, some)
+        else:
+            data = maker.packed(rng, some, rng.choice(("C", "F", "morton")))
+        last = maker.salvage(shard, data).entries
+        assert last == split_shard(data, maker.spec)
+        bad = damaged(rng, data, maker.spec)
+        found, says = maker.salvage(shard, bad), f"{SEED}={seed}: {codec}, damage {n}"
+        n_kept, n_stored = n_kept + len(found.entries), n_stored + len(last)
+        for i, value in found.entries.items():
+            assert maker.versions.get(bytes(value)) == i, (says, i, found.text)
+            is_cut = data.startswith(bad)  # perhaps behind an older index
+            assert value == last.get(i) or "older" in found.text or is_cut, (says, i, found.text)
+        assert last.keys() - found.entries.keys() <= set(found.lost), (says, found.text)
+    assert n_kept > n_stored // 3
+
+
+# ------------------------------------------------------------------------- known damages
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_checksum_puts_an_index_right(codec: str) -> None:
+    """A flipped bit, exchanged entries, and a blanked part, in a shard whose chunks fill it."""
+    rng = random.Random(codec)
+    maker = Maker(codec, (4, 3))
+    shard, n = maker.shard(0, 0), maker.spec.index_nbytes
+    for order in ("C", "F", "morton"):
+        whole = maker.packed(rng, range(12), order)
+        entries = split_shard(whole, maker.spec)
+        for at in (0, 3, 12 * 16 - 9, n - 1):
+            flipped = bytearray(whole)
+            flipped[at - n] ^= 4
+            exchanged = whole[:-n] + whole[16 - n : 32 - n] + whole[-n : 16 - n] + whole[32 - n :]
+            blanked = whole[:-n] + bytes(5 * 16 + 3) + whole[83 - n :]
+            for data in (bytes(flipped), exchanged, blanked):
+                found = maker.salvage(shard, data)
+                assert found.entries == entries
+                assert not found.lost
+                assert "put right by its checksum" in found.text
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_cut_index_names_its_first_entries(codec: str) -> None:
+    """Not those that it has lost: their frames may be in any order."""
+    maker = Maker(codec, (9,))
+    whole = maker.packed(random.Random(codec), range(9))
+    entries = split_shard(whole, maker.spec)
+    for n_left in (8, 5, 1):
+        found = maker.salvage(maker.shard(0), whole[: (n_left - 9) * 16 - 4 + 5])
+        if codec != "lz4":  # the end of its last frame is not known
+            assert found.entries == dict(list(entries.items())[:n_left])
+        assert found.lost == sorted(set(range(9)) - found.entries.keys())
+    found = maker.salvage(maker.shard(0), whole[: -maker.spec.index_nbytes])
+    assert (found.entries, found.lost, found.has_index) == ({}, list(range(9)), False)
+    if "raw" not in codec:
+        assert "9 frames decode, but nothing says which chunks they are" in found.text
+
+
+def test_the_older_index_of_a_writer(tmp_path: Path) -> None:
+    """It has moved the index behind new chunks, and the file was cut: older values are back."""
+    store = ShardingStore(tmp_path, chunks_per_shard=(64,))
+    array = zarr.create_array(store, shape=(64 * 4096,), chunks=(4096,), dtype="u2")
+    path, rng = tmp_path / "c/0", np.random.default_rng(0)
+    array[: 8 * 4096] = np.repeat(np.arange(1, 9, dtype="u2"), 4096)
+    n_bytes, n = path.stat().st_size, 8
+    while path.stat().st_size == n_bytes:
+        array[n * 4096 : (n + 1) * 4096] = rng.integers(0, 2**16, 4096).astype("u2")
+        n += 1
+    array[:4096] = 77
+    files = path.read_bytes()
+    ShardingMapping(tmp_path).flush()
+    ((node, found),) = open_base(str(tmp_path)).run(find_contents()).arrays.items()
+    checker = ArrayChecker(node, found.doc, "decode")
+    assert checker.grid.layout is not None
+    shard = checker.grid.layout.shard((0,))
+    now = split_shard(files, shard.layout.spec)
+    for n_cut in (1, 70, 2000, len(files) - n_bytes):
+        result = salvage(checker, shard, memoryview(files)[:-n_cut], guesses=True)
+        for i in range(1, n - 1):  # all but the chunk that came last, and a value of the first
+            assert result.entries[i] == now[i]
+        assert "older" in result.text or n_cut > 2000
+        assert "an older index names" in result.text or n_cut != 2000
+        value = numcodecs.Zstd().decode(result.entries[0])
+        assert np.frombuffer(value, "u2")[0] in ((77,) if n_cut == 1 else (1, 77))
+        if not result.has_index:
+            assert result.lost == [i for i in range(64) if i not in result.entries]
+    assert not salvage(checker, shard, memoryview(files)[:-70], guesses=False).entries
+
+
+FRAMES: dict[str, Callable[[bytes], bytes]] = {
+    "zstd": numcodecs.Zstd(checksum=True).encode,
+    "gzip": gzip.compress,
+    "zlib": zlib.compress,
+    "bz2": bz2.compress,
+    "lzma": lzma.compress,
+    "blosc": numcodecs.Blosc().encode,
+    "lz4": numcodecs.LZ4().encode,
+}
+
+
+@pytest.mark.parametrize("codec", FRAMES)
+def test_ends_of_frames(codec: str) -> None:
+    """Behind other frames, with a checksum in between, and of several blocks and sizes; a cut frame
+    has no end."""
+    assert set(FRAMES) == FRAME_CODECS
+    rng = np.random.default_rng(0)
+    for nbytes in (4, 3000, 300_000):
+        values = [rng.integers(0, 9, nbytes).astype("u1").tobytes(), bytes(nbytes)]
+        frames = [bytes(FRAMES[codec](value)) for value in values]
+        data = memoryview(b"#" + b"".join(frame + b"crc!" for frame in frames))
+        at = 1
+        for frame in frames:
+            if codec != "zlib":
+                assert next_frame(codec, data, at, nbytes) == at
+            ends = list(frame_ends(codec, data, at, nbytes, 4))
+            at += len(frame) + 4
+            assert at in ends[: 8 if codec == "lz4" else 1]
+        assert at == len(data)
+        if codec != "lz4":
+            assert not list(frame_ends(codec, data[: len(frames[0]) - 1], 1, nbytes, 0))
+    for garbage in (b"", struct.pack("<4I", 1, 2, 3, 4), bytes(99), b"\xff" * 99):
+        assert all(end <= len(garbage) for end in frame_ends(codec, memoryview(garbage), 0, 7, 0))
