@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 import random
-import struct
-import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +17,6 @@ from tests.support.small_shards import SEED, a_seed
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.check.salvage import Salvage, salvage
 from zarr_shardstore.check.shards import ArrayChecker
-from zarr_shardstore.format.frames import FRAME_CODECS, frame_ends, next_frame
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import (
     MISSING,
@@ -268,38 +261,3 @@ def test_the_older_index_of_a_writer(tmp_path: Path) -> None:
         if not result.has_index:
             assert result.lost == [i for i in range(64) if i not in result.entries]
     assert not salvage(checker, shard, memoryview(files)[:-70], guesses=False).entries
-
-
-FRAMES: dict[str, Callable[[bytes], bytes]] = {
-    "zstd": numcodecs.Zstd(checksum=True).encode,
-    "gzip": gzip.compress,
-    "zlib": zlib.compress,
-    "bz2": bz2.compress,
-    "lzma": lzma.compress,
-    "blosc": numcodecs.Blosc().encode,
-    "lz4": numcodecs.LZ4().encode,
-}
-
-
-@pytest.mark.parametrize("codec", FRAMES)
-def test_ends_of_frames(codec: str) -> None:
-    """Behind other frames, with a checksum in between, and of several blocks and sizes; a cut frame
-    has no end."""
-    assert set(FRAMES) == FRAME_CODECS
-    rng = np.random.default_rng(0)
-    for nbytes in (4, 3000, 300_000):
-        values = [rng.integers(0, 9, nbytes).astype("u1").tobytes(), bytes(nbytes)]
-        frames = [bytes(FRAMES[codec](value)) for value in values]
-        data = memoryview(b"#" + b"".join(frame + b"crc!" for frame in frames))
-        at = 1
-        for frame in frames:
-            if codec != "zlib":
-                assert next_frame(codec, data, at, nbytes) == at
-            ends = list(frame_ends(codec, data, at, nbytes, 4))
-            at += len(frame) + 4
-            assert at in ends[: 8 if codec == "lz4" else 1]
-        assert at == len(data)
-        if codec != "lz4":
-            assert not list(frame_ends(codec, data[: len(frames[0]) - 1], 1, nbytes, 0))
-    for garbage in (b"", struct.pack("<4I", 1, 2, 3, 4), bytes(99), b"\xff" * 99):
-        assert all(end <= len(garbage) for end in frame_ends(codec, memoryview(garbage), 0, 7, 0))

@@ -101,9 +101,10 @@ def repair_store(
     report
         Of `check_store`, in this process.
     keep
-        ``"salvage"``: each chunk that decodes stays, also where the checksum of the index is wrong,
-        as far as the index contradicts nothing. A shard without such a chunk is left. ``"drop"``:
-        without a valid index all chunks of a shard become missing.
+        ``"salvage"``: each whole chunk stays of which something proves the key: a valid index, the
+        checksum or single entries of a damaged one, or an older index, with older values. A shard
+        without such a chunk is left. ``"drop"``: without a valid index all chunks of a shard become
+        missing.
     source
         A replica, for chunks that are lost: any store that `ShardingStore` wraps, sharded in any
         way or not. It counts where an array of the same path has the same shape, chunk shape and
