@@ -148,6 +148,7 @@ def test_a_walk_reads_64_shards_or_16_mib_in_a_round() -> None:
     assert sizes([8 * MIB, 8 * MIB + 1, 1]) == [1, 2]
     assert sizes([99 * MIB, 99 * MIB, 1, 1]) == [1, 1, 2]
     assert sizes([0, 0, 99 * MIB, 1]) == [3, 1]
+    assert sizes([99 * MIB, 8 * MIB, 8 * MIB, 1]) == [1, 2, 1]
     assert sizes([]) == []
     assert list(rounds_of(iter("ab"), lambda _: 1)) == [["a", "b"]]
 

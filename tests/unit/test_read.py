@@ -390,23 +390,23 @@ def test_a_missing_chunk_has_no_bytes_that_tell_a_version(
 def test_shards_are_judged_one_by_one() -> None:
     """A damaged index, a missing chunk, a changed shard and a good one in the same rounds."""
     other = LAYOUT.shard((1, 1))
-    layouts = [LAYOUT.shard(c) for c in ((0, 0), (0, 1), (1, 0), (1, 1))]
-    flow = read_entries(reads_of((0, 0), (0, 2), (3, 0), (2, 2)), NO_GAPS)
-    assert next(flow) == [GetIndex(s, consistent=False, revalidate=False) for s in layouts]
+    shards = [other, *(LAYOUT.shard(c) for c in ((0, 0), (0, 1), (1, 0)))]
+    flow = read_entries(reads_of((2, 2), (0, 0), (0, 2), (3, 0)), NO_GAPS)
+    assert next(flow) == [GetIndex(s, consistent=False, revalidate=False) for s in shards]
     bad = FoundIndex(None, "v", None, IndexDamageError("bad"))
     out_of_bounds = FoundIndex(index_of_shard(damaged(0, 900, 9), DRAFT_SPEC), "v", 76)
     two = index_of_shard(SHARD_11, DRAFT_SPEC)  # entry 0 is missing
-    batch = flow.send([bad, cached(two), FoundIndex(None, "v"), out_of_bounds])
-    assert batch == [GetIndex(layouts[1])]
+    batch = flow.send([out_of_bounds, bad, cached(two), FoundIndex(None, "v")])
+    assert batch == [GetIndex(shards[2])]
     assert flow.send([FoundIndex(two, "v")]) == [
-        GetIndex(s, consistent=True, revalidate=True) for s in (layouts[0], other)
+        GetIndex(s, consistent=True, revalidate=True) for s in (other, SHARD)
     ]
-    assert flow.send([FoundIndex(INDEX, "v"), FoundIndex(two, "v")]) == [
+    assert flow.send([FoundIndex(two, "v"), FoundIndex(INDEX, "v")]) == [
         Get(SHARD.key, Range(0, 4))
     ]
     with pytest.raises(StopIteration) as done:
         flow.send([Found(memoryview(b"zero"), "v")])
-    assert contents(done.value.value) == [b"zero", None, None, None]
+    assert contents(done.value.value) == [None, b"zero", None, None]
 
 
 def test_a_round_that_fails_is_blamed_on_an_entry_that_leaves_its_shard() -> None:
@@ -431,3 +431,31 @@ def test_many_shards_are_read_so_many_at_once() -> None:
     recorder = Recorder({})
     assert recorder.run(read_entries(reads_of(*corners), options)) == [None] * 4
     assert [len(batch) for batch in recorder.batches] == [1, 2, 1]
+
+
+def test_a_shard_that_was_replaced_takes_no_other_along() -> None:
+    """Its reply came first; that of the next shard counts all the same."""
+    flow = read_entries(reads_of((0, 0), (3, 2)), NO_GAPS)
+    next(flow)
+    two = FoundIndex(index_of_shard(SHARD_11, DRAFT_SPEC), "v")
+    assert len(flow.send([FoundIndex(INDEX, "v"), two])) == 2
+    assert flow.send([Found(memoryview(b"zero"), "w"), Found(memoryview(b"two"), "v")]) == AGAIN
+    flow.send([FoundIndex(INDEX, "w")])
+    with pytest.raises(StopIteration) as done:
+        flow.send([Found(memoryview(b"ZERO"), "w")])
+    assert contents(done.value.value) == [b"ZERO", b"two"]
+
+
+def test_whether_a_shard_is_read_whole_is_decided_for_each() -> None:
+    """By its own array; bytes of a shard that is not read whole are not unwanted."""
+    near = make_layout()  # without a checksum
+    options = ReadOptions(max_requests_at_once=64)
+    far = replace(layout_far(9), prefix="b/")
+    chunks = [*reads_of(*ALL_OF_00, layout=near), far.chunk((0, 0)), far.chunk((0, 1))]
+    batch: Any = next(read_entries(chunks, options))
+    assert [(r.shard.key, r.with_data) for r in batch] == [("a/c0/0", False), ("b/c0/0", True)]
+    spec = ShardingSpec((16,), ZEP2_INDEX)
+    layout = ArrayLayout("a", "a/", ChunkKeyEncoding("v2", "/"), (20,), spec, None, 256 * KIB)
+    chunks = [layout.chunk((i,)) for i in (0, 16, 17)]  # of four chunks at the edge, two
+    batch = next(read_entries(chunks, options))
+    assert [r.with_data for r in batch] == [False, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -393,6 +394,11 @@ def test_a_shard_that_vanishes_while_it_is_read_has_nothing_to_lose(n: int) -> N
     assert stored(recorder) == {0: b"x", 2: b"y"}
 
 
+def test_no_update_of_a_shard_outside_the_array_writes_nothing(recorder: Recorder) -> None:
+    assert commit(recorder, [], grid=(0, 4)) == [None]
+    assert stored(recorder) == OLD
+
+
 def test_updates_of_one_entry_are_not_updates_of_all(recorder: Recorder) -> None:
     commit(recorder, [SetEntry(0, b"%d" % i) for i in range(4)])
     assert stored(recorder) == OLD | {0: b"3"}
@@ -501,15 +507,16 @@ def test_compaction_drops_dead_bytes_and_stores_entries_in_order(recorder: Recor
     recorder.objects[KEY] = b"dead" + build_shard({}, DRAFT_SPEC)
     recorder.run(compact_shard(shard_of(), order="C"))
     assert recorder.objects == {}
-    for gap in (b"", b"dead"):
-        spec = DRAFT_SPEC
-        shard = build_shard(OLD, spec)[:-64] + gap + build_shard(OLD, spec)[-64:]
+    spec, old = DRAFT_SPEC, {**OLD, 2: b"two"}
+    orders: list[Any] = ["C", "F"]
+    for gap, order in product((b"", b"dead"), orders):
+        shard = build_shard(old, spec)[:-64] + gap + build_shard(old, spec)[-64:]
         recorder = Recorder({KEY: shard})
-        recorder.run(compact_shard(shard_of(), order="F"))
+        recorder.run(compact_shard(shard_of(), order=order))
         asked = [type(r) for batch in recorder.batches for r in batch]
         if gap:
             assert asked == [Get, GetSize, Get, Set]
-            assert recorder.objects[KEY] == build_shard(OLD, spec, "F")
+            assert recorder.objects[KEY] == build_shard(old, spec, order)
         else:
             assert asked == [Get, GetSize]
             assert recorder.objects[KEY] == shard

@@ -129,6 +129,10 @@ def test_directories_that_have_no_chunks(path: str) -> None:
     assert (inside.path, inside.leading, inside.base_directory) == ("c/3/", (3,), "a/c/1/")
     assert inside.expand_name("x") is None
     assert inside.shard_of_name("x") is None
+    middle = locate_directory(layout, "a/c/")
+    assert middle is not None
+    assert middle.expand_name("1") == ["2", "3"]
+    assert inside.expand_name("1") is None
     own = locate_directory(layout, "a/")
     assert own is not None
     assert (own.path, own.leading, own.base_directory) == ("", (), "a/")
@@ -140,3 +144,19 @@ def test_pages_of_keys_have_versions_or_none() -> None:
     listed = ListedKeys("a", [("a/zarr.json", 5)])
     assert list(listed.key_lists()) == [["a/zarr.json"]]
     assert list(listed.sizes()) == [("a/zarr.json", 5)]
+
+
+def test_names_that_are_listed_without_an_index_are_bounded() -> None:
+    """One more than may be listed tells that there are more."""
+    for n, n_listed in ((16_383, 16_383), (16_384, 16_384), (16_385, 16_385), (99_999, 16_385)):
+        spec = ShardingSpec((n, 1), DRAFT_INDEX)
+        layout = ArrayLayout("a", "a/", ChunkKeyEncoding("v2", "/"), (5 * n, 4), spec)
+        place = locate_directory(layout, "a/")
+        assert place is not None
+        names = place.expand_name("2")
+        assert names is not None
+        assert (len(names), names[0], names[-1]) == (
+            n_listed,
+            str(2 * n),
+            str(2 * n + n_listed - 1),
+        )

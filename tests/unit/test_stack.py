@@ -283,17 +283,18 @@ def test_placeholders_and_waiting_pass_through_a_transformer() -> None:
 
 def test_in_a_commit_values_are_read_and_written() -> None:
     """Nothing else writes them: a change needs no update of its own."""
-    objects = {"a": b"0123", "b": b"gone"}
+    objects = {"a": b"0123", "b": b"gone", "e": b"e"}
     requests: list[Request] = [
         *(SetPartial("a", ((1, b"XX"),)), Modify("b", lambda old: None)),
         *(Modify("c", lambda old: b"new" if old is None else b"?"), Get("a"), Set("d", b"d")),
+        Modify("e", lambda old: bytes(old or b"") + b"!"),
     ]
     recorder = Recorder(objects)
     replies = recorder.run(handle((InCommit(), CRC), requests))
-    assert objects == {"a": b"0XX3", "c": b"new", "d": b"d"}
-    assert recorder.batches[:-1] == [[Get("a")], [Get("b")], [Get("c")]]
-    assert [type(r) for r in recorder.batches[-1]] == [Set, Delete, Set, Get, Set]
-    assert len(replies) == 5
+    assert objects == {"a": b"0XX3", "c": b"new", "d": b"d", "e": b"e!"}
+    assert recorder.batches[:-1] == [[Get("a")], [Get("b")], [Get("c")], [Get("e")]]
+    assert [type(r) for r in recorder.batches[-1]] == [Set, Delete, Set, Get, Set, Set]
+    assert len(replies) == 6
     far = [SetPartial("a", ((9, b"far"),))]
     with pytest.raises(SpecError, match="key 'a'"):
         Recorder(objects).run(handle((InCommit(),), far))
