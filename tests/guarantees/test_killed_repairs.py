@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zarr
 
 import zarr_shardstore
 from tests.guarantees.test_killed_writers import Array, Writers, kill_one, writers  # noqa: F401
@@ -25,7 +26,14 @@ from tests.support import repair_until_killed
 from tests.support.any_size import INDEX_CODECS
 from tests.support.checked_stores import KINDS
 from tests.support.side_files import is_side_file
-from zarr_shardstore import ShardingMapping, check_store, repair_store, restore_quarantine
+from zarr_shardstore import (
+    DraftHierarchyStore,
+    ShardingMapping,
+    ShardingStore,
+    check_store,
+    repair_store,
+    restore_quarantine,
+)
 
 N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "12"))
 QUARANTINE = ".zarr_shardstore_quarantine"
@@ -171,3 +179,22 @@ def test_a_killed_append(checksum: str, writers: Writers, tmp_path: Path) -> Non
         restore_quarantine(array.root, repaired.quarantine)
         assert without_quarantine(objects_in(array.root)) == files
         array.check()
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.glob("stopped_[cm]*")))
+def test_a_copy_of_a_killed_append(name: str) -> None:
+    """Shards that were copied into a store without appends, with their journals, are whole, too."""
+    base: dict[str, Any] = dict(objects_in(GOLDEN / name))
+
+    def read(store: Any) -> Any:
+        opened: Any = ShardingStore(store)
+        opened = DraftHierarchyStore(opened) if "draft" in name else opened
+        return zarr.open_array(opened, path="g/z", mode="r")[:]
+
+    expected = read(GOLDEN / name)
+    repaired = repair_store(check_store(base, level="decode"), dry_run=False)
+    assert repaired.check is not None
+    assert repaired.check.findings == ()
+    assert (read(base) == expected).all()
+    restore_quarantine(base, repaired.quarantine)
+    assert without_quarantine(base) == objects_in(GOLDEN / name)

@@ -21,11 +21,13 @@ from zarr_shardstore.format.consolidated_index import (
     CONSOLIDATED_INDEX_NAME,
     declares_consolidated_index,
 )
+from zarr_shardstore.format.journal import decode_journal, find_repair
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import Bytes, build_shard
 from zarr_shardstore.inspect.find import arrays_at, find_contents
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike, open_base
+from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local.files import QUARANTINE, is_side_file
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
@@ -224,6 +226,8 @@ class _Repair:
         if old is None:
             return self._exchange(key, None, "its journal has no shard", old)
         data: Bytes = old
+        if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
+            data = _without_cut_change(old, *self.base.values([key + JOURNAL_SUFFIX], check=False))
         text = ""
         for each in reversed(below):
             try:
@@ -365,6 +369,18 @@ class _Repair:
                 self.base.perform([Delete(key)])
         text = "it is a copy of the indexes of the shards, and was stale"
         return RepairAction(key, "rewritten" if made else "removed", text)
+
+
+def _without_cut_change(data: Bytes, stored: Bytes | None) -> Bytes:
+    """Undo a change of a shard that was copied together with its journal."""
+    journal = None if stored is None else decode_journal(bytes(stored))
+    found = find_repair(journal, len(data), lambda at, n: bytes(data[at : at + n]))
+    if found is None:
+        return data
+    whole = bytearray(data)
+    for offset, piece in found.writes:
+        whole[offset : offset + len(piece)] = piece
+    return bytes(whole[: found.size])
 
 
 class _Replica:
