@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zarr
+from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from tests.support.checked_stores import KINDS, VALUES, Kind
+from tests.support.shard_bytes import places_in
 from zarr_shardstore import (
     ShardConflictError,
     ShardingMapping,
@@ -317,3 +320,35 @@ def test_replicas_that_do_not_count(tmp_path: Path) -> None:
         chunk.write_bytes(chunk.read_bytes()[:-1])
     (action,) = repair_store(report, source=source).actions
     assert (action.n_fetched, len(action.lost)) == (0, 1)
+
+
+@pytest.mark.parametrize("order", ["C", "F", "morton"])
+@pytest.mark.parametrize("codec", [None, GzipCodec(), ZstdCodec(), BloscCodec()], ids=repr)
+def test_a_cut_shard_that_was_full(order: Any, codec: Any) -> None:
+    """Nothing in it tells its chunks; if the user tells their order, those before the cut stay."""
+    base: dict[str, bytes] = {}
+    store = ShardingStore(base, chunks_per_shard=(4, 3), order=order)
+    values = np.random.default_rng(0).integers(0, 1000, (14, 20)).astype("i4")
+    options: dict[str, Any] = {"shape": (14, 20), "chunks": (2, 5), "compressors": codec}
+    zarr.create_array(store, name="a", dtype="i4", **options)[:] = values
+    for key in ("a/c/0/0", "a/c/1/1"):  # the second has 3 of 12 chunks
+        places = sorted(place for place in places_in(base[key], 12) if place is not None)
+        cut = {**base, key: base[key][: sum(places[len(places) // 2])]}
+        damaged = dict(cut)
+        (action,) = repair_store(check_store(cut, level="decode"), dry_run=False).actions
+        assert (action.did, cut) == ("left", damaged)
+        report = repair_store(check_store(cut, level="decode"), order=order, dry_run=False)
+        (action,) = report.actions
+        assert (action.did, action.n_kept) == ("rewritten", len(places) // 2 + 1)
+        assert report.check is not None
+        assert report.check.is_clean
+        found: Any = zarr.open_array(ShardingStore(cut), path="a")[:]
+        i, j = (8 * int(key[4]), 15 * int(key[6]))
+        for at in np.ndindex(4, 3):
+            box = (slice(i + 2 * at[0], i + 2 * at[0] + 2), slice(j + 5 * at[1], j + 5 * at[1] + 5))
+            is_lost = (i // 2 + at[0], j // 5 + at[1]) in action.lost
+            np.testing.assert_array_equal(found[box], 0 if is_lost else values[box])
+        restore_quarantine(cut, report.quarantine)
+        assert cut[key] == damaged[key]
+    with pytest.raises(SpecError, match="order is"):
+        repair_store(check_store(base), order="morton code")  # type: ignore[arg-type]

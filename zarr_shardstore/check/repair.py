@@ -24,7 +24,7 @@ from zarr_shardstore.format.consolidated_index import (
 from zarr_shardstore.format.journal import decode_journal, find_repair
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef
-from zarr_shardstore.format.shard import Bytes, build_shard
+from zarr_shardstore.format.shard import Bytes, EntryOrder, build_shard
 from zarr_shardstore.inspect.find import arrays_at, find_contents
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.io.backends.local import LocalBackend
@@ -94,6 +94,7 @@ def repair_store(
     *,
     keep: Keep = "salvage",
     source: StoreLike | None = None,
+    order: EntryOrder | None = None,
     dry_run: bool = True,
 ) -> RepairReport:
     """Repair the objects that a check has found damaged.
@@ -111,6 +112,11 @@ def repair_store(
         A replica, for chunks that are lost: any store that `ShardingStore` wraps, sharded in any
         way or not. It counts where an array of the same path has the same shape, chunk shape and
         data type. Chunks of other codecs are encoded again. Each is decoded before it is stored.
+    order
+        A statement about the shards whose index is lost: each had all chunks of its grid, written
+        in this order. It is true after a conversion, a `compact` or a write of whole shards by this
+        package, ``"morton"`` unless you chose another one, and of shards that zarr-python has
+        written. It puts chunks under wrong keys if it is not true: look at the values then.
     dry_run
         Tell what would be done, and write nothing.
 
@@ -133,6 +139,8 @@ def repair_store(
     """
     if keep not in ("salvage", "drop"):
         raise SpecError(f"keep is 'salvage' or 'drop', got {keep!r}")
+    if order not in (None, "C", "F", "morton"):
+        raise SpecError(f"order is 'C', 'F' or 'morton', got {order!r}")
     if report.base is None:
         raise SpecError("the report has no store: take one that check_store has returned")
     base = synced(report.base)
@@ -141,7 +149,7 @@ def repair_store(
         base.check_replaceable()
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{uuid.uuid4().hex[:8]}"
     replica = None if source is None else _Replica(source)
-    run = _Repair(base, f"{QUARANTINE}/{name}/", keep, replica, dry_run)
+    run = _Repair(base, f"{QUARANTINE}/{name}/", keep, replica, order, dry_run)
     by_key: dict[str, list[Finding]] = {}
     for found in report.findings:
         if found.severity != "info" and found.kind != "consolidated_index":
@@ -164,10 +172,11 @@ class _Repair:
         prefix: str,
         keep: Keep,
         replica: _Replica | None,
+        order: EntryOrder | None,
         dry_run: bool,
     ) -> None:
         self.base, self.prefix, self.keep, self.dry_run = base, prefix, keep, dry_run
-        self.replica = replica
+        self.replica, self.order = replica, order
         self.has_conditions = base.backend.optimistic() is not None
         arrays = base.run(find_contents()).arrays.items()
         self._docs = {node: found.doc for node, found in arrays}
@@ -266,7 +275,8 @@ class _Repair:
         data: memoryview,
         text: str,
     ) -> RepairAction:
-        kept = salvage(checker, shard, data, guesses=self.keep == "salvage")
+        guesses = self.keep == "salvage"
+        kept = salvage(checker, shard, data, guesses=guesses, order=self.order)
         n_kept = len(kept.entries)
         for i in kept.lost if self.replica is not None else ():
             coords = coords_of_entry(shard, i)

@@ -15,6 +15,7 @@ they come. Under a wrong key it would be worse than missing. So each chunk needs
    Raw chunks prove nothing: all entries must fill the data, in an order of writers.
 4. *An older index*, which a writer has left in the file when it moved the index behind new chunks.
    Bytes of an entry are never written again, so these are older values of the same chunks.
+5. *The user*, who says that the shard was full, and in which order it was written.
 """
 
 from __future__ import annotations
@@ -100,8 +101,18 @@ class Salvage:
     """Where the entries come from."""
 
 
-def salvage(checker: ArrayChecker, shard: ShardRef, data: memoryview, *, guesses: bool) -> Salvage:
-    """Return the whole chunks of a shard: with `guesses` also without a valid index."""
+def salvage(
+    checker: ArrayChecker,
+    shard: ShardRef,
+    data: memoryview,
+    *,
+    guesses: bool,
+    order: EntryOrder | None = None,
+) -> Salvage:
+    """Return the whole chunks of a shard: with `guesses` also without a valid index.
+
+    With an `order` a shard without a valid index counts as one that was full, in this order.
+    """
     n_entries = shard.layout.spec.n_entries
     if n_entries > max(_MAX_LOST, len(data)):  # a document of a few bytes may declare millions
         text = f"of its index of {n_entries} entries hardly anything is there"
@@ -117,7 +128,7 @@ def salvage(checker: ArrayChecker, shard: ShardRef, data: memoryview, *, guesses
         found = damaged.through(right, shard.layout.spec)
         found.text = "its index was damaged, and is put right by its checksum"
         return found
-    return damaged.without_index()
+    return damaged.without_index(order)
 
 
 def _valid_indexes(
@@ -357,8 +368,8 @@ class _DamagedShard:
 
     # --------------------------------------------------- entries one by one, older indexes
 
-    def without_index(self) -> Salvage:
-        """Return the chunks that single entries and older indexes name."""
+    def without_index(self, order: EntryOrder | None) -> Salvage:
+        """Return the chunks that single entries, older indexes and the order name."""
         found, texts = Salvage({}, [], False), []
         missing: set[int] = set()
         start = len(self.data) - self.spec.index_nbytes if self.at_end else 0
@@ -387,14 +398,39 @@ class _DamagedShard:
         if n_older:
             text = f"an older index names {n_older} chunks: older values of some may be back"
             texts.append(text)
+        if order is not None:
+            ordered = self._named_by_order(order)
+            if any(ordered.get(i, value) != value for i, value in found.entries.items()):
+                texts.append(f"they are not in the order {order!r}")
+            else:
+                n_new = len(ordered.keys() - found.entries.keys())
+                found.entries = {**ordered, **found.entries}
+                texts.append(f"the order names {n_new} chunks")
         found.lost = sorted(
             in_grid - found.entries.keys()
         )  # the damage may look like a missing one
         n_others = len(self.frames) - len(found.entries) if self.is_proving else 0
         if found.lost and n_others > 0:
-            texts.append(f"{n_others} frames decode, but nothing says which chunks they are")
+            text = f"{n_others} frames decode, but nothing says which chunks they are"
+            texts.append(f"{text}, except order=, if the shard was full")
         found.text = "; ".join(["it has no valid index", *texts])
         return found
+
+    def _named_by_order(self, order: EntryOrder) -> dict[int, memoryview]:
+        """Return the whole chunks of a shard that was full: those in front of the first gap."""
+        at = 0 if self.at_end else self.spec.index_nbytes
+        ids = order_entries(self.shard.entries_of(), self.spec.chunks_per_shard, order)
+        places = self.frames
+        if self.exact:
+            places = [(at + n * self.exact, at + (n + 1) * self.exact) for n in range(len(ids))]
+        whole: dict[int, memoryview] = {}
+        for i, (start, stop) in zip(ids.tolist(), places, strict=False):
+            if start != at:
+                break
+            if self.is_whole("", start, stop - start):
+                whole[i] = self.data[start:stop]
+            at = stop
+        return whole
 
     def _named_by(self, start: int, fields: _Fields, *, is_cut: bool = False) -> _Named | None:
         """Return the whole chunks that the entries of an index at `start` name, and the entries of

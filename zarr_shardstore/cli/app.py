@@ -197,7 +197,7 @@ def _info(store: str, as_json: bool, **options: Any) -> None:
 
 @_command(
     "fsck packed.zarr --decode",
-    "store arrays level decode chunks missing region repair keep replica restore",
+    "store arrays level decode chunks missing region repair keep replica full_order restore",
     "workers processes resume yes storage_options as_json",
     failed=2,
 )
@@ -212,6 +212,7 @@ def _fsck(
     repair: bool,
     keep: Any,
     replica: str | None,
+    full_order: Any,
     restore: str | None,
     yes: bool,
     as_json: bool,
@@ -253,7 +254,9 @@ def _fsck(
         )
     if repair and not report.is_clean:
         repair_store = import_module("zarr_shardstore.check.repair").repair_store
-        repaired = repair_store(report, keep=keep, source=replica, dry_run=not yes)
+        repaired = repair_store(
+            report, keep=keep, source=replica, order=full_order, dry_run=not yes
+        )
         _print(as_json, repaired.as_dict(), output.repair_text(repaired))
         report = repaired.check or report
     else:

@@ -87,6 +87,12 @@ _ALL = [
     _option(
         "keep", Keep, "Chunks of a damaged shard that stay: all whole ones, or fewer.", "salvage"
     ),
+    _option(
+        "full_order",
+        EntryOrder | None,
+        "Shards without an index were full, in this order.",
+        flag="--assume-order",
+    ),
     _option("replica", str | None, "Fetch lost chunks from this store.", flag="--source"),
     _option("restore", str | None, "Put the originals in this quarantine of a repair back."),
     _option("resume", Path | None, "Note here what is checked; the next run continues there."),
