@@ -19,6 +19,7 @@ from zarr_shardstore.metadata.codecs import (
     v3_array,
 )
 from zarr_shardstore.metadata.data_types import (
+    draft_data_type,
     fill_value_of_v2,
     fill_value_of_v3,
     parse_draft,
@@ -76,6 +77,11 @@ CHAINS: list[tuple[Chain, str, list[Config]]] = [
         chain("<f8", {"id": "quantize", "digits": 3, "dtype": "<f8", "astype": "<f8"}),
         "float64",
         [of("quantize", digits=3, dtype="<f8", astype="<f8"), LITTLE],
+    ),
+    (
+        chain(">f4", {"id": "bitround", "keepbits": 3}),
+        "float32",
+        [of("bitround", keepbits=3), BIG],
     ),
     (
         chain("<f4", {"id": "astype", "decode_dtype": "<f4", "encode_dtype": ">i2"}),
@@ -143,6 +149,7 @@ DELTA: Config = {"id": "delta", "dtype": "<i4"}
             UnsupportedError,
             "the filter 'delta' takes '<i4' and is given '<i8'",
         ),
+        (chain("<f8", {"id": "delta"}), UnsupportedError, "the data type None cannot"),
         (chain("<i4", {"id": "delta", "dtype": "x9"}), SpecError, "has no data type 'x9'"),
         (
             chain(">f8", {"id": "quantize", "digits": 3, "dtype": ">f8"}),
@@ -286,7 +293,21 @@ def test_times_have_units_and_scales() -> None:
         ):
             found = parse_v3({"name": name, "configuration": options}, "little")
             assert found == parse_numpy(text)
-    assert fill_value_of_v3("NaT", parse_numpy("<M8[ns]")) == -(2**63)
+    for text in ("<M8[ns]", "<m8[s]"):
+        assert fill_value_of_v3("NaT", parse_numpy(text)) == -(2**63)
+
+
+def test_the_draft_spells_types_as_zarr_2_18_does() -> None:
+    for text, spelled in (("|b1", "bool"), (">i4", ">i4"), ("|u1", "u1")):
+        assert draft_data_type(parse_numpy(text)) == spelled
+    for text, name in (("<M8[ns]", "datetime"), ("<m8[s]", "datetime"), ("<c8", "complex")):
+        spelled_so = draft_data_type(parse_numpy(text))
+        assert isinstance(spelled_so, dict)
+        assert name in spelled_so.pop("extension")
+        assert spelled_so == {"type": text, "fallback": None}
+    for text in ("<m8[10s]", "<M8"):
+        with pytest.raises(UnsupportedError, match="take a unit such as 'ns', in steps of 1"):
+            draft_data_type(parse_numpy(text))
 
 
 def test_texts_and_bytes_have_lengths() -> None:
@@ -320,6 +341,7 @@ def test_texts_and_bytes_have_lengths() -> None:
         (1, "|b1", True),
         (0.0, "<i2", 0),
         (-32768, "<i2", -32768),
+        (32767, "<i2", 32767),
         (1e300, "<f4", "Infinity"),
         (-1e300, "<f4", "-Infinity"),
         ("NaN", "<f8", "NaN"),
