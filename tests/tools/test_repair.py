@@ -129,6 +129,10 @@ def test_bytes_written_since_stay(tmp_path: Path) -> None:
     path = tmp_path / "a/c/1/1"
     whole = path.read_bytes()
     path.write_bytes(DAMAGES["chunk"](whole))
+    checked = check_store(tmp_path, level="decode")
+    path.write_bytes(whole)
+    assert [action.did for action in repair_store(checked, dry_run=False).actions] == ["left"]
+    path.write_bytes(DAMAGES["chunk"](whole))
     report = repair_store(check_store(tmp_path, level="decode"), dry_run=False)
     array = zarr.open_array(kind.open(tmp_path), path="a", mode="r+")
     array[6, 20] = 7

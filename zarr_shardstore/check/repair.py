@@ -192,7 +192,7 @@ class _Repair:
             if kinds == {"outside_grid"} and not checkers:
                 return self._exchange(key, None, "it lies outside the grid of its array")
             if kinds and kinds != {"outside_grid"}:
-                return self._repair_chunks(key, checkers)
+                return self._repair_chunks(key, checkers, has_journal="journal" in kinds)
         except Exception as error:  # of any client
             return RepairAction(key, "left", f"{type(error).__name__}: {error}")
         names = sorted({each.kind.replace("_", " ") for each in found})
@@ -213,7 +213,9 @@ class _Repair:
                     found.append(checker)
         return found
 
-    def _repair_chunks(self, key: str, checkers: Sequence[ArrayChecker]) -> RepairAction:
+    def _repair_chunks(
+        self, key: str, checkers: Sequence[ArrayChecker], *, has_journal: bool
+    ) -> RepairAction:
         if not checkers:
             return RepairAction(key, "left", "its array is not known here")
         checker, *twins = checkers
@@ -234,6 +236,10 @@ class _Repair:
         old = self._read(key)
         if old is None:
             return self._exchange(key, None, "its journal has no shard", old)
+        now = CheckResult()
+        checker.check_shards(self.base, [key], now, None)
+        if not now.findings and not has_journal:
+            return RepairAction(key, "left", "it is whole now")
         data: Bytes = old
         if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
             data = _without_cut_change(old, *self.base.values([key + JOURNAL_SUFFIX], check=False))
