@@ -513,21 +513,19 @@ class _DamagedShard:
             return
         order = spec.index.byte_order
         words = np.ndarray((size - 7,), f"{order}u8", self.data, strides=(1,))
-        slots = sorted({0, n // 3, 2 * n // 3, n - 1})
+        tops = np.frombuffer(self.data, np.uint8)[15 if order == "<" else 8 :]
         n_left = min(_MAX_CHANGES, _MAX_CHECKED_NBYTES // spec.index_nbytes)
         for high in range(n_starts, 0, -_STEP_NBYTES):
             low = max(0, high - _STEP_NBYTES)
-            is_index = np.ones(high - low, dtype=bool)
-            for slot in slots:
-                at = slot * ENTRY_NBYTES + 8
-                after = words[low + at : high + at] + np.uint64(1)  # 0: a missing entry
+            # The first byte of a size is 0, or 255 of a missing entry.
+            starts = low + np.flatnonzero(tops[low:high] + np.uint8(1) <= 1)
+            for slot in sorted({0, n // 3, 2 * n // 3, n - 1}):
+                after = words[starts + (slot * ENTRY_NBYTES + 8)] + np.uint64(1)  # 0: missing
                 if self.exact is not None:
-                    is_index &= (after == 0) | (after == self.exact + 1)
+                    starts = starts[(after == 0) | (after == self.exact + 1)]
                 else:
-                    is_index &= (after <= size) & (after != 1)
-                if not is_index.any():
-                    break
-            for start in (low + np.flatnonzero(is_index)[::-1]).tolist():
+                    starts = starts[(after <= size) & (after != 1)]
+            for start in starts[::-1].tolist():
                 n_left -= 1
                 if n_left < 0:
                     return
