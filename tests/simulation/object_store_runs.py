@@ -63,7 +63,7 @@ class ObjectStoreRuns:
             n_processes = max(map(scenario.process_of, range(len(scenario.programs)))) + 1
             while len(self._processes) < n_processes:
                 self._processes.append(self._new_process(len(self._processes)))
-            forget()
+                forget()
             for client, store in self._processes:
                 client.server, client.n_requests, client.is_dead = server, 0, False
                 if scenario.is_warm:
@@ -96,6 +96,7 @@ class ObjectStoreRuns:
             finally:
                 if server.pending:  # a run that was broken off
                     self._processes.clear()
+                forget()  # also what clients that have died had begun
         return server
 
     def _new_process(self, number: int) -> tuple[Client, ShardingStore]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from zarr_shardstore.io import update_queue
+from zarr_shardstore.io import update_queue, write_epochs
 from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.locks import Locking, locked
@@ -117,6 +117,7 @@ def forget(directory: Path | str = "/") -> None:
     root = os.path.join(os.path.realpath(directory), "")
     if root == "/":
         update_queue._queues.clear()
+        write_epochs._under_way.clear()
     while files := open_shards.below(root):
         for file in files:
             open_shards.forget(file)
