@@ -173,7 +173,8 @@ class ShardFiles:
                 self.writer.is_valid = True
                 if closes:
                     self.writer, self.files = None, (self.files[0], b"")
-            case SetWithGaps(_, parts):
+            case SetWithGaps(key, parts):
+                assert key == self.shard.key
                 data = b""
                 for offset, pieces in parts:
                     data = data.ljust(offset, b"\0") + b"".join(pieces)
@@ -523,37 +524,40 @@ def test_a_shard_with_too_many_dead_bytes_is_stored_again() -> None:
         assert model.entries() == {0: b"new"}
 
 
-def test_a_shard_that_is_stored_again_has_its_entries_in_order() -> None:
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_shard_that_is_stored_again_has_its_entries_in_order(order: Any) -> None:
     model = ShardFiles(shard_in((2, 2), (2, 2)))
     spec = model.shard.layout.spec
-    model.commit([SetEntry(2, b"2")], order="F")
-    model.commit([SetEntry(1, b"1")], order="F")
-    model.commit([SetEntry(2, b"two")], order="F", max_dead_nbytes=0)
+    model.commit([SetEntry(2, b"2")], order=order)
+    model.commit([SetEntry(1, b"1")], order=order)
+    model.commit([SetEntry(2, b"two")], order=order, max_dead_nbytes=0)
     assert model.files is not None
-    assert model.files[0][:4] == b"two1"
-    model.commit([SetEntry(0, b"0")], order="F")
-    model.run(seal_shard(model.shard, order="F"))
-    assert model.files[0][:5] == b"two10"  # as it is
-    model.commit([SetEntry(0, b"zero")], order="F")
-    model.run(seal_shard(model.shard, order="F", max_dead_share=0))
-    assert model.files[0] == build_shard({0: b"zero", 1: b"1", 2: b"two"}, spec, "F")
-    model.commit([SetEntry(2, bytes(900))], order="F")
-    model.commit([SetEntry(2, b"two")], order="F")
-    model.commit([SetEntry(3, b"3")], order="F")  # full, and mostly dead
+    data = build_shard({1: b"1", 2: b"two"}, spec, order)[:4]
+    assert model.files[0][:4] == data
+    model.commit([SetEntry(0, b"0")], order=order)
+    model.run(seal_shard(model.shard, order=order))
+    assert model.files[0][:5] == data + b"0"  # as it is
+    model.commit([SetEntry(0, b"zero")], order=order)
+    model.run(seal_shard(model.shard, order=order, max_dead_share=0))
+    assert model.files[0] == build_shard({0: b"zero", 1: b"1", 2: b"two"}, spec, order)
+    model.commit([SetEntry(2, bytes(900))], order=order)
+    model.commit([SetEntry(2, b"two")], order=order)
+    model.commit([SetEntry(3, b"3")], order=order)  # full, and mostly dead
     full = {0: b"zero", 1: b"1", 2: b"two", 3: b"3"}
     assert model.entries() == full
-    model.commit([SetEntry(0, b"0")], order="F", max_dead_nbytes=0)
-    assert model.files == (build_shard({**full, 0: b"0"}, spec, "F"), b"")  # without a gap
+    model.commit([SetEntry(0, b"0")], order=order, max_dead_nbytes=0)
+    assert model.files == (build_shard({**full, 0: b"0"}, spec, order), b"")  # without a gap
 
 
-def test_a_full_shard_that_is_mostly_dead_is_stored_again_by_its_seal() -> None:
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_full_shard_that_is_mostly_dead_is_stored_again_by_its_seal(order: Any) -> None:
     model = ShardFiles(shard_in((2, 2), (2, 2)))
     for i in (2, 1, 0):
-        model.commit([SetEntry(i, bytes(400))], order="F")
-        model.commit([SetEntry(i, b"x%d" % i)], order="F")
-    model.commit([SetEntry(3, b"x3")], order="F")
+        model.commit([SetEntry(i, bytes(400))], order=order)
+        model.commit([SetEntry(i, b"x%d" % i)], order=order)
+    model.commit([SetEntry(3, b"x3")], order=order)
     spec = model.shard.layout.spec
-    expected = build_shard({i: b"x%d" % i for i in range(4)}, spec, "F")
+    expected = build_shard({i: b"x%d" % i for i in range(4)}, spec, order)
     assert model.files == (expected, b"")
 
 
@@ -566,7 +570,8 @@ def test_a_gap_that_is_smaller_than_the_index_is_dead() -> None:
         assert model.writer.gap_nbytes == n_left
         model.run(seal_shard(model.shard, order="C", max_dead_share=0))
         assert (SetWithGaps in model.kinds()) is is_stored_again
-        assert model.opened().gap_nbytes == 0
+        entries = {0: VALUE, 1: bytes(16 * 132 - n_left)}
+        assert model.files == (build_shard(entries, model.shard.layout.spec), b"")
     model = begun()
     model.commit([SetEntry(0, bytes(16 * 132 - 100))])
     model.commit([SetEntry(0, b"")], max_dead_nbytes=None)
@@ -843,6 +848,8 @@ def test_entries_that_a_journal_forgot_are_data_all_the_same() -> None:
     longer = ShardWriter(shard_of(), index, size + 10, 20, 1)
     assert (longer.data_end, longer.gap_nbytes, longer.was_sealed) == (20, 6, False)
     assert ShardWriter(shard_of(), index, size, None, 1).was_sealed
+    empty = build_shard({}, shard_of().layout.spec)
+    assert ShardWriter(shard_of(), empty, 10 + len(empty), 0, 1).data_end == 0
 
 
 def test_several_values_of_one_entry_are_one_append() -> None:
@@ -852,13 +859,14 @@ def test_several_values_of_one_entry_are_one_append() -> None:
     assert model.entries() == {0: b"8"}
 
 
-def test_new_values_of_all_entries_are_one_set() -> None:
+@pytest.mark.parametrize(("order", "data"), [("C", b"0123"), ("F", b"0213")])
+def test_new_values_of_all_entries_are_one_set(order: Any, data: bytes) -> None:
     model = ShardFiles(shard_in((2, 2), (2, 2)))
-    outcomes = model.commit(*[[SetEntry(i, b"%d" % i)] for i in range(4)], order="F")
+    outcomes = model.commit(*[[SetEntry(i, b"%d" % i)] for i in range(4)], order=order)
     assert outcomes == [None] * 4
     assert model.kinds() == [Set]
     assert model.files is not None
-    assert model.files[0][:4] == b"0213"
+    assert model.files[0][:4] == data
 
 
 def test_values_before_and_after_an_update_of_the_same_commit() -> None:

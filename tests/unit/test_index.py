@@ -107,6 +107,7 @@ def one_entry(offset: int, nbytes: int) -> ShardIndex:
         (15, 1, 26, "start", False),  # inside the index
         (16, 11, 26, "start", False),
         (0, 0, 16, "end", True),
+        (1, 0, 16, "end", False),
         (0, 0, 15, "end", False),  # the shard is shorter than its index
     ],
 )
