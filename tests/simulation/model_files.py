@@ -480,8 +480,9 @@ class Machine:
             break
         if chosen is me:
             return
+        goes_on = me is not None and not me.is_done  # later this may be the state in the next run
         chosen.turn.release()
-        if me is not None and not me.is_done:
+        if me is not None and goes_on:
             me.turn.acquire()
 
     def _choose_among(self, alive: list[Process]) -> Process | None:
