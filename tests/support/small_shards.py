@@ -155,9 +155,10 @@ def create(root: Path, form: Form) -> None:
         (root / key).write_bytes(value)
 
 
-def a_seed() -> int:
-    """The seed of this run; a failing test must say it."""
-    return int(os.environ.get(SEED) or random.randrange(2**32))
+def a_seed(default: int | None = None) -> int:
+    """The seed of this run: drawn, unless there is a default. A failing test must say it."""
+    given = os.environ.get(SEED)
+    return int(given) if given else random.randrange(2**32) if default is None else default
 
 
 @contextmanager
