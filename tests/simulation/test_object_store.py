@@ -25,9 +25,9 @@ from tests.support.shard_calls import (
 )
 from tests.support.small_shards import a_seed
 
-N_SCHEDULES = 75_000
+N_SCHEDULES = 62_500
 """Random ones."""
-N_PARTS = 12
+N_PARTS = 10
 """Of them, for several workers."""
 
 KEYS = SHARDS["inside"]
