@@ -17,6 +17,7 @@ from tests.support.shard_calls import (
     SHARDS,
     Call,
     Erase,
+    Exists,
     Patch,
     Read,
     Set,
@@ -31,6 +32,7 @@ N_PARTS = 10
 """Of them, for several workers."""
 
 KEYS = SHARDS["inside"]
+BARE = SHARDS["without checksum"]
 ONE: Sequence[Call] = [Set(((KEYS[0], b"one"),))]
 TWO: Sequence[Call] = [Set(((KEYS[1], b"second"),))]
 ALL: Sequence[Call] = [Set(tuple((key, b"all") for key in KEYS))]
@@ -57,6 +59,15 @@ SMALL = {
     "late requests": Scenario([ADD, TWO], OLD, n_faults=1, faults=["late"]),
     "another program": Scenario(
         [ADD, READ], OLD, strangers=[Stranger("inside", ((KEYS[1], b"theirs"),))]
+    ),
+    "two replacements while a failed read is repeated": Scenario(
+        [[Exists(BARE[1])]],
+        Set(((BARE[0], b"old"),)),
+        n_faults=1,
+        strangers=[
+            Stranger("without checksum", ((BARE[0], b""),)),
+            Stranger("without checksum", ((BARE[0], b"theirs"), (BARE[2], b"theirs"))),
+        ],
     ),
     "three writers": Scenario([ADD, FILL, PATCH], OLD),
 }

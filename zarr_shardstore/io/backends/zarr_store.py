@@ -363,12 +363,13 @@ class ZarrBackend(base.Backend):
                     raise
                 size_at_failure = size
                 continue
-            if found.value is not None and len(found.value) == size:
-                found = _part_of(found, Range(start, stop))
-            is_whole = found.value is not None and len(found.value) == stop - start
-            if is_whole and found.size in (None, size):
-                return found._replace(size=size)
-        return found
+            if found.size in (None, size) and found.value is not None:
+                if len(found.value) == size:
+                    found = _part_of(found, Range(start, stop))
+                if found.value is not None and len(found.value) == stop - start:
+                    return found._replace(size=size)
+        # The last reply is of an object of another size: its bytes may be of another range.
+        return found if found.value is None else found._replace(value=memoryview(b""))
 
     async def _size(self, key: str) -> int | None:
         """Return the size of an object in bytes; ``None`` if there is none."""
