@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from zarr.abc.store import Store
 
+from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_range
 from zarr_shardstore.io.backends.local import LocalBackend
@@ -28,6 +29,7 @@ from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, 
 from zarr_shardstore.operations.values import Operations
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Flow
+from zarr_shardstore.store.direct_reads import ChunkReader
 from zarr_shardstore.store.options import ShardingOptions
 
 Value: TypeAlias = bytes | memoryview
@@ -90,6 +92,8 @@ class ShardingEngine:
         self.left_to_zarr = self._arrays.reader.left_to_zarr
         self.left_to_zarr.update(left_to_zarr)
         self._call_batcher = CallBatcher(self.get_many)
+        self.chunk_readers: dict[str, tuple[StoredArray, ChunkReader]] = {}
+        """By path, with the array that each was made for."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardingEngine, (self.base, self.options, sorted(self.left_to_zarr))
