@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Self, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from zarr.storage import StorePath
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.io.concurrency import worker_pool
+from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.store.chunk_codec import ChunkCodec
 
 _UNIT_NBYTES = 32 * 1024 * 1024
@@ -37,8 +39,8 @@ class ChunkReader:
 
     def __init__(self, array: AsyncArray[Any]) -> None:
         metadata: Any = array.metadata
-        holder = metadata if metadata.zarr_format == 2 else metadata.chunk_grid
-        sides = holder.chunks if metadata.zarr_format == 2 else getattr(holder, "chunk_shape", None)
+        is_v2 = metadata.zarr_format == 2
+        sides = metadata.chunks if is_v2 else getattr(metadata.chunk_grid, "chunk_shape", None)
         if sides is None:
             raise UnsupportedError(
                 f"the chunks of {array.path!r} differ in shape: read them through zarr"
@@ -57,7 +59,7 @@ class ChunkReader:
             shape=self.chunk_shape,
             dtype=metadata.dtype,
             fill_value=self._fill,
-            config=array.config,
+            config=replace(array.config, order=metadata.order) if is_v2 else array.config,
             prototype=default_buffer_prototype(),
         )
         self._pipeline = pipeline = cast(Any, array.codec_pipeline)
@@ -65,8 +67,9 @@ class ChunkReader:
         self._plain = None if self._codec is None else self._codec.plain(self._spec)
 
     @classmethod
-    def open(cls, store: Store, path: str) -> Self:
-        return cls(sync(AsyncArray.open(StorePath(store, path))))
+    def open(cls, store: Store, node: Node) -> Self:
+        zarr_format: Any = 2 if node.hierarchy == "v2" else 3
+        return cls(sync(AsyncArray.open(StorePath(store, node.path), zarr_format=zarr_format)))
 
     def coords_of(self, coords: npt.ArrayLike) -> list[Coords]:
         """Return coordinates in the grid of chunks as tuples of integers."""

@@ -558,15 +558,14 @@ class ShardingStore(Store):
             array = engine.driver.run(array_at(engine.operations.arrays, path))
             cached = engine.chunk_readers.get(path)
             if cached is None or cached[0] is not array:
-                cached = engine.chunk_readers[path] = array, ChunkReader.open(self, path)
+                cached = engine.chunk_readers[path] = array, ChunkReader.open(self, array.node)
             reader = cached[1]
             wanted = reader.coords_of(coords)
             outside = reader.outside(wanted)
             if outside is None:
                 return reader, wanted
-            engine.get_blocking(
-                *reader.keys([outside]), None
-            )  # reads a document again that has grown
+            (key,) = reader.keys([outside])
+            engine.get_blocking(key, None)  # a document that has grown is read again
         raise IndexError(f"{path!r} has the grid {reader.grid_shape} of chunks, not {outside}")
 
     # ------------------------------------------------------------------- batch
