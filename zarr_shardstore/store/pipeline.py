@@ -38,7 +38,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.metadata import ArrayMetadata
 from zarr.registry import register_pipeline
-from zarr.storage import StorePath
+from zarr.storage import FsspecStore, StorePath
 
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
@@ -156,6 +156,29 @@ class _TakesWholeOperations(Protocol):
     async def _get_values(self, keys: Sequence[str]) -> Sequence[Value | None]: ...
 
 
+def _store_behind(store: Store) -> Store:
+    """Return the store of this package behind a file system ``shard``; else the store itself."""
+    if type(store) is not FsspecStore or store.path:
+        return store
+    inner = getattr(store.fs, "sharding_store", None)
+    return cast(Store, inner) if isinstance(inner, _TakesWholeOperations) else store
+
+
+def _batch_behind(batch_info: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Return the chunks of an operation, with their paths in the store behind."""
+    batch = list(batch_info)
+    if not batch or type(batch[0][0]) is not StorePath:
+        return batch
+    store = batch[0][0].store
+    inner = _store_behind(store)
+    if inner is store:
+        return batch
+    return [
+        (StorePath(inner, path.path) if path.store is store else path, *rest)
+        for path, *rest in batch
+    ]
+
+
 @dataclass(frozen=True)
 class ShardedCodecPipeline(BatchedCodecPipeline):
     """A codec pipeline for zarr that writes each shard of an array operation once.
@@ -204,6 +227,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         NotImplementedError
             As the usual pipeline does; zarr then calls `from_codecs`.
         """
+        store = _store_behind(store)
         if not isinstance(store, _TakesWholeOperations):
             usual: Any = usual_pipeline().from_array_metadata_and_store(array_metadata, store)
             return cast(Self, usual)
@@ -241,7 +265,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         drop_axes: tuple[int, ...] = (),
     ) -> Any:
         """Read all chunks of a selection into `out`; tell of each whether it is stored."""
-        batch = list(batch_info)
+        batch = _batch_behind(batch_info)
         if self.unrolling is not None:
             chunks = replace(self, unrolling=None)
             return await self.unrolling.read(chunks, batch, out, drop_axes)
@@ -289,7 +313,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         drop_axes: tuple[int, ...] = (),
     ) -> None:
         """Write `value` into all chunks of a selection; each shard is committed once."""
-        batch = list(batch_info)
+        batch = _batch_behind(batch_info)
         if self.unrolling is not None:
             chunks = replace(self, unrolling=None)
             await self.unrolling.write(chunks, batch, value, drop_axes)
@@ -363,7 +387,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     ) -> None:
         """Write in zarr's way, chunk by chunk: again if another writer has changed a chunk since it
         was read to write a part of it."""
-        batch = list(batch_info)
+        batch = _batch_behind(batch_info)
         end = time.monotonic() + MAX_CONFLICT_S
         scope = id(asyncio.get_running_loop()), getattr(batch[0][0], "path", "")
         turn = _turns.setdefault(scope, asyncio.Lock())

@@ -1,0 +1,1 @@
+"""Ways in for programs that know nothing of this package."""

@@ -1,0 +1,287 @@
+"""fsspec file system ``shard``: the chunks of a sharded store as files.
+
+It is chained like ``zip::``, before the URL of the store::
+
+    shard::s3://bucket/v.zarr                     what is stored says how it is sharded
+    shard://?chunks_per_shard=4,4::file:///new    options for new arrays
+
+fsspec finds it by the entry point ``fsspec.specs``. `ShardedCodecPipeline` knows the store behind
+it, so an array that zarr opens by such a URL is read and written as in a `ShardingStore`.
+
+Source: fsspec, ``AsyncFileSystem`` and "URL chaining".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import parse_qsl
+
+import fsspec
+from fsspec.asyn import AsyncFileSystem
+from fsspec.spec import AbstractBufferedFile
+from zarr.abc.store import (
+    ByteRequest,
+    OffsetByteRequest,
+    RangeByteRequest,
+    SuffixByteRequest,
+)
+from zarr.core.buffer import default_buffer_prototype
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.store.sharding_store import ShardingStore
+
+_OF_FSSPEC = (
+    "asynchronous",
+    "batch_size",
+    "listings_expiry_time",
+    "loop",
+    "max_paths",
+    "skip_instance_cache",
+    "use_listings_cache",
+)
+
+_NO_RANGE = (None, None)
+
+
+class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
+    """The keys of a `ShardingStore` as files.
+
+    Parameters
+    ----------
+    fo
+        Path or URL of the store; fsspec gives it from a chained URL, with the next two.
+    target_protocol
+        Protocol of the store, if `fo` is a path.
+    target_options
+        Options of obstore or fsspec for the store.
+    **options
+        Of `ShardingStore`, and of fsspec.
+
+    Examples
+    --------
+    >>> import fsspec, zarr
+    >>> url = "shard://?chunks_per_shard=2,2::memory://filesystem-example"
+    >>> z = zarr.create_array(url, name="z", shape=(4, 4), chunks=(1, 1), dtype="u1")
+    >>> z[:] = 7
+    >>> fs, _ = fsspec.url_to_fs("shard::memory://filesystem-example")
+    >>> fs.cat_file("z/c/3/3")  # doctest: +SKIP
+    """
+
+    protocol = "shard"
+    root_marker = ""
+
+    def __init__(
+        self,
+        fo: str = "",
+        target_protocol: str | None = None,
+        target_options: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**{name: options.pop(name) for name in _OF_FSSPEC if name in options})
+        self.sharding_store = _open(fo, target_protocol, target_options or {}, options)
+
+    # -------------------------------------------------------------------- paths
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(each) for each in path]
+        text = fsspec.utils.stringify_path(path).removeprefix("shard://")
+        return "" if text.startswith("?") else text.strip("/")
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        head, mark, query = path.removeprefix("shard://").partition("?")
+        if head or not mark:
+            return {}
+        return {name: _value_of(text) for name, text in parse_qsl(query)}
+
+    # -------------------------------------------------------------------- reads
+
+    async def _cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **_: Any
+    ) -> bytes:
+        (value,) = await self._cat_ranges([path], [start], [end], on_error="raise")
+        assert isinstance(value, bytes)
+        return value
+
+    async def _cat_ranges(
+        self,
+        paths: list[str],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,  # noqa: ARG002
+        batch_size: int | None = None,  # noqa: ARG002
+        on_error: str = "return",
+        **_: Any,
+    ) -> list[Any]:
+        """Read ranges of files, in at most two rounds; `max_gap` is an option of the store."""
+        n = len(paths)
+        starts = list(starts) if isinstance(starts, Iterable) else [starts] * n
+        ends = list(ends) if isinstance(ends, Iterable) else [ends] * n
+        if not len(starts) == len(ends) == n:
+            raise ValueError(f"{n} paths have {len(starts)} starts and {len(ends)} ends")
+        keys = [self._strip_protocol(path) for path in paths]
+        bounds = list(zip(keys, starts, ends, strict=True))
+        ranges = [(key, await self._range(key, start, end)) for key, start, end in bounds]
+        store, prototype = self.sharding_store, default_buffer_prototype()
+        found = await store.get_partial_values(prototype, ranges)
+        values: list[Any] = []
+        for key, value in zip(keys, found, strict=True):
+            if value is None and on_error == "raise":
+                raise FileNotFoundError(key)
+            values.append(FileNotFoundError(key) if value is None else value.to_bytes())
+        return [v for v in values if not (on_error == "omit" and isinstance(v, Exception))]
+
+    async def _range(self, key: str, start: int | None, end: int | None) -> ByteRequest | None:
+        if (start, end) == _NO_RANGE:
+            return None
+        if end is None and start is not None:
+            return OffsetByteRequest(start) if start >= 0 else SuffixByteRequest(-start)
+        if (start is not None and start < 0) or (end is not None and end < 0):
+            bounds = slice(start, end).indices(await self.sharding_store.getsize(key))
+            start, end = bounds[:2]
+        first, last = start or 0, end or 0
+        return RangeByteRequest(first, max(first, last))
+
+    async def _info(self, path: str, **_: Any) -> dict[str, Any]:
+        key = self._strip_protocol(path)
+        if key:
+            try:
+                return _file(key, await self.sharding_store.getsize(key))
+            except (FileNotFoundError, SpecError):
+                pass
+        async for _name in self.sharding_store.list_dir(key):
+            return _directory(key)
+        if key:
+            raise FileNotFoundError(path)
+        return _directory(key)
+
+    async def _ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        key = self._strip_protocol(path)
+        names = sorted({name async for name in self.sharding_store.list_dir(key)})
+        paths = [f"{key}/{name}".lstrip("/") for name in names]
+        if not paths:
+            paths = [(await self._info(path))["name"]] if key else []
+        if not detail:
+            return paths
+        return list(await asyncio.gather(*map(self._info, paths)))
+
+    async def _find(
+        self, path: str, maxdepth: int | None = None, withdirs: bool = False, **options: Any
+    ) -> Any:
+        if maxdepth is not None or withdirs:
+            return await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, **options)
+        key, store = self._strip_protocol(path), self.sharding_store
+        prefix = f"{key}/" if key else ""
+        names = sorted([name async for name in store.list_prefix(prefix)])
+        if not names and key and await store.exists(key):
+            names = [key]
+        if not options.get("detail"):
+            return names
+        sizes = await asyncio.gather(*map(store.getsize, names))
+        return {name: _file(name, size) for name, size in zip(names, sizes, strict=True)}
+
+    async def _get_file(self, rpath: str, lpath: str, **_: Any) -> None:
+        value = await self._cat_file(rpath)
+        with open(lpath, "wb") as file:
+            file.write(value)
+
+    # ------------------------------------------------------------------- writes
+
+    async def _pipe_file(self, path: str, value: Any, mode: str = "overwrite", **_: Any) -> None:
+        key = self._strip_protocol(path)
+        if mode == "create" and await self.sharding_store.exists(key):
+            raise FileExistsError(path)
+        await self.sharding_store.set(key, bytes(value))
+
+    async def _put_file(self, lpath: str, rpath: str, mode: str = "overwrite", **_: Any) -> None:
+        with open(lpath, "rb") as file:
+            await self._pipe_file(rpath, file.read(), mode=mode)
+
+    async def _cp_file(self, path1: str, path2: str, **_: Any) -> None:
+        await self._pipe_file(path2, await self._cat_file(path1))
+
+    async def _rm_file(self, path: str, **_: Any) -> None:
+        key = self._strip_protocol(path)
+        if not await self.sharding_store.exists(key):
+            raise FileNotFoundError(path)
+        await self.sharding_store.delete(key)
+
+    async def _rm(
+        self, path: Any, recursive: bool = False, batch_size: int | None = None, **options: Any
+    ) -> None:
+        paths = path if isinstance(path, list) else [path]
+        if not recursive:
+            await super()._rm(path, batch_size=batch_size, **options)
+            return
+        for each in paths:
+            if (await self._info(each))["type"] == "file":
+                await self._rm_file(each)
+            else:
+                await self.sharding_store.delete_dir(self._strip_protocol(each))
+
+    async def _mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
+        """Directories are there as long as there is a file below them."""
+
+    async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """As `_mkdir`."""
+
+    def _open(
+        self, path: str, mode: str = "rb", block_size: Any = "default", **options: Any
+    ) -> _ShardFile:
+        options.pop("autocommit", None)
+        return _ShardFile(self, path, mode, block_size, **options)
+
+    def created(self, path: str) -> None:
+        raise NotImplementedError("shards have times, chunks have none")
+
+    modified = created
+
+
+class _ShardFile(AbstractBufferedFile):  # type: ignore[misc]
+    """One value; written in one piece when it is closed."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        value: bytes = self.fs.cat_file(self.path, start, end)
+        return value
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        if final:
+            self.fs.pipe_file(self.path, self.buffer.getvalue())
+        return final  # what is not stored stays in the buffer
+
+
+def _open(
+    fo: str, protocol: str | None, target_options: dict[str, Any], options: dict[str, Any]
+) -> ShardingStore:
+    if not fo and protocol is None:
+        raise SpecError("the file system needs the URL of a store: shard::s3://bucket/v.zarr")
+    if "fo" in target_options or "target_protocol" in target_options:  # another chain, such as zip
+        fs = fsspec.filesystem(protocol, **target_options)
+        return ShardingStore(fsspec.FSMap(fo or fs.root_marker, fs), **options)
+    is_path = protocol is None or protocol in ("file", "local")
+    url = fo if is_path else f"{protocol}://{fo.lstrip('/')}"
+    if is_path:
+        return ShardingStore(url, **options)
+    return ShardingStore(url, storage_options=target_options or None, **options)
+
+
+def _value_of(text: str) -> Any:
+    """Return the value of an option in a URL: JSON, or numbers with commas, or else text."""
+    try:
+        value = json.loads(f"[{text}]" if "," in text and text[:1] not in "[{" else text)
+    except ValueError:
+        return text
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _file(key: str, size: int) -> dict[str, Any]:
+    return {"name": key, "size": size, "type": "file"}
+
+
+def _directory(key: str) -> dict[str, Any]:
+    return {"name": key, "size": 0, "type": "directory"}
