@@ -52,7 +52,7 @@ def test_the_entry_point_is_declared() -> None:
 
 def test_reads(url: str) -> None:
     """By zarr, by a mapper, and as files."""
-    z: Any = zarr.open(url, mode="r")["a"]
+    z = zarr.open_array(url, path="a", mode="r")
     np.testing.assert_array_equal(z[:], VALUES)
     np.testing.assert_array_equal(z[3, 2:7], VALUES[3, 2:7])
     assert z.shards is None
