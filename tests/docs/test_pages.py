@@ -1,0 +1,37 @@
+"""Each page of ``docs/`` does what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python, and lines of the shell that begin with ``$``, from top to bottom in one folder.
+
+    Other languages (``py``, ``sh``, ``text``) are for what needs an account, or never ends.
+    """
+    monkeypatch.chdir(tmp_path)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+    assert blocks
+    namespace: dict[str, object] = {}
+    for language, block in blocks:
+        if language == "python":
+            exec(compile(block, page.name, "exec"), namespace)
+        for command in re.findall(r"^\$ (.*(?:\\\n.*)*)", block, re.M):
+            done = subprocess.run(
+                command, shell=True, env=environment, capture_output=True, text=True, timeout=120
+            )
+            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
