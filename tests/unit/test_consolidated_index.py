@@ -21,7 +21,6 @@ from zarr_shardstore.format.consolidated_index import (
     declares_consolidated_index,
     is_consolidated_index_key,
     with_consolidated_index,
-    without_consolidated_index,
 )
 from zarr_shardstore.format.shard import (
     DRAFT_INDEX,
@@ -31,6 +30,7 @@ from zarr_shardstore.format.shard import (
     ShardIndex,
     ShardingSpec,
 )
+from zarr_shardstore.metadata.documents import without_notes
 
 SPEC = ShardingSpec((2, 1), ZEP2_INDEX)
 FIELDS = [(258, 5), (MISSING, MISSING)]
@@ -222,8 +222,8 @@ def test_a_document_says_that_there_is_one() -> None:
     assert not declares_consolidated_index(doc)
     assert declares_consolidated_index(marked)
     assert marked == {"zarr_format": 3, "zarr_shardstore_index": {"must_understand": False}}
-    assert without_consolidated_index(marked) == doc
-    assert without_consolidated_index(doc) is doc
+    assert without_notes(marked) == doc
+    assert without_notes(doc) is doc
     assert not declares_consolidated_index({"zarr_shardstore_index": None})
 
 

@@ -20,11 +20,6 @@ from zarr_shardstore.errors import (
     UnshardedWarning,
     UnsupportedError,
 )
-from zarr_shardstore.format.consolidated_index import (
-    declares_consolidated_index,
-    with_consolidated_index,
-    without_consolidated_index,
-)
 from zarr_shardstore.format.keys import draft_candidate
 from zarr_shardstore.format.shard import Bytes, IndexDamageError, index_of_shard
 from zarr_shardstore.metadata import declaration, documents
@@ -74,7 +69,7 @@ class MetadataView:
         return memoryview(_dumped(shown, doc, data)), array
 
     def _document_to_user(self, doc: Document, array: StoredArray) -> Document:
-        doc = without_consolidated_index(doc)
+        doc = documents.without_notes(doc)
         if array.document.declaration is not None:
             doc = declaration.strip(doc, array.document.declaration)
             is_nested = declaration.has_sharding_codec(doc)
@@ -195,9 +190,7 @@ class MetadataView:
             return None
         elif before.declaration is not None:
             doc = declaration.reapply(doc, old.doc, before.declaration)
-        if declares_consolidated_index(old.doc):
-            doc = with_consolidated_index(doc)
-        return doc
+        return {**doc, **documents.notes_of(old.doc)}
 
     def _stored_native(self, node: Node, doc: Document, old: _Stored) -> Document:
         """Return what to store for a document that has a sharding codec already.
@@ -205,9 +198,9 @@ class MetadataView:
         `ShardedCodecPipeline` marks those of its arrays: these are addressed by their inner chunks.
         Any other writer is taken at its word: its keys are those of shards.
         """
-        kept_index = False
+        notes: Document = {}
         if old.doc is not None and old.array is not None:
-            kept_index = declares_consolidated_index(old.doc)
+            notes = documents.notes_of(old.doc)
             # Not the codecs as they are written: zarr spells out defaults that others leave out.
             shown = declaration.sharding_shapes(self._document_to_user(old.doc, old.array))
             kept = self._as_update(node, declaration.without_mark(doc), old)
@@ -219,7 +212,7 @@ class MetadataView:
         if declaration.is_flat_by_choice(doc):
             doc = declaration.without_mark(doc)
             self._reader.read(node, doc)  # raises if this is no sharding that is known here
-            return with_consolidated_index(doc) if kept_index else doc
+            return {**doc, **notes}
         if is_flat:
             raise UnsupportedError(
                 f"the array {node.path!r} is addressed by its inner chunks, and this document "

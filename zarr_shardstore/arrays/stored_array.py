@@ -21,7 +21,13 @@ from zarr_shardstore.format import consolidated_index
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, is_inside
 from zarr_shardstore.metadata.declaration import MARKER, Native, strip
-from zarr_shardstore.metadata.documents import ArrayDocument, Node, chunk_nbytes, parse_array
+from zarr_shardstore.metadata.documents import (
+    ArrayDocument,
+    Node,
+    chunk_nbytes,
+    parse_array,
+    without_notes,
+)
 from zarr_shardstore.metadata.transformer_list import SHARDING
 from zarr_shardstore.shards import stack as stacks
 from zarr_shardstore.shards.read import ReadOptions
@@ -105,17 +111,14 @@ class ArrayReader:
         only = document.transformers[0] if len(document.transformers) == 1 else None
         if only is not None and only.sharding is not None:
             parts = (geometry.encoding, grid_shape, only.sharding, index_key, nbytes)
-            return (
-                stacks.ShardingTransformer(ArrayLayout(node.path, prefix, *parts), self.reading),
-            )
+            layout = ArrayLayout(node.path, prefix, *parts, document.n_adopted)
+            return (stacks.ShardingTransformer(layout, self.reading),)
         context = stacks.ArrayContext(
             path=node.path,
             prefix=prefix,
             encoding=geometry.encoding,
             grid_shape=grid_shape,
-            document=strip(
-                consolidated_index.without_consolidated_index(doc), document.declaration
-            ),
+            document=strip(without_notes(doc), document.declaration),
             reading=self.reading,
             index_key=index_key,
             chunk_nbytes=nbytes,

@@ -10,11 +10,10 @@ from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 
 from zarr_shardstore.check.findings import Finding, finding
 from zarr_shardstore.convert.other_keys import in_rounds
-from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.inspect.find import DOCUMENTS, StoreContents
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata import declaration, documents
-from zarr_shardstore.metadata.documents import Node, document_key
+from zarr_shardstore.metadata.documents import Node, document_key, without_notes
 
 _SAME_IF_EMPTY = ("attributes", "storage_transformers", "dimension_names")
 """Members that say the same if they are empty, null or missing."""
@@ -93,7 +92,7 @@ def is_same_document(one: Any, other: Any) -> bool:
 
 
 def _plain(doc: Mapping[str, Any]) -> dict[str, Any]:
-    doc = without_consolidated_index(doc)
+    doc = without_notes(doc)
     ignored = "consolidated_metadata"  # a copy of a group has none, or an empty one
     return {k: v for k, v in doc.items() if k != ignored and (k not in _SAME_IF_EMPTY or v)}
 

@@ -233,6 +233,9 @@ class _Repair:
             return RepairAction(key, "left", "a transformer gives its shard another key")
         if checker.unchecked:
             return RepairAction(key, "left", checker.unchecked)
+        if shard.is_adopted:
+            text = "it is an adopted file: undo the adoption, and adopt it again"
+            return RepairAction(key, "left", text)
         old = self._read(key)
         if old is None:
             return self._exchange(key, None, "its journal has no shard", old)

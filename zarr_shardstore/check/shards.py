@@ -28,7 +28,6 @@ from zarr_shardstore.errors import CorruptValueError, ShardConflictError, Unsupp
 from zarr_shardstore.format.consolidated_index import (
     ConsolidatedIndex,
     IndexCopy,
-    without_consolidated_index,
 )
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef
@@ -40,7 +39,7 @@ from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local.fs import state_of
 from zarr_shardstore.metadata import declaration
-from zarr_shardstore.metadata.documents import Node, chunk_nbytes
+from zarr_shardstore.metadata.documents import Node, chunk_nbytes, without_notes
 from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import Found, Get, GetIndex, GetSize, Request
@@ -154,7 +153,7 @@ class ArrayChecker:
         if self.grid.layout is None:
             self.above, self.is_decodable = [], True
         how = array.document.declaration
-        plain = without_consolidated_index(doc)
+        plain = without_notes(doc)
         self._copies: list[ConsolidatedIndex | None] = []
         self._lock = threading.Lock()
         self.unchecked = ""

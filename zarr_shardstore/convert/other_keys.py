@@ -12,7 +12,6 @@ import crc32c
 
 from zarr_shardstore.convert.task import read_object
 from zarr_shardstore.errors import CorruptValueError, SpecError
-from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata import documents as metadata
 
@@ -49,8 +48,8 @@ def check_other_keys(
                 continue
             doc = metadata.parse_json(value)
             # The index may have been consolidated after an earlier run: that is no difference.
-            wanted = without_consolidated_index(documents[key])
-            if doc is None or without_consolidated_index(doc) != wanted:
+            wanted = metadata.without_notes(documents[key])
+            if doc is None or metadata.without_notes(doc) != wanted:
                 raise _another(key)
             there.add(key)
     for some in in_rounds(keys):

@@ -25,7 +25,6 @@ from zarr_shardstore.arrays.policy import (
 from zarr_shardstore.arrays.stored_array import find_factory
 from zarr_shardstore.convert.regions import BLOCK, MAX_KEYS, block_shape, random_coords
 from zarr_shardstore.convert.report import Action
-from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import ShardingSpec
@@ -33,7 +32,7 @@ from zarr_shardstore.inspect import find
 from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.metadata import declaration, transformer_list
 from zarr_shardstore.metadata import documents as metadata
-from zarr_shardstore.metadata.documents import Geometry, Node, document_key
+from zarr_shardstore.metadata.documents import Geometry, Node, document_key, without_notes
 from zarr_shardstore.store.options import ShardingOptions
 
 _ROUND = 128
@@ -92,10 +91,7 @@ class ArrayPlan:
             pairs = zip(geometry.chunk_shape, self.spec.chunks_per_shard, strict=True)
             geometry = replace(geometry, chunk_shape=tuple(size * n for size, n in pairs))
         # A consolidated index is of the shards of the source: it is not copied.
-        documents = {
-            document_key(node): without_consolidated_index(doc)
-            for node, doc in self.documents.items()
-        }
+        documents = {document_key(node): without_notes(doc) for node, doc in self.documents.items()}
         return replace(self, geometry=geometry, spec=None, action="copied", new_documents=documents)
 
 
@@ -144,6 +140,11 @@ def plan_store(
         )
     for i, plan in enumerate(plans):
         if plan.node.path in selected:
+            if in_place and any(map(metadata.adopted_files, plan.documents.values())):
+                raise errors.UnsupportedError(
+                    f"the shards of {plan.node.path!r} are adopted files, which a conversion in "
+                    "place would remove: name a destination, or undo the adoption"
+                )
             if paths is not None and plan.obstacle:
                 raise errors.UnsupportedError(
                     f"the array {plan.node.path!r} cannot be converted: {plan.obstacle}; "
@@ -330,12 +331,12 @@ def _declared_as(
 
 
 def _without_marks(doc: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Remove two members that do not hold for the array in another form.
+    """Remove members that do not hold for the array in another form.
 
-    One leaves the sharding to zarr: here it is meant, too. The other announces a consolidated
-    index: it is of the old shards.
+    One leaves the sharding to zarr: here it is meant, too. The others are notes about the old
+    shards.
     """
-    doc = without_consolidated_index(doc)
+    doc = without_notes(doc)
     if declaration.is_native_by_choice(doc):
         return {name: member for name, member in doc.items() if name != declaration.MARKER}
     return doc

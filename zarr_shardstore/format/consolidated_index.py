@@ -34,7 +34,7 @@ CONSOLIDATED_INDEX_NAME = "__shards.index"
 
 _SEGMENT = f"/{CONSOLIDATED_INDEX_NAME}"
 
-_MEMBER = "zarr_shardstore_index"
+CONSOLIDATED_INDEX_MEMBER = "zarr_shardstore_index"
 """Member of the metadata document of an array that has a consolidated index."""
 
 _MAGIC = b"ZSHIDX\x00\x01"
@@ -174,19 +174,12 @@ def is_consolidated_index_key(key: str) -> bool:
 
 def declares_consolidated_index(doc: _Doc) -> bool:
     """Whether the metadata document of an array says that there is a consolidated index."""
-    return isinstance(doc.get(_MEMBER), Mapping)
+    return isinstance(doc.get(CONSOLIDATED_INDEX_MEMBER), Mapping)
 
 
 def with_consolidated_index(doc: _Doc) -> dict[str, Any]:
     """Return a document that declares a consolidated index, which other readers may ignore."""
-    return {**doc, _MEMBER: {"must_understand": False}}
-
-
-def without_consolidated_index(doc: _Doc) -> _Doc:
-    """Return the document without that declaration; the same object if there was none."""
-    if _MEMBER not in doc:
-        return doc
-    return {name: value for name, value in doc.items() if name != _MEMBER}
+    return {**doc, CONSOLIDATED_INDEX_MEMBER: {"must_understand": False}}
 
 
 def _header_of(spec: ShardingSpec) -> dict[str, Any]:

@@ -94,6 +94,8 @@ class ArrayLayout:
     """Key of the consolidated index, if the metadata declares one."""
     chunk_nbytes: int | None = field(default=None, compare=False)
     """Size of a decoded chunk in bytes, if the data type tells."""
+    n_adopted: int = field(default=0, compare=False)
+    """So many shards along the first dimension are adopted, see `ShardRef.is_adopted`."""
 
     def chunk(self, coords: Coords, key: str | None = None) -> ChunkRef:
         """Return the chunk at `coords`, given its key if the caller has it."""
@@ -171,6 +173,13 @@ class ShardRef:
         start = layout.prefix + layout.encoding.marker
         join = layout.encoding.separator.join
         return [start + text for text in map(join, zip(*columns, strict=True))]
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether the object is a file of another format, which must stay one: its bytes stay where
+        they are, whether entries use them or not."""
+        first, *others = self.coords or (0,)
+        return first < self.layout.n_adopted and not any(others)
 
     @property
     def n_grid_entries(self) -> int:

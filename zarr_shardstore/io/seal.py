@@ -69,7 +69,7 @@ def _seal(file: ShardFile, order: EntryOrder) -> None:
     if shard is None or not os.path.isfile(file.path):
         open_shards.forget(file)
         return
-    is_another = False
+    is_another, share = False, file.owner.max_dead_share
 
     def sealing(
         _: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
@@ -77,10 +77,10 @@ def _seal(file: ShardFile, order: EntryOrder) -> None:
         nonlocal is_another
         is_another = not open_shards.files[file.path].is_what_was_opened()
         if not is_another:
-            yield from seal_shard(shard, order=order)
+            yield from seal_shard(shard, order=order, max_dead_share=share)
         elif shard.layout.spec.index.checksum:  # otherwise nothing tells that it has this layout
             with suppress(CorruptShardError):
-                yield from seal_shard(shard, order=order)
+                yield from seal_shard(shard, order=order, max_dead_share=share)
         return [None] * len(groups)
 
     commit(Driver(file.owner, sealing), UpdateShard(shard, ()))

@@ -41,7 +41,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
-from zarr_shardstore.format.consolidated_index import declares_consolidated_index
+from zarr_shardstore.format.consolidated_index import (
+    CONSOLIDATED_INDEX_MEMBER,
+    declares_consolidated_index,
+)
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, Coords, is_separator
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.metadata import declaration
@@ -66,6 +69,9 @@ _MAX_DEPTH = 200
 
 _WORDS = (b"sharding", b"shardstore", b"storage_transformers")
 """Each declaration has one of these words."""
+
+ADOPTED = "zarr_shardstore_adopted"
+"""Member of a v3 document whose first shards are files of other formats, with an index behind."""
 
 _MARKER = "zarr_shardstore.unfinished_conversion"
 _MARKER_MESSAGE = "the array is being converted: run the same command again to finish it"
@@ -178,6 +184,27 @@ def complete_document() -> Iterator[None]:
         raise SpecError(f"the array document is not complete: {error!r}") from error
 
 
+# ------------------------------------------------------------------------------ notes
+
+
+def notes_of(doc: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members about stored objects, which only this package has and understands."""
+    return {name: doc[name] for name in (CONSOLIDATED_INDEX_MEMBER, ADOPTED) if name in doc}
+
+
+def without_notes(doc: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the document without `notes_of`; the same object if there are none."""
+    notes = notes_of(doc)
+    return {name: doc[name] for name in doc if name not in notes} if notes else doc
+
+
+def adopted_files(doc: Mapping[str, Any]) -> list[Any]:
+    """Return what a document notes about adopted files, one for each shard, in their order."""
+    note = doc.get(ADOPTED)
+    files = note.get("files") if isinstance(note, Mapping) else None
+    return files if isinstance(files, list) else []
+
+
 # ------------------------------------------------------------------- parsed documents
 
 
@@ -208,6 +235,8 @@ class ArrayDocument:
     declaration: Declaration | None = None
     transformers: tuple[TransformerSpec, ...] = ()
     has_consolidated_index: bool = field(default=False, compare=False)
+    n_adopted: int = field(default=0, compare=False)
+    """Number of shards along the first dimension that are adopted files."""
 
     @property
     def grid_shape(self) -> Coords | None:
@@ -248,9 +277,9 @@ def parse_array(
     cps = declaration.chunks_per_shard(found, len(geometry.shape))
     chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
     geometry = Geometry(geometry.shape, chunk_shape, geometry.encoding)
-    return ArrayDocument(
-        node, geometry, found.how, found.transformers, declares_consolidated_index(doc)
-    )
+    has_index = declares_consolidated_index(doc)
+    n_adopted = len(adopted_files(doc))
+    return ArrayDocument(node, geometry, found.how, found.transformers, has_index, n_adopted)
 
 
 def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from zarr_shardstore.format.consolidated_index import without_consolidated_index
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.metadata import declaration
 from zarr_shardstore.metadata.declaration import Document
-from zarr_shardstore.metadata.documents import plain_geometry
+from zarr_shardstore.metadata.documents import plain_geometry, without_notes
 from zarr_shardstore.native.translate import v2_of_v3, v3_of_v2
 
 ZarrFormat = Literal[2, 3]
@@ -46,7 +45,7 @@ def encoding_in(zarr_format: ZarrFormat | None, encoding: ChunkKeyEncoding) -> C
 def _without_shards(doc: Mapping[str, Any]) -> Document:
     declared = declaration.find_declaration(doc)
     plain = doc if declared is None else declaration.strip(doc, declared.how)
-    return declaration.without_mark(without_consolidated_index(plain))
+    return declaration.without_mark(without_notes(plain))
 
 
 def _v2_of_v3(doc: Document) -> tuple[Document, Document]:

@@ -38,11 +38,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from zarr_shardstore.errors import UnsupportedError
-from zarr_shardstore.format.consolidated_index import (
-    declares_consolidated_index,
-    with_consolidated_index,
-    without_consolidated_index,
-)
 from zarr_shardstore.metadata import data_types, declaration, documents
 from zarr_shardstore.metadata.codecs import SERIALIZERS, Chain, chain_of_codecs, v3_array
 from zarr_shardstore.metadata.data_types import DataType
@@ -80,7 +75,7 @@ def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
     if "shape" not in doc:
         documents.check_members(doc, {"zarr_format"}, "v3")
         return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
-    has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
+    notes, doc = documents.notes_of(doc), documents.without_notes(doc)
     documents.check_members(doc, _V2_MEMBERS, "v3")
     with complete_document():
         declared = declaration.find_declaration(doc)
@@ -99,7 +94,7 @@ def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
         translated["dimension_names"] = names
     if declared is not None:
         translated = _declare(translated, declared, "codec")
-    return with_consolidated_index(translated) if has_consolidated_index else translated
+    return {**translated, **notes}
 
 
 def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
@@ -107,7 +102,7 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     if doc.get("node_type") == "group":
         documents.check_members(doc, documents.V3_GROUP_MEMBERS, "v2")
         return {"zarr_format": 2}, attributes_of(doc)
-    has_consolidated_index, doc = declares_consolidated_index(doc), without_consolidated_index(doc)
+    notes, doc = documents.notes_of(doc), documents.without_notes(doc)
     with complete_document():
         declared = declaration.find_declaration(doc)
         plain = doc if declared is None else declaration.strip(doc, declared.how)
@@ -141,7 +136,7 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     }
     if declared is not None:
         translated = declaration.apply(translated, Declared("filters", declared.transformers))
-    return with_consolidated_index(translated) if has_consolidated_index else translated, attributes
+    return {**translated, **notes}, attributes
 
 
 def to_dimension_names(

@@ -95,6 +95,7 @@ class Operations:
         order: EntryOrder,
         strategy: WriteStrategy,
         max_dead_nbytes: int | None,
+        max_dead_share: float,
         refuse_links: Callable[[str], None],
     ) -> None:
         self._reading = reading
@@ -102,7 +103,12 @@ class Operations:
         self._rewrite = partial(rewrite_shard, order=order)
         self._commit = self._rewrite
         if strategy == "append":
-            self._commit = partial(append_to_shard, order=order, max_dead_nbytes=max_dead_nbytes)
+            self._commit = partial(
+                append_to_shard,
+                order=order,
+                max_dead_nbytes=max_dead_nbytes,
+                max_dead_share=max_dead_share,
+            )
         self._max_dead_nbytes = max_dead_nbytes
         reader = ArrayReader(native, reading)
         self.arrays = ArrayCache(policy, reader)

@@ -7,6 +7,7 @@
 3. Updates that fit the gap are written into it. If they do not fit, the file grows.
 4. A shard with too many dead bytes is stored again without them instead of growing.
 5. A shard is sealed when it becomes full: gap and journal are removed.
+6. An adopted file is neither stored again nor deleted: it only grows.
 
 Source: sharding storage transformer draft, "API implementation", set_partial_values.
 """
@@ -25,7 +26,7 @@ from zarr_shardstore.shards.requests import EntryUpdate, Flow
 from zarr_shardstore.shards.rewrite import KEEP_HINT, apply_groups, replaced_entries, rewrite_shard
 from zarr_shardstore.shards.shard_writer import ShardWriter, start_of_index
 
-_MAX_DEAD_SHARE = 0.5
+MAX_DEAD_SHARE = 0.5
 """Of the data of a shard: with more dead bytes it is compacted when it is sealed or must grow."""
 
 _N_DEAD_INDEXES = 4
@@ -40,16 +41,19 @@ def append_to_shard(
     *,
     order: EntryOrder,
     max_dead_nbytes: int | None = None,
+    max_dead_share: float = MAX_DEAD_SHARE,
 ) -> Flow[list[Exception | None]]:
     """Commit groups of updates in the file of a shard; each group whole or not at all.
 
     As `rewrite_shard`. A change that would leave more than `max_dead_nbytes` dead bytes stores the
-    shard again without them.
+    shard again without them; so does one that does not fit the gap, or fills the shard, if more
+    than `max_dead_share` of the data is dead.
 
     Cost: for entries of n bytes in all, n bytes and 64 for each, at any size of the shard. Also the
     index, when a shard is opened, grows, or is sealed. Patches read the old values.
     """
-    if replaced_entries(shard, [update for group in groups for update in group]) is not None:
+    updates = [update for group in groups for update in group]
+    if replaced_entries(shard, updates) is not None and not shard.is_adopted:
         return (yield from rewrite_shard(shard, groups, order=order))
     writer = yield from _open(shard)
     outcomes: list[Exception | None] = [None] * len(groups)
@@ -68,7 +72,7 @@ def append_to_shard(
     if writer is not None:
         new = {i: v for i, v in new.items() if v is not None or writer.entry(i) is not None}
         if new:
-            yield from _change(writer, new, order, max_dead_nbytes)
+            yield from _change(writer, new, order, max_dead_nbytes, max_dead_share)
     elif values:
         yield from _store(shard, values, order)
     return outcomes
@@ -108,7 +112,7 @@ def fits_inline(
 
 
 def seal_shard(
-    shard: ShardRef, *, order: EntryOrder, max_dead_share: float = _MAX_DEAD_SHARE
+    shard: ShardRef, *, order: EntryOrder, max_dead_share: float = MAX_DEAD_SHARE
 ) -> Flow[None]:
     """Remove the gap and the journal of a locked shard; compact it if more of its data is dead than
     `max_dead_share`."""
@@ -162,6 +166,7 @@ def _change(
     new: dict[int, Bytes | None],
     order: EntryOrder,
     max_dead_nbytes: int | None,
+    max_dead_share: float,
 ) -> Flow[None]:
     """Give entries of a shard new values, or none."""
     shard, spec = writer.shard, writer.shard.layout.spec
@@ -169,12 +174,15 @@ def _change(
         _check_kept(writer, replaced=new)
     n_gone = sum(writer.entry(i) is not None for i in new)
     n_present = writer.n_present - n_gone + sum(value is not None for value in new.values())
-    if n_present == 0:
+    if n_present == 0 and not shard.is_adopted:
         yield [requests.Delete(shard.key)]
         return
     nbytes = sum(len(value) for value in new.values() if value is not None)
     must_compact = max_dead_nbytes is not None and writer.dead_with(new) > max_dead_nbytes
-    if must_compact or (not writer.fits(nbytes) and _is_mostly_dead(writer, _MAX_DEAD_SHARE)):
+    must_compact = must_compact or (
+        not writer.fits(nbytes) and _is_mostly_dead(writer, max_dead_share)
+    )
+    if must_compact and not shard.is_adopted:
         live = yield from _read_live_entries(writer, without=new)
         live.update((i, v) for i, v in new.items() if v is not None)
         yield from _store(shard, live, order)
@@ -186,7 +194,7 @@ def _change(
     # slice. Then it is full when no entry is missing.
     is_full = not writer.was_sealed or writer.growing or n_present == spec.n_entries
     if n_present >= n_full and not was_full and is_full:
-        yield from _seal(writer, order, _MAX_DEAD_SHARE)
+        yield from _seal(writer, order, max_dead_share)
 
 
 def _store(
@@ -217,7 +225,7 @@ def _seal(writer: ShardWriter, order: EntryOrder, max_dead_share: float) -> Flow
     except CorruptShardError:
         yield [requests.ChangeShard(shard.key, (), closes=True)]  # as it is
         raise
-    if _is_mostly_dead(writer, max_dead_share):
+    if _is_mostly_dead(writer, max_dead_share) and not shard.is_adopted:
         live = yield from _read_live_entries(writer)
         yield from _store(shard, live, order, has_gap=False)
         return

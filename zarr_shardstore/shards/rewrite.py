@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from zarr_shardstore.errors import CorruptShardError, CorruptValueError
+from zarr_shardstore.errors import CorruptShardError, CorruptValueError, UnsupportedError
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import (
     Bytes,
@@ -55,6 +55,14 @@ def rewrite_shard(
     """
     outcomes: list[Exception | None] = [None] * len(groups)
     left = list(range(len(groups)))
+    if shard.layout.n_adopted and shard.is_adopted:
+        (exists,) = yield [requests.Exists(shard.key)]
+        if exists:
+            raise UnsupportedError(
+                f"the shard {shard.key!r} is an adopted file, which a rewrite would destroy: write "
+                "on local files, with strategy='append' and locking='os'; or reshard the store "
+                "into another one, and write there"
+            )
     while left:
         old = yield from _read_entries_to_keep(shard, [u for i in left for u in groups[i]])
         new = apply_groups(shard, groups, left, outcomes, old or {})
@@ -227,11 +235,12 @@ def _apply_updates(
 def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:
     """Store a shard without its dead bytes, its entries in order; do nothing if it has none.
 
-    It runs under the conditions of `rewrite_shard`. A damaged shard stays as it is. Cost: the index
+    It runs under the conditions of `rewrite_shard`. A damaged shard, and an adopted file, stays as
+    it is. Cost: the index
     and the size; if there are dead bytes, a read and a write of the shard.
     """
     (index,) = yield from read_indexes([shard])
-    if index is None:
+    if index is None or shard.is_adopted:
         return
     size: int | None
     (size,) = yield [requests.GetSize(shard.key)]

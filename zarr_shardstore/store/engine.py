@@ -78,6 +78,7 @@ class ShardingEngine:
             order=options.order,
             strategy="append" if self.appends else "rewrite",
             max_dead_nbytes=options.max_dead_bytes,
+            max_dead_share=options.max_dead_share,
             refuse_links=backend.refuse_links,
         )
         self.driver = Driver(

@@ -23,6 +23,7 @@ from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.metadata import transformer_list
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec, transformer_specs
+from zarr_shardstore.shards.append import MAX_DEAD_SHARE
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.stack import Strategy
 
@@ -48,6 +49,7 @@ class ShardingOptions:
     locking: Locking = "os"
     durability: Durability = "process"
     max_dead_bytes: int | None = None
+    max_dead_share: float = MAX_DEAD_SHARE
     max_gap_bytes: int | None = field(default=None, compare=False)
     max_coalesced_bytes: int | None = field(default=None, compare=False)
     static: bool = False
@@ -91,7 +93,9 @@ class ShardingOptions:
             is_left_out = False
             self.shard_nbytes = rules = parse_nbytes(self.shard_nbytes)
         self.policy = ShardingPolicy(rules, declaration, transformers, index, is_left_out)
-        self.backend = BackendOptions(self.locking, self.durability, self.static)
+        self.backend = BackendOptions(
+            self.locking, self.durability, self.static, self.max_dead_share
+        )
         limits: dict[str, Any] = {
             "max_gap_bytes": self.max_gap_bytes,
             "max_coalesced_bytes": self.max_coalesced_bytes,

@@ -42,6 +42,7 @@ from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.operations.listing import Region, as_directory, chunks_initialized, raise_first
 from zarr_shardstore.operations.locate import array_at, shard_shape
 from zarr_shardstore.operations.values import shard_ids
+from zarr_shardstore.shards.append import MAX_DEAD_SHARE
 from zarr_shardstore.shards.requests import Flow, PartWrite
 from zarr_shardstore.shards.shard_listing import ListedKeys
 from zarr_shardstore.shards.stack import Strategy
@@ -168,8 +169,11 @@ class ShardingStore(Store):
         stores keep each acknowledged write.
     max_dead_bytes : int, optional
         Dead bytes that replaced and erased chunks may leave in a shard file with ``"append"``. A
-        write that would leave more stores the shard again without them. By default that happens
-        only if more than half of the data is dead when the shard is full, flushed or has no room.
+        write that would leave more stores the shard again without them.
+    max_dead_share : float
+        Largest share of the data of a shard that may be dead when the shard is full, flushed or
+        has no room; if more is dead it is stored again. 1 keeps every byte of a shard file until
+        all its chunks are written in one call or erased, or `compact` is called.
     max_gap_bytes, max_coalesced_bytes : int, optional
         Largest gap between two entries that one request reads along (4 KiB), and largest request
         of several entries (16 MiB). Behind a network, if there are more requests than run
@@ -229,6 +233,7 @@ class ShardingStore(Store):
         locking: Locking = "os",
         durability: Durability = "process",
         max_dead_bytes: int | None = None,
+        max_dead_share: float = MAX_DEAD_SHARE,
         max_gap_bytes: int | None = None,
         max_coalesced_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -250,6 +255,7 @@ class ShardingStore(Store):
             locking=locking,
             durability=durability,
             max_dead_bytes=max_dead_bytes,
+            max_dead_share=max_dead_share,
             max_gap_bytes=max_gap_bytes,
             max_coalesced_bytes=max_coalesced_bytes,
             static=static,

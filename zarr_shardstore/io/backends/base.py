@@ -26,6 +26,7 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.io.concurrency import gather_bounded, worker_pool
 from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.io.local.locks import Locking
+from zarr_shardstore.shards.append import MAX_DEAD_SHARE
 from zarr_shardstore.shards.requests import Request, Set
 from zarr_shardstore.shards.shard_listing import VersionedKeys
 from zarr_shardstore.shards.shard_writer import ShardWriter
@@ -203,12 +204,17 @@ class BackendOptions:
     """Event that a finished write survives: the end of its process, or a loss of power."""
     is_static: bool = False
     """Whether there are no other writers."""
+    max_dead_share: float = MAX_DEAD_SHARE
+    """Share of the data of a shard file that may be dead when it is sealed."""
 
     def __post_init__(self) -> None:
         if self.locking not in get_args(Locking):
             raise SpecError(f"locking is 'os', 'lockfile' or 'none', got {self.locking!r}")
         if self.durability not in get_args(Durability):
             raise SpecError(f"durability is 'process' or 'power', got {self.durability!r}")
+        share = self.max_dead_share
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise SpecError(f"max_dead_share is a number from 0 to 1, got {share!r}")
 
 
 DEFAULT_OPTIONS = BackendOptions()

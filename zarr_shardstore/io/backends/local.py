@@ -46,6 +46,7 @@ class LocalBackend(base.Backend):
         directory = fs.plain_path(directory)
         self.store = store
         self._locking = options.locking
+        self.max_dead_share = options.max_dead_share
         self.can_append = options.locking == "os" and fs.IS_POSIX
         self.locks_whole_writes = not fs.IS_POSIX  # lock files may be left behind there
         # With lock files they are on a network file system, see `cached_files`.
