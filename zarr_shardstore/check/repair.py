@@ -10,12 +10,18 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.check.check_store import check_store
-from zarr_shardstore.check.chunks import transcoder
 from zarr_shardstore.check.findings import CheckReport, Finding, Keep
 from zarr_shardstore.check.quarantine import exchange, put_aside, synced
 from zarr_shardstore.check.remains import check_side_files
-from zarr_shardstore.check.salvage import salvage
-from zarr_shardstore.check.shards import ArrayChecker, CheckResult, coords_of_entry
+from zarr_shardstore.check.replica import Replica
+from zarr_shardstore.check.salvage.orders import advice, order_of_others
+from zarr_shardstore.check.salvage.salvage import salvage
+from zarr_shardstore.check.shards import (
+    ArrayChecker,
+    CheckResult,
+    coords_of_entry,
+    is_version_of,
+)
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.consolidated_index import (
     CONSOLIDATED_INDEX_NAME,
@@ -25,15 +31,15 @@ from zarr_shardstore.format.journal import decode_journal, find_repair
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import Bytes, EntryOrder, build_shard
-from zarr_shardstore.inspect.find import arrays_at, find_contents
-from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike, open_base
+from zarr_shardstore.inspect.find import find_contents
+from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local.files import QUARANTINE, is_side_file
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.shards.requests import Delete, Get
-from zarr_shardstore.shards.stack import Crc32cTransformer, ValueTransformer, handle
+from zarr_shardstore.shards.stack import Crc32cTransformer, ValueTransformer
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 
 Did: TypeAlias = Literal["rewritten", "removed", "left"]
@@ -52,6 +58,11 @@ class RepairAction:
     lost : tuple of tuple of int
         Coordinates of the chunks that cannot be recovered. Without a valid index all others of the
         shard: nothing says whether they were stored.
+    n_unnamed : int
+        Chunks that seem whole, and of which nothing says which of the lost ones they are.
+    order : str, optional
+        Order of all other shards of the array. As `order` of `repair_store` it names the unnamed
+        ones: rightly, if the shard was full, and written as the others.
     """
 
     key: str
@@ -60,6 +71,8 @@ class RepairAction:
     n_kept: int = 0
     n_fetched: int = 0
     lost: tuple[Coords, ...] = ()
+    n_unnamed: int = 0
+    order: EntryOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +161,7 @@ def repair_store(
         base.check_writable()
         base.check_replaceable()
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{uuid.uuid4().hex[:8]}"
-    replica = None if source is None else _Replica(source)
+    replica = None if source is None else Replica(source)
     run = _Repair(base, f"{QUARANTINE}/{name}/", keep, replica, order, dry_run)
     by_key: dict[str, list[Finding]] = {}
     for found in report.findings:
@@ -171,7 +184,7 @@ class _Repair:
         base: BaseStoreHandle,
         prefix: str,
         keep: Keep,
-        replica: _Replica | None,
+        replica: Replica | None,
         order: EntryOrder | None,
         dry_run: bool,
     ) -> None:
@@ -181,6 +194,7 @@ class _Repair:
         arrays = base.run(find_contents()).arrays.items()
         self._docs = {node: found.doc for node, found in arrays}
         self._checkers: dict[Node, ArrayChecker | None] = {}
+        self._orders: dict[str, tuple[int, EntryOrder | None]] = {}
 
     def repair(self, key: str, found: Sequence[Finding]) -> RepairAction:
         """Repair one object, or tell why not."""
@@ -285,7 +299,8 @@ class _Repair:
         text: str,
     ) -> RepairAction:
         guesses = self.keep == "salvage"
-        kept = salvage(checker, shard, data, guesses=guesses, order=self.order)
+        copies = self._copies(checker, shard)
+        kept = salvage(checker, shard, data, guesses=guesses, order=self.order, **copies)
         n_kept = len(kept.entries)
         for i in kept.lost if self.replica is not None else ():
             coords = coords_of_entry(shard, i)
@@ -295,14 +310,37 @@ class _Repair:
         n_fetched = len(kept.entries) - n_kept
         lost = tuple(coords_of_entry(shard, i) for i in kept.lost if i not in kept.entries)
         text += kept.text
+        more: dict[str, Any] = {"n_kept": n_kept, "n_fetched": n_fetched, "lost": lost}
+        if lost and kept.n_unnamed:
+            n_others, order = self._order_of_others(checker)
+            text += f"; {advice(kept.n_unnamed, n_others, order)}"
+            more |= {"n_unnamed": kept.n_unnamed, "order": order}
         if not kept.entries and self.keep == "salvage":  # fill values would hide the damage
-            return RepairAction(key, "left", f"{text}: no chunk can be recovered", lost=lost)
+            return RepairAction(key, "left", f"{text}: no chunk can be recovered", **more)
         new: Bytes | None = None
         if kept.entries or self.has_conditions:  # a shard without entries says the same as none
             new = build_shard(kept.entries, shard.layout.spec, "morton")
             for each in checker.grid.below:
                 new = each.encode(key, new)  # type: ignore[attr-defined]
-        return self._exchange(key, new, text, old, n_kept=n_kept, n_fetched=n_fetched, lost=lost)
+        return self._exchange(key, new, text, old, **more)
+
+    def _copies(self, checker: ArrayChecker, shard: ShardRef) -> dict[str, Any]:
+        """Return the index of a shard that the consolidated index has, for `salvage`."""
+        node = checker.grid.array.node
+        if not declares_consolidated_index(self._docs[node]):
+            return {}
+        copies = checker.copies(self.base, node.chunk_prefix + CONSOLIDATED_INDEX_NAME)
+        copy = None if copies is None else copies.find(shard.key[len(shard.layout.prefix) :])
+        (found,) = checker.read_indexes(self.base, [shard], consistent=True)
+        if copy is None or isinstance(found, Exception):
+            return {}
+        is_current = found.size == copy.size and is_version_of(self.base, shard.key, copy, found)
+        return {"copy": copy, "is_current": is_current is True}
+
+    def _order_of_others(self, checker: ArrayChecker) -> tuple[int, EntryOrder | None]:
+        if checker.path not in self._orders:
+            self._orders[checker.path] = order_of_others(self.base, checker)
+        return self._orders[checker.path]
 
     def _read(self, key: str) -> Bytes | None:
         value: Bytes | None = self.base.perform([Get(key, None, True)])[0].value
@@ -400,46 +438,3 @@ def _without_cut_change(data: Bytes, stored: Bytes | None) -> Bytes:
     for offset, piece in found.writes:
         whole[offset : offset + len(piece)] = piece
     return bytes(whole[: found.size])
-
-
-class _Replica:
-    """A store from which lost chunks are fetched."""
-
-    def __init__(self, source: StoreLike) -> None:
-        self.base = open_base(source)
-        self._arrays: dict[str, list[ArrayChecker]] = {}
-
-    def chunk(self, checker: ArrayChecker, key: str, coords: Coords) -> bytes | None:
-        """Return a chunk as the damaged array stores it; ``None`` if the replica has none, or a
-        damaged one, or another kind of array. Errors of the client pass: it may be there."""
-        geometry = checker.grid.array.document.geometry
-        assert geometry is not None
-        for theirs in self._arrays_at(checker.path):
-            array, other = theirs.grid.array, theirs.grid.array.document.geometry
-            if other is None or other.shape != geometry.shape:
-                continue
-            if other.chunk_shape != geometry.chunk_shape:
-                continue
-            there = array.node.chunk_prefix + other.encoding.encode(coords)
-            value = None
-            with suppress(ShardStoreError):  # its shard is damaged
-                value = self.base.run(handle(array.stack, [Get(there)]))[0].value
-            if value is None:
-                continue
-            try:
-                new = transcoder(theirs.view, checker.view, other.chunk_shape)(value)
-                for each in checker.above:
-                    new = bytes(each.encode(key, new))
-            except Exception:  # it is damaged: codecs raise errors of many types
-                continue
-            if checker.problem_of(key, new) is None:
-                return new
-        return None
-
-    def _arrays_at(self, path: str) -> list[ArrayChecker]:
-        if path not in self._arrays:
-            self._arrays[path] = []
-            for found in arrays_at(self.base, path):
-                with suppress(ShardStoreError):
-                    self._arrays[path].append(ArrayChecker(found.node, found.doc, "decode"))
-        return self._arrays[path]

@@ -209,7 +209,7 @@ class ArrayChecker:
         if self.grid.below:
             named = base.run(keys_above(self.grid.below, keys))
         shards = [s for key, _ in named if (s := self.grid.layout.shard_of_key(key)) is not None]
-        founds = self._read_indexes(base, shards, consistent=False)
+        founds = self.read_indexes(base, shards, consistent=False)
         for shard, found in zip(shards, founds, strict=True):
             part = self._check_shard(base, shard, found, copies)
             earlier: list[Finding] = []
@@ -217,11 +217,11 @@ class ArrayChecker:
                 if part.findings == earlier:
                     break
                 earlier = part.findings
-                (found,) = self._read_indexes(base, [shard], consistent=True)
+                (found,) = self.read_indexes(base, [shard], consistent=True)
                 part = self._check_shard(base, shard, found, copies)
             result.add(part)
 
-    def _read_indexes(
+    def read_indexes(
         self, base: BaseStoreHandle, shards: Sequence[ShardRef], *, consistent: bool
     ) -> list[Found | Exception]:
         """Read the stored indexes, past every cache, with the sizes of the shards."""
@@ -332,15 +332,12 @@ class ArrayChecker:
 
     def _other_form(self, base: BaseStoreHandle, shard: ShardRef, size: int) -> IndexFormat | None:
         """Return the form in which the index of a shard is whole, other than the declared one."""
-        declared = shard.layout.spec
-        forms = product((True, False), ("end", "start"), ("little", "big"))
-        for checksum, location, endian in forms:
-            form = IndexFormat(checksum, location, endian)  # type: ignore[arg-type]
-            spec = ShardingSpec(declared.chunks_per_shard, form)
-            if form == declared.index or size < spec.index_nbytes:
+        for spec in specs_of_index(shard.layout.spec)[1:]:
+            form = spec.index
+            if size < spec.index_nbytes:
                 continue
             n = spec.index_nbytes
-            get = Get(shard.key, Range(0, n) if location == "start" else Suffix(n), True)
+            get = Get(shard.key, Range(0, n) if form.location == "start" else Suffix(n), True)
             (found,) = ask_each(base, [get], self.grid.below)
             if isinstance(found, Exception) or found.value is None:
                 return None
@@ -348,9 +345,8 @@ class ArrayChecker:
                 index = ShardIndex.decode(found.value, spec)
             except IndexDamageError:
                 continue
-            ids = index.present_ids()
-            is_packed = n + int(index.fields[ids, 1].sum(dtype=np.float64)) == size
-            if len(ids) and not len(index.damaged_ids(size, spec)) and (checksum or is_packed):
+            is_sound = len(index.present_ids()) and not len(index.damaged_ids(size, spec))
+            if is_sound and (form.checksum or index.is_packed(size, spec)):
                 return form
         return None
 
@@ -482,6 +478,14 @@ def ask_each(base: BaseStoreHandle, batch: Sequence[Request], stack: Stack) -> l
     return [reply for request in batch for reply in ask_each(base, [request], stack)]
 
 
+def specs_of_index(spec: ShardingSpec) -> list[ShardingSpec]:
+    """Return the specs of all forms of an index, the declared one first."""
+    forms = product((True, False), ("end", "start"), ("little", "big"))
+    others = [IndexFormat(*form) for form in forms]  # type: ignore[arg-type]
+    others.sort(key=lambda form: form != spec.index)
+    return [ShardingSpec(spec.chunks_per_shard, form) for form in others]
+
+
 def coords_of_entry(shard: ShardRef, entry: int) -> Coords:
     cps = shard.layout.spec.chunks_per_shard
     inside = np.unravel_index(entry, cps) if cps else ()
@@ -501,6 +505,14 @@ def _stale(
     Readers take a copy only for a shard of its version: a copy of another one harms none.
     """
     is_same = copy.size == found.size and np.array_equal(copy.index.fields, index.fields)
+    if is_version_of(base, key, copy, found) is not False:
+        text = "the consolidated index has another index for this version of the shard"
+        return None if is_same else (text, "error")
+    return "the shard has changed since its index was consolidated: consolidate again", "warning"
+
+
+def is_version_of(base: BaseStoreHandle, key: str, copy: IndexCopy, found: Found) -> bool | None:
+    """Return whether a shard has the recorded version; ``None`` if the store does not tell."""
     now: Any = getattr(found.version, "etag", None)
     if isinstance(copy.version, int):
         now = getattr(found.version, "modified_s", None)
@@ -509,7 +521,6 @@ def _stale(
         ):
             now = state[2] // 1_000_000_000
     recorded = copy.version.strip('"') if isinstance(copy.version, str) else copy.version
-    if now is None or (now.strip('"') if isinstance(now, str) else now) == recorded:
-        text = "the consolidated index has another index for this version of the shard"
-        return None if is_same else (text, "error")
-    return "the shard has changed since its index was consolidated: consolidate again", "warning"
+    if now is None:
+        return None
+    return bool((now.strip('"') if isinstance(now, str) else now) == recorded)

@@ -67,10 +67,15 @@ def frame_ends(
         return
 
 
+def can_search(name: str, nbytes: int | None) -> bool:
+    """Return whether `next_frame` finds every frame of the codec."""
+    return name in _MAGIC or (name in ("blosc", "lz4") and nbytes is not None)
+
+
 def next_frame(name: str, data: memoryview, start: int, nbytes: int | None) -> int | None:
     """Return the next offset from `start` on at which a frame may begin; ``None``: none is seen."""
     magic, before = _MAGIC.get(name), 0
-    if magic is None and name in ("blosc", "lz4") and nbytes is not None:
+    if magic is None and can_search(name, nbytes) and nbytes is not None:
         magic, before = nbytes.to_bytes(4, "little"), 4 if name == "blosc" else 0
     found = magic and re.compile(re.escape(magic)).search(data, start + before)
     return found.start() - before if found else None

@@ -188,6 +188,11 @@ class ShardIndex:
         """Return the ascending ids of the entries that are not missing."""
         return np.flatnonzero((self.fields != MISSING).any(axis=1))
 
+    def is_packed(self, shard_nbytes: int, spec: ShardingSpec) -> bool:
+        """Return whether a shard has no other bytes than those of entries and of the index."""
+        nbytes = self.fields[self.present_ids(), 1].sum(dtype=np.float64)
+        return spec.index_nbytes + float(nbytes) == shard_nbytes
+
     def check_entry(self, entry_id: int, shard_nbytes: int, spec: ShardingSpec) -> None:
         """Raise `IndexDamageError` for an entry that leaves the shard or runs into the index."""
         entry = self.entry(entry_id)
