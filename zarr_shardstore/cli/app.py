@@ -325,3 +325,6 @@ def _draw_map(
         text = render_text(shards, width=width, height=max(8, n_lines - 6), is_ascii=is_ascii)
         typer.echo(text, nl=False)
     output.fail_if_damaged(shards.errors)
+
+
+from zarr_shardstore.cli import doors as doors  # noqa: E402  # registers their commands
