@@ -33,6 +33,7 @@ from zarr_shardstore import (
     Progress,
     ShardingStore,
     SpecError,
+    UnsupportedError,
 )
 from zarr_shardstore.cli import parameters
 from zarr_shardstore.cli.app import app
@@ -289,15 +290,39 @@ def test_chunks_per_shard_that_say_nothing_are_wrong_usage(
 
 def test_workers_and_processes() -> None:
     """Threads if a number is said, processes if they are asked for; these are spawned."""
-    with parameters.executor_of(None, is_processes=False) as executor:
+    with parameters.executor_of(None, processes=False) as executor:
         assert executor is None
-    with parameters.executor_of(3, is_processes=False) as executor:
+    with parameters.executor_of(3, processes=False) as executor:
         assert isinstance(executor, ThreadPoolExecutor)
         assert executor._max_workers == 3
-    with parameters.executor_of(1, is_processes=True) as executor:
+    with parameters.executor_of(1, processes=True) as executor:
         assert isinstance(executor, ProcessPoolExecutor)
         assert executor._mp_context is multiprocessing.get_context("spawn")
         assert executor.submit(pow, 3, 2).result() == 9
+
+
+def test_a_dask_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its executor, whose tasks are run each time; with it nothing else says who works. Without
+    dask, or without a scheduler, a sentence says what to do."""
+    monkeypatch.setattr(parameters, "_DASK_WAIT_S", 0.1)
+    for number, processes in ((2, False), (None, True)):
+        with (
+            pytest.raises(typer.BadParameter, match="leave --workers and --processes away"),
+            parameters.executor_of(number, processes, "tcp://127.0.0.1:1"),
+        ):
+            pass
+    for scheduler in ("tcp://127.0.0.1:1", "nowhere://x", "no-such-file.json"):
+        with (
+            pytest.raises(SpecError, match="no dask scheduler answers at"),
+            parameters.executor_of(None, False, scheduler),
+        ):
+            pass
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with (
+        pytest.raises(UnsupportedError, match=r"pip install 'zarr-shardstore\[dask\]'"),
+        parameters.executor_of(None, False, "tcp://127.0.0.1:1"),
+    ):
+        pass
 
 
 def test_an_error_ends_the_workers() -> None:
@@ -305,7 +330,7 @@ def test_an_error_ends_the_workers() -> None:
     futures: list[Future[None]] = []
 
     def interrupted() -> None:
-        with parameters.executor_of(1, is_processes=False) as executor:
+        with parameters.executor_of(1, processes=False) as executor:
             assert executor is not None
             futures.extend(executor.submit(time.sleep, 0.2) for _ in range(3))
             raise KeyboardInterrupt

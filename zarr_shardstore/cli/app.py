@@ -15,7 +15,14 @@ import typer
 
 from zarr_shardstore import __version__
 from zarr_shardstore.cli import output
-from zarr_shardstore.cli.parameters import PARAMETERS, confirm, executor_of, is_same, parse
+from zarr_shardstore.cli.parameters import (
+    EXECUTOR,
+    PARAMETERS,
+    confirm,
+    executor_of,
+    is_same,
+    parse,
+)
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.inspect.find import NO_ARRAY_HINT
 from zarr_shardstore.inspect.info import get_shard_info, sharded_paths
@@ -33,7 +40,7 @@ app = typer.Typer(
 )
 
 _Function = Callable[..., None]
-_CONVERSION = "paths workers processes source_options destination_options dry_run yes as_json"
+_CONVERSION = f"paths {EXECUTOR} source_options destination_options dry_run yes as_json"
 _FORM = "declaration index_location order"
 _TRANSLATION = "paths storage_options dry_run yes as_json"
 
@@ -114,6 +121,7 @@ def _convert(
     *,
     workers: int | None,
     processes: bool,
+    dask: str | None,
     yes: bool,
     as_json: bool,
     **options: Any,
@@ -134,7 +142,7 @@ def _convert(
         warning, other_way = "; ".join(warnings), ", or ".join(other_ways)
         confirm(warning, other_way, is_confirmed=yes or options["dry_run"])
     with (
-        executor_of(workers, is_processes=processes) as executor,
+        executor_of(workers, processes, dask) as executor,
         output.progress_on_stderr() as progress,
     ):
         report = convert(*arguments, **options, executor=executor, progress=progress)
@@ -198,7 +206,7 @@ def _info(store: str, as_json: bool, **options: Any) -> None:
 @_command(
     "fsck packed.zarr --decode",
     "store arrays level decode chunks missing region repair keep replica full_order restore",
-    "workers processes resume yes storage_options as_json",
+    f"{EXECUTOR} resume yes storage_options as_json",
     failed=2,
 )
 def _fsck(
@@ -218,6 +226,7 @@ def _fsck(
     as_json: bool,
     workers: int | None,
     processes: bool,
+    dask: str | None,
     resume: Path | None,
     storage_options: dict[str, Any] | None,
 ) -> None:
@@ -240,7 +249,7 @@ def _fsck(
         return
     check_store = import_module("zarr_shardstore.check.check_store").check_store
     with (
-        executor_of(workers, is_processes=processes) as executor,
+        executor_of(workers, processes, dask) as executor,
         output.progress_on_stderr() as progress,
     ):
         report = check_store(

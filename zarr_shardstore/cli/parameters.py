@@ -20,12 +20,17 @@ import typer
 
 from zarr_shardstore.arrays.policy import V3Declaration
 from zarr_shardstore.check.findings import Keep, Level
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.resolve import local_path
 
 Rule: TypeAlias = "str | int | tuple[int, ...] | dict[str, int] | None"
 _Texts = list[str] | None
+
+EXECUTOR = "workers processes dask"
+"""Parameters of each command that runs tasks; they are the arguments of `executor_of`."""
+
+_DASK_WAIT_S = 10
 
 _STORE = "A local path, or a URL that obstore or fsspec knows."
 _CHUNKS_PER_SHARD = (
@@ -72,6 +77,9 @@ _ALL = [
     _option("order", EntryOrder, "In which order the chunks of a shard are written.", "morton"),
     _option("workers", int | None, "Threads, or processes, that work.", min=1),
     _option("processes", bool, "Work in processes instead of threads.", False),
+    _option(
+        "dask", str | None, "Work on the dask cluster with this address of its scheduler, or file."
+    ),
     _option("storage_options", _Texts, _STORAGE_OPTION, flag="--source-option"),
     _option("source_options", _Texts, _STORAGE_OPTION, flag="--source-option"),
     _option("destination_options", _Texts, _STORAGE_OPTION, flag="--destination-option"),
@@ -233,15 +241,26 @@ def is_same(source: str, destination: str) -> bool:
 
 
 @contextmanager
-def executor_of(n_workers: int | None, *, is_processes: bool) -> Iterator[Executor | None]:
-    """Make the executor of a command; ``None``: that of the tools."""
-    if n_workers is None and not is_processes:
+def executor_of(
+    workers: int | None, processes: bool, dask: str | None = None
+) -> Iterator[Executor | None]:
+    """Make an executor of the options in `EXECUTOR`; ``None``: that of the tools."""
+    if dask is not None:
+        if workers is not None or processes:
+            raise typer.BadParameter(
+                "a dask cluster has workers of its own: leave --workers and --processes away",
+                param_hint="'--dask'",
+            )
+        with _dask_client(dask) as client:
+            yield client.get_executor(pure=False)
+        return
+    if workers is None and not processes:
         yield None
         return
-    executor: Executor = ThreadPoolExecutor(n_workers)
-    if is_processes:
+    executor: Executor = ThreadPoolExecutor(workers)
+    if processes:
         executor = ProcessPoolExecutor(
-            n_workers,
+            workers,
             # Spawned, not forked: threads of this process may hold locks.
             multiprocessing.get_context("spawn"),
             # An interrupt from the terminal reaches all processes; this one alone reacts to it.
@@ -254,3 +273,25 @@ def executor_of(n_workers: int | None, *, is_processes: bool) -> Iterator[Execut
         executor.shutdown(cancel_futures=True)
         raise
     executor.shutdown()
+
+
+def _dask_client(scheduler: str) -> Any:
+    """Connect to a dask cluster, by the address of its scheduler or the file it has written."""
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise UnsupportedError(
+            "--dask needs dask.distributed: pip install 'zarr-shardstore[dask]', in the "
+            "environment of the workers, too"
+        ) from error
+    options = {"address": scheduler}
+    try:
+        if scheduler.endswith(".json"):
+            os.stat(scheduler)  # the client would wait for the file
+            options = {"scheduler_file": scheduler}
+        return Client(**options, timeout=_DASK_WAIT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"no dask scheduler answers at {scheduler!r} ({error}): pass the address that "
+            "`dask scheduler` prints, as tcp://10.0.0.1:8786, or its --scheduler-file"
+        ) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import closing
@@ -235,7 +236,8 @@ class Conversion:
                 f"the metadata of the array {plan.node.path!r} was changed while it was "
                 "converted; the array is as it was: run the same again"
             )
-        if may_be_there and not manifest.is_staged:
+        # A killed worker leaves temporary files; another one has run its task again.
+        if (may_be_there or self._is_elsewhere) and not manifest.is_staged:
             self.target.backend.tidy(manifest.prefix)
         return report
 
@@ -284,12 +286,16 @@ class Conversion:
             self.order,
             plan.nominal_nbytes,
             may_be_there,
+            uuid.uuid4().hex,
         )
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        return not isinstance(self.executor, ThreadPoolExecutor)
 
     def _run_tasks(self, plan: ArrayPlan, task: ArrayTask) -> ArrayReport:
         begun = time.monotonic()
-        is_elsewhere = not isinstance(self.executor, ThreadPoolExecutor)
-        if is_elsewhere:
+        if self._is_elsewhere:
             task = replace(task, document_key=self.source.stored_key(document_key(plan.node)))
         locations = [task.source]
         if task.may_be_there or task.only_compares:
@@ -313,7 +319,7 @@ class Conversion:
                     counts = (n_tasks, n_done, report.n_chunks, report.n_bytes)
                     self.progress(Progress(report.path, report.action, *counts))
         target = task.target
-        if is_elsewhere and not task.only_compares:
+        if self._is_elsewhere and not task.only_compares:
             ndim = len(target.grid_shape)
             there = keys_of_values(target.base, target.prefix, target.encoding, ndim)
             if (n_there := sum(map(len, there))) != report.n_objects:

@@ -67,6 +67,8 @@ class ArrayTask:
     """Bytes of a value before compression, if they are known."""
     may_be_there: bool
     """An earlier run may have written something."""
+    run: str
+    """Unique: dask takes equal tasks for one, and would return the result of an earlier run."""
     document_key: str | None = None
     """An object of the source that a worker elsewhere must find. A worker that does not reach the
     store would take all values for missing."""

@@ -1,0 +1,158 @@
+"""Commands on a dask cluster of two processes, whose workers are killed meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import zarr_shardstore
+from tests.support.processes import s3_server
+from tests.support.stops import files_in
+from zarr_shardstore import ShardingStore, check_store, shard_store
+
+distributed: Any = pytest.importorskip("distributed")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:distributed"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+DATA = np.arange(1, 60 * 64 * 64 + 1, dtype="<u4").reshape(60, 64, 64)
+SHARD = ["--chunks-per-shard", "2,4,4"]
+N_SHARDS = 30
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with distributed.LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        host="127.0.0.1",
+        protocol="tcp",
+        dashboard_address="127.0.0.1:0",
+    ) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    with s3_server() as where:
+        yield where
+
+
+def kill_a_worker(cluster: Any) -> None:
+    """Kill a worker process; its nanny starts another one."""
+
+    def pids() -> list[int]:
+        processes = [nanny.process for nanny in cluster.workers.values()]
+        return [process.pid for process in processes if process and process.pid]
+
+    wait_until(pids)
+    os.kill(pids()[0], signal.SIGKILL)
+
+
+def command(*args: str, meanwhile: Callable[[], object] = lambda: None) -> str:
+    """Run a command, which ends well; return what it prints."""
+    root = str(Path(zarr_shardstore.__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, "-m", "zarr_shardstore", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": root},
+    ) as process:
+        try:
+            meanwhile()
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    return out
+
+
+def wait_until(is_true: Callable[[], object]) -> None:
+    limit = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def create(store: Any) -> None:
+    z = zarr.create_array(store, shape=DATA.shape, chunks=(1, 16, 16), dtype=DATA.dtype)
+    z[:] = DATA
+
+
+def test_local_files(cluster: Any, tmp_path: Path) -> None:
+    """A worker is killed while the shards are made: they are those that threads make, and no
+    temporary file is left. fsck, with the same workers, finds all of them whole."""
+    source, target = tmp_path / "a.zarr", tmp_path / "b.zarr"
+    create(str(source))
+    shard_store(source, tmp_path / "c.zarr", chunks_per_shard=(2, 4, 4))
+
+    def kill_one() -> None:
+        wait_until(lambda: target.exists() and len(files_in(target)) > 2)
+        kill_a_worker(cluster)
+
+    address = ["--dask", cluster.scheduler_address]
+    command("shard", str(source), str(target), *SHARD, *address, meanwhile=kill_one)
+    assert files_in(target) == files_in(tmp_path / "c.zarr")
+    out = command("fsck", str(target), "--decode", *address)
+    assert f"{60 * 16:,} chunks" in out
+
+
+def test_object_store(cluster: Any, s3: dict[str, Any]) -> None:
+    """The same on S3, with the options of the store on the command line; in place, too."""
+    options = {
+        "endpoint": s3["endpoint"],
+        "access_key_id": "a",
+        "secret_access_key": "b",
+        "region": "us-east-1",
+    }
+    flags = [f"--source-option={key}={value}" for key, value in options.items()]
+    url = f"s3://{s3['bucket']}/a.zarr"
+    store = ShardingStore(url, None, storage_options=options)
+    create(store)
+
+    def kill_one() -> None:
+        base: Any = store.base
+        wait_until(lambda: len(base.store.list(".zarr_shardstore").collect()) > 2)
+        kill_a_worker(cluster)
+
+    address = ["--dask", cluster.scheduler_address]
+    command("shard", url, *SHARD, "--yes", *flags, *address, meanwhile=kill_one)
+    report = check_store(url, level="entries", storage_options=options)
+    assert (report.is_clean, report.n_objects, report.n_chunks) == (True, N_SHARDS, 60 * 16)
+    sharded = ShardingStore(url, storage_options=options)
+    np.testing.assert_array_equal(zarr.open_array(sharded, mode="r")[:], DATA)
+
+
+def test_an_equal_task_of_an_earlier_run_is_run_again(cluster: Any, tmp_path: Path) -> None:
+    """dask remembers results as long as a client has their futures."""
+    create(str(tmp_path / "a.zarr"))
+    with distributed.Client(cluster, set_as_default=False) as client:
+        submit, futures = client.submit, []
+
+        def submit_and_keep(*args: Any, **more: Any) -> Any:
+            futures.append(submit(*args, **more))
+            return futures[-1]
+
+        client.submit = submit_and_keep
+        for _ in range(2):
+            shutil.rmtree(tmp_path / "b.zarr", ignore_errors=True)
+            report = shard_store(
+                *(tmp_path / "a.zarr", tmp_path / "b.zarr"),
+                chunks_per_shard=(2, 4, 4),
+                executor=client.get_executor(),
+            )
+            assert report.n_chunks == 60 * 16
+    np.testing.assert_array_equal(zarr.open_array(str(tmp_path / "b.zarr"), mode="r")[:], DATA)
