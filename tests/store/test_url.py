@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import multiprocessing
 import os
 import pickle
+import tomllib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,16 +18,18 @@ import numpy as np
 import pytest
 import zarr
 
+from tests.support.processes import s3_server
 from zarr_shardstore import ShardedCodecPipeline, ShardingStore, SpecError
-from zarr_shardstore.doors.filesystem import ShardFileSystem
 
 VALUES = np.arange(1, 65, dtype="u1").reshape(8, 8)
 
 
 @pytest.fixture(autouse=True)
 def registered() -> None:
-    """As the entry point does."""
-    fsspec.register_implementation("shard", ShardFileSystem, clobber=True)
+    """As the declared entry point does, also where the package is not installed."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    name = project["entry-points"]["fsspec.specs"]["shard"]
+    fsspec.register_implementation("shard", name.replace(":", "."), clobber=True)
 
 
 @pytest.fixture(params=["file", "memory", "path", "zip"])
@@ -42,12 +49,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
     shutil.make_archive(f"{tmp_path}/s", "zip", tmp_path / "s")
     return f"shard::zip::file://{tmp_path}/s.zip"
-
-
-def test_the_entry_point_is_declared() -> None:
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    name = f"{ShardFileSystem.__module__}:{ShardFileSystem.__name__}"
-    assert f'[project.entry-points."fsspec.specs"]\nshard = "{name}"' in text
 
 
 def test_reads(url: str) -> None:
@@ -133,18 +134,174 @@ def test_writes(tmp_path: Path) -> None:
 
 
 def test_mistakes(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="needs the URL of a store"):
+    """Each is refused in words that say what to do."""
+    with pytest.raises(SpecError, match="the URL of a store behind two colons: shard::s3://"):
         fsspec.filesystem("shard")
-    with pytest.raises(TypeError, match="chunk_per_shard"):
-        fsspec.filesystem("shard", fo=str(tmp_path), chunk_per_shard=2)
+    with pytest.raises(SpecError, match=r"no options \['chunk_per_shard'\]"):
+        zarr.open(f"shard://?chunk_per_shard=2::file://{tmp_path}", mode="a")
+    with pytest.raises(SpecError, match="below the name of its protocol, as in storage_options="):
+        zarr.open(f"shard::file://{tmp_path}", storage_options={"anon": True}, mode="a")
+    (tmp_path / "a.txt").write_bytes(b"a")
+    with pytest.raises(SpecError, match="is a directory or a zip archive"):
+        zarr.open(f"shard::file://{tmp_path}/a.txt")
+    with pytest.raises(IsADirectoryError, match="append the path of a file"):
+        fsspec.open(f"shard::file://{tmp_path}").open()
 
 
-def test_xarray(url: str, tmp_path: Path) -> None:
-    """A data set, by URL."""
+def test_arrays_below_a_path(tmp_path: Path) -> None:
+    """A URL may end in a group or an array, with options; zarr lists what is below."""
+    base = f"file://{tmp_path}/s"
+    root = zarr.open_group(f"shard::{base}", mode="w")
+    root.create_group("g")
+    options: Any = {"shape": (8, 8), "chunks": (1, 1), "dtype": "u1"}
+    url = f"shard://g/a?chunks_per_shard=(2,2)&order=C::{base}"
+    z = zarr.create_array(url, **options)
+    z[:] = VALUES
+    z[3, :5] = 0
+    assert type(z._async_array.codec_pipeline) is ShardedCodecPipeline
+    assert len(list((tmp_path / "s/g/a/c").glob("[0-3]/[0-3]"))) == 16
+    group: Any = zarr.open_group(f"shard://g::{base}", mode="r")
+    found: Any = zarr.open_group(f"shard::{base}", mode="r")
+    assert list(group.array_keys()) == list(found["g"].array_keys()) == ["a"]
+    assert [path for path, _ in found.members(max_depth=None)] == ["g", "g/a"]
+    for each in (group["a"], found["g/a"]):
+        assert each[3].tolist() == [0] * 5 + [30, 31, 32]
+    with fsspec.open(f"shard://g/a/c/0/1::{base}") as file:
+        assert file.read() == fsspec.get_mapper(f"shard://g::{base}")["a/c/0/1"]
+
+
+@pytest.mark.parametrize("shards", [None, (2, 2)])
+def test_a_reader_cannot_write(shards: Any, tmp_path: Path) -> None:
+    """What zarr has opened by ``mode="r"``."""
+    url = f"shard://?chunks_per_shard=2::file://{tmp_path}"
+    zarr.create_array(url, shape=(8,), chunks=(1,), dtype="u1", shards=shards and (4,))[:] = 1
+    z: Any = zarr.open(url, mode="r")
+    for part in (0, slice(1, 3), slice(None)):
+        with pytest.raises(ValueError, match="read-only"):
+            z[part] = 5
+    np.testing.assert_array_equal(zarr.open_array(tmp_path)[:], np.ones(8))
+
+
+def test_files(tmp_path: Path) -> None:
+    """Files that are written as fsspec writes files: appended, new, in transactions; trees."""
+    fs = fsspec.filesystem("shard", fo=str(tmp_path / "s"))
+    for mode, text in (("wb", b"a"), ("ab", b"b"), ("ab", b"c")):
+        with fs.open("x.txt", mode) as file:
+            file.write(text)
+    assert fs.cat_file("x.txt") == b"abc"
+    with fs.open("y.txt", "xb") as file:
+        file.write(b"y")
+    again = fs.open("y.txt", "xb")
+    with pytest.raises(FileExistsError):
+        again.close()
+    assert fs.cat_file("y.txt") == b"y"
+    with fs.transaction, fs.open("z.txt", "wb") as file:
+        file.write(b"z" * 6_000_000)
+        file.write(b"z")
+    assert fs.info("z.txt")["size"] == 6_000_001
+    fs.pipe_file("d/e/f", b"f")
+    fs.start_transaction()
+    with fs.open("z.txt", "wb") as file:
+        file.write(b"new")
+    fs.transaction.complete(commit=False)
+    assert fs.info("z.txt")["size"] == 6_000_001
+    fs.cp("d", "copy", recursive=True)
+    fs.get("d", str(tmp_path / "d"), recursive=True)
+    assert (tmp_path / "d/e/f").read_bytes() == fs.cat_file("copy/e/f") == b"f"
+
+
+def sum_of(z: Any) -> int:
+    return int(z[:].sum())
+
+
+def test_after_a_fork(tmp_path: Path) -> None:
+    """The file system of the parent is used on, also where fsspec's own refuse."""
+    fs = fsspec.filesystem("shard", fo=str(tmp_path), chunks_per_shard=2)
+    z: Any = zarr.create_array(fs.get_mapper(""), shape=(8, 8), chunks=(1, 1), dtype="u1")
+    z[:] = VALUES
+    assert len(fs.ls("c/0")) == 8
+    child = os.fork()
+    if child == 0:
+        is_right = len(fs.ls("c/1")) == 8 and int(z[:].sum()) == VALUES.sum()
+        os._exit(0 if is_right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_processes(start_method: str, tmp_path: Path) -> None:
+    """An array that was opened by a URL pickles to processes, and parents may have read it."""
+    url = f"shard://?chunks_per_shard=2::file://{tmp_path}/s"
+    z = zarr.create_array(url, shape=(8, 8), chunks=(1, 1), dtype="u1")
+    z[:] = VALUES
+    assert sum_of(z) == VALUES.sum()
+    fsspec.filesystem("shard", fo=f"{tmp_path}/s").find("")
+    with multiprocessing.get_context(start_method).Pool(2) as pool:
+        assert pool.map(sum_of, [z] * 4) == [VALUES.sum()] * 4
+
+
+async def test_in_an_event_loop(tmp_path: Path) -> None:
+    url = f"shard://?chunks_per_shard=2::file://{tmp_path}"
+    z = await zarr.api.asynchronous.create_array(
+        url, shape=(8, 8), chunks=(1, 1), dtype="u1", compressors=None
+    )
+    await z.setitem(slice(None), VALUES)
+    np.testing.assert_array_equal(await z.getitem(slice(None)), VALUES)
+    fs, _ = fsspec.url_to_fs(url, asynchronous=True)
+    values = await asyncio.gather(*(fs._cat_file(f"c/{i}/{i}") for i in range(8)))
+    assert values == [bytes([v]) for v in np.diag(VALUES)]
+    assert await fs._cat_ranges(["c/0/0", "c/0/1"], 0, 1) == [b"\1", b"\2"]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    with s3_server() as where:
+        yield where
+
+
+@pytest.mark.filterwarnings("ignore:Your installed version of s3fs")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore:through fsspec nothing keeps")
+@pytest.mark.parametrize("client", ["obstore", "s3fs"])
+def test_s3(client: str, s3: dict[str, Any]) -> None:
+    """Options of either client, below ``s3`` or as `target_options`."""
+    pytest.importorskip("s3fs", minversion="2025.10" if client == "s3fs" else None)
+    options: dict[str, Any] = {"key": "k", "secret": "s"}
+    options["client_kwargs"] = {"endpoint_url": s3["endpoint"], "region_name": "us-east-1"}
+    if client == "s3fs":
+        options["config_kwargs"] = {"max_pool_connections": 20}  # obstore knows no such option
+    storage_options = {"shard": {"chunks_per_shard": (4, 4)}, "s3": options}
+    url = f"shard::s3://bucket/{client}.zarr"
+    store: Any = {"store": url, "storage_options": storage_options}
+    zarr.create_array(**store, name="a", shape=(8, 8), chunks=(1, 1), dtype="u1")[:] = VALUES
+    z: Any = zarr.open_array(**store, path="a", mode="a")
+    z.append(VALUES)
+    np.testing.assert_array_equal(
+        zarr.open_array(**store, path="a", mode="r")[4:12, 2], [*VALUES[4:, 2], *VALUES[:4, 2]]
+    )
+    fs = fsspec.filesystem("shard", fo=url.removeprefix("shard::"), target_options=options)
+    kinds = {"obstore": "ObjectStore", "s3fs": "FsspecStore"}
+    assert type(fs.sharding_store.base).__name__ == kinds[client]
+    assert len(fs.glob("a/c/*/3")) == 16
+    assert json.loads(fs.cat_file("a/zarr.json"))["shape"] == [16, 8]
+    assert len(fs.sharding_store.read_encoded("a", [(15, 7)])[0]) > 1
+    mapper = fsspec.get_mapper(url, **{"s3": options})
+    assert sum("/c/" in key for key in mapper) == 128
+
+
+def test_xarray(tmp_path: Path) -> None:
+    """A data set, by URL; appended to, with chunks of dask, and in one piece."""
     xr = pytest.importorskip("xarray")
-    target = f"shard://?chunks_per_shard=2,2::file://{tmp_path}/x"
-    data = xr.Dataset({"a": (("y", "x"), VALUES)}).chunk({"y": 2, "x": 2})
-    data.to_zarr(target, zarr_format=3, consolidated=False)
-    found = xr.open_zarr(f"shard::file://{tmp_path}/x", consolidated=False)
-    xr.testing.assert_identical(found.load(), data.load())
-    assert len(list((tmp_path / "x/a/c").rglob("*/[0-9]"))) == 4
+    url = f"shard::file://{tmp_path}/x"
+    data = xr.Dataset({"a": (("y", "x"), VALUES)})
+    options: Any = {"zarr_format": 3, "consolidated": False}
+    target = f"shard://?chunks_per_shard={{'y':2,'x':2}}::file://{tmp_path}/x"
+    data.chunk({"y": 2, "x": 2}).to_zarr(target, **options)
+    data.chunk({"y": 2, "x": 2}).to_zarr(url, append_dim="y", **options)
+    expected = xr.concat([data, data], "y")
+    found = xr.open_zarr(url, consolidated=False)
+    assert found.a.chunks == ((2,) * 8, (2,) * 4)
+    xr.testing.assert_identical(found.load(), expected)
+    found = xr.open_dataset(url, engine="zarr", consolidated=False)
+    xr.testing.assert_identical(found.load(), expected)
+    assert len(list((tmp_path / "x/a/c").glob("[0-3]/[0-1]"))) == 8

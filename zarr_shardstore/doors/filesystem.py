@@ -4,6 +4,7 @@ It is chained like ``zip::``, before the URL of the store::
 
     shard::s3://bucket/v.zarr                     what is stored says how it is sharded
     shard://?chunks_per_shard=4,4::file:///new    options for new arrays
+    shard://path/in/the/store::file:///v.zarr     a group, an array or a chunk
 
 fsspec finds it by the entry point ``fsspec.specs``. `ShardedCodecPipeline` knows the store behind
 it, so an array that zarr opens by such a URL is read and written as in a `ShardingStore`.
@@ -13,9 +14,12 @@ Source: fsspec, ``AsyncFileSystem`` and "URL chaining".
 
 from __future__ import annotations
 
+import ast
 import asyncio
-import json
+import os
+import re
 from collections.abc import Iterable
+from inspect import signature
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -29,21 +33,30 @@ from zarr.abc.store import (
     SuffixByteRequest,
 )
 from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import _get_loop
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.io.backends.cloud_urls import EXTRAS
+from zarr_shardstore.io.concurrency import gather_bounded
 from zarr_shardstore.store.sharding_store import ShardingStore
 
 _OF_FSSPEC = (
     "asynchronous",
     "batch_size",
     "listings_expiry_time",
-    "loop",
     "max_paths",
     "skip_instance_cache",
     "use_listings_cache",
 )
 
+_OF_STORE = signature(ShardingStore).parameters.keys() - {"store", "storage_options"}
+
 _NO_RANGE = (None, None)
+
+_QUERY = re.compile(r"\?(?=\w+=)")
+"""Begin of the options in a URL. Elsewhere a question mark is a wildcard of fsspec."""
+
+_N_SIZES_AT_ONCE = 64
 
 
 class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
@@ -56,9 +69,19 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     target_protocol
         Protocol of the store, if `fo` is a path.
     target_options
-        Options of obstore or fsspec for the store.
+        Options of obstore or fsspec for the store; in a chain those below the name of its protocol:
+        ``storage_options={"s3": {"anon": True}}``.
     **options
         Of `ShardingStore`, and of fsspec.
+
+    Raises
+    ------
+    SpecError
+        If there is no store, or an option is not known or not valid.
+
+    Notes
+    -----
+    Thread safety: that of the store; may be used after a fork.
 
     Examples
     --------
@@ -83,21 +106,26 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         super().__init__(**{name: options.pop(name) for name in _OF_FSSPEC if name in options})
         self.sharding_store = _open(fo, target_protocol, target_options or {}, options)
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """zarr's event loop: a client such as s3fs works in one. After a fork there is another."""
+        return _get_loop()
+
     # -------------------------------------------------------------------- paths
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
             return [cls._strip_protocol(each) for each in path]
-        text = fsspec.utils.stringify_path(path).removeprefix("shard://")
-        return "" if text.startswith("?") else text.strip("/")
+        text = fsspec.utils.stringify_path(path)
+        if text.startswith("shard://"):
+            text = _QUERY.split(text.removeprefix("shard://"), maxsplit=1)[0]
+        return text.strip("/")
 
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
-        head, mark, query = path.removeprefix("shard://").partition("?")
-        if head or not mark:
-            return {}
-        return {name: _value_of(text) for name, text in parse_qsl(query)}
+        _, *query = _QUERY.split(path, maxsplit=1) if path.startswith("shard://") else [path]
+        return {name: _value_of(text) for each in query for name, text in parse_qsl(each)}
 
     # -------------------------------------------------------------------- reads
 
@@ -163,12 +191,14 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         key = self._strip_protocol(path)
         names = sorted({name async for name in self.sharding_store.list_dir(key)})
-        paths = [f"{key}/{name}".lstrip("/") for name in names]
+        root = "/" if path.startswith("/") else ""  # zarr takes off the path as it has given it
+        paths = [root + f"{key}/{name}".lstrip("/") for name in names]
         if not paths:
-            paths = [(await self._info(path))["name"]] if key else []
+            paths = [root + (await self._info(path))["name"]] if key else []
         if not detail:
             return paths
-        return list(await asyncio.gather(*map(self._info, paths)))
+        found = await gather_bounded([self._info(each) for each in paths], _N_SIZES_AT_ONCE)
+        return [{**info, "name": name} for info, name in zip(found, paths, strict=True)]
 
     async def _find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, **options: Any
@@ -182,10 +212,13 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
             names = [key]
         if not options.get("detail"):
             return names
-        sizes = await asyncio.gather(*map(store.getsize, names))
+        sizes = await gather_bounded([store.getsize(name) for name in names], _N_SIZES_AT_ONCE)
         return {name: _file(name, size) for name, size in zip(names, sizes, strict=True)}
 
     async def _get_file(self, rpath: str, lpath: str, **_: Any) -> None:
+        if await self._isdir(rpath):
+            os.makedirs(lpath, exist_ok=True)
+            return
         value = await self._cat_file(rpath)
         with open(lpath, "wb") as file:
             file.write(value)
@@ -193,10 +226,15 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     # ------------------------------------------------------------------- writes
 
     async def _pipe_file(self, path: str, value: Any, mode: str = "overwrite", **_: Any) -> None:
-        key = self._strip_protocol(path)
-        if mode == "create" and await self.sharding_store.exists(key):
+        key, store, value = self._strip_protocol(path), self.sharding_store, bytes(value)
+        if mode != "create":
+            await store.set(key, value)
+        elif await store.exists(key):
             raise FileExistsError(path)
-        await self.sharding_store.set(key, bytes(value))
+        else:  # another writer may be first
+            await store.set_if_not_exists(key, value)
+            if await self._cat_file(key) != value:
+                raise FileExistsError(path)
 
     async def _put_file(self, lpath: str, rpath: str, mode: str = "overwrite", **_: Any) -> None:
         with open(lpath, "rb") as file:
@@ -233,50 +271,66 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     def _open(
         self, path: str, mode: str = "rb", block_size: Any = "default", **options: Any
     ) -> _ShardFile:
-        options.pop("autocommit", None)
-        return _ShardFile(self, path, mode, block_size, **options)
-
-    def created(self, path: str) -> None:
-        raise NotImplementedError("shards have times, chunks have none")
-
-    modified = created
+        if mode == "rb":
+            info = self.info(path)
+            if info["type"] == "directory":
+                raise IsADirectoryError(f"{path!r} is a directory: append the path of a file")
+            options["size"] = info["size"]
+        file = _ShardFile(self, path, mode, block_size, **options)
+        if mode == "ab" and self.exists(path):
+            file.write(self.cat_file(path))
+        return file
 
 
 class _ShardFile(AbstractBufferedFile):  # type: ignore[misc]
-    """One value; written in one piece when it is closed."""
+    """One value; written in one piece when it is closed, or its transaction ends."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         value: bytes = self.fs.cat_file(self.path, start, end)
         return value
 
     def _upload_chunk(self, final: bool = False) -> bool:
-        if final:
-            self.fs.pipe_file(self.path, self.buffer.getvalue())
-        return final  # what is not stored stays in the buffer
+        if final and self.autocommit:
+            self.commit()
+        return False  # all that was written stays in the buffer
+
+    def commit(self) -> None:
+        mode = "create" if self.mode == "xb" else "overwrite"
+        self.fs.pipe_file(self.path, self.buffer.getvalue(), mode=mode)
+
+    def discard(self) -> None:
+        """Nothing was stored."""
 
 
 def _open(
     fo: str, protocol: str | None, target_options: dict[str, Any], options: dict[str, Any]
 ) -> ShardingStore:
-    if not fo and protocol is None:
-        raise SpecError("the file system needs the URL of a store: shard::s3://bucket/v.zarr")
-    if "fo" in target_options or "target_protocol" in target_options:  # another chain, such as zip
-        fs = fsspec.filesystem(protocol, **target_options)
-        return ShardingStore(fsspec.FSMap(fo or fs.root_marker, fs), **options)
-    is_path = protocol is None or protocol in ("file", "local")
-    url = fo if is_path else f"{protocol}://{fo.lstrip('/')}"
-    if is_path:
-        return ShardingStore(url, **options)
-    return ShardingStore(url, storage_options=target_options or None, **options)
+    is_local = protocol in ("file", "local")
+    if not fo and (protocol is None or is_local):
+        raise SpecError(
+            "the file system needs the URL of a store behind two colons: shard::s3://bucket/v.zarr"
+        )
+    if unknown := sorted(options.keys() - _OF_STORE):
+        raise SpecError(
+            f"shard:// has no options {unknown}: it has those of ShardingStore, such as "
+            "chunks_per_shard. Those of the store behind it go below the name of its protocol, as "
+            "in storage_options={'s3': {'anon': True}}"
+        )
+    if is_local:
+        return ShardingStore(fo, **options)
+    if protocol is None or protocol in EXTRAS:
+        url = fo if protocol is None else f"{protocol}://{fo.removeprefix(f'{protocol}://')}"
+        return ShardingStore(url, storage_options=target_options or None, **options)
+    fs = fsspec.filesystem(protocol, **target_options)
+    return ShardingStore(fsspec.FSMap(fo or fs.root_marker, fs), **options)
 
 
 def _value_of(text: str) -> Any:
-    """Return the value of an option in a URL: JSON, or numbers with commas, or else text."""
+    """Return the value of an option in a URL: a literal of Python or of JSON, or else the text."""
     try:
-        value = json.loads(f"[{text}]" if "," in text and text[:1] not in "[{" else text)
-    except ValueError:
-        return text
-    return tuple(value) if isinstance(value, list) else value
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return {"true": True, "false": False, "null": None}.get(text, text)
 
 
 def _file(key: str, size: int) -> dict[str, Any]:

@@ -156,25 +156,29 @@ class _TakesWholeOperations(Protocol):
     async def _get_values(self, keys: Sequence[str]) -> Sequence[Value | None]: ...
 
 
-def _store_behind(store: Store) -> Store:
-    """Return the store of this package behind a file system ``shard``; else the store itself."""
-    if type(store) is not FsspecStore or store.path:
-        return store
-    inner = getattr(store.fs, "sharding_store", None)
-    return cast(Store, inner) if isinstance(inner, _TakesWholeOperations) else store
+def _store_behind(store: Store) -> tuple[Store, str]:
+    """Return the store of this package behind a file system ``shard``, and the path of `store` in
+    it; otherwise the store itself."""
+    inner = getattr(store.fs, "sharding_store", None) if type(store) is FsspecStore else None
+    if not isinstance(inner, _TakesWholeOperations):
+        return store, ""
+    path = cast(FsspecStore, store).path.strip("/")
+    return cast(Store, inner), f"{path}/" if path else ""
 
 
-def _batch_behind(batch_info: Iterable[tuple[Any, ...]]) -> list[Any]:
+def _batch_behind(batch_info: Iterable[tuple[Any, ...]], *, writes: bool = False) -> list[Any]:
     """Return the chunks of an operation, with their paths in the store behind."""
     batch = list(batch_info)
     if not batch or type(batch[0][0]) is not StorePath:
         return batch
     store = batch[0][0].store
-    inner = _store_behind(store)
+    inner, root = _store_behind(store)
     if inner is store:
         return batch
+    if writes:  # of the store behind it is not known that zarr may only read
+        store._check_writable()
     return [
-        (StorePath(inner, path.path) if path.store is store else path, *rest)
+        (StorePath(inner, root + path.path) if path.store is store else path, *rest)
         for path, *rest in batch
     ]
 
@@ -227,7 +231,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         NotImplementedError
             As the usual pipeline does; zarr then calls `from_codecs`.
         """
-        store = _store_behind(store)
+        store, _ = _store_behind(store)
         if not isinstance(store, _TakesWholeOperations):
             usual: Any = usual_pipeline().from_array_metadata_and_store(array_metadata, store)
             return cast(Self, usual)
@@ -313,7 +317,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         drop_axes: tuple[int, ...] = (),
     ) -> None:
         """Write `value` into all chunks of a selection; each shard is committed once."""
-        batch = _batch_behind(batch_info)
+        batch = _batch_behind(batch_info, writes=True)
         if self.unrolling is not None:
             chunks = replace(self, unrolling=None)
             await self.unrolling.write(chunks, batch, value, drop_axes)
@@ -387,7 +391,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     ) -> None:
         """Write in zarr's way, chunk by chunk: again if another writer has changed a chunk since it
         was read to write a part of it."""
-        batch = _batch_behind(batch_info)
+        batch = _batch_behind(batch_info, writes=True)
         end = time.monotonic() + MAX_CONFLICT_S
         scope = id(asyncio.get_running_loop()), getattr(batch[0][0], "path", "")
         turn = _turns.setdefault(scope, asyncio.Lock())

@@ -18,8 +18,8 @@ from zarr.storage import FsspecStore, ObjectStore
 
 from zarr_shardstore.errors import SpecError
 
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-_EXTRAS |= dict.fromkeys(("az", "abfs", "abfss"), "azure")
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+EXTRAS |= dict.fromkeys(("az", "abfs", "abfss"), "azure")
 """Extra of this package that installs a client, by the scheme of a URL."""
 
 _S3_NAMES = {
@@ -45,7 +45,7 @@ def store_of_url(url: str, options: Mapping[str, Any]) -> Store:
     """Return the store at a URL that is no local path. Chains such as ``simplecache::s3://`` and
     other schemes are fsspec's. Raise `ImportError`, naming an extra, if no client is installed."""
     scheme, _, place = url.partition("://")
-    extra = _EXTRAS.get(scheme)
+    extra = EXTRAS.get(scheme)
     refusal, known = "", list[str]()
     if extra is not None:
         try:
