@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,14 @@ from zarr_shardstore import ShardingStore
 
 DATA = np.arange(1, 6 * 40 * 50 + 1, dtype="u2").reshape(6, 40, 50)
 CHUNK = "/g/raw/c/1/0/2"
-SECRET = b"outside of the store"
+SECRET = b"not for clients"
+OURS = ["g/raw/c/0/0/0.__lock", "g/raw/c/0/0/0.__journal", ".zarr_shardstore/0", ".hidden"]
+OURS += [
+    "g/raw/__shards.index",
+    ".zarr_shardstore_quarantine/0",
+    "g/.ssh",
+    f"g/0.{'0' * 32}.partial",
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +44,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     old = zarr.create_group(store, path="old", zarr_format=2, attributes={"unit": "mm"})
     old.create_array("raw", **options)[:] = DATA
     (top / "v.zarr/notes.txt").write_text("0123456789")
+    (top / "secret.txt").write_bytes(SECRET)
+    for name in OURS:
+        (top / "v.zarr" / name).parent.mkdir(exist_ok=True)
+        (top / "v.zarr" / name).write_bytes(SECRET)
+    (top / "v.zarr/link").symlink_to(top / "secret.txt")
+    (top / "v.zarr/out").symlink_to(top)
     return top / "v.zarr"
 
 
@@ -151,3 +166,175 @@ def test_damage_is_a_sentence(tmp_path: Path) -> None:
         assert reply.status == 500
         assert b"z/c/0" in reply.body
         assert str(tmp_path).encode() not in reply.body
+
+
+# ---------------------------------------------------------------- a whole store
+
+
+@pytest.mark.parametrize("shown_as", ["v2", "v3"])
+@pytest.mark.parametrize("stored", ["g/raw", "old/raw"])
+def test_arrays_of_both_formats_in_one(directory: Path, shown_as: str, stored: str) -> None:
+    """zarr reads all of the array through fsspec and through obstore, and the groups above it
+    from their consolidated metadata."""
+    pytest.importorskip("aiohttp")
+    obstore = pytest.importorskip("obstore.store")
+    with serving(directory, "--as", shown_as) as server:
+        client = obstore.HTTPStore(server.url, client_options={"allow_http": True})
+        for store in (server.url, zarr.storage.ObjectStore(client, read_only=True)):
+            z: Any = zarr.open_array(store, path=stored, mode="r")
+            assert (f"v{z.metadata.zarr_format}", z.shards) == (shown_as, None)
+            np.testing.assert_array_equal(z[1:, 3:, :33], DATA[1:, 3:, :33])
+        root: Any = zarr.open_consolidated(server.url, zarr_format=int(shown_as[1]))
+        assert {"g", "old"} == set(root.group_keys())
+        group = root[stored.split("/")[0]]
+        assert group.attrs["unit"] == ("nm" if stored == "g/raw" else "mm")
+        np.testing.assert_array_equal(group["raw"][0], DATA[0])
+        hidden = "zarr.json" if shown_as == "v2" else ".zarray"
+        assert server.ask(f"/{stored}/{hidden}").status == 404
+
+
+def test_arrays_as_they_are_stored(server: Server, directory: Path) -> None:
+    """With plain chunks: each v3 reader, and each of v2, knows their documents."""
+    pytest.importorskip("aiohttp")
+    for path, zarr_format in (("g/raw", 3), ("old/raw", 2)):
+        z: Any = zarr.open_array(f"{server.url}/{path}", mode="r")
+        assert (z.metadata.zarr_format, z.shards) == (zarr_format, None)
+        np.testing.assert_array_equal(z[:], DATA)
+        stored: Any = zarr.open_array(str(directory), path="g/raw", mode="r")
+        assert stored.shards == (4, 32, 32)
+
+
+def test_a_missing_chunk_is_the_fill_value(as_v2: Server) -> None:
+    """Also for readers of v2 that take a null for any value."""
+    assert as_v2.ask("/g/empty/0/0/0").status == 404
+    for path, value in (("g/empty", 0), ("g/raw", 9)):
+        assert json.loads(as_v2.ask(f"/{path}/.zarray").body)["fill_value"] == value
+    assert json.loads(as_v2.ask("/g/raw/.zattrs").body)["_ARRAY_DIMENSIONS"] == ["z", "y", "x"]
+
+
+def test_keys_of_the_other_format_are_none(as_v2: Server) -> None:
+    """A client never meets one chunk under two keys."""
+    assert as_v2.ask("/g/raw/1/0/2").status == 200
+    for path in (CHUNK, "/g/raw/zarr.json", "/zarr.json", "/g/raw/1/0", "/g/raw/1/0/02"):
+        assert as_v2.ask(path).status == 404
+
+
+def test_what_v2_cannot_say_is_refused_by_name(tmp_path: Path) -> None:
+    """And left out of consolidated metadata, so that the rest is read."""
+    store = ShardingStore(tmp_path, chunks_per_shard=2)
+    zarr.create_array(store, name="z", shape=(4,), chunks=(2,), dtype="u1")
+    names = ["y", None]
+    zarr.create_array(
+        store, name="new", shape=(4, 4), chunks=(2, 2), dtype="u1", dimension_names=names
+    )
+    with serving(tmp_path, "--as", "v2") as server:
+        reply = server.ask("/new/.zarray")
+        assert (reply.status, b"dimension names" in reply.body) == (501, True)
+        metadata = json.loads(server.ask("/.zmetadata").body)["metadata"]
+        assert set(metadata) == {".zgroup", "z/.zarray"}
+
+
+# ------------------------------------------------------------- hostile requests
+
+SEEDS = [
+    "..",
+    ".",
+    "",
+    "%2e%2e",
+    "%252e%252e",
+    "..%2f",
+    "%5c..%5c",
+    "..\\",
+    "etc",
+    "passwd",
+    "c",
+    "0",
+]
+SEEDS += [
+    "%00",
+    "g",
+    "raw",
+    "zarr.json",
+    ".zarray",
+    "C:",
+    "secret.txt",
+    "link",
+    "~",
+    "%c0%ae%c0%ae",
+]
+SEEDS += ["v.zarr", "-1", "00", "1e9", "99999999999999999999", "%ff", "a" * 3000, "out", ".hidden"]
+SEEDS += [
+    "__lock",
+    "0.__lock",
+    "0.__journal",
+    ".zarr_shardstore",
+    "%0d%0aX:y",
+    "<script>",
+    "{}",
+    "*",
+]
+"""Parts of paths; a path of parts that are all known names may be one of the store."""
+
+
+def hostile_requests(n: int) -> Iterator[bytes]:
+    """Yield requests that no client of the store would make."""
+    choose = random.Random(0)
+    ranges = [
+        "bytes=99999-",
+        "bytes=-0",
+        "bytes=9-1",
+        "bytes=a-b",
+        "bytes=-",
+        f"bytes={'9' * 300}-",
+    ]
+    for i in range(n):
+        if i % 4 == 0:
+            path, more = (
+                "/notes.txt",
+                f"Range: {choose.choice(ranges)}{choose.choice(['', 'x', ',y'])}\r\n",
+            )
+        else:
+            parts = choose.choices(SEEDS, k=choose.randint(1, 7))
+            path, more = (
+                "/" * choose.randint(1, 3)
+                + "/".join([*parts, choose.choice(["..%2f", "x%00", "../secret.txt"])]),
+                "",
+            )
+        if i % 7 == 0:
+            path = f"http://127.0.0.1{path}" if path.startswith("/") else path
+        yield f"GET {path} HTTP/1.1\r\nHost: x\r\n{more}\r\n".encode()
+
+
+def test_10_000_hostile_requests(server: Server, directory: Path) -> None:
+    """Each gets 4xx, and no byte from outside; the server serves on."""
+    requests = list(hostile_requests(10_000))
+    statuses: dict[int, int] = {}
+    for first in range(0, len(requests), 100):
+        batch = requests[first : first + 100]
+        for request, reply in zip(batch, server.send(batch), strict=True):
+            assert 400 <= reply.status < 500, (request, reply)
+            assert SECRET not in reply.body
+            statuses[reply.status] = statuses.get(reply.status, 0) + 1
+    assert statuses.keys() == {404, 416}
+    assert server.ask(CHUNK).status == 200
+
+
+def test_files_of_ours_and_links_out_of_the_store(server: Server) -> None:
+    for name in [*OURS, "link", "out/secret.txt"]:
+        for method in ("GET", "HEAD"):
+            assert server.ask(f"/{name}", method).status == 404, name
+
+
+def test_links_to_shards_and_groups_are_followed(tmp_path: Path) -> None:
+    """They are how a store takes files in without a copy."""
+    for name in ("a", "elsewhere"):
+        store = ShardingStore(tmp_path / name, chunks_per_shard=2)
+        z: Any = zarr.create_array(store, name="z", shape=(8,), chunks=(2,), dtype="u1")
+        z[:] = 7
+    shard = tmp_path / "a/z/c/1"
+    shard.unlink()
+    shard.symlink_to(tmp_path / "elsewhere/z/c/1")
+    (tmp_path / "a/linked").symlink_to(tmp_path / "elsewhere")
+    with serving(tmp_path / "a") as server:
+        for path in ("/z/c/2", "/z/zarr.json", "/linked/z/c/2", "/linked/z/zarr.json"):
+            assert server.ask(path).status == 200, path
