@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import pickle
+import signal
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -104,10 +108,57 @@ def test_arguments() -> None:
     for outside in ((6, 0), (-1, 0), (0, 3)):
         with pytest.raises(IndexError, match=r"grid \(6, 3\)"):
             store.read_chunks("a", [(0, 0), outside])
-    with pytest.raises(SpecError, match="out has the shape"):
-        store.read_chunks("a", [(0, 0)], out=np.empty((2, 2, 3)))
+    wrong_out: list[tuple[Any, str]] = [
+        (np.empty((2, 2, 3)), "out has the shape"),
+        (np.empty((1, 2, 3), "u1"), "type uint8, the chunks take .* and have int16"),
+        (np.broadcast_to(np.int16(0), (1, 2, 3)), "can be written"),
+        ([[[0]]], "an array of numpy"),
+    ]
+    for out, match in wrong_out:
+        with pytest.raises(SpecError, match=match):
+            store.read_chunks("a", [(0, 0)], out=out)
+    wide = np.zeros((4, 2, 3, 2), ">f8")[..., 0]
+    np.testing.assert_array_equal(
+        store.read_chunks("a", [(1, 0)] * 4, out=wide), [VALUES[2:4, :3]] * 4
+    )
     with pytest.raises(SpecError, match="no array"):
         store.read_chunks("b", [(0, 0)])
+
+
+def test_a_number(tmp_path: Path) -> None:
+    """An array without dimensions has one chunk, without coordinates."""
+    store = ShardingStore(tmp_path, chunks_per_shard=2)
+    zarr.create_array(store, name="a", shape=(), dtype="f8")[...] = 1.5
+    assert store.read_chunks("a", [()]).tolist() == [1.5]
+    assert store.read_chunks("a", [(), ()]).shape == (2,)
+    assert store.read_chunks("a", []).shape == (0,)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_costs(base: str, tmp_path: Path) -> None:
+    """A second read asks for the chunks alone, also after the array was opened by zarr."""
+    store = make_store("v3", BASES[base](tmp_path))
+    make_array(store)[:] = VALUES
+    for _ in range(2):
+        zarr.open_array(store, path="a", mode="r")
+        store.read_chunks("a", ALL)
+        for coords in (ALL[:1], ALL[:9], ALL):
+            before = store.stats()
+            store.read_chunks("a", coords)
+            after = store.stats()
+            n_shards = len({(i // 3, j // 2) for i, j in coords})
+            assert after.rounds - before.rounds <= 2
+            assert after.requests - before.requests <= 2 * n_shards
+
+
+def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
+    """The error is that of the codec, with the key of the chunk."""
+    store = ShardingStore(tmp_path, chunks_per_shard=2)
+    zarr.create_array(store, name="a", shape=(40,), chunks=(1,), dtype="u1")[:] = 1
+    store.set_sync("a/c/33", b"no frame")
+    with pytest.raises(RuntimeError) as caught:
+        store.read_chunks("a", np.arange(40)[:, None])
+    assert "a/c/33" in str(caught.value.__notes__)
 
 
 def test_nothing_old_is_read(tmp_path: Path) -> None:
@@ -129,19 +180,41 @@ def test_nothing_old_is_read(tmp_path: Path) -> None:
         assert store.read_chunks("a", [(1, 1)])[0, 0, 0] == 1.5
 
 
+def read_first(store: Any) -> Any:
+    return store.read_chunks("a", ALL[:1])[0, 0, 0], len(store.read_chunks("a", ALL * 3))
+
+
 def test_workers(tmp_path: Path) -> None:
-    """Threads that share a store, and children of a process that has read."""
+    """Threads that share a store; processes that get it by pickle, in any way of starting them;
+    and children of a process that reads in other threads at that moment."""
     store = make_store("v3", tmp_path)
     make_array(store)[:] = VALUES
     whole = store.read_chunks("a", ALL)
     with ThreadPoolExecutor(8) as pool:
         for found in pool.map(lambda _: store.read_chunks("a", ALL), range(32)):
             np.testing.assert_array_equal(found, whole)
-    child = os.fork()
-    if child == 0:
-        is_right = np.array_equal(store.read_chunks("a", ALL), whole)
-        os._exit(0 if is_right else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with multiprocessing.get_context("spawn").Pool(1) as workers:
+        assert workers.map(read_first, [store]) == [(1, 3 * len(ALL))]
+    stop = Event()
+
+    def read_on() -> None:
+        while not stop.is_set():
+            store.read_chunks("a", ALL)
+
+    with ThreadPoolExecutor(2) as pool:
+        reading = [pool.submit(read_on) for _ in range(2)]
+        for _ in range(10):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+                child = os.fork()
+            if child == 0:
+                signal.alarm(30)
+                is_right = np.array_equal(store.read_chunks("a", ALL), whole)
+                os._exit(0 if is_right else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        stop.set()
+        for each in reading:
+            each.result()
 
 
 def test_many_large_chunks(tmp_path: Path) -> None:

@@ -185,6 +185,18 @@ class Operations:
         (value,) = yield from self.get_many([(key, byte_range)])
         return value
 
+    def array_document(self, node: Node) -> Flow[tuple[memoryview, StoredArray] | None]:
+        """Return the document of an array as users see it, and the array that is now cached for
+        it; ``None`` if there is none."""
+        generation, key = self.arrays.current(), document_key(node)
+        ((data, _, _),) = yield from read_documents([key])
+        if data is None:
+            generation.drop(node)
+            return None
+        document, array = self.view.to_user(key, data)
+        generation.put(node, array)
+        return None if array is None else (document, array)
+
     def exists(self, key: str) -> Flow[bool]:
         """Whether there is a value; for a chunk, by one read of its shard's index."""
         check_key(key)

@@ -96,6 +96,18 @@ class ShardingEngine:
         self.chunk_readers: dict[str, tuple[StoredArray, ChunkReader]] = {}
         """By path, with the array that each was made for."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether reads are of local files, whose open ones are cached."""
+        return self._root is not None
+
+    def chunk_reader(self, path: str) -> ChunkReader | None:
+        """Return the cached reader of an array, unless its document was read again since."""
+        array, reader = self.chunk_readers.get(path, (None, None))
+        if array is not None and self._arrays.current().arrays.get(array.node) is array:
+            return reader
+        return None
+
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardingEngine, (self.base, self.options, sorted(self.left_to_zarr))
 

@@ -20,13 +20,14 @@ import numpy.typing as npt
 from zarr.abc.store import ByteRequest, Store
 from zarr.codecs import ShardingCodec
 from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
 from zarr_shardstore.errors import ReadOnlyError, ShardStoreError, SpecError
 from zarr_shardstore.format.arguments import array_path, items_of
-from zarr_shardstore.format.keys import SHARD_MARK, Coords
+from zarr_shardstore.format.keys import SHARD_MARK
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.base import Durability
@@ -495,7 +496,7 @@ class ShardingStore(Store):
         """Read and decode chunks of an array, without zarr's array operations. The call blocks.
 
         For many small reads at random, as in a training loop. All chunks are read in at most two
-        rounds for each 32 MiB, and decoded in threads.
+        rounds for each 32 MiB of values, 8 MiB from local files, and decoded in threads.
 
         Parameters
         ----------
@@ -505,7 +506,8 @@ class ShardingStore(Store):
             Coordinates in the grid of chunks, in any order, repeated or not. In an array whose
             shards are left to zarr (``native="passthrough"``) its grid is that of the shards.
         out : ndarray, optional
-            Is filled and returned; its shape is that of the result.
+            Is filled and returned; its shape is that of the result, and its type can take the
+            values. After an error it may be filled in part.
 
         Returns
         -------
@@ -518,7 +520,7 @@ class ShardingStore(Store):
         IndexError
             If coordinates lie outside the grid.
         SpecError
-            If there is no array at `path`, or `coords` or `out` have another shape.
+            If there is no array at `path`, or `coords` or `out` have another shape or type.
         UnsupportedError
             If the chunks of the array differ in shape.
 
@@ -538,8 +540,7 @@ class ShardingStore(Store):
         """
         reader, wanted = self._reader(path, coords)
         result = reader.result(len(wanted), out)
-        for unit in reader.units(len(wanted)):
-            reader.decode(self._encoded(reader, wanted[unit]), result[unit])
+        reader.read(self._encoded, wanted, result, is_local=self._engine.is_local)
         return result
 
     async def read_chunks_async(
@@ -550,29 +551,39 @@ class ShardingStore(Store):
 
     def read_encoded(self, path: str, coords: npt.ArrayLike) -> list[bytes | None]:
         """As `read_chunks`, but return the bytes that the codecs made; ``None``: it is missing."""
-        values = self._encoded(*self._reader(path, coords))
+        reader, wanted = self._reader(path, coords)
+        values = self._encoded(reader.keys(wanted))
         return [None if value is None else bytes(value) for value in values]
 
-    def _encoded(
-        self, reader: ChunkReader, coords: Sequence[Coords]
-    ) -> Sequence[bytes | memoryview | None]:
-        return self._engine.get_many_blocking([(key, None) for key in reader.keys(coords)])
+    def _encoded(self, keys: list[str]) -> Sequence[bytes | memoryview | None]:
+        return self._engine.get_many_blocking([(key, None) for key in keys])
 
-    def _reader(self, path: str, coords: npt.ArrayLike) -> tuple[ChunkReader, list[Coords]]:
+    def _reader(
+        self, path: str, coords: npt.ArrayLike
+    ) -> tuple[ChunkReader, npt.NDArray[np.int64]]:
         path, engine = array_path(path), self._engine
+        if not self._is_open:
+            sync(self._ensure_open())
         for _ in range(2):
-            array = engine.driver.run(array_at(engine.operations.arrays, path))
-            cached = engine.chunk_readers.get(path)
-            if cached is None or cached[0] is not array:
-                cached = engine.chunk_readers[path] = array, ChunkReader.open(self, array.node)
-            reader = cached[1]
+            reader = engine.chunk_reader(path) or self._new_reader(path)
             wanted = reader.coords_of(coords)
             outside = reader.outside(wanted)
             if outside is None:
                 return reader, wanted
-            (key,) = reader.keys([outside])
+            (key,) = reader.keys(np.array([outside]))
             engine.get_blocking(key, None)  # a document that has grown is read again
         raise IndexError(f"{path!r} has the grid {reader.grid_shape} of chunks, not {outside}")
+
+    def _new_reader(self, path: str) -> ChunkReader:
+        engine = self._engine
+        node = engine.driver.run(array_at(engine.operations.arrays, path)).node
+        found = engine.driver.run(engine.operations.array_document(node))
+        if found is None:
+            raise SpecError(f"there is no array at {path!r}: it was removed while it was opened")
+        document, array = found
+        reader = ChunkReader(self, node, document)
+        engine.chunk_readers[path] = array, reader
+        return reader
 
     # ------------------------------------------------------------------- batch
 
