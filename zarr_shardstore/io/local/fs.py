@@ -308,6 +308,19 @@ def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None
         offset += wanted
 
 
+def try_flock(fd: int) -> bool:
+    """Take the lock that HDF5 takes of an open file, until that is closed; return whether no other
+    program has it. It is free where there are no such locks."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # of the file system
+            pass
+    return True
+
+
 def truncate(fd: int, nbytes: int) -> None:
     os.ftruncate(fd, nbytes)
 
