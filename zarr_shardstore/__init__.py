@@ -59,6 +59,9 @@ if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
     from zarr_shardstore.convert.report import ArrayReport as ArrayReport
     from zarr_shardstore.convert.report import ConversionReport as ConversionReport
     from zarr_shardstore.convert.report import Progress as Progress
+    from zarr_shardstore.doors.adopt import AdoptionReport as AdoptionReport
+    from zarr_shardstore.doors.adopt import adopt as adopt
+    from zarr_shardstore.doors.adopt import undo_adoption as undo_adoption
     from zarr_shardstore.draft.hierarchy_store import DraftHierarchyStore as DraftHierarchyStore
     from zarr_shardstore.errors import CorruptShardError as CorruptShardError
     from zarr_shardstore.errors import CorruptValueError as CorruptValueError
@@ -95,6 +98,7 @@ _MODULES = {
         "check.repair": "RepairAction RepairReport repair_store",
         "convert.api": "reshard shard_store unshard_store",
         "convert.report": "ArrayReport ConversionReport Progress",
+        "doors.adopt": "AdoptionReport adopt undo_adoption",
         "draft.hierarchy_store": "DraftHierarchyStore",
         "errors": "CorruptShardError CorruptValueError ReadOnlyError ShardConflictError "
         "ShardStoreError SpecError UnfinishedConversionError UnpublishedError UnshardedWarning "

@@ -44,7 +44,7 @@ from zarr_shardstore.metadata.readers import ONLY_HERE
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     *("shard", "unshard", "reshard", "to-native", "from-native"),
-    *("info", "fsck", "compact", "consolidate", "map", "serve"),
+    *("info", "fsck", "compact", "consolidate", "map", "serve", "adopt"),
 ]
 CONVERSIONS = ["shard", "unshard", "reshard"]
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import typer
 
-from zarr_shardstore.cli.app import _command
+from zarr_shardstore.cli import output
+from zarr_shardstore.cli.app import _command, _print
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.inspect.shard_map import printable
 from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -36,3 +38,27 @@ def _serve(
         serve_store(opened, zarr_format=formats[shown_as], title=title, on_start=say, **address)
     except KeyboardInterrupt:
         typer.echo("the server has ended", err=True)
+
+
+@_command("adopt a.h5 b.h5 mosaic.zarr", "files_and_store dataset link undo dry_run yes as_json")
+def _adopt(
+    files_and_store: list[str], undo: bool, yes: bool, dry_run: bool, as_json: bool, **options: Any
+) -> None:
+    """Make shards of HDF5, NetCDF-4, TIFF and .npy files, without a copy.
+
+    An index is appended to each file, which is still that file for its own readers. Several files
+    tile one array along its first dimension. --undo cuts the indexes off again; with --yes also if
+    chunks were written since.
+    """
+    door = import_module("zarr_shardstore.doors.adopt")
+    *files, store = files_and_store
+    if undo:
+        if files:
+            raise SpecError("--undo takes the array alone: it knows its files")
+        paths = door.undo_adoption(store, discard=yes, dry_run=dry_run)
+        verb = "would have" if dry_run else "has"
+        text = "\n".join(f"{printable(path)} {verb} its own bytes again" for path in paths)
+        _print(as_json, {"restored": paths, "dry_run": dry_run}, text)
+        return
+    report = door.adopt(files, store, dry_run=dry_run, **options)
+    _print(as_json, report.as_dict(), output.adoption_text(report))

@@ -35,6 +35,7 @@ from zarr_shardstore.convert.report import (
     OnProgress,
     Progress,
 )
+from zarr_shardstore.doors.adopt import AdoptionReport
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.inspect.info import ArrayInfo, StoreInfo
 from zarr_shardstore.inspect.shard_map import by, printable
@@ -311,6 +312,21 @@ def compaction_text(report: CompactionReport, store: str) -> str:
         f"{report.n_compacted:,} of {count(report.n_shards, 'shard')} in {printable(store)} "
         f"{would_be}compacted, {count(report.removed_nbytes, 'byte')} {would_be}removed"
     )
+
+
+def adoption_text(report: AdoptionReport) -> str:
+    verb = "would be" if report.dry_run else "is"
+    files = count(len(report.files), "file")
+    rows = [
+        f"{printable(report.store)} {verb} an array of shape {report.shape}, in chunks of "
+        f"{report.chunk_shape}: {count(report.n_chunks, 'chunk')} in {files}",
+        f"read by: {report.read_by}",
+    ]
+    if report.link == "copy":
+        return "\n".join([*rows, "the files themselves stay as they are: these are copies"])
+    what = f"{count(report.added_nbytes, 'byte')} behind the end of each file"
+    rows.append(f"WRITTEN INTO THE FILES THEMSELVES: {what} {verb} the index of its shard")
+    return "\n".join([*rows, "--undo cuts them off again"])
 
 
 def native_text(report: NativeReport) -> str:

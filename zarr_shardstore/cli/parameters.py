@@ -66,6 +66,14 @@ _ALL = [
         annotation=_Texts,
         default=typer.Argument(None, metavar="[PATHS]...", help="Only these arrays or groups."),
     ),
+    Parameter(
+        "files_and_store",
+        Parameter.KEYWORD_ONLY,
+        annotation=_Texts,
+        default=typer.Argument(
+            ..., metavar="FILES... STORE", help="The files in their order, and the new array."
+        ),
+    ),
     _argument("prefix", "Only chunks whose keys start with it."),
     _option("chunks_per_shard", _Texts, _CHUNKS_PER_SHARD),
     _option(
@@ -104,6 +112,14 @@ _ALL = [
     _option("replica", str | None, "Fetch lost chunks from this store.", flag="--source"),
     _option("restore", str | None, "Put the originals in this quarantine of a repair back."),
     _option("resume", Path | None, "Note here what is checked; the next run continues there."),
+    _option("dataset", str | None, "Of HDF5 files: its path; of TIFF files: number of the series."),
+    _option(
+        "link",
+        Literal["hard", "symbolic", "move", "copy"],
+        "How the files come into the array; 'copy' leaves them alone.",
+        "hard",
+    ),
+    _option("undo", bool, "Give the files of this array their bytes back, and remove it.", False),
     _option("png", Path | None, "Draw into this file, with matplotlib."),
     _option("html", Path | None, "Draw into a page, which loads nothing."),
     _option("shown_as", Literal["v2", "v3"] | None, "Format to show it in.", flag="--as"),

@@ -45,7 +45,7 @@ from zarr_shardstore.format.shard import (
 )
 from zarr_shardstore.inspect.open_base import open_base
 from zarr_shardstore.io.backends.resolve import local_path
-from zarr_shardstore.io.local import files as local_files
+from zarr_shardstore.io.local.files import is_hidden, is_side_file, tidy
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.locks import locked
 from zarr_shardstore.metadata import declaration, readers
@@ -236,7 +236,7 @@ def undo_adoption(dest: Path, *, discard: bool = False, dry_run: bool = False) -
                 fs.sync_directories(staged, root)
             left = adoption.take_back()
     if not dry_run:
-        local_files.tidy(root)  # no lock is left: the array is gone
+        tidy(root)  # no lock is left: the array is gone
         with suppress(OSError):
             os.rmdir(root)
         if left:
@@ -272,7 +272,7 @@ def _adopt(
 
 def _names_in(root: str) -> list[str]:
     """Return the names in a directory, without the temporary files of a killed process."""
-    return [name for name in os.listdir(root) if not local_files.is_side_file(name)]
+    return [name for name in os.listdir(root) if not is_side_file(name)]
 
 
 class _Adoption:
@@ -316,7 +316,7 @@ class _Adoption:
         known = {_DOCUMENT, _STAGED}
         for top, _, names in os.walk(self.root):
             paths = [os.path.join(top, name) for name in names if name not in known]
-            found += [p for p in paths if p not in ours and not local_files.is_hidden(p)]
+            found += [p for p in paths if p not in ours and not is_hidden(p)]
         return [os.path.relpath(path, self.root) for path in found]
 
     def _differs(self, path: str) -> bool:
