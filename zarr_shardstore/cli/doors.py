@@ -44,7 +44,7 @@ def _serve(
 def _adopt(
     files_and_store: list[str], undo: bool, yes: bool, dry_run: bool, as_json: bool, **options: Any
 ) -> None:
-    """Make shards of HDF5, NetCDF-4, TIFF and .npy files, without a copy.
+    """Make shards of HDF5, TIFF and .npy files, without a copy.
 
     An index is appended to each file, which is still that file for its own readers. Several files
     tile one array along its first dimension. --undo cuts the indexes off again; with --yes also if

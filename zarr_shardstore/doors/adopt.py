@@ -45,8 +45,8 @@ from zarr_shardstore.format.shard import (
 )
 from zarr_shardstore.inspect.open_base import open_base
 from zarr_shardstore.io.backends.resolve import local_path
-from zarr_shardstore.io.local.files import is_hidden, is_side_file, tidy
 from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.files import is_hidden, is_side_file, tidy
 from zarr_shardstore.io.local.locks import locked
 from zarr_shardstore.metadata import declaration, readers
 from zarr_shardstore.metadata.documents import ADOPTED, adopted_files, dump_document, parse_json
