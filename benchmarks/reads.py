@@ -6,6 +6,7 @@ fails.
 
     chunks    single chunks in random order from local files, the index is known; beside chunk
               files and tensorstore
+    direct    random chunks of one shard, all in one call; beside tensorstore and zarrista
     arrays    random chunks and `z[:]` from local files; beside native sharding and chunk files
     remote    a region of 8 shards, small ones and such as are too large to be read whole, 30 ms
               a request (`latency_proxy.py`, `servers.py`); beside native sharding and tensorstore
@@ -32,6 +33,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 import zarr
+from direct_reads import show_direct
 from measuring import (
     OUR_PIPELINE,
     ZARR_PIPELINES,
@@ -69,6 +71,8 @@ class Sizes:
     entries: tuple[int, ...] = (512, 32_768)
     nbytes: int = 4096
     n_sample: int = 2_000
+    direct_sides: tuple[int, ...] = (16, 32)
+    n_direct: int = 500
     shape: tuple[int, int, int] = (256, 256, 128)
     n_random: int = 500
     remote_sides: tuple[int, ...] = (64, 128, 256)
@@ -81,6 +85,8 @@ QUICK = Sizes(
     repeats=1,
     entries=(64, 512),
     n_sample=60,
+    direct_sides=(16,),
+    n_direct=200,
     shape=(64, 128, 256),
     n_random=20,
     remote_sides=(64,),
@@ -187,6 +193,11 @@ def chunks_of_shards(sizes: Sizes, n_entries: int, directory: Path) -> None:
         row(name, f"{1e6 * s / len(ids):.0f}", *ratios)
 
 
+def direct(sizes: Sizes) -> None:
+    for side in sizes.direct_sides:
+        show_direct(side, sizes.n_direct, 4 * sizes.repeats)
+
+
 # -------------------------------------------------------------------- (b) arrays
 
 
@@ -268,7 +279,7 @@ def requests(sizes: Sizes) -> None:
 
 
 PARTS: dict[str, Callable[[Sizes], None]] = {
-    part.__name__: part for part in (chunks, arrays, remote, gaps, requests)
+    part.__name__: part for part in (chunks, direct, arrays, remote, gaps, requests)
 }
 
 
