@@ -42,20 +42,21 @@ class Browser:
                 address = (await reply.json(content_type=None))["webSocketDebuggerUrl"]
             async with session.ws_connect(address, max_msg_size=0) as page:
 
-                async def call(method: str, *, until: str = "", **parameters: Any) -> Any:
+                async def call(method: str, parameters: Any, end: Any = 1) -> Any:
                     await page.send_json({"id": 1, "method": method, "params": parameters})
                     while True:
                         message = json.loads((await page.receive()).data)
-                        if message.get("method", message.get("id")) == (until or 1):
+                        if message.get("method", message.get("id")) == end:
                             return message.get("result")
 
-                await call("Page.enable")
-                await call("Emulation.setDeviceMetricsOverride", **PHONE)
-                await call("Page.navigate", url=url, until="Page.loadEventFired")
+                await call("Page.enable", {})
+                await call("Emulation.setDeviceMetricsOverride", PHONE)
+                await call("Page.navigate", {"url": url}, "Page.loadEventFired")
                 results = []
                 for script in scripts:
-                    asked = {"expression": f"(async () => {{ {script} }})()", "awaitPromise": True}
-                    done = await call("Runtime.evaluate", **asked, returnByValue=True)
+                    asked: dict[str, Any] = {"expression": f"(async () => {{ {script} }})()"}
+                    asked |= {"awaitPromise": True, "returnByValue": True}
+                    done = await call("Runtime.evaluate", asked)
                     assert "exceptionDetails" not in done, done["exceptionDetails"]
                     results.append(done["result"].get("value"))
                 return results
