@@ -10,13 +10,18 @@ import pickle
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import LocalStore
 
 from tests.support.processes import s3_server
 from zarr_shardstore import ShardedCodecPipeline, ShardingStore, SpecError
@@ -251,6 +256,64 @@ async def test_in_an_event_loop(tmp_path: Path) -> None:
     values = await asyncio.gather(*(fs._cat_file(f"c/{i}/{i}") for i in range(8)))
     assert values == [bytes([v]) for v in np.diag(VALUES)]
     assert await fs._cat_ranges(["c/0/0", "c/0/1"], 0, 1) == [b"\1", b"\2"]
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """As zarr's proposal has it: a store, and the path in it that a URL means."""
+
+    store: Any
+    path: str = ""
+    zarr_format: int | None = None
+
+
+@dataclass(frozen=True)
+class Context:
+    """As zarr's proposal has it: the part of a URL before a segment, resolved by zarr."""
+
+    preceding: tuple[Any, ...]
+    mode: str | None
+    storage_options: dict[str, Any] | None
+    found: Resolution
+
+    async def resolve_preceding(self, *, storage_options: Any) -> Resolution:
+        assert storage_options == {"of": "the root"}
+        return self.found
+
+
+async def test_adapter_of_zarrs_urls(tmp_path: Path) -> None:
+    """For a zarr that has URL pipelines: ``file:///…|zip:…|shard:b?chunks_per_shard=2,2``."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (entry,) = project["entry-points"]["zarr.url_adapters"].items()
+    assert entry[0] == "shard"
+    adapter = EntryPoint(name=entry[0], value=entry[1], group="zarr.url_adapters").load()
+    segment = SimpleNamespace(scheme="shard", body="/b/", query="chunks_per_shard=2,2")
+    root = SimpleNamespace(scheme="file", body=str(tmp_path), query=None, raw=f"file:{tmp_path}")
+    options: dict[str, Any] = {"of": "the root", "shard": {"order": "C"}}
+    found = Resolution(LocalStore(tmp_path), "a", 3)
+    opened = await adapter.open_pipeline_segment(segment, Context((root,), "a", options, found))
+    assert (opened.path, opened.zarr_format) == ("a/b", 3)
+    z = await zarr.api.asynchronous.create_array(
+        opened.store, name=opened.path, shape=(8, 8), chunks=(1, 1), dtype="u1"
+    )
+    await z.setitem(slice(None), VALUES)
+    assert len(list((tmp_path / "a/b/c").glob("[0-3]/[0-3]"))) == 16
+    reader = await adapter.open_pipeline_segment(segment, Context((root,), "r", options, found))
+    assert reader.store.read_only
+    wrong = SimpleNamespace(scheme="shard", body="", query="chunk_per_shard=2")
+    with pytest.raises(SpecError, match="chunk_per_shard"):
+        await adapter.open_pipeline_segment(wrong, Context((root,), "a", options, found))
+
+
+@pytest.mark.skipif(
+    find_spec("zarr.abc.url_pipeline") is None, reason="this zarr has no URL pipelines"
+)
+def test_urls_of_zarr(tmp_path: Path) -> None:
+    options: Any = {"shape": (8, 8), "chunks": (1, 1), "dtype": "u1"}
+    zarr.create_array(f"file://{tmp_path}|shard:a?chunks_per_shard=2", **options)[:] = VALUES
+    z: Any = zarr.open_array(f"file://{tmp_path}|shard:a", mode="r")
+    np.testing.assert_array_equal(z[:], VALUES)
+    assert len(list((tmp_path / "a/c").glob("[0-3]/[0-3]"))) == 16
 
 
 @pytest.fixture(scope="module")

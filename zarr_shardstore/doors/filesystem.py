@@ -9,7 +9,10 @@ It is chained like ``zip::``, before the URL of the store::
 fsspec finds it by the entry point ``fsspec.specs``. `ShardedCodecPipeline` knows the store behind
 it, so an array that zarr opens by such a URL is read and written as in a `ShardingStore`.
 
-Source: fsspec, ``AsyncFileSystem`` and "URL chaining".
+`ShardAdapter` is the same for zarr's own URLs, ``s3://bucket/v.zarr|shard:``, once zarr has them.
+
+Source: fsspec, ``AsyncFileSystem`` and "URL chaining"; zarr-python, pull request 4192, "URL
+pipelines".
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import asyncio
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import replace
+from importlib import import_module
 from inspect import signature
 from typing import Any
 from urllib.parse import parse_qsl
@@ -125,7 +130,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
         _, *query = _QUERY.split(path, maxsplit=1) if path.startswith("shard://") else [path]
-        return {name: _value_of(text) for each in query for name, text in parse_qsl(each)}
+        return _options_of("".join(query))
 
     # -------------------------------------------------------------------- reads
 
@@ -303,7 +308,7 @@ class _ShardFile(AbstractBufferedFile):  # type: ignore[misc]
 
 
 def _open(
-    fo: str, protocol: str | None, target_options: dict[str, Any], options: dict[str, Any]
+    fo: Any, protocol: str | None, target_options: dict[str, Any], options: dict[str, Any]
 ) -> ShardingStore:
     is_local = protocol in ("file", "local")
     if not fo and (protocol is None or is_local):
@@ -312,7 +317,7 @@ def _open(
         )
     if unknown := sorted(options.keys() - _OF_STORE):
         raise SpecError(
-            f"shard:// has no options {unknown}: it has those of ShardingStore, such as "
+            f"shard has no options {unknown}: it has those of ShardingStore, such as "
             "chunks_per_shard. Those of the store behind it go below the name of its protocol, as "
             "in storage_options={'s3': {'anon': True}}"
         )
@@ -323,6 +328,10 @@ def _open(
         return ShardingStore(url, storage_options=target_options or None, **options)
     fs = fsspec.filesystem(protocol, **target_options)
     return ShardingStore(fsspec.FSMap(fo or fs.root_marker, fs), **options)
+
+
+def _options_of(query: str) -> dict[str, Any]:
+    return {name: _value_of(text) for name, text in parse_qsl(query)}
 
 
 def _value_of(text: str) -> Any:
@@ -339,3 +348,33 @@ def _file(key: str, size: int) -> dict[str, Any]:
 
 def _directory(key: str) -> dict[str, Any]:
     return {"name": key, "size": 0, "type": "directory"}
+
+
+class ShardAdapter:
+    """Segment ``shard:`` of a URL of zarr, with options and a path: ``|shard:a/b?order=C``.
+
+    zarr finds it by the entry point ``zarr.url_adapters``. No release of zarr has these URLs, so
+    nothing calls it until one does. Options may also come by ``storage_options={"shard": {...}}``.
+    """
+
+    @classmethod
+    async def open_pipeline_segment(cls, segment: Any, context: Any) -> Any:
+        """Return what zarr's `AdapterResolution` says, with the store in a `ShardingStore`."""
+        given, path = dict(context.storage_options or {}), segment.body.strip("/")
+        options = {**_options_of(segment.query or ""), **given.pop("shard", {})}
+        if context.mode == "r":
+            options["read_only"] = True
+        before = context.preceding
+        if len(before) > 1 or (before and before[0].scheme not in EXTRAS):
+            found = await context.resolve_preceding(storage_options=given or None)
+            store = _open(found.store, None, {}, options)
+            path = "/".join(filter(None, (found.path.strip("/"), path)))
+        else:
+            if before:  # by a client that writes with conditions
+                store = _open(before[0].raw, None, given, options)
+            else:  # a URL of fsspec: it begins in the same way
+                fs, path = fsspec.url_to_fs(segment.raw, **(context.storage_options or {}))
+                store = fs.sharding_store.with_read_only(context.mode == "r")
+            found = import_module("zarr.abc.url_pipeline").AdapterResolution(store)
+        await store._ensure_open()
+        return replace(found, store=store, path=path)
