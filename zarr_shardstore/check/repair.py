@@ -60,9 +60,9 @@ class RepairAction:
         shard: nothing says whether they were stored.
     n_unnamed : int
         Chunks that seem whole, and of which nothing says which of the lost ones they are.
-    order : str, optional
-        Order of all other shards of the array. As `order` of `repair_store` it names the unnamed
-        ones: rightly, if the shard was full, and written as the others.
+    array, order : str, optional
+        Path of the array with unnamed chunks, and the order of all its other shards. As `order` of
+        `repair_store` it names them: rightly, if the shard was full, and written as the others.
     """
 
     key: str
@@ -72,6 +72,7 @@ class RepairAction:
     n_fetched: int = 0
     lost: tuple[Coords, ...] = ()
     n_unnamed: int = 0
+    array: str | None = None
     order: EntryOrder | None = None
 
 
@@ -311,12 +312,14 @@ class _Repair:
         lost = tuple(coords_of_entry(shard, i) for i in kept.lost if i not in kept.entries)
         text += kept.text
         more: dict[str, Any] = {"n_kept": n_kept, "n_fetched": n_fetched, "lost": lost}
+        is_left = not kept.entries and self.keep == "salvage"  # fill values would hide the damage
+        text += ": no chunk can be recovered" * is_left
         if lost and kept.n_unnamed:
             n_others, order = self._order_of_others(checker)
             text += f"; {advice(kept.n_unnamed, n_others, order)}"
-            more |= {"n_unnamed": kept.n_unnamed, "order": order}
-        if not kept.entries and self.keep == "salvage":  # fill values would hide the damage
-            return RepairAction(key, "left", f"{text}: no chunk can be recovered", **more)
+            more |= {"n_unnamed": kept.n_unnamed, "array": checker.path, "order": order}
+        if is_left:
+            return RepairAction(key, "left", text, **more)
         new: Bytes | None = None
         if kept.entries or self.has_conditions:  # a shard without entries says the same as none
             new = build_shard(kept.entries, shard.layout.spec, "morton")

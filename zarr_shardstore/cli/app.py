@@ -266,7 +266,7 @@ def _fsck(
         repaired = repair_store(
             report, keep=keep, source=replica, order=full_order, dry_run=not yes
         )
-        _print(as_json, repaired.as_dict(), output.repair_text(repaired))
+        _print(as_json, repaired.as_dict(), output.repair_text(repaired, store))
         report = repaired.check or report
     else:
         _print(as_json, report.as_dict(), output.check_text(report))

@@ -15,6 +15,7 @@ Exit codes:
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -264,20 +265,39 @@ def check_text(report: CheckReport) -> str:
     return "\n".join([*_table(rows), f"{', '.join(counts) or 'clean'}{more}: {checked}"])
 
 
-def repair_text(report: RepairReport) -> str:
+def repair_text(report: RepairReport, store: str) -> str:
     rows = []
     for action in report.actions:
         chunks = f"{count(action.n_kept, 'chunk')} kept" if action.n_kept else ""
         chunks += f" {count(action.n_fetched, 'chunk')} of the source" if action.n_fetched else ""
         lost = f"lost: {' '.join(str(list(chunk)) for chunk in action.lost)}" if action.lost else ""
         rows.append([action.did, printable(action.key), chunks, printable(action.message), lost])
+    texts = _table(rows)
     if report.dry_run:
-        return "\n".join([*_table(rows), "nothing was changed: --yes does it"])
-    assert report.check is not None
-    text = "nothing was changed"
-    if report.quarantine:
-        text = f"originals: {report.quarantine}; fsck --restore puts them back"
-    return "\n".join([*_table(rows), text, check_text(report.check)])
+        texts.append("nothing was changed: --yes does it")
+    elif report.quarantine:
+        texts.append(f"originals: {report.quarantine}; fsck --restore puts them back")
+    else:
+        texts.append("nothing was changed")
+    texts += _orders_to_assume(report, store)
+    return "\n".join(texts if report.check is None else [*texts, check_text(report.check)])
+
+
+def _orders_to_assume(report: RepairReport, store: str) -> list[str]:
+    """Return the commands that give chunks a key by the order in which they were written."""
+    unnamed = [action for action in report.actions if action.n_unnamed]
+    command = f"zarr-shardstore fsck {shlex.quote(store)}"
+    texts = []
+    if report.quarantine and any(action.did == "rewritten" for action in unnamed):
+        texts.append(f"before the next: {command} --restore {report.quarantine}")
+    for array, order in sorted({(action.array or "", action.order or "") for action in unnamed}):
+        path = f" {shlex.quote(array)}" if array else ""
+        how = f"{command}{path} --repair --assume-order {order or 'ORDER'} --yes"
+        texts.append(f"if its shards were full, and written as the others: {how}")
+        if not order:
+            known = "ORDER is morton for zarr-python and this package, C for tensorstore and zarrs"
+            texts[-1] = f"if its shards were full: {how}; {known}"
+    return texts
 
 
 def print_census(

@@ -192,12 +192,11 @@ class DamagedShard:
         """Whether the chunks that an index at `start` names, or frames, or a gap, end there."""
         possible = self.is_possible(fields, start)
         end = int(fields[possible].sum(axis=1).max(initial=0))
+        is_first = bool(possible[0] or (fields[0] == MISSING).all())
         if end == start or any(stop == start for _, stop in self.frames):
-            return bool(possible.any())
-        is_gap = (
-            start - end >= ENTRY_NBYTES and not np.frombuffer(self.data[end:start], np.uint8).any()
-        )
-        return bool(is_gap and (possible[0] or (fields[0] == MISSING).all()))
+            # The end of the last frame of lz4 is not known: it may begin here.
+            return bool(possible.any()) and (is_first or self.codec != "lz4")
+        return start - end >= ENTRY_NBYTES and self._is_blank(end, start) and is_first
 
     def through(
         self, index: ShardIndex, spec: ShardingSpec, *, without: Collection[int] = ()

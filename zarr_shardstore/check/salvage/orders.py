@@ -84,10 +84,8 @@ def order_of_others(base: BaseStoreHandle, checker: ArrayChecker) -> tuple[int, 
 
 def advice(n_unnamed: int, n_others: int, order: EntryOrder | None) -> str:
     """Return what a user can do for chunks of which nothing says which ones they are."""
-    text = f"{n_unnamed} chunks seem whole, but nothing says which ones they are, "
+    text = f"{n_unnamed} chunks seem whole, but nothing says which ones they are: "
     if order is None:
-        text += "and the other shards of the array are in no common order" * (n_others > 0)
-        text += "and no other shard shows an order" * (n_others == 0)
-        return f"{text}: if the shard was full, give its order"
-    text += f"except perhaps that {n_others} other shards of the array are in the order {order!r}"
-    return f"{text}: give that order, if the shard was full and one program wrote them all"
+        return f"{text}if the shard was full, tell the order in which it was written"
+    text += "if the shard was full, and of the program that wrote "
+    return f"{text}the {n_others} others of the array, they are in the order {order!r}"
