@@ -33,7 +33,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import crc32c
 
 from zarr_shardstore.doors.foreign import ForeignArray, read_foreign, rows_of_slabs
-from zarr_shardstore.errors import ShardConflictError, SpecError
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import (
     ENTRY_NBYTES,
@@ -207,6 +207,7 @@ def undo_adoption(dest: Path, *, discard: bool = False, dry_run: bool = False) -
     ------
     SpecError
         If there is no adoption in `dest`, or chunks were written since; then nothing is changed.
+        Or a file is open in another program: close it, and call this again.
     ShardConflictError
         If another program has changed a file behind its old end, or it is gone. Such files are
         left as they are, all others have their bytes again.
@@ -214,7 +215,10 @@ def undo_adoption(dest: Path, *, discard: bool = False, dry_run: bool = False) -
     root = _local_directory(dest)
     names = [os.path.join(root, name) for name in (_STAGED, _DOCUMENT)]
     if not any(map(os.path.isfile, names)):
-        raise SpecError(f"there is no adoption in {root!r}")
+        if not os.path.isdir(root) or _names_in(root) or not os.listdir(root):
+            raise SpecError(f"there is no adoption in {root!r}")
+        _remove_empty(root)  # what was stopped had not begun
+        return []
     with locked(names[0], "os"):
         staged, document = names
         is_whole = not os.path.isfile(staged)
@@ -236,9 +240,7 @@ def undo_adoption(dest: Path, *, discard: bool = False, dry_run: bool = False) -
                 fs.sync_directories(staged, root)
             left = adoption.take_back()
     if not dry_run:
-        tidy(root)  # no lock is left: the array is gone
-        with suppress(OSError):
-            os.rmdir(root)
+        _remove_empty(root)
         if left:
             raise ShardConflictError("; ".join(left) + ": left as it is")
     return [each["path"] for each in noted]
@@ -266,8 +268,15 @@ def _adopt(
             fs.sync_directories(staged, os.path.dirname(root))
         except BaseException:
             if os.path.exists(staged):  # otherwise it is adopted
-                adoption.take_back()
+                with suppress(ShardStoreError, OSError):  # then the next call takes it back
+                    adoption.take_back()
             raise
+
+
+def _remove_empty(root: str) -> None:
+    tidy(root)
+    with suppress(OSError):
+        os.rmdir(root)
 
 
 def _names_in(root: str) -> list[str]:
@@ -375,11 +384,10 @@ class _Adoption:
     def _cut(self, path: str, file: dict[str, Any]) -> list[str]:
         """Cut a file at its old size, if only the adoption and stores have written behind it."""
         old = file["nbytes"]
-        try:
-            fd = fs.open_to_change(path)
-        except (*fs.NOT_FOUND, PermissionError) as error:
-            return [f"{path!r} cannot be opened ({error.strerror})"]
-        try:
+        if not os.path.isfile(path) or not os.access(path, os.W_OK):
+            return [f"{path!r} is gone, or cannot be written"]
+        with open(fs.open_to_change(path), "r+b", buffering=0) as opened:
+            fd = opened.fileno()
             size = os.fstat(fd).st_size
             if size == old:
                 return []
@@ -395,8 +403,6 @@ class _Adoption:
             fs.sync(fd)
             with suppress(PermissionError):
                 os.utime(fd, ns=(file["time_ns"], file["time_ns"]))
-        finally:
-            os.close(fd)
         return []
 
 
@@ -404,16 +410,16 @@ class _Adoption:
 
 
 def _append(path: str, array: ForeignArray, state: fs.FileState, index: bytes) -> None:
-    fd = fs.open_to_change(path)
-    try:
+    with open(
+        fs.open_to_change(path), "r+b", buffering=0
+    ) as file:  # closed after an interrupt, too
+        fd = file.fileno()
         _check_unlocked(fd, array.path)
         if state is None or fs.state_of(fd) != state:
             raise SpecError(f"{array.path!r} was changed since it was read: let its writer end")
         mark = _mark(state[1], _MARK_NBYTES + len(index))
         fs.write_at(fd, [mark, index], state[1])
         fs.sync(fd)
-    finally:
-        os.close(fd)
 
 
 def _mark(nbytes: int, added_nbytes: int) -> bytes:

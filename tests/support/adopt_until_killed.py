@@ -1,0 +1,84 @@
+"""Adoptions that the tests kill or interrupt: processes that adopt files, or take that back.
+
+Run as ``python adopt_until_killed.py``: it imports everything once, then forks a process for each
+line that it reads, waits for it, and prints how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+from contextlib import nullcontext
+from types import FrameType
+from typing import Any
+
+from tests.support.write_until_killed import stop_at
+from zarr_shardstore import ShardStoreError, adopt, undo_adoption
+
+MODULE = os.path.join("doors", "adopt.py")
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def stop_at_line(n: int, stop: Any) -> None:
+    """Kill the process, or raise Ctrl-C, before the n-th line of the module of adoptions."""
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal n
+        if not frame.f_code.co_filename.endswith(MODULE):
+            return None
+        if event == "line":
+            n -= 1
+            if n == 0:
+                sys.settrace(None)
+                stop()
+        return trace
+
+    sys.settrace(trace)
+
+
+def run(request: dict[str, Any]) -> None:
+    n, how = request["n"], request["how"]
+    stopping: Any = nullcontext()
+    if how == "call":
+        stopping = stop_at(n, False, kill, random.Random(n))
+    with stopping:
+        if how in ("line", "interrupt"):
+            stop_at_line(n, kill if how == "line" else interrupt)
+        if request["undo"]:
+            undo_adoption(request["dest"])
+        else:
+            adopt(request["files"], request["dest"], link=request["link"])
+
+
+def main() -> None:
+    import h5py  # noqa: F401  # once, before the forks
+
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                run(json.loads(line))
+            except KeyboardInterrupt:
+                os._exit(2)
+            except ShardStoreError:
+                os._exit(3)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
