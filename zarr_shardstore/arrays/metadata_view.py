@@ -190,7 +190,7 @@ class MetadataView:
             return None
         elif before.declaration is not None:
             doc = declaration.reapply(doc, old.doc, before.declaration)
-        return {**doc, **documents.notes_of(old.doc)}
+        return documents.with_notes(doc, documents.notes_of(old.doc))
 
     def _stored_native(self, node: Node, doc: Document, old: _Stored) -> Document:
         """Return what to store for a document that has a sharding codec already.
@@ -212,7 +212,7 @@ class MetadataView:
         if declaration.is_flat_by_choice(doc):
             doc = declaration.without_mark(doc)
             self._reader.read(node, doc)  # raises if this is no sharding that is known here
-            return {**doc, **notes}
+            return documents.with_notes(doc, notes)
         if is_flat:
             raise UnsupportedError(
                 f"the array {node.path!r} is addressed by its inner chunks, and this document "

@@ -192,6 +192,11 @@ def notes_of(doc: Mapping[str, Any]) -> dict[str, Any]:
     return {name: doc[name] for name in (CONSOLIDATED_INDEX_MEMBER, ADOPTED) if name in doc}
 
 
+def with_notes(doc: Document, notes: Document) -> Document:
+    """Return the document with notes; the same object if there are none."""
+    return {**doc, **notes} if notes else doc
+
+
 def without_notes(doc: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the document without `notes_of`; the same object if there are none."""
     notes = notes_of(doc)

@@ -231,7 +231,8 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         NotImplementedError
             As the usual pipeline does; zarr then calls `from_codecs`.
         """
-        store, _ = _store_behind(store)
+        if type(store) is FsspecStore:  # nothing else costs a call
+            store, _ = _store_behind(store)
         if not isinstance(store, _TakesWholeOperations):
             usual: Any = usual_pipeline().from_array_metadata_and_store(array_metadata, store)
             return cast(Self, usual)
