@@ -14,6 +14,7 @@ TIMEOUT_S = 300
 
 TELLING_LINES = {
     "draft_hierarchy.py": "refused: 'names/zarr.json'",
+    "training_loop.py": "spawn: 8 batches of (32, 16, 32, 32), each sample once",
     "draft_operations.py": "get_partial_values: [b'BCD', b'DE', None]",
     "wrap_existing_store.py": "new, by plain zarr: chunks (2, 5), shards (8, 20)",
     "zarr_array_backend.py": "consolidated, by plain zarr: chunks (5, 3), shards (20, 6)",
