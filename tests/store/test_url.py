@@ -175,6 +175,31 @@ def test_arrays_below_a_path(tmp_path: Path) -> None:
         assert file.read() == fsspec.get_mapper(f"shard://g::{base}")["a/c/0/1"]
 
 
+def test_costs(tmp_path: Path) -> None:
+    """Operations on an array take the requests that they take in a `ShardingStore`."""
+
+    found = []
+    for name in ("url", "store"):
+        url = f"shard://?chunks_per_shard=2::memory://{tmp_path.name}/{name}"
+        zarr.create_array(url, shape=(8, 8), chunks=(1, 1), dtype="u1")[:] = VALUES
+        z: Any = zarr.open_array(url)
+        store = z.store.fs.sharding_store
+        if name == "store":
+            store = pickle.loads(pickle.dumps(store))
+            z = zarr.open_array(store)
+        counts = [store.stats().requests]
+        parts: list[Any] = [slice(None), (3, slice(2, 7)), (slice(1, 3), 5)]
+        for part in parts:
+            np.testing.assert_array_equal(z[part], VALUES[part])
+            counts.append(store.stats().requests)
+        for part in parts:
+            z[part] = 9
+            counts.append(store.stats().requests)
+        found.append(np.diff(counts).tolist())
+    assert found[0] == found[1]
+    assert min(found[0]) > 0
+
+
 @pytest.mark.parametrize("shards", [None, (2, 2)])
 def test_a_reader_cannot_write(shards: Any, tmp_path: Path) -> None:
     """What zarr has opened by ``mode="r"``."""
@@ -348,6 +373,9 @@ def test_s3(client: str, s3: dict[str, Any]) -> None:
     assert len(fs.glob("a/c/*/3")) == 16
     assert json.loads(fs.cat_file("a/zarr.json"))["shape"] == [16, 8]
     assert len(fs.sharding_store.read_encoded("a", [(15, 7)])[0]) > 1
+    by_option = f"shard://a?fo=s3://bucket/{client}.zarr"  # here fsspec needs no client of S3
+    z = zarr.open_array(by_option, storage_options={"target_options": options}, mode="r")
+    np.testing.assert_array_equal(z[8:], VALUES)
     mapper = fsspec.get_mapper(url, **{"s3": options})
     assert sum("/c/" in key for key in mapper) == 128
 
