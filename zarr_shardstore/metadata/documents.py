@@ -192,7 +192,7 @@ def notes_of(doc: Mapping[str, Any]) -> dict[str, Any]:
     return {name: doc[name] for name in (CONSOLIDATED_INDEX_MEMBER, ADOPTED) if name in doc}
 
 
-def with_notes(doc: Document, notes: Document) -> Document:
+def with_notes(doc: Mapping[str, Any], notes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the document with notes; the same object if there are none."""
     return {**doc, **notes} if notes else doc
 
