@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import zarr
 
-from zarr_shardstore import ShardingStore, SpecError, check_store, get_shard_info, shard_store
+from zarr_shardstore import ShardingStore, SpecError, get_shard_info, shard_store
 
 pytest.importorskip("aiohttp")
 
@@ -65,20 +66,17 @@ def test_listings_that_lead_to_themselves(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Links that sort a listing, as Apache has them, or to the root, are no names; a
-    directory that is listed in itself is refused in the end, also beside the chunks of an array."""
+    directory that is listed in itself is refused in the end."""
     z: Any = zarr.create_array(tmp_path / "a.zarr", name="g/z", shape=(4,), chunks=(2,), dtype="u2")
     z[:] = 7
-    links, has_loop = ["?C=N;O=D", "../", "./", "/"], False
+    links = ["?C=N;O=D", "../", "./", "/"]
 
     def send_head(self: Quiet) -> Any:
         path = self.translate_path(self.path)
         is_loop = path.rstrip("/").endswith("/loop")
         if not is_loop and not Path(path).is_dir():
             return SimpleHTTPRequestHandler.send_head(self)
-        names = [
-            f"{x.name}/" if x.is_dir() else x.name for x in Path(path).glob("*") if not is_loop
-        ]
-        names += ["loop/"] if is_loop or (has_loop and path.rstrip("/").endswith("/c")) else links
+        names = ["loop/"] if is_loop else [*os.listdir(path), *links]
         body = "".join(f'<a href="{x}">{x}</a>' for x in names).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -91,8 +89,3 @@ def test_listings_that_lead_to_themselves(
     assert {path.name for path in (tmp_path / "b.zarr").iterdir()} == {"zarr.json", "g"}
     with pytest.raises(SpecError, match="listed in itself"):
         get_shard_info(f"{url}/a.zarr/loop")
-    found = check_store(f"{url}/a.zarr")
-    assert (found.n_chunks, found.findings) == (2, ())
-    has_loop = True
-    with pytest.raises(SpecError, match="listed in itself"):
-        check_store(f"{url}/a.zarr")

@@ -38,6 +38,8 @@ TransformerFactory: TypeAlias = Callable[
 
 _ENTRY_POINTS = "zarr_shardstore.storage_transformers"
 
+_ENDLESS = 2**48
+
 _factories: dict[str, TransformerFactory] = {SHARDING: stacks.sharding, "crc32c": stacks.crc32c}
 
 
@@ -83,10 +85,15 @@ class ArrayReader:
     reading: ReadOptions
     left_to_zarr: set[str] = field(default_factory=set, compare=False)
     """Chunk prefixes of arrays that were read, and whose sharding is left to zarr."""
+    endless: set[Node] = field(default_factory=set, compare=False)
+    """Arrays whose grid has no end along the first dimension: their writer stores chunks there, and
+    then moves the end in the document."""
 
     def read(self, node: Node, doc: Mapping[str, Any]) -> StoredArray | None:
         """Return the array that a stored document describes; ``None`` if it describes none. What it
         declares may be impossible (`SpecError`) or unknown (`UnsupportedError`)."""
+        if node in self.endless and doc.get("shape"):
+            doc = {**doc, "shape": [_ENDLESS, *doc["shape"][1:]]}
         try:
             document = parse_array(node, doc, self.native)
             if document is None:

@@ -49,6 +49,7 @@ from zarr_shardstore.shards.shard_listing import ListedKeys
 from zarr_shardstore.shards.stack import Strategy
 from zarr_shardstore.store.direct_reads import ChunkReader
 from zarr_shardstore.store.engine import ShardingEngine
+from zarr_shardstore.store.frame_writer import DEFAULT_FLUSH_NBYTES, FrameWriter
 from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions, Transformers
 from zarr_shardstore.store.pipeline import make_default
 
@@ -622,6 +623,62 @@ class ShardingStore(Store):
         self._check_writable()
         operations, run = self._engine.operations, self._engine.driver.run
         return Batch(operations.buffer, operations.flusher.flush, run, self._run, max_nbytes)
+
+    # ------------------------------------------------------------------ frames
+
+    def append_frames(
+        self,
+        path: str,
+        frames: npt.ArrayLike | None = None,
+        *,
+        flush_s: float | None = None,
+        flush_nbytes: int = DEFAULT_FLUSH_NBYTES,
+        **create: Any,
+    ) -> FrameWriter:
+        """Return a writer that appends frames to an array, which others read while it grows.
+
+        Parameters
+        ----------
+        path
+            Path of the array. It is continued at its end, or created for the first frames.
+        frames : n x shape of a frame, optional
+            The first frames to append.
+        flush_s : float, optional
+            Seconds between two flushes while frames come; ``inf``: no flush by time. By default 1
+            where chunks are appended to shards, and 10 where each flush stores a shard again.
+        flush_nbytes : int
+            Bytes of frames that are flushed before that time: whole shards, if there are such.
+        **create
+            Options of ``zarr.create_array`` for a new array. By default a frame is a chunk.
+
+        Raises
+        ------
+        SpecError
+            If an argument is not valid, the store is read-only, or the array cannot grow.
+        ShardConflictError
+            If another writer appends frames to the array: on local files one of any process, on
+            other base stores one of this process.
+
+        Examples
+        --------
+        >>> import numpy as np, zarr
+        >>> store = ShardingStore({}, chunks_per_shard=(8, 1, 1))
+        >>> with store.append_frames("run") as writer:
+        ...     for i in range(20):
+        ...         writer.append(np.full((4, 4), i, "u2"))
+        ...     writer.flush()
+        ...     writer.n_durable, zarr.open_array(store, path="run").shape
+        (20, (20, 4, 4))
+        """
+        self._check_writable()
+        writer = FrameWriter(self, path, flush_s, flush_nbytes, create)
+        try:
+            if frames is not None:
+                writer.extend(frames)
+        except BaseException:
+            writer.close()
+            raise
+        return writer
 
     # ----------------------------------------------------- open and capabilities
 
