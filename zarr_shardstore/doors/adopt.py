@@ -167,11 +167,7 @@ def adopt(
         "link": link,
         "destination": root,
         "added_nbytes": added_nbytes,
-        "files": [
-            {"path": array.path, "nbytes": array.state[1], "time_ns": array.state[2]}
-            for array in arrays
-            if array.state is not None
-        ],
+        "files": [_noted(array, spec) for array in arrays],
     }
     declared = declaration.Declared("codec", (sharding_transformer(spec),))
     doc = {**declaration.apply(first.document(shape), declared), ADOPTED: note}
@@ -337,21 +333,22 @@ class _Adoption:
             return not os.path.islink(path)
         if self.link == "hard":
             return os.path.isfile(file["path"]) and not os.path.samefile(path, file["path"])
-        return os.path.getsize(path) != file["nbytes"] + self.added_nbytes and self._has_index(path)
+        return self._index_of(path) not in (None, file["index_crc32c"])
 
-    def _has_index(self, path: str) -> bool:
-        """Whether a file ends in a shard index: no other program has written behind it."""
+    def _index_of(self, path: str) -> str | None:
+        """Return the checksum of the index in which a file ends; ``None`` if it has none, because
+        another program has written behind it."""
         spec = ShardingSpec(((self._index_nbytes - 4) // ENTRY_NBYTES,), ZEP2_INDEX)
         fd = fs.open_to_read(path)
         try:
             size = os.fstat(fd).st_size
-            start = max(0, size - spec.index_nbytes)
-            ShardIndex.decode(fs.read_at(fd, start, size), spec)
+            index = bytes(fs.read_at(fd, max(0, size - spec.index_nbytes), size))
+            ShardIndex.decode(index, spec)
         except IndexDamageError:
-            return False
+            return None
         finally:
             os.close(fd)
-        return True
+        return index[-4:].hex()
 
     def take_back(self) -> list[str]:
         """Cut the files and remove the destination; return sentences about files that are left."""
@@ -395,7 +392,7 @@ class _Adoption:
             behind = bytes(fs.read_at(fd, old, old + _MARK_NBYTES))
             is_ours = size > old and mark.startswith(behind)
             if size > old + self.added_nbytes:
-                is_ours = is_ours and self._has_index(path)
+                is_ours = is_ours and self._index_of(path) is not None
             if not is_ours:
                 return [f"{path!r}, which had {old} bytes, was changed by another program"]
             _check_unlocked(fd, path)
@@ -422,6 +419,14 @@ def _append(path: str, array: ForeignArray, state: fs.FileState, index: bytes) -
         fs.sync(fd)
 
 
+def _noted(array: ForeignArray, spec: ShardingSpec) -> dict[str, Any]:
+    assert array.state is not None
+    _, nbytes, time_ns = array.state
+    checksum = array.index(spec.chunks_per_shard).encode(spec.index)[-4:].hex()
+    noted = {"path": array.path, "nbytes": nbytes, "time_ns": time_ns}
+    return {**noted, "index_crc32c": checksum}
+
+
 def _mark(nbytes: int, added_nbytes: int) -> bytes:
     data = _MARK.pack(_MAGIC, nbytes, added_nbytes)
     return data + crc32c.crc32c(data).to_bytes(4, "little")
@@ -429,7 +434,7 @@ def _mark(nbytes: int, added_nbytes: int) -> bytes:
 
 def _check_unlocked(fd: int, path: str) -> None:
     if not fs.try_flock(fd):
-        raise SpecError(f"{path!r} is open in another program: close it there")
+        raise SpecError(f"{path!r} is open in a program: close it there first")
 
 
 def _copy(path: str, target: str) -> None:

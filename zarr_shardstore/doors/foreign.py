@@ -44,6 +44,7 @@ _HDF5_NOTES = re.compile(
 )
 """Attributes that say in HDF5 what documents of Zarr say elsewhere."""
 
+_NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 _TIFF_ZSTD = 50000
 _BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 
@@ -172,16 +173,21 @@ def _reader_of(path: str) -> Callable[[str, str | None, FileState], ForeignArray
 def _read_hdf5(path: str, dataset: str | None, state: FileState) -> ForeignArray:
     h5py = _library("h5py", "hdf5", path)
     try:
-        file = h5py.File(path, "r", locking=True)
+        file = h5py.File(path, "r")
     except OSError as error:
         why = f"cannot be opened: {error}. Close it in the program that writes it"
         raise _refused(path, "", why) from error
     with file:
         names: list[str] = []
         if dataset is None:
-            file.visititems(
-                lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None
-            )
+
+            def note(name: str, item: Any) -> None:
+                if isinstance(item, h5py.Dataset) and not (
+                    bytes(item.attrs.get("NAME", b"")).startswith(_NO_VARIABLE)
+                ):
+                    names.append(name)
+
+            file.visititems(note)
         found = file.get(_chosen(path, dataset, names))
         if not isinstance(found, h5py.Dataset):
             raise SpecError(f"there is no dataset {dataset!r} in {path!r}")
