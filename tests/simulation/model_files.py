@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import zarr.registry
@@ -65,8 +65,7 @@ class Node:
     """Kind by descriptor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """What ``stat`` tells."""
 
     st_ino: int
@@ -439,7 +438,9 @@ class Machine:
             if name == "fcntl":
                 name = "lock" if args[2][:2] in _LOCKS else "unlock"
                 process.wanted = (args[0], args[2]) if name == "lock" else None
-            place = _PARTIAL.sub(f".{process.name}.partial", path)
+            place = path
+            if path.endswith(".partial"):
+                place = _PARTIAL.sub(f".{process.name}.partial", path)
             is_read = name in _READS or (name == "open" and not args[1] & os.O_CREAT)
             process.next = Step(process.name, process.n_calls, name, place, is_read)
             self._choose(process)
@@ -472,7 +473,8 @@ class Machine:
                 try:
                     found = self._choose_among(alive)
                 except BaseException as error:
-                    self.error = error
+                    # With its traceback it would keep the flows of killed processes from their end.
+                    self.error = error.with_traceback(None)
                     continue
                 if found is None:
                     continue
@@ -493,6 +495,10 @@ class Machine:
             and not (process.wanted and self.files.is_locked(*process.wanted))
         ] or alive
         steps = [process.next for process in awake if process.next is not None]
+        if not (self.n_kills or self.n_pauses or self.strangers):
+            position = self.chooser.choose(steps)
+            self.schedule.append((position, steps[position]))
+            return awake[position]
         takers: list[tuple[Process | None, Any]] = [(process, None) for process in awake]
         if self.n_kills:
             for process in awake:

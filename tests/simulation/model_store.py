@@ -23,15 +23,15 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import random
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import md5
 from typing import Any
-from unittest import mock
 
 import obstore
 from obstore.exceptions import (
@@ -61,7 +61,7 @@ class Loop:
     """
 
     def __init__(self) -> None:
-        self._ready: deque[asyncio.Handle] = deque()
+        self._ready: deque[tuple[Any, Sequence[Any], Context]] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._now = 0.0
         self._n_timers = 0
@@ -71,13 +71,13 @@ class Loop:
         ready = self._ready
         while True:
             while ready:
-                handle = ready.popleft()
-                if not handle.cancelled():
-                    handle._run()
+                callback, args, context = ready.popleft()
+                context.run(callback, *args)
             if not self._timers:
                 return
             self._now, _, timer = heapq.heappop(self._timers)
-            ready.append(timer)
+            if not timer.cancelled():
+                timer._run()
 
     def time(self) -> float:
         return self._now
@@ -97,10 +97,9 @@ class Loop:
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         return asyncio.Task(coro, loop=self, **options)  # type: ignore[arg-type]
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)  # type: ignore[arg-type]
-        self._ready.append(handle)
-        return handle
+    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> None:
+        """Run a callback soon. A handle of it would cost more than the call, and none is used."""
+        self._ready.append((callback, args, copy_context() if context is None else context))
 
     call_soon_threadsafe = call_soon
 
@@ -230,44 +229,38 @@ class Server:
         """Let requests arrive until no client waits."""
         loop.run()
         while any(request.reply is not None for request in self.pending):
-            steps = self._steps()
-            position = self.chooser.choose([step for step, _ in steps])
-            step, take = steps[position]
+            steps, takers = self._steps()
+            position = self.chooser.choose(steps)
+            step, taker = steps[position], takers[position]
             self.schedule.append((position, step))
-            take()
+            if isinstance(taker, int):
+                self.strangers.pop(taker)[2]()
+            elif step.outcome == "killed":
+                self._kill(step.client)
+            else:
+                self._arrive(taker, step.outcome if step.is_fault else "done")
             loop.run()
 
-    def _steps(self) -> list[tuple[Step, Callable[[], Any]]]:
-        pending = sorted(self.pending, key=lambda r: (r.client.name, r.number))
+    def _steps(self) -> tuple[list[Step], list[Any]]:
+        """Return the steps that can be taken, and the request, or the stranger, of each."""
+        pending = self.pending
+        if len(pending) > 1:
+            pending = sorted(pending, key=lambda r: (r.client.name, r.number))
         waiting = [request for request in pending if request.reply is not None]
-        steps: list[tuple[Step, Callable[[], Any]]] = []
-        for request in pending:
-            name = "done" if request.reply is not None else "arrives late"
-            steps.append((self._step(request, name), partial(self._arrive, request, "done")))
+        steps = [_step(r, "done" if r.reply is not None else "arrives late") for r in pending]
+        takers: list[Any] = list(pending)
         if self.n_faults:
-            steps += [
-                (self._step(request, fault), partial(self._arrive, request, fault))
-                for request in waiting
-                for fault in request.faults
-            ]
+            for request in waiting:
+                steps += [_step(request, fault, is_fault=True) for fault in request.faults]
+                takers += [request] * len(request.faults)
         if self.n_kills:
             names = dict.fromkeys(request.client.name for request in waiting)
-            steps += [
-                (Step(name, 0, "killed", is_fault=True), partial(self._kill, name))
-                for name in names
-            ]
-        steps += [
-            (Step("stranger", i, name, key, is_fault=True), partial(self._interfere, i))
-            for i, (name, key, _) in enumerate(self.strangers)
-        ]
-        return steps
-
-    def _step(self, request: _Request, outcome: str) -> Step:
-        name = f"{request.name}, {outcome}"
-        is_fault = outcome not in ("done", "arrives late")
-        return Step(
-            request.client.name, request.number, name, request.key, request.is_read, is_fault
-        )
+            steps += [Step(name, 0, "", "", False, True, "killed") for name in names]
+            takers += [None] * len(names)
+        for i, (name, key, _) in enumerate(self.strangers):
+            steps.append(Step("stranger", i, name, key, False, True))
+            takers.append(i)
+        return steps, takers
 
     def _arrive(self, request: _Request, outcome: str) -> None:
         reply = request.reply
@@ -307,8 +300,10 @@ class Server:
             if request.reply is not None and not request.reply.done():
                 request.reply.set_exception(Killed())
 
-    def _interfere(self, i: int) -> None:
-        self.strangers.pop(i)[2]()
+
+def _step(request: _Request, outcome: str, *, is_fault: bool = False) -> Step:
+    client, number = request.client.name, request.number
+    return Step(client, number, request.name, request.key, request.is_read, is_fault, outcome)
 
 
 # ------------------------------------------------------------------ functions of obstore
@@ -409,13 +404,17 @@ def installed(loop: Loop) -> Iterator[None]:
     calls: dict[str, Any] = {
         call.__name__: call for call in (get_async, head_async, put_async, delete_async)
     }
+    before, uniform = {name: getattr(obstore, name) for name in calls}, random.uniform
     running = asyncio._get_running_loop()
-    with mock.patch.multiple(obstore, **calls), mock.patch("random.uniform", lambda a, b: b):
-        asyncio._set_running_loop(loop)  # type: ignore[arg-type]
-        try:
-            yield
-        finally:
-            asyncio._set_running_loop(running)
+    vars(obstore).update(calls)  # mock.patch would take a tenth of a short run
+    random.uniform = lambda a, b: b
+    asyncio._set_running_loop(loop)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(running)
+        vars(obstore).update(before)
+        random.uniform = uniform
 
 
 def object_store(client: Client) -> ObjectStore[Any]:

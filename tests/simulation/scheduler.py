@@ -18,7 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 __all__ = ["Chooser", "RandomChooser", "Replay", "Skipped", "Step", "every_schedule"]
 
@@ -26,8 +26,7 @@ _FAULT_RATE = 0.15
 """Of random choices, while faults are left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A step that can be taken now. Equal steps of two runs with one beginning do the same."""
 
     client: str
@@ -39,6 +38,7 @@ class Step:
     is_read: bool = False
     is_fault: bool = False
     """Whether it is rare, and takes one of the faults that the run may have."""
+    outcome: str = ""
 
     def commutes(self, other: Step) -> bool:
         """Whether both orders of two steps lead to one state, and neither prevents the other."""
@@ -50,7 +50,8 @@ class Step:
         )
 
     def __str__(self) -> str:
-        return f"{self.client} #{self.number}: {self.name} {self.place}"
+        outcome = self.outcome and f", {self.outcome}"
+        return f"{self.client} #{self.number}: {self.name}{outcome} {self.place}"
 
 
 class Chooser(Protocol):
@@ -72,10 +73,10 @@ class RandomChooser:
 
     def choose(self, steps: Sequence[Step]) -> int:
         """Draw a step; a fault is rare."""
-        n_faults = sum(step.is_fault for step in steps)
-        if n_faults and (n_faults == len(steps) or self.rng.random() < _FAULT_RATE):
-            wanted = [i for i, step in enumerate(steps) if step.is_fault]
-        else:
+        if len(steps) == 1:
+            return 0
+        wanted = faults = [i for i, step in enumerate(steps) if step.is_fault]
+        if len(faults) < len(steps) and not (faults and self.rng.random() < _FAULT_RATE):
             wanted = [i for i, step in enumerate(steps) if not step.is_fault]
         return wanted[int(self.rng.random() * len(wanted))]
 

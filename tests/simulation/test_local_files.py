@@ -13,7 +13,7 @@ import pytest
 
 from tests.simulation.local_runs import LocalRuns
 from tests.simulation.programs import Scenario, local_scenario, run_all, run_seed, without_gc
-from tests.simulation.test_object_store import ALL, ERASE, OLD, ONE, READ, TWO
+from tests.simulation.test_object_store import ADD, ADD_TOO, ALL, ERASE, OLD, ONE, READ, TWO
 from tests.support.rounds import N_ROUNDS
 from tests.support.shard_calls import Set
 from tests.support.small_shards import a_seed
@@ -30,6 +30,13 @@ SMALL = {
     "a reader beside a writer": Scenario([ONE, READ], OLD, n_kills=1),
     "a reader with a cached index": Scenario([ONE, READ], OLD, is_warm=True),
     "a reader beside a whole write": Scenario([ALL, READ], OLD, is_warm=True),
+    "two writers, both have appended": Scenario([ONE, TWO], OLD, n_kills=1, is_open=True),
+    "two updates, both have appended": Scenario([ADD, ADD_TOO], OLD, is_open=True),
+    "an eraser beside a writer, both have appended": Scenario(
+        [ONE, ERASE], OLD, n_kills=1, is_open=True
+    ),
+    "a reader, both have appended": Scenario([ONE, READ], OLD, n_kills=1, is_open=True),
+    "a cached index, both have appended": Scenario([ONE, READ], OLD, is_warm=True, is_open=True),
 }
 """Programs all of whose schedules are run."""
 
