@@ -149,9 +149,7 @@ def judge_history(history: History, scenario: Scenario, objects: Mapping[str, by
     for name in scenario.names:
         keys = SHARDS[name]
         left = strictly_read(name, objects.get(SHARD_KEYS[name]))
-        events = list(history.events)
-        if len(scenario.names) > 1:
-            events = [e for event in events if (e := _restricted(event, name, keys))]
+        events = [e for event in history.events if (e := _restricted(event, name, keys))]
         everything = Read(tuple((key, 0, 1 << 20) for key in keys))
         final = tuple(left.get(key) for key in keys)
         events.append(Event("strict reader", everything, history.now, NEVER + 1, final))
