@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from tests.simulation.model_files import (
@@ -24,6 +24,7 @@ from tests.simulation.programs import (
     ViolationError,
     judge_history,
     shard_of,
+    without_gc,
 )
 from tests.simulation.scheduler import Chooser, Replay
 from tests.support.shard_calls import (
@@ -42,16 +43,6 @@ from tests.support.shard_calls import (
 )
 
 _AGE_NS = 1_000_000_000
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Let no finalizer make a system call while the machine chooses the next one."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 class _Package:
@@ -105,21 +96,13 @@ class _Package:
 
 
 class LocalRuns:
-    """Processes that live through many runs.
+    """Processes that live through many runs; each calls `prepare` when it has imported the package.
 
-    Each process calls `prepare` when it has imported the package. With `is_reduced` time stands
-    still, and no number of an inode comes back: so steps with different files commute.
+    In a reduced run no number of an inode comes back: so steps with different files commute.
     """
 
-    def __init__(
-        self,
-        *,
-        is_reduced: bool = False,
-        prepare: Callable[[], None] = lambda: None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *, prepare: Callable[[], None] = lambda: None, **options: Any) -> None:
         self._packages: list[_Package] = []
-        self._is_reduced = is_reduced
         self._prepare = prepare
         self._options = options
         self._patches = ExitStack()
@@ -134,9 +117,11 @@ class LocalRuns:
             package.process.end()
         self._patches.close()
 
-    def __call__(self, scenario: Scenario, chooser: Chooser) -> Machine:
+    def __call__(
+        self, scenario: Scenario, chooser: Chooser, *, is_reduced: bool = False
+    ) -> Machine:
         """Run a scenario; raise `ViolationError` with the schedule if a promise is broken."""
-        files = Files(numbers_return=not self._is_reduced)
+        files = Files(numbers_return=not is_reduced)
         for key, document in DOCUMENTS.items():
             files.store(ROOT + key, document)
         for name, key in SHARD_KEYS.items():
@@ -151,33 +136,29 @@ class LocalRuns:
         mount(files)
         while len(self._packages) < len(scenario.programs):
             self._new_process()
+        packages = self._packages[: len(scenario.programs)]
         jobs: list[tuple[Process, Callable[[], None]]] = []
-        for i, program in enumerate(scenario.programs):
-            package = self._packages[i]
-            package.forget()
-            files.owner = package.process
-            if scenario.is_open:
-                package.perform(Set(scenario.before.items[:1]))
-                files.now_ns += _AGE_NS
-            if scenario.is_warm:
-                package.perform(Read(tuple((SHARDS[name][0], 0, 1) for name in scenario.names)))
-            jobs.append((package.process, _job(package, f"client {i}", program, history)))
-        machine.n_kills = scenario.n_kills
-        machine.n_pauses = scenario.n_faults
         try:
-            with _no_collector():
+            for i, (package, program) in enumerate(zip(packages, scenario.programs, strict=True)):
+                files.owner = package.process
+                if scenario.is_open:
+                    package.perform(Set(scenario.before.items[:1]))
+                    files.now_ns += _AGE_NS
+                if scenario.is_warm:
+                    package.perform(Read(tuple((SHARDS[name][0], 0, 1) for name in scenario.names)))
+                jobs.append((package.process, _job(package, f"client {i}", program, history)))
+            machine.n_kills = scenario.n_kills
+            machine.n_pauses = scenario.n_faults
+            with without_gc():  # no finalizer makes a system call while the next one is chosen
                 machine.run(jobs)
+            _forget(packages)
             left = self._left(files, history, machine.n_kills < scenario.n_kills)
             judge_history(history, scenario, left)
         except Exception as error:
             steps = "\n".join(f"  {position:>2}  {step}" for position, step in machine.schedule)
             raise ViolationError(f"schedule:\n{steps}\n{error}") from error
         finally:
-            if any(package.process.is_dead for package in self._packages):
-                gc.collect(0)  # what a killed process has locked is left to finalizers
-            for package in self._packages:
-                package.process.is_dead = False
-                package.forget()
+            _forget(packages)
         return machine
 
     def _new_process(self) -> None:
@@ -186,12 +167,11 @@ class LocalRuns:
         self._packages.append(package)
         for name in SHARD_KEYS:
             package.perform(Read(((SHARDS[name][0], 0, 1),)))
+        package.forget()
 
     def _left(self, files: Files, history: History, was_killed: bool) -> dict[str, bytes]:
         """The shards when all processes have ended, and another one has sealed them."""
         reader = self._packages[0]
-        for package in self._packages:
-            package.forget()
         found = {}
         for name, key in SHARD_KEYS.items():
             if ROOT + key not in files.names:
@@ -206,6 +186,15 @@ class LocalRuns:
             if node is not None:
                 found[key] = bytes(node.data)
         return found
+
+
+def _forget(packages: Sequence[_Package]) -> None:
+    """Forget what processes know, as if they had ended; all have, or a run was broken off."""
+    if any(package.process.is_dead for package in packages):
+        gc.collect(0)  # what a killed process has locked is left to finalizers
+    for package in packages:
+        package.process.is_dead = False
+        package.forget()
 
 
 def _job(package: _Package, name: str, program: Program, history: History) -> Callable[[], None]:

@@ -577,8 +577,9 @@ def _sleep(_: float) -> None:
     assert files.n_pauses < 200, "a killed process has left a shard locked"
 
 
-def _time_ns(real: Callable[[], int] = time.time_ns) -> int:
-    return _current[-1].now_ns if getattr(_mine, "process", None) is not None else real()
+def _time_ns() -> int:
+    """The time of the model, also for what is prepared or judged outside of a run."""
+    return _current[-1].now_ns
 
 
 def _open_file(file: Any, *args: Any, **options: Any) -> Any:

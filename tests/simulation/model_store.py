@@ -24,9 +24,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
-import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -169,12 +168,9 @@ class Reply:
 @dataclass(slots=True, eq=False)
 class _Request:
     client: Client
-    number: int
-    name: str
-    key: str
+    steps: list[Step]
+    """Its arrival, then the faults that may come instead."""
     perform: Callable[[], Any]
-    faults: Sequence[str]
-    is_read: bool
     reply: asyncio.Future[Any] | None
     """``None``: the client waits no more."""
 
@@ -183,11 +179,11 @@ class _Request:
 class Server:
     """Objects, and the requests that are on their way to them.
 
-    Requests for other keys than `scheduled` are replied to immediately: metadata.
+    Requests for other keys than those `scheduled` are replied to immediately: metadata.
     """
 
     chooser: Chooser
-    scheduled: re.Pattern[str]
+    scheduled: Collection[str] = ()
     read_faults: Sequence[str] = READ_FAULTS
     write_faults: Sequence[str] = WRITE_FAULTS
     n_faults: int = 0
@@ -216,13 +212,15 @@ class Server:
     ) -> Any:
         if client.is_dead:
             raise Killed
-        if not self.scheduled.fullmatch(key):
+        if key not in self.scheduled:
             return perform()
         client.n_requests += 1
+        at = client.name, client.n_requests, name, key, is_read
+        steps = [Step(*at, False, "done")]
+        if self.n_faults:
+            steps += [Step(*at, True, fault) for fault in faults]
         reply = asyncio.get_running_loop().create_future()
-        self.pending.append(
-            _Request(client, client.n_requests, name, key, perform, faults, is_read, reply)
-        )
+        self.pending.append(_Request(client, steps, perform, reply))
         return await reply
 
     def run(self, loop: Loop) -> None:
@@ -243,18 +241,17 @@ class Server:
 
     def _steps(self) -> tuple[list[Step], list[Any]]:
         """Return the steps that can be taken, and the request, or the stranger, of each."""
-        pending = self.pending
-        if len(pending) > 1:
-            pending = sorted(pending, key=lambda r: (r.client.name, r.number))
-        waiting = [request for request in pending if request.reply is not None]
-        steps = [_step(r, "done" if r.reply is not None else "arrives late") for r in pending]
-        takers: list[Any] = list(pending)
+        requests = self.pending
+        if len(requests) > 1:
+            requests = sorted(requests, key=lambda request: request.steps[0])
+        steps = [request.steps[0] for request in requests]
+        takers: list[Any] = list(requests)
         if self.n_faults:
-            for request in waiting:
-                steps += [_step(request, fault, is_fault=True) for fault in request.faults]
-                takers += [request] * len(request.faults)
+            for request in requests:
+                steps += request.steps[1:]
+                takers += [request] * (len(request.steps) - 1)
         if self.n_kills:
-            names = dict.fromkeys(request.client.name for request in waiting)
+            names = dict.fromkeys(r.client.name for r in requests if r.reply is not None)
             steps += [Step(name, 0, "", "", False, True, "killed") for name in names]
             takers += [None] * len(names)
         for i, (name, key, _) in enumerate(self.strangers):
@@ -282,6 +279,7 @@ class Server:
             error = GenericError("connection reset by peer")
         if outcome == "late":
             request.reply = None
+            request.steps = [request.steps[0]._replace(outcome="arrives late")]
         else:
             self.pending.remove(request)
         if reply is None or reply.done():
@@ -299,11 +297,6 @@ class Server:
             request.client.is_dead = True
             if request.reply is not None and not request.reply.done():
                 request.reply.set_exception(Killed())
-
-
-def _step(request: _Request, outcome: str, *, is_fault: bool = False) -> Step:
-    client, number = request.client.name, request.number
-    return Step(client, number, request.name, request.key, request.is_read, is_fault, outcome)
 
 
 # ------------------------------------------------------------------ functions of obstore

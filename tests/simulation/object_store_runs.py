@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -40,8 +39,10 @@ from tests.support.shard_calls import (
 from zarr_shardstore import CorruptShardError, CorruptValueError, ShardConflictError, ShardingStore
 from zarr_shardstore.testing import forget
 
-_SCHEDULED = re.compile("|".join(map(re.escape, SHARD_KEYS.values())))
-_NOTHING = re.compile("(?!)")
+_BEFORE = Server(Replay([]))
+"""What is there before all runs."""
+for _key, _document in DOCUMENTS.items():
+    _BEFORE.put(_key, _document)
 
 
 class ObjectStoreRuns:
@@ -53,25 +54,25 @@ class ObjectStoreRuns:
 
     def __call__(self, scenario: Scenario, chooser: Chooser) -> Server:
         """Run a scenario; raise `ViolationError` with the schedule if a promise is broken."""
-        server = _server(chooser)
+        server = Server(chooser, objects=dict(_BEFORE.objects))
         for name, key in SHARD_KEYS.items():
             data = shard_of(name, scenario.before.items)
             if data is not None:
                 server.put(key, data)
         history = History()
         with installed(self._loop):
-            n_processes = max(map(scenario.process_of, range(len(scenario.programs)))) + 1
-            while len(self._processes) < n_processes:
+            numbers = {scenario.process_of(i) for i in range(len(scenario.programs))}
+            while len(self._processes) <= max(numbers):
                 self._processes.append(self._new_process(len(self._processes)))
                 forget()
-            for client, store in self._processes:
+            for client, store in map(self._processes.__getitem__, numbers):
                 client.server, client.n_requests, client.is_dead = server, 0, False
                 if scenario.is_warm:
                     keys = [SHARDS[name][0] for name in scenario.names]
                     everything = Read(tuple((key, 0, 1) for key in keys))
                     self._loop.create_task(perform(store, everything))
                     self._loop.run()
-            server.scheduled = _SCHEDULED
+            server.scheduled = SHARD_KEYS.values()
             server.n_faults, server.n_kills = scenario.n_faults, scenario.n_kills
             server.write_faults = WRITE_FAULTS if scenario.faults is None else scenario.faults
             server.strangers = [*map(_stranger(server, history), scenario.strangers)]
@@ -101,7 +102,7 @@ class ObjectStoreRuns:
 
     def _new_process(self, number: int) -> tuple[Client, ShardingStore]:
         """Open a store; it finds out now that the server takes conditions."""
-        client = Client(_server(Replay([])), f"process {number}")
+        client = Client(Server(Replay([]), objects=dict(_BEFORE.objects)), f"process {number}")
         store = open_store(object_store(client), {})
         for byte in b"ab":
             for keys in map(SHARDS.__getitem__, SHARD_KEYS):
@@ -109,13 +110,6 @@ class ObjectStoreRuns:
                 self._loop.run()
                 task.result()
         return client, store
-
-
-def _server(chooser: Chooser) -> Server:
-    server = Server(chooser, _NOTHING)
-    for key, document in DOCUMENTS.items():
-        server.put(key, document)
-    return server
 
 
 def _stranger(

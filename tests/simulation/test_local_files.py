@@ -8,6 +8,7 @@ its schedule; ``ZARR_SHARDSTORE_SEED`` runs it again, as the first of `test_rand
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.support.shard_calls import Set
 from tests.support.small_shards import a_seed
 
 N_SCHEDULES = 12_000
-"""Random ones."""
+"""Random ones, the same each time."""
 N_PARTS = 12
 """Of them, for several workers."""
 
@@ -41,24 +42,24 @@ SMALL = {
 """Programs all of whose schedules are run."""
 
 
-@pytest.mark.parametrize("scenario", SMALL.values(), ids=SMALL)
-def test_every_schedule(scenario: Scenario) -> None:
-    """Of small programs, with a kill at all places."""
-    with LocalRuns(is_reduced=True) as runs, without_gc():
-        assert run_all(runs, scenario) > 1
-
-
 @pytest.fixture(scope="module")
 def runs() -> Iterator[LocalRuns]:
     with LocalRuns() as found:
         yield found
 
 
+@pytest.mark.parametrize("scenario", SMALL.values(), ids=SMALL)
+def test_every_schedule(scenario: Scenario, runs: LocalRuns) -> None:
+    """Of small programs, with a kill at all places."""
+    with without_gc():
+        assert run_all(partial(runs, is_reduced=True), scenario) > 1
+
+
 @pytest.mark.parametrize("part", range(N_PARTS))
 def test_random_schedules(part: int, runs: LocalRuns) -> None:
     """Of random programs of two to four processes, some of which are killed."""
     n = N_SCHEDULES // N_PARTS
-    seed = a_seed() + part * n * N_ROUNDS
+    seed = a_seed(1) + part * n * N_ROUNDS
     for first in range(seed, seed + n * N_ROUNDS, n):
         with without_gc():
             for number in range(first, first + n):

@@ -19,7 +19,8 @@ from zarr_shardstore.io.backends.obstore import ObstoreBackend
 from zarr_shardstore.io.backends.remote_indexes import ObjectVersion
 from zarr_shardstore.shards.requests import Delete
 
-N_SEEDS = 5000
+N_SEEDS = 20_000
+"""At most."""
 
 
 @contextmanager

@@ -105,9 +105,12 @@ def judge(
         fit later, too, so no other order needs a try.
     """
     events = sorted(events, key=lambda event: event.invoked)
+    reads = [is_read(event.call) for event in events]
+    reads_first = sorted(range(len(events)), key=lambda i: not reads[i])
     tried: set[tuple[int, State]] = set()
     order: list[Event[Call]] = []
-    best = Verdict([], initial, events)
+    everything = (1 << len(events)) - 1
+    best = list(order), initial, everything
 
     def search(left: int, state: State) -> bool:
         """Append the events of the set `left`; no set is tried twice in one state."""
@@ -115,15 +118,17 @@ def judge(
         if (left, state) in tried:
             return False
         tried.add((left, state))
-        open_events = [(i, event) for i, event in enumerate(events) if left >> i & 1]
-        if len(order) > len(best.order):
-            best = Verdict(list(order), state, [event for _, event in open_events])
-        if not open_events:
+        if len(order) > len(best[0]):
+            best = list(order), state, left
+        if not left:
             return True
+        open_events = [i for i in reads_first if left >> i & 1]
         # One that was invoked after another's response comes after it.
-        first_response = min(event.responded for _, event in open_events)
-        possible = [(i, event) for i, event in open_events if event.invoked <= first_response]
-        for i, event in sorted(possible, key=lambda pair: not is_read(pair[1].call)):
+        first_response = min([events[i].responded for i in open_events])
+        for i in open_events:
+            event = events[i]
+            if event.invoked > first_response:
+                continue
             after, result = step(state, event.call)
             if result != event.result:
                 continue
@@ -131,12 +136,13 @@ def judge(
             if search(left & ~(1 << i), after):
                 return True
             order.pop()
-            if is_read(event.call):
+            if reads[i]:
                 return False
         return False
 
-    search((1 << len(events)) - 1, initial)
-    return best
+    search(everything, initial)
+    found, state, left = best
+    return Verdict(found, state, [event for i, event in enumerate(events) if left >> i & 1])
 
 
 def short(value: object) -> str:
