@@ -30,16 +30,12 @@ from tests.simulation.scheduler import Chooser, Replay
 from tests.support.shard_calls import (
     CHUNKS_PER_SHARD,
     DOCUMENTS,
-    REFUSED,
     SHARDS,
     Call,
-    Erase,
-    Exists,
-    Patch,
     Program,
     Read,
     Set,
-    Update,
+    perform_on,
 )
 
 _AGE_NS = 1_000_000_000
@@ -57,42 +53,12 @@ class _Package:
             prepare()
             self.forget = testing.forget
             self.refusal = zarr_shardstore.SpecError
-            self.conflict = zarr_shardstore.ShardConflictError
             self.mapping = zarr_shardstore.ShardingMapping(
                 ROOT, chunks_per_shard=CHUNKS_PER_SHARD, **options
             )
 
     def perform(self, call: Call) -> object:
-        mapping = self.mapping
-        match call:
-            case Set(((key, value),)):
-                mapping[key] = value
-            case Set(items):
-                mapping.update(items)
-            case Patch(pieces):
-                try:
-                    mapping.set_partial_values(pieces)
-                except self.refusal:
-                    return REFUSED
-            case Update(keys):
-                last: list[Any] = []
-
-                def change(old: list[bytes | None]) -> list[bytes | None]:
-                    last.append(tuple(old))
-                    return call.new(old)
-
-                mapping.update_values(keys, change)
-                return last[-1]
-            case Erase(keys):
-                mapping.erase_values(keys)
-            case Read(ranges):
-                parts = [(key, (start, stop - start)) for key, start, stop in ranges]
-                return tuple(mapping.get_partial_values(parts))
-            case Exists(key):
-                return key in mapping
-            case _:
-                raise TypeError(call)
-        return None
+        return perform_on(self.mapping, call, self.refusal)
 
 
 class LocalRuns:

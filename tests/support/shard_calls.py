@@ -36,6 +36,7 @@ __all__ = [
     "open_store",
     "perform",
     "perform_blocking",
+    "perform_on",
     "performed",
     "restricted",
     "run_program",
@@ -281,7 +282,13 @@ async def perform(store: ShardingStore, call: Call) -> object:
 
 def perform_blocking(store: ShardingStore, call: Call) -> object:
     """Perform a call by the blocking methods, as far as there are any."""
-    mapping = ShardingMapping(store)
+    if isinstance(call, SetIfMissing | GetSize):
+        return sync(perform(store, call))
+    return perform_on(ShardingMapping(store), call)
+
+
+def perform_on(mapping: Any, call: Call, refusal: type[Exception] = SpecError) -> object:
+    """Perform a call on a `ShardingMapping`, whose package may be a copy with errors of its own."""
     match call:
         case Set(((key, value),)):
             mapping[key] = value
@@ -290,7 +297,7 @@ def perform_blocking(store: ShardingStore, call: Call) -> object:
         case Patch(pieces):
             try:
                 mapping.set_partial_values(pieces)
-            except SpecError:
+            except refusal:
                 return REFUSED
         case Update(keys):
             last: list[Any] = []
@@ -303,8 +310,8 @@ def perform_blocking(store: ShardingStore, call: Call) -> object:
             return tuple(mapping.get_partial_values(parts))
         case Exists(key):
             return key in mapping
-        case SetIfMissing() | GetSize():
-            return sync(perform(store, call))
+        case _:
+            raise TypeError(call)
     return None
 
 
