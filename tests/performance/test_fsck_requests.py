@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 from zarr.abc.store import SuffixByteRequest
-from zarr.core.buffer import cpu
-from zarr.core.sync import sync
+from zarr.storage import LocalStore
 
-from tests.support.shard_bytes import build_shard, index_nbytes
-from zarr_shardstore import ShardingMapping, check_store
+from tests.support.full_shards import fill
+from tests.support.shard_bytes import index_nbytes
+from zarr_shardstore import check_store
 from zarr_shardstore.testing import CountingStore
 
 CPS = 512
-
-
-def document(n_chunks: int) -> bytes:
-    return json.dumps(
-        {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": [n_chunks],
-            "data_type": "uint8",
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-            "fill_value": 0,
-            "codecs": [{"name": "bytes"}],
-            "attributes": {},
-        }
-    ).encode()
-
-
-def fill(base: Any, n_shards: int, cps: int) -> None:
-    ShardingMapping(base, chunks_per_shard=cps)["a/zarr.json"] = document(n_shards * cps)
-    shard = build_shard(dict.fromkeys(range(cps), b"x"), cps)
-    for i in range(n_shards):
-        if isinstance(base, Path):
-            (base / f"a/c.{i}").write_bytes(shard)
-        else:
-            sync(base.set(f"a/c.{i}", cpu.Buffer.from_bytes(shard)))
 
 
 class SizedStore(CountingStore):
@@ -59,14 +32,14 @@ def test_requests() -> None:
     base.forget()
     report = check_store(base)
     assert (report.n_objects, report.n_chunks, report.findings) == (100, 800, ())
-    of_shards = [(key, part) for key, part in base.reads if key.startswith("a/c.")]
-    assert sorted({key for key, _ in of_shards}) == sorted(f"a/c.{i}" for i in range(100))
+    of_shards = [(key, part) for key, part in base.reads if key.startswith("z/c/")]
+    assert sorted({key for key, _ in of_shards}) == sorted(f"z/c/{i}" for i in range(100))
     assert len(of_shards) == 100
     assert {part for _, part in of_shards} == {SuffixByteRequest(index_nbytes(8))}
     assert len(base.reads) <= 110, "documents"
     base.forget()
     check_store(base, level="decode")
-    assert sum(key.startswith("a/c.") for key, _ in base.reads) == 200
+    assert sum(key.startswith("z/c/") for key, _ in base.reads) == 200
     assert base.writes == []
 
 
@@ -76,7 +49,7 @@ def test_memory(level: Any, tmp_path: Path) -> None:
     peaks = []
     for n, n_shards in enumerate((64, 64, 512)):  # the first imports what is needed
         base = tmp_path / str(n)
-        fill(base, n_shards, CPS)
+        fill(LocalStore(base), n_shards, CPS)
         tracemalloc.start()
         report = check_store(base, level=level)
         peaks.append(tracemalloc.get_traced_memory()[1])

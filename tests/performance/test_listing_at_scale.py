@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,42 +15,11 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from tests.support.bases import BASES, put
-from tests.support.shard_bytes import build_shard
+from tests.support.full_shards import fill, shard_of
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore
 from zarr_shardstore.testing import tuned
 
 CPS = 40
-
-
-def shard_of(cps: int) -> bytes:
-    """A shard that is full of chunks of one byte."""
-    return build_shard(dict.fromkeys(range(cps), b"x"), cps)
-
-
-def document(n_chunks: int) -> bytes:
-    """Of an array with so many chunks."""
-    return json.dumps(
-        {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": [n_chunks],
-            "data_type": "uint8",
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-            "fill_value": 0,
-            "codecs": [{"name": "bytes"}],
-            "attributes": {},
-        }
-    ).encode()
-
-
-def fill(base: Any, n_shards: int, cps: int = CPS) -> set[str]:
-    """Store an array; return all keys."""
-    ShardingMapping(base, chunks_per_shard=cps)["z/zarr.json"] = document(n_shards * cps)
-    shard = shard_of(cps)
-    for i in range(n_shards):
-        put(base, f"z/c/{i}", shard)
-    return {"z/zarr.json", *(f"z/c/{i}" for i in range(n_shards * cps))}
 
 
 class PagedStore(MemoryStore):
@@ -93,7 +61,7 @@ def medium() -> Iterator[None]:
 async def test_every_key_comes_once(kind: str) -> None:
     """From every kind of base store, over many pages and rounds, with held shards among them."""
     base = BASES[kind]()
-    expected = fill(base, 13)
+    expected = fill(base, 13, CPS)
     for i in range(9):
         put(base, f"other/{i}", b"passes through")
     expected |= {f"other/{i}" for i in range(9)}
@@ -126,7 +94,7 @@ async def test_every_key_comes_once(kind: str) -> None:
 async def test_keys_may_be_erased_while_they_are_listed(kind: str) -> None:
     """As ``delete_dir`` of zarr's base class does."""
     base = BASES[kind]()
-    fill(base, 5)
+    fill(base, 5, CPS)
     for i in range(9):
         put(base, f"other/{i}", b"passes through")
     store = ShardingStore(base)
@@ -141,7 +109,7 @@ async def test_keys_may_be_erased_while_they_are_listed(kind: str) -> None:
 async def test_a_listing_holds_two_pages_at_most() -> None:
     """The one in use, and the next one."""
     base = PagedStore()
-    fill(base, 50)
+    fill(base, 50, CPS)
     n_ahead = 0
     n_keys = 0
     async for key in ShardingStore(base).list_prefix("z/"):
@@ -156,7 +124,7 @@ async def test_a_listing_holds_two_pages_at_most() -> None:
 @pytest.mark.usefixtures("small")
 def test_a_blocking_listing_holds_one_page() -> None:
     base = PagedStore()
-    fill(base, 50)
+    fill(base, 50, CPS)
     keys = iter(ShardingMapping(base))
     next(keys)
     next(keys)
@@ -168,7 +136,7 @@ def test_a_blocking_listing_holds_one_page() -> None:
 async def test_the_next_round_is_read_while_the_last_one_is_used() -> None:
     """One, not more."""
     base = PagedStore()
-    fill(base, 50)
+    fill(base, 50, CPS)
     async with aclosing(ShardingStore(base).list_prefix("z/c/")) as keys:  # type: ignore[type-var]
         await anext(keys)
         for _ in range(100):
@@ -181,7 +149,7 @@ async def test_the_next_round_is_read_while_the_last_one_is_used() -> None:
 async def test_who_breaks_off_leaves_nothing_open(n_keys: int) -> None:
     """No listing of the base store, and no task."""
     base = PagedStore()
-    fill(base, 50)
+    fill(base, 50, CPS)
     async with aclosing(ShardingStore(base).list()) as keys:  # type: ignore[type-var]
         for _ in range(n_keys):
             await anext(keys)
@@ -205,7 +173,7 @@ async def test_who_breaks_off_does_not_wait_for_what_comes_next() -> None:
             return await super().get(key, *args, **options)
 
     base = Hanging()
-    fill(base, 50)
+    fill(base, 50, CPS)
     async with asyncio.timeout(60), aclosing(ShardingStore(base).list_prefix("z/c/")) as keys:  # type: ignore[type-var]
         await anext(keys)
         for _ in range(100):
@@ -217,7 +185,7 @@ async def test_who_breaks_off_does_not_wait_for_what_comes_next() -> None:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux does")
 async def test_who_breaks_off_leaves_no_directory_open(tmp_path: Path) -> None:
     """Async, and blocking."""
-    fill(ShardingMapping(tmp_path).base, 50)
+    fill(ShardingMapping(tmp_path).base, 50, CPS)
     store = ShardingStore(tmp_path)
     mapping = ShardingMapping(store)
     assert len([key async for key in store.list()]) == len(mapping)  # threads are there now
@@ -235,7 +203,7 @@ async def test_who_breaks_off_leaves_no_directory_open(tmp_path: Path) -> None:
 async def test_errors_come_when_all_else_is_listed(kind: str) -> None:
     """The first one, which says how many there are."""
     base = BASES[kind]()
-    expected = fill(base, 13)
+    expected = fill(base, 13, CPS)
     for i in (0, 7):
         put(base, f"z/c/{i}", shard_of(CPS)[:-1])
         expected -= {f"z/c/{j}" for j in range(i * CPS, (i + 1) * CPS)}
@@ -263,7 +231,7 @@ async def test_a_failing_base_store_ends_a_listing() -> None:
             return await super().get(key, *args, **options)
 
     base = Failing()
-    fill(base, 3)
+    fill(base, 3, CPS)
     with pytest.raises(ConnectionError, match="lost"):
         async for _ in ShardingStore(base).list():
             pass
