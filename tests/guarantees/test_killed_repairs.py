@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +17,11 @@ from typing import Any
 import pytest
 import zarr
 
-import zarr_shardstore
 from tests.guarantees.test_killed_writers import Array, Writers, kill_one, writers  # noqa: F401
 from tests.support import repair_until_killed
 from tests.support.any_size import INDEX_CODECS
 from tests.support.checked_stores import KINDS
+from tests.support.processes import forks_of
 from tests.support.side_files import is_side_file
 from zarr_shardstore import (
     DraftHierarchyStore,
@@ -83,27 +80,12 @@ def quarantines(root: Path) -> list[str]:
 
 @contextmanager
 def repairs() -> Iterator[Any]:
-    root = str(Path(zarr_shardstore.__file__).parents[1])
-    with subprocess.Popen(
-        [sys.executable, repair_until_killed.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": root},
-    ) as process:
+    with forks_of(repair_until_killed.__file__) as ask:
 
         def start(path: Path, how: str, n: int, quarantine: str = "") -> int:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            request = {"path": str(path), "how": how, "n": n, "quarantine": quarantine}
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            return int(process.stdout.readline())
+            return ask({"path": str(path), "how": how, "n": n, "quarantine": quarantine})
 
-        try:
-            yield start
-        finally:
-            process.kill()
+        yield start
 
 
 def check_originals(damaged: Objects, root: Path) -> None:

@@ -9,21 +9,18 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import pytest
 import zarr
 
-import zarr_shardstore
 from tests.support import write_until_killed
 from tests.support.any_size import INDEX_CODECS, Location, declare
-from tests.support.processes import MAX_SECONDS
+from tests.support.processes import MAX_SECONDS, forks_of
 from tests.support.shard_bytes import places_in
 from tests.support.side_files import is_side_file
 from tests.support.write_until_killed import Layers, State, applied, content, key_of, stored
@@ -47,15 +44,8 @@ N_CASES = len(STRATEGIES) * len(INDEX_CODECS) * len(LOCATIONS)
 class Writers:
     """Starts writers, by forks of a process that has imported everything."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def _ask(self, request: dict[str, Any]) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+    def __init__(self, ask: Callable[[dict[str, Any]], int]) -> None:
+        self._ask = ask
 
     def start(self, request: dict[str, Any]) -> int:
         """Number of the process."""
@@ -68,18 +58,8 @@ class Writers:
 
 @pytest.fixture(scope="module")
 def writers() -> Iterator[Writers]:
-    root = str(Path(zarr_shardstore.__file__).parents[1])
-    with subprocess.Popen(
-        [sys.executable, write_until_killed.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": root},
-    ) as process:
-        try:
-            yield Writers(process)
-        finally:
-            process.kill()
+    with forks_of(write_until_killed.__file__) as ask:
+        yield Writers(ask)
 
 
 class Array:

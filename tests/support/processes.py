@@ -1,4 +1,4 @@
-"""Processes that convert, and the S3 server that some of them work on."""
+"""Processes that convert, write or repair, and the S3 server that some of them work on."""
 
 from __future__ import annotations
 
@@ -45,6 +45,31 @@ def child(request: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
             assert process.stderr is not None
             assert process.stdout.readline() == "ready\n", process.stderr.read()
             yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def forks_of(script: str) -> Iterator[Callable[[dict[str, Any]], int]]:
+    """A process that has imported everything, forks for each request, and replies with a number."""
+    root = str(Path(zarr_shardstore.__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": root},
+    ) as process:
+
+        def ask(request: dict[str, Any]) -> int:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            return int(process.stdout.readline())
+
+        try:
+            yield ask
         finally:
             process.kill()
 
