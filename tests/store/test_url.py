@@ -221,9 +221,14 @@ def test_files(tmp_path: Path) -> None:
     assert fs.cat_file("x.txt") == b"abc"
     with fs.open("y.txt", "xb") as file:
         file.write(b"y")
-    again = fs.open("y.txt", "xb")
     with pytest.raises(FileExistsError):
-        again.close()
+        fs.open("y.txt", "xb")
+    late = fs.open("late.txt", "xb")
+    fs.pipe_file("late.txt", b"first")
+    with pytest.raises(FileExistsError):
+        late.close()
+    assert fs.cat_file("late.txt") == b"first"
+    late.closed = True
     assert fs.cat_file("y.txt") == b"y"
     with fs.transaction, fs.open("z.txt", "wb") as file:
         file.write(b"z" * 6_000_000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
-from zarr_shardstore import ShardingStore, SpecError, get_shard_info, shard_store
+from zarr_shardstore import ShardingStore, SpecError, check_store, get_shard_info, shard_store
 
 pytest.importorskip("aiohttp")
 
@@ -66,17 +65,20 @@ def test_listings_that_lead_to_themselves(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Links that sort a listing, as Apache has them, or to the root, are no names; a
-    directory that is listed in itself is refused in the end."""
+    directory that is listed in itself is refused in the end, also beside the chunks of an array."""
     z: Any = zarr.create_array(tmp_path / "a.zarr", name="g/z", shape=(4,), chunks=(2,), dtype="u2")
     z[:] = 7
-    links = ["?C=N;O=D", "../", "./", "/"]
+    links, has_loop = ["?C=N;O=D", "../", "./", "/"], False
 
     def send_head(self: Quiet) -> Any:
         path = self.translate_path(self.path)
         is_loop = path.rstrip("/").endswith("/loop")
         if not is_loop and not Path(path).is_dir():
             return SimpleHTTPRequestHandler.send_head(self)
-        names = ["loop/"] if is_loop else [*os.listdir(path), *links]
+        names = [
+            f"{x.name}/" if x.is_dir() else x.name for x in Path(path).glob("*") if not is_loop
+        ]
+        names += ["loop/"] if is_loop or (has_loop and path.rstrip("/").endswith("/c")) else links
         body = "".join(f'<a href="{x}">{x}</a>' for x in names).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -89,3 +91,8 @@ def test_listings_that_lead_to_themselves(
     assert {path.name for path in (tmp_path / "b.zarr").iterdir()} == {"zarr.json", "g"}
     with pytest.raises(SpecError, match="listed in itself"):
         get_shard_info(f"{url}/a.zarr/loop")
+    found = check_store(f"{url}/a.zarr")
+    assert (found.n_chunks, found.findings) == (2, ())
+    has_loop = True
+    with pytest.raises(SpecError, match="listed in itself"):
+        check_store(f"{url}/a.zarr")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zarr.storage import MemoryStore
 
 from tests.support.bases import put
 from tests.support.hierarchies import (
@@ -24,6 +26,8 @@ from tests.support.hierarchies import (
     grid_coords,
 )
 from tests.support.rounds import N_ROUNDS
+from zarr_shardstore import SpecError
+from zarr_shardstore.format import keys
 from zarr_shardstore.inspect import find as find_module
 from zarr_shardstore.inspect.find import find_contents
 from zarr_shardstore.inspect.open_base import open_base
@@ -242,3 +246,21 @@ def test_many_directories_in_rounds_of_bounded_size() -> None:
         found, rounds = find(objects)
     assert sorted(found.other_keys) == sorted(objects)
     assert max(map(len, rounds)) <= 3 * 8
+
+
+class Looping(MemoryStore):
+    """Each directory has three, as links on a web server may lead."""
+
+    n_listings = 0
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        self.n_listings += 1
+        for name in ("a", "b", "c"):
+            yield name
+
+
+def test_directories_that_are_listed_in_each_other() -> None:
+    store = Looping()
+    with mock.patch.object(keys, "_MAX_REPEATED", 64), pytest.raises(SpecError, match="in itself"):
+        open_base(store).run(find_contents())
+    assert store.n_listings < 3**6

@@ -124,7 +124,8 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
             return [cls._strip_protocol(each) for each in path]
         text = fsspec.utils.stringify_path(path)
         if text.startswith("shard://"):
-            text = _QUERY.split(text.removeprefix("shard://"), maxsplit=1)[0]
+            chain = text.removeprefix("shard://").partition("::")  # some callers pass all of it
+            text = _QUERY.split(chain[0], maxsplit=1)[0]
         return text.strip("/")
 
     @staticmethod
@@ -281,6 +282,8 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
             if info["type"] == "directory":
                 raise IsADirectoryError(f"{path!r} is a directory: append the path of a file")
             options["size"] = info["size"]
+        if mode == "xb" and self.exists(path):
+            raise FileExistsError(path)
         file = _ShardFile(self, path, mode, block_size, **options)
         if mode == "ab" and self.exists(path):
             file.write(self.cat_file(path))

@@ -20,7 +20,7 @@ Source: sharding storage transformer draft, "Key & value transformation"; Zarr v
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -209,3 +209,22 @@ def draft_candidate(key: str) -> tuple[str, str] | None:
     if (marker == "c" and alone) or (_IS_DRAFT.fullmatch(marker) and (alone or "." not in marker)):
         return "/".join(segments[:first]), "/".join(segments[first:])
     return None
+
+
+_MAX_DEPTH = 64
+"""Most directories in each other."""
+
+_MAX_REPEATED = 4096
+"""Most directories of one depth with two names that are twice in their path, or one three times."""
+
+
+def check_no_loop(directories: Sequence[str]) -> None:
+    """Raise `SpecError` for directories of one depth that a web server seems to list in itself, or
+    in each other: they are too deep, or too many of them have the same names in their paths."""
+    parts = [path.split("/") for path in directories]
+    n_repeated = sum(len(names) - len(set(names)) > 1 for names in parts)
+    if n_repeated > _MAX_REPEATED or max(map(len, parts), default=0) > _MAX_DEPTH:
+        raise SpecError(
+            f"the directories go on below {directories[0]!r}: one is listed in itself; "
+            "pass the paths of arrays"
+        )

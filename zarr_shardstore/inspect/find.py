@@ -15,7 +15,7 @@ from zarr_shardstore.arrays.policy import matches
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import array_path, paths_of
-from zarr_shardstore.format.keys import check_prefix
+from zarr_shardstore.format.keys import check_no_loop, check_prefix
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.inspect.open_base import ODD_KEY_ERRORS, STAGING, BaseStoreHandle
@@ -34,9 +34,6 @@ DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
 _DIRECTORIES_AT_ONCE = 256
 """Most directories that are read in one round."""
-
-_MAX_DEPTH = 64
-"""Most directories in each other. More are a directory that a web server lists in itself."""
 
 _MAX_CHUNK_NAMES = 1 << 20
 """Most names of chunks in the directory of an array that is listed."""
@@ -156,11 +153,7 @@ def find_contents() -> Flow[StoreContents]:
     draft = yield from _find_draft_arrays(found)
     level = [""]
     while level:
-        if level[0].count("/") > _MAX_DEPTH:
-            raise SpecError(
-                f"the directories go on below {level[0]!r}: one is listed in itself; "
-                "pass the paths of arrays"
-            )
+        check_no_loop(level)
         below: list[str] = []
         for i in range(0, len(level), _DIRECTORIES_AT_ONCE):
             below += yield from _visit(level[i : i + _DIRECTORIES_AT_ONCE], draft, found)

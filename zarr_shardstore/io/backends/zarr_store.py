@@ -29,6 +29,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, MemoryStore, WrapperStore
 
 from zarr_shardstore.errors import UnsupportedError
+from zarr_shardstore.format.keys import check_no_loop
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.io.backends import base, store_traits
 from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
@@ -419,11 +420,8 @@ class ZarrBackend(base.Backend):
         try:
             names = self.store.list_dir(prefix.removesuffix("/"))
             # fsspec lists an object of that name with a path, and a directory of HTTP with a slash.
-            listed = [name.rstrip("/") async for name in names]
+            listed = [name.rstrip("/") async for name in names if self._is_name(name)]
             found = [name for name in listed if not is_hidden(name) and "/" not in name]
-            if "http" in getattr(getattr(self.store, "fs", None), "protocol", ()):
-                # Links that sort a listing, or lead to the root, are no names in the directory.
-                found = [name for name in found if name.strip(".") and not name.startswith("?")]
             if prefix and not found and self._lacks_prefixes():
                 # VirtualiZarr's has no names in a directory below one that it does not list.
                 await self._names(prefix[: prefix.rstrip("/").rfind("/") + 1])
@@ -435,6 +433,30 @@ class ZarrBackend(base.Backend):
                 raise
         keys = [key async for key, _ in self._listed(prefix, walks=False) if not is_hidden(key)]
         return list(dict.fromkeys(key[len(prefix) :].split("/", 1)[0] for key in keys))
+
+    def _is_web(self) -> bool:
+        return "http" in getattr(getattr(self.store, "fs", None), "protocol", ())
+
+    def _is_name(self, name: str) -> bool:
+        """Whether a name is one in its directory. On the web some are links that sort a listing, or
+        lead to the root."""
+        return not self._is_web() or bool(name.strip("./") and not name.startswith("?"))
+
+    async def _listed_on_web(self, prefix: str) -> AsyncGenerator[str, None]:
+        """List keys by directories, which may be listed in each other."""
+        level = [prefix[: prefix.rfind("/") + 1]]
+        while level:
+            check_no_loop(level)
+            below = []
+            for directory in level:
+                async for name in self.store.list_dir(directory):
+                    key = directory + name
+                    if self._is_name(name) and key.startswith(prefix[: len(key)]):
+                        if name.endswith("/"):
+                            below.append(key)
+                        elif key.startswith(prefix):
+                            yield key
+            level = below
 
     async def _paths_without_root(self, method: str, prefix: str) -> list[str] | None:
         """List a file system of fsspec whose root is ``""``, where zarr 3.1 lists other keys."""
@@ -483,6 +505,10 @@ class ZarrBackend(base.Backend):
             for path in paths:
                 if path.startswith(prefix):
                     yield path, None
+            return
+        if self._is_web():
+            async for key in self._listed_on_web(prefix):
+                yield key, None
             return
         directory: str | None = prefix
         while directory is not None and "list_prefix" not in self.lacks:
