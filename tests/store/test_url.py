@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import pytest
 import zarr
 from zarr.storage import LocalStore
 
+from tests.support.entry_points import declared, register_shard
 from tests.support.processes import s3_server
 from zarr_shardstore import ShardedCodecPipeline, ShardingStore, SpecError
 
@@ -31,10 +31,7 @@ VALUES = np.arange(1, 65, dtype="u1").reshape(8, 8)
 
 @pytest.fixture(autouse=True)
 def registered() -> None:
-    """As the declared entry point does, also where the package is not installed."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    name = project["entry-points"]["fsspec.specs"]["shard"]
-    fsspec.register_implementation("shard", name.replace(":", "."), clobber=True)
+    register_shard()
 
 
 @pytest.fixture(params=["file", "memory", "path", "zip"])
@@ -313,8 +310,7 @@ class Context:
 
 async def test_adapter_of_zarrs_urls(tmp_path: Path) -> None:
     """For a zarr that has URL pipelines: ``file:///…|zip:…|shard:b?chunks_per_shard=2,2``."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    (entry,) = project["entry-points"]["zarr.url_adapters"].items()
+    (entry,) = declared("zarr.url_adapters").items()
     assert entry[0] == "shard"
     adapter = EntryPoint(name=entry[0], value=entry[1], group="zarr.url_adapters").load()
     segment = SimpleNamespace(scheme="shard", body="/b/", query="chunks_per_shard=2,2")

@@ -11,6 +11,8 @@ import fsspec
 import pytest
 from fsspec.tests import abstract
 
+from tests.support.entry_points import register_shard
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Class-scoped fixture"),  # fsspec has some
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -23,8 +25,7 @@ class ShardFixtures(abstract.AbstractFixtures):  # type: ignore[misc]
 
     @pytest.fixture(scope="class")
     def fs(self, tmp_path_factory: pytest.TempPathFactory) -> Any:
-        name = "zarr_shardstore.doors.filesystem.ShardFileSystem"
-        fsspec.register_implementation("shard", name, clobber=True)
+        register_shard()
         return fsspec.filesystem("shard", fo=str(tmp_path_factory.mktemp("store")))
 
     @pytest.fixture
