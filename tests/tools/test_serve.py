@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 import random
 import re
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +20,7 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.support.serving import Server, serving
+from tests.support.serving import MAX_SECONDS, Server, serving
 from zarr_shardstore import ShardingStore
 
 DATA = np.arange(1, 6 * 40 * 50 + 1, dtype="u2").reshape(6, 40, 50)
@@ -62,6 +69,12 @@ def server(directory: Path) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def as_v2(directory: Path) -> Iterator[Server]:
     with serving(directory, "--as", "v2") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def as_v3(directory: Path) -> Iterator[Server]:
+    with serving(directory, "--as", "v3") as started:
         yield started
 
 
@@ -123,20 +136,18 @@ def test_conditions(server: Server) -> None:
         assert server.ask(CHUNK, range="bytes=0-1", if_range=other).status == 200
 
 
-def test_an_etag_holds_while_a_neighbour_is_written(tmp_path: Path) -> None:
+def test_an_etag_holds_while_a_neighbour_is_written(server: Server, directory: Path) -> None:
     """And the reply is new as soon as the chunk is."""
-    z: Any = zarr.create_array(
-        ShardingStore(tmp_path, chunks_per_shard=4), name="z", shape=(8,), chunks=(2,), dtype="u1"
-    )
+    store = ShardingStore(directory, chunks_per_shard=4)
+    z: Any = zarr.create_array(store, name="live", shape=(8,), chunks=(2,), dtype="u1")
     z[:4] = 1
-    with serving(tmp_path) as server:
-        before = server.ask("/z/c/0")
-        assert server.ask("/z/c/3").status == 404
-        z[4:] = 2
-        assert server.ask("/z/c/0", if_none_match=before.headers["etag"]).status == 304
-        assert server.ask("/z/c/3").status == 200
-        z[:2] = 3
-        after = server.ask("/z/c/0", if_none_match=before.headers["etag"])
+    before = server.ask("/live/c/0")
+    assert server.ask("/live/c/3").status == 404
+    z[4:] = 2
+    assert server.ask("/live/c/0", if_none_match=before.headers["etag"]).status == 304
+    assert server.ask("/live/c/3").status == 200
+    z[:2] = 3
+    after = server.ask("/live/c/0", if_none_match=before.headers["etag"])
     assert after.status == 200
     assert after.body != before.body
 
@@ -152,20 +163,18 @@ def test_only_reads(server: Server) -> None:
     assert reply.headers["access-control-allow-headers"] == "*"
 
 
-def test_damage_is_a_sentence(tmp_path: Path) -> None:
+def test_damage_is_a_sentence(server: Server, directory: Path) -> None:
     """The chunks of other shards are served."""
-    z: Any = zarr.create_array(
-        ShardingStore(tmp_path, chunks_per_shard=2), name="z", shape=(8,), chunks=(2,), dtype="u1"
-    )
+    store = ShardingStore(directory, chunks_per_shard=2)
+    z: Any = zarr.create_array(store, name="damaged", shape=(8,), chunks=(2,), dtype="u1")
     z[:] = 1
-    shard = tmp_path / "z/c/0"
+    shard = directory / "damaged/c/0"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-    with serving(tmp_path) as server:
-        assert server.ask("/z/c/2").status == 200
-        reply = server.ask("/z/c/0")
-        assert reply.status == 500
-        assert b"z/c/0" in reply.body
-        assert str(tmp_path).encode() not in reply.body
+    assert server.ask("/damaged/c/2").status == 200
+    reply = server.ask("/damaged/c/0")
+    assert reply.status == 500
+    assert b"damaged/c/0" in reply.body
+    assert str(directory).encode() not in reply.body
 
 
 # ---------------------------------------------------------------- a whole store
@@ -173,24 +182,26 @@ def test_damage_is_a_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shown_as", ["v2", "v3"])
 @pytest.mark.parametrize("stored", ["g/raw", "old/raw"])
-def test_arrays_of_both_formats_in_one(directory: Path, shown_as: str, stored: str) -> None:
+def test_arrays_of_both_formats_in_one(
+    request: pytest.FixtureRequest, shown_as: str, stored: str
+) -> None:
     """zarr reads all of the array through fsspec and through obstore, and the groups above it
     from their consolidated metadata."""
     pytest.importorskip("aiohttp")
     obstore = pytest.importorskip("obstore.store")
-    with serving(directory, "--as", shown_as) as server:
-        client = obstore.HTTPStore(server.url, client_options={"allow_http": True})
-        for store in (server.url, zarr.storage.ObjectStore(client, read_only=True)):
-            z: Any = zarr.open_array(store, path=stored, mode="r")
-            assert (f"v{z.metadata.zarr_format}", z.shards) == (shown_as, None)
-            np.testing.assert_array_equal(z[1:, 3:, :33], DATA[1:, 3:, :33])
-        root: Any = zarr.open_consolidated(server.url, zarr_format=int(shown_as[1]))
-        assert {"g", "old"} == set(root.group_keys())
-        group = root[stored.split("/")[0]]
-        assert group.attrs["unit"] == ("nm" if stored == "g/raw" else "mm")
-        np.testing.assert_array_equal(group["raw"][0], DATA[0])
-        hidden = "zarr.json" if shown_as == "v2" else ".zarray"
-        assert server.ask(f"/{stored}/{hidden}").status == 404
+    server: Server = request.getfixturevalue(f"as_{shown_as}")
+    client = obstore.HTTPStore(server.url, client_options={"allow_http": True})
+    for store in (server.url, zarr.storage.ObjectStore(client, read_only=True)):
+        z: Any = zarr.open_array(store, path=stored, mode="r")
+        assert (f"v{z.metadata.zarr_format}", z.shards) == (shown_as, None)
+        np.testing.assert_array_equal(z[1:, 3:, :33], DATA[1:, 3:, :33])
+    root: Any = zarr.open_consolidated(server.url, zarr_format=int(shown_as[1]))
+    assert {"g", "old"} <= set(root.group_keys())
+    group = root[stored.split("/")[0]]
+    assert group.attrs["unit"] == ("nm" if stored == "g/raw" else "mm")
+    np.testing.assert_array_equal(group["raw"][0], DATA[0])
+    hidden = "zarr.json" if shown_as == "v2" else ".zarray"
+    assert server.ask(f"/{stored}/{hidden}").status == 404
 
 
 def test_arrays_as_they_are_stored(server: Server, directory: Path) -> None:
@@ -219,19 +230,30 @@ def test_keys_of_the_other_format_are_none(as_v2: Server) -> None:
         assert as_v2.ask(path).status == 404
 
 
-def test_what_v2_cannot_say_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_v2_cannot_say_is_refused_by_name(as_v2: Server, directory: Path) -> None:
     """And left out of consolidated metadata, so that the rest is read."""
-    store = ShardingStore(tmp_path, chunks_per_shard=2)
-    zarr.create_array(store, name="z", shape=(4,), chunks=(2,), dtype="u1")
-    names = ["y", None]
-    zarr.create_array(
-        store, name="new", shape=(4, 4), chunks=(2, 2), dtype="u1", dimension_names=names
-    )
-    with serving(tmp_path, "--as", "v2") as server:
-        reply = server.ask("/new/.zarray")
-        assert (reply.status, b"dimension names" in reply.body) == (501, True)
-        metadata = json.loads(server.ask("/.zmetadata").body)["metadata"]
-        assert set(metadata) == {".zgroup", "z/.zarray"}
+    options: dict[str, Any] = {"shape": (4, 4), "chunks": (2, 2), "dtype": "u1"}
+    store = ShardingStore(directory, chunks_per_shard=2)
+    zarr.create_array(store, name="new", dimension_names=["y", None], **options)
+    reply = as_v2.ask("/new/.zarray")
+    assert (reply.status, b"dimension names" in reply.body) == (501, True)
+    metadata = json.loads(as_v2.ask("/.zmetadata").body)["metadata"]
+    assert "g/raw/.zarray" in metadata
+    assert "new/.zarray" not in metadata
+
+
+def test_an_array_that_is_replaced(server: Server, directory: Path) -> None:
+    """By another process, and a client that reads no document of it: soon its chunks are those of
+    the new one."""
+    options: dict[str, Any] = {"name": "other", "shape": (4, 4), "chunks": (1, 1), "dtype": "u1"}
+    for chunks_per_shard in ((2, 4), (4, 2)):
+        store = ShardingStore(directory, chunks_per_shard=chunks_per_shard)
+        z: Any = zarr.create_array(store, compressors=None, overwrite=True, **options)
+        z[:] = np.arange(1, 17, dtype="u1").reshape(4, 4)
+        store.close()
+        end = time.monotonic() + MAX_SECONDS
+        while server.ask("/other/c/1/3").body != bytes([8]):
+            assert time.monotonic() < end
 
 
 # ------------------------------------------------------------- hostile requests
@@ -325,16 +347,150 @@ def test_files_of_ours_and_links_out_of_the_store(server: Server) -> None:
             assert server.ask(f"/{name}", method).status == 404, name
 
 
-def test_links_to_shards_and_groups_are_followed(tmp_path: Path) -> None:
+def test_links_to_shards_and_groups_are_followed(
+    server: Server, directory: Path, tmp_path: Path
+) -> None:
     """They are how a store takes files in without a copy."""
-    for name in ("a", "elsewhere"):
-        store = ShardingStore(tmp_path / name, chunks_per_shard=2)
+    for top in (directory / "adopted", tmp_path):
+        store = ShardingStore(top, chunks_per_shard=2)
         z: Any = zarr.create_array(store, name="z", shape=(8,), chunks=(2,), dtype="u1")
         z[:] = 7
-    shard = tmp_path / "a/z/c/1"
+    shard = directory / "adopted/z/c/1"
     shard.unlink()
-    shard.symlink_to(tmp_path / "elsewhere/z/c/1")
-    (tmp_path / "a/linked").symlink_to(tmp_path / "elsewhere")
-    with serving(tmp_path / "a") as server:
-        for path in ("/z/c/2", "/z/zarr.json", "/linked/z/c/2", "/linked/z/zarr.json"):
-            assert server.ask(path).status == 200, path
+    shard.symlink_to(tmp_path / "z/c/1")
+    (directory / "linked").symlink_to(tmp_path)
+    for path in ("adopted/z/c/2", "adopted/z/zarr.json", "linked/z/c/2", "linked/z/zarr.json"):
+        assert server.ask(f"/{path}").status == 200, path
+
+
+# ------------------------------------------------------------------ many clients
+
+
+def rss(server: Server) -> int:
+    """Return the memory of the server in MiB."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) // 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="/proc tells the memory")
+def test_64_clients_at_once(server: Server) -> None:
+    """They get what one client gets, and the server does not grow."""
+    grid = np.ndindex(3, 3, 4)
+    expected = {path: server.ask(path) for path in (f"/g/raw/c/{z}/{y}/{x}" for z, y, x in grid)}
+    paths = list(expected)
+
+    def read(client: int) -> None:
+        for path in random.Random(client).choices(paths, k=40):
+            reply = server.ask(path)
+            assert (reply.status, reply.body) == (200, expected[path].body)
+            assert reply.headers["etag"] == expected[path].headers["etag"]
+
+    with ThreadPoolExecutor(64) as clients:
+        list(clients.map(read, range(64)))
+        before = rss(server)
+        list(clients.map(read, range(64, 128)))
+    assert rss(server) <= before + 8
+
+
+@pytest.fixture(scope="module")
+def large(directory: Path) -> Any:
+    """Chunks of 4 MiB and of 20 MiB, which no connection takes at once."""
+    store = ShardingStore(directory, chunks_per_shard=2)
+    for name, mib in (("a", 4), ("b", 20)):
+        n: Any = 2 * mib << 20
+        data = np.random.default_rng(mib).integers(1, 255, n, dtype="u1")
+        options: dict[str, Any] = {"shape": n, "chunks": n // 2, "dtype": "u1"}
+        zarr.create_array(store, name=f"large/{name}", compressors=None, **options)[:] = data
+    return store
+
+
+def test_large_values(large: Any, server: Server) -> None:
+    """With an ETag, and ranges that are read without the rest."""
+    data = large.get_sync("large/b/c/1").to_bytes()
+    whole = server.ask("/large/b/c/1")
+    assert whole.body == data
+    etag = whole.headers["etag"]
+    assert server.ask("/large/b/c/1", if_none_match=etag).status == 304
+    for headers in ({}, {"if_range": etag}):
+        reply = server.ask("/large/b/c/1", range="bytes=17000000-18999999", **headers)
+        assert (reply.status, reply.body == data[17_000_000:19_000_000]) == (206, True)
+        assert reply.headers["content-range"] == f"bytes 17000000-18999999/{20 << 20}"
+    assert server.ask("/large/b/c/1", range="bytes=99999999-").status == 416
+    assert server.ask("/large/b/c/1", "HEAD").headers["content-length"] == str(20 << 20)
+
+
+def test_clients_that_take_nothing(large: Any, server: Server) -> None:
+    """Others are served, and their values are not kept. One that goes on gets the rest; if its
+    chunk was written meanwhile, its connection is cut, and no byte of the new one is sent."""
+    values = [large.get_sync(f"large/a/c/{i}").to_bytes() for i in (0, 1)]
+    with ExitStack() as stack:
+        before, hung = rss(server), []
+        for i in range(40):
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(MAX_SECONDS)
+            connection.connect(server.address)
+            connection.sendall(f"GET /large/a/c/{i % 2} HTTP/1.0\r\n\r\n".encode())
+            hung.append(connection)
+        assert server.ask("/g/raw/zarr.json").status == 200
+        assert rss(server) < before + 40 * 4
+        zarr.open_array(large, path="large/a")[: 4 << 20] = 0
+        for i in (0, 1):
+            received = b"".join(iter(partial(hung[i].recv, 1 << 20), b""))
+            head, _, body = received.partition(b"\r\n\r\n")
+            assert b"200 OK" in head
+            assert values[i].startswith(body)
+            assert (len(body) == len(values[i])) == (i == 1)
+
+
+# --------------------------------------------------------------- page and command
+
+
+def test_slices_are_bounded(server: Server, directory: Path) -> None:
+    """Each is a byte for an element, from the darkest to the brightest; a wrong one is refused."""
+    reply = server.ask("/?array=g/raw&at=3,8,10&axes=0,2")
+    plane = DATA[3:, 8, 10:].astype("f8")
+    scaled = (plane - plane.min()) / (plane.max() - plane.min()) * 255
+    assert reply.headers["x-slice"] == f"3 40 {plane.min():g} {plane.max():g}"
+    np.testing.assert_allclose(np.frombuffer(reply.body, "u1"), scaled.ravel(), atol=1)
+    store = ShardingStore(directory, None)
+    options: dict[str, Any] = {"dtype": "u1", "fill_value": 1}
+    zarr.create_array(store, name="wide", shape=(9999, 9999), chunks=(9, 9), **options)
+    zarr.create_array(store, name="deep", shape=(9999, 99, 99), chunks=(9999, 99, 9), **options)
+    zarr.create_array(store, name="huge", shape=(9999, 9999), chunks=(9999, 9999), **options)
+    assert len(server.ask("/?array=wide").body) == 512 * 512
+    assert 1 <= len(server.ask("/?array=deep").body) < 99 * 99
+    assert server.ask("/?array=huge").status == 501
+    assert server.ask("/?array=g/text").status == 501
+    for query in ("at=6,0,0", "at=0,0", "at=a,0,0", "axes=1,1", "axes=0,1,2", f"at={'9' * 99}"):
+        assert server.ask(f"/?array=g/raw&{query}").status == 404
+    for path in ("g", "nothing", "../v.zarr/g/raw", ".zarr_shardstore/z"):
+        assert server.ask(f"/?array={path}").status == 404
+
+
+def test_the_page_lists_arrays(server: Server) -> None:
+    """Names of arrays are text there, and no script but its own runs."""
+    reply = server.ask("/")
+    page = reply.body.decode()
+    assert "<script>document" not in page
+    assert "&lt;script&gt;document.title=&#x27;hacked&#x27;&lt;/script&gt;" in page
+    for text in ("g/raw", "6 × 40 × 50", "2 × 16 × 16", "uint16", "&lt;u2"):
+        assert text in page
+    assert "script-src 'sha256-" in reply.headers["content-security-policy"]
+    assert not re.search(r"(src|href)=|https?://", page)
+
+
+def test_the_command_speaks_in_sentences(directory: Path, tmp_path: Path) -> None:
+    with serving(directory) as server:
+        program = [sys.executable, "-m", "zarr_shardstore", "serve"]
+        wrong = {
+            f"port {server.address[1]} of 127.0.0.1 cannot be taken (Address already in use)": [
+                *(str(directory), f"--port={server.address[1]}"),
+            ],
+            "does not exist": [str(tmp_path / "nothing")],
+        }
+        for text, arguments in wrong.items():
+            done = subprocess.run([*program, *arguments], capture_output=True, text=True)
+            assert (done.returncode, text in done.stderr) == (1, True), done.stderr
+            assert done.stderr.count("\n") == 1
+        assert server.interrupt() == (0, "the server has ended\n")

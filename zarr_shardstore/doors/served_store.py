@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
-from typing import NamedTuple
+from time import monotonic
 
 from zarr.core.buffer import default_buffer_prototype
 
-from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.keys import check_key, v3_candidates
-from zarr_shardstore.format.layout import ChunkRef
-from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.inspect.find import DOCUMENTS, find_contents
 from zarr_shardstore.inspect.open_base import open_base
 from zarr_shardstore.io.backends.local import LocalBackend
@@ -26,7 +24,6 @@ from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.metadata.declaration import Document
 from zarr_shardstore.metadata.documents import Node, consolidated_v3, dump_document, parse_json
 from zarr_shardstore.native.as_format import ZarrFormat, documents_in, encoding_in
-from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex, ask
 from zarr_shardstore.store.sharding_store import ShardingStore
 
 _MAX_KEY_NBYTES = 1024
@@ -34,14 +31,8 @@ _MAX_KEY_NBYTES = 1024
 
 _NODES_AT_ONCE = 16
 
-
-class Place(NamedTuple):
-    """Place of a value: bytes of an object in one state."""
-
-    object_key: str
-    offset: int
-    nbytes: int
-    version: object
+_FRESH_S = 2
+"""After so long the document of an array is read again before its next chunk."""
 
 
 class ServedStore:
@@ -56,6 +47,7 @@ class ServedStore:
         self._catalog = engine.operations.catalog
         backend = engine.driver.backend
         self._root = backend.real_root if isinstance(backend, LocalBackend) else None
+        self._refreshed = monotonic()
 
     async def find(self, key: str) -> bytes | str | None:
         """Return the document under a key, or the key in the store of another value, which may be
@@ -63,6 +55,9 @@ class ServedStore:
         directory, _, name = key.rpartition("/")
         if not _is_public(key):
             return None
+        if monotonic() > self._refreshed + _FRESH_S:
+            self._refreshed = monotonic()
+            self.store.refresh()  # another process may have replaced an array
         if name in DOCUMENTS:
             return await self._document(directory, name)
         for path, suffix in v3_candidates(key):
@@ -86,28 +81,6 @@ class ServedStore:
         with suppress(FileNotFoundError):
             return await self.store.getsize(key)
         return None
-
-    async def locate(self, key: str) -> Place | None:
-        """Return where a value is, to be read in pieces."""
-        (owner,) = await self._run(self._catalog.chunks_of([key]))
-        if owner is None:
-            found: Found = (await self._run(ask([Get(key, Range(0, 1))])))[0]
-            size = found.size or await self.store.getsize(key)
-            return None if found.value is None else Place(key, 0, size, found.version)
-        if not isinstance(owner, ChunkRef):
-            raise UnsupportedError(f"{key!r} is too large, and storage transformers change it")
-        index: FoundIndex = (await self._run(ask([GetIndex(owner.shard)])))[0]
-        entry = None if index.decoded is None else index.decoded.entry(owner.entry_id)
-        return None if entry is None else Place(owner.shard.key, *entry, index.version)
-
-    async def read_piece(self, place: Place, start: int, stop: int) -> memoryview:
-        """Return bytes of a value; raise `ShardConflictError` if its object has changed."""
-        part = Range(place.offset + start, place.offset + stop)
-        found: Found = (await self._run(ask([Get(place.object_key, part)])))[0]
-        value = found.value
-        if value is None or found.version != place.version or len(value) != stop - start:
-            raise ShardConflictError(f"{place.object_key!r} was changed while it was sent")
-        return value
 
     # ---------------------------------------------------------------- documents
 

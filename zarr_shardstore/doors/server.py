@@ -8,10 +8,11 @@ other methods           405
 ======================  ======================================================================
 
 The ETag of a value is a digest of its bytes: it stays when a neighbour in the shard is written, and
-when the server starts again. A value of more than `MAX_NBYTES` has none, and is sent in pieces
-of one version of its object: if that changes, the connection is cut.
+when the server starts again. Each reply comes of one read of the store, so that it mixes no two
+states of a value.
 
-Memory: `_AT_ONCE` times `MAX_NBYTES`. A client that takes nothing for `_STALL_S` is disconnected.
+Memory: `_AT_ONCE` values of up to `_LARGE_NBYTES`, and few that are larger; and `_SENT_NBYTES` for
+a client that takes nothing.
 
 Source: RFC 9110, "Conditional Requests", "Range Requests"; ASGI, "HTTP".
 """
@@ -22,30 +23,45 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from zarr_shardstore.doors.page import draw_slice, render_page
 from zarr_shardstore.doors.served_store import ServedStore
-from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.errors import (
+    ShardConflictError,
+    ShardStoreError,
+    SpecError,
+    UnsupportedError,
+)
 from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.native.as_format import ZarrFormat
 from zarr_shardstore.store.sharding_store import ShardingStore
 
-MAX_NBYTES = 16 * 1024 * 1024
-"""Largest value, or piece of one, that is in memory for a client."""
-
-_AT_ONCE = 32
+_AT_ONCE = 16
 """Values that are read or sent at a time."""
+
+_LARGE_NBYTES = 16 * 1024 * 1024
+_LARGE_AT_ONCE = 2
+"""Values of more than so many bytes that are read or sent at a time."""
+
+_MAX_NBYTES = 512 * 1024 * 1024
+"""Most bytes of a reply."""
 
 _DRAWN_AT_ONCE = 2
 """Pages and slices that are made at a time."""
 
 _MAX_CONNECTIONS = 512
+
+_PATIENCE_S = 2
+"""After so long a client that takes nothing has no value in memory."""
+
+_MOMENT_S = 0.01
 _STALL_S = 30
+"""After so long it is disconnected."""
 
 _SENT_NBYTES = 256 * 1024
 """Bytes that a connection gets at a time; it has at most so many in memory."""
@@ -72,7 +88,7 @@ class Reply(NamedTuple):
 
     status: int
     headers: Mapping[str, str]
-    body: bytes | memoryview | AsyncIterator[memoryview] = b""
+    body: bytes | memoryview = b""
 
 
 class ChunkServer:
@@ -82,29 +98,44 @@ class ChunkServer:
         self._served = ServedStore(store, zarr_format)
         self._title = title
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._drawing = asyncio.Semaphore(_DRAWN_AT_ONCE)
 
     async def __call__(
         self,
         scope: Mapping[str, Any],
-        receive: Any,  # noqa: ARG002
+        receive: Callable[[], Awaitable[Mapping[str, Any]]],
         send: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
-        async with self._drawing if scope["path"] == "/" else self._slots:
-            status, special, body = await self._reply(scope)
+        async with AsyncExitStack() as held:
+            status, special, body = await self._reply(scope, held)
             headers = {"content-type": "text/plain; charset=utf-8", **_HEADERS, **special}
-            if isinstance(body, bytes | memoryview) and status not in (204, 304):
+            if status not in (204, 304):
                 headers.setdefault("content-length", str(len(body)))
             pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
             await send({"type": "http.response.start", "status": status, "headers": pairs})
-            if scope["method"] != "HEAD":
-                async for part in _parts_of(body):
-                    async with asyncio.timeout(_STALL_S):
-                        await send({"type": "http.response.body", "body": part, "more_body": True})
+            for first in range(0, len(body) if scope["method"] != "HEAD" else 0, _SENT_NBYTES):
+                part = bytes(body[first : first + _SENT_NBYTES])
+                message = {"type": "http.response.body", "body": part, "more_body": True}
+                sending = asyncio.ensure_future(send(message))
+                if not (await asyncio.wait({sending}, timeout=_PATIENCE_S))[0]:
+                    # Others get the memory; if the client goes on, the value is read again.
+                    sent, body = await asyncio.to_thread(_digest, body), b""
+                    await held.aclose()
+                    gone = asyncio.ensure_future(_disconnected(receive))
+                    await asyncio.wait_for(sending, _STALL_S)
+                    if (await asyncio.wait({gone}, timeout=_MOMENT_S))[0]:
+                        return
+                    gone.cancel()
+                    body = (await self._reply(scope, held)).body
+                    if await asyncio.to_thread(_digest, body) != sent:
+                        raise ShardConflictError(f"{scope['path']!r} was changed while it was sent")
+                await sending
             await send({"type": "http.response.body"})
 
-    async def _reply(self, scope: Mapping[str, Any]) -> Reply:
+    async def _reply(self, scope: Mapping[str, Any], held: AsyncExitStack) -> Reply:
         method, path = scope["method"], scope["path"]
+        await held.enter_async_context(self._drawing if path == "/" else self._slots)
         wanted = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         if method == "OPTIONS":
             return Reply(204, _PREFLIGHT)
@@ -113,7 +144,7 @@ class ChunkServer:
         try:
             if path == "/":
                 return await self._page(scope["query_string"].decode("latin-1"))
-            return await self._value(path[1:], wanted, is_head=method == "HEAD")
+            return await self._value(path[1:], wanted, held, is_head=method == "HEAD")
         except SpecError as error:
             return _refusal(404, str(error))
         except UnsupportedError as error:
@@ -133,43 +164,75 @@ class ChunkServer:
         kind = {"content-type": "text/html; charset=utf-8", "content-security-policy": policy}
         return Reply(200, kind, page)
 
-    async def _value(self, key: str, wanted: Mapping[str, str], *, is_head: bool) -> Reply:
+    async def _value(
+        self, key: str, wanted: Mapping[str, str], held: AsyncExitStack, *, is_head: bool
+    ) -> Reply:
         found = await self._served.find(key)
-        if found is None:
-            return _missing(key)
         headers = {"accept-ranges": "bytes", "content-type": "application/json"}
-        value: bytes | memoryview | None = None
-        if isinstance(found, bytes):
-            value = found
-        else:
-            headers["content-type"] = "application/octet-stream"
-            if is_head and not _CONDITIONS & wanted.keys():
-                size = await self._served.size(found)
-                length = {"content-length": str(size)}
-                return _missing(key) if size is None else Reply(200, {**headers, **length})
-            value = await self._served.read(found, Range(0, MAX_NBYTES + 1))
-            if value is None:
-                return _missing(key)
-            if len(value) > MAX_NBYTES:
-                return await self._large_value(found, headers, wanted, is_head=is_head)
-        hashed = asyncio.to_thread(_digest, value) if len(value) > _SENT_NBYTES else None
-        headers["etag"] = await hashed if hashed else _digest(value)
-        status, start, stop = select(wanted, len(value), headers["etag"], is_head=is_head)
-        return _selected(status, (start, stop, len(value)), headers, memoryview(value)[start:stop])
+        if found is None or isinstance(found, bytes):
+            return await _selected(found, headers, wanted, is_head=is_head)
+        headers["content-type"] = "application/octet-stream"
+        if is_head and not _CONDITIONS & wanted.keys():
+            size = await self._served.size(found)
+            return (
+                _MISSING if size is None else Reply(200, {**headers, "content-length": str(size)})
+            )
+        value = await self._served.read(found, Range(0, _LARGE_NBYTES + 1))
+        if value is None or len(value) <= _LARGE_NBYTES:
+            return await _selected(value, headers, wanted, is_head=is_head)
+        value = None
+        await held.enter_async_context(self._large)
+        return await self._large_value(found, headers, wanted, is_head=is_head)
 
     async def _large_value(
         self, key: str, headers: dict[str, str], wanted: Mapping[str, str], *, is_head: bool
     ) -> Reply:
-        place = await self._served.locate(key)
-        if place is None:
-            return _missing(key)
-        status, start, stop = select(wanted, place.nbytes, None, is_head=is_head)
+        """A range is read without the rest, and so has no ETag, unless a condition asks for it."""
+        size = await self._served.size(key) or 0
+        status, start, stop = select(wanted, size, None, is_head=is_head)
+        is_part = status == 206 and not _CONDITIONS & wanted.keys()
+        if (stop - start if is_part else size) > _MAX_NBYTES:
+            return _refusal(413, f"it has {size} bytes: ask for ranges of up to {_MAX_NBYTES}")
+        value = await self._served.read(key, Range(start, stop) if is_part else None)
+        if not is_part:
+            return await _selected(value, headers, wanted, is_head=is_head)
+        if value is None or len(value) < stop - start:
+            return _refusal(503, "the value has changed: ask again")
+        return Reply(206, {**headers, **_content_range(start, stop, size)}, value)
 
-        async def pieces() -> AsyncIterator[memoryview]:
-            for first in range(start, stop, MAX_NBYTES):
-                yield await self._served.read_piece(place, first, min(first + MAX_NBYTES, stop))
 
-        return _selected(status, (start, stop, place.nbytes), headers, pieces())
+async def _selected(
+    value: bytes | memoryview | None,
+    headers: dict[str, str],
+    wanted: Mapping[str, str],
+    *,
+    is_head: bool,
+) -> Reply:
+    """Return the reply with a value, or with the range that is asked for."""
+    if value is None:
+        return _MISSING
+    hashed = asyncio.to_thread(_digest, value) if len(value) > _SENT_NBYTES else None
+    headers["etag"] = await hashed if hashed else _digest(value)
+    status, start, stop = select(wanted, len(value), headers["etag"], is_head=is_head)
+    match status:
+        case 304:
+            return Reply(304, headers)
+        case 412:
+            return _refusal(412, "the value is another one by now")
+        case 416:
+            text = f"it has {len(value)} bytes"
+            return _refusal(416, text, **{"content-range": f"bytes */{len(value)}"})
+        case 206:
+            headers |= _content_range(start, stop, len(value))
+    return Reply(status, headers, memoryview(value)[start:stop])
+
+
+def _content_range(start: int, stop: int, nbytes: int) -> dict[str, str]:
+    return {"content-range": f"bytes {start}-{stop - 1}/{nbytes}"}
+
+
+def _digest(value: bytes | memoryview) -> str:
+    return f'"{blake2b(value, digest_size=16).hexdigest()}"'
 
 
 def select(
@@ -195,47 +258,21 @@ def select(
     return (206, start, stop) if start < stop else (416, 0, 0)
 
 
-def _digest(value: bytes | memoryview) -> str:
-    return f'"{blake2b(value, digest_size=16).hexdigest()}"'
-
-
 def _names(tags: str, etag: str | None) -> bool:
     """Return whether ``If-Match``, or ``If-None-Match``, names the ETag of a value."""
     return tags.strip() == "*" or etag in [tag.strip() for tag in tags.split(",")]
 
 
-def _selected(
-    status: int, extent: tuple[int, int, int], headers: dict[str, str], body: Any
-) -> Reply:
-    start, stop, nbytes = extent
-    match status:
-        case 304:
-            return Reply(304, headers)
-        case 412:
-            return _refusal(412, "the value is another one by now")
-        case 416:
-            return _refusal(416, f"it has {nbytes} bytes", **{"content-range": f"bytes */{nbytes}"})
-        case 206:
-            headers["content-range"] = f"bytes {start}-{stop - 1}/{nbytes}"
-    return Reply(status, {**headers, "content-length": str(stop - start)}, body)
+async def _disconnected(receive: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _refusal(status: int, text: str, **headers: str) -> Reply:
     return Reply(status, headers, f"{text}\n".encode())
 
 
-def _missing(key: str) -> Reply:
-    return _refusal(404, f"there is no {key[:100]!r}")
-
-
-async def _parts_of(body: bytes | memoryview | AsyncIterator[memoryview]) -> AsyncIterator[bytes]:
-    if isinstance(body, bytes | memoryview):
-        for first in range(0, len(body), _SENT_NBYTES):
-            yield bytes(body[first : first + _SENT_NBYTES])
-        return
-    async for piece in body:
-        async for part in _parts_of(piece):
-            yield part
+_MISSING = _refusal(404, "there is no such key")
 
 
 def serve_store(
