@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import zarr
-from zarr.errors import ArrayNotFoundError, NodeNotFoundError
+from zarr.errors import BaseZarrError
 
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path
@@ -73,7 +73,7 @@ def draw_slice(store: ShardingStore, asked: Mapping[str, str]) -> tuple[bytes, s
     path = array_path(asked["array"])
     try:
         z: Any = zarr.open_array(store, path=path, mode="r")
-    except (ArrayNotFoundError, NodeNotFoundError, FileNotFoundError) as error:
+    except (BaseZarrError, FileNotFoundError) as error:
         raise SpecError(f"there is no array at {path!r}") from error
     if z.dtype.kind not in "biufc":
         raise UnsupportedError(f"{path!r} has the data type {z.dtype}, which has no picture")
