@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import zarr
-from zarr.errors import BaseZarrError
 
+from zarr_shardstore.doors.served_store import is_public
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
-from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.inspect.find import FoundArray, find_arrays, read_array
 from zarr_shardstore.inspect.open_base import open_base
 from zarr_shardstore.inspect.shard_map import by
@@ -70,10 +69,12 @@ def draw_slice(store: ShardingStore, asked: Mapping[str, str]) -> tuple[bytes, s
     ``axes`` that are rows and columns: the last two. A slice has at most 512 x 512 elements, and
     fewer where its chunks would take more than 32 MiB; it ends with the array.
     """
-    path = array_path(asked["array"])
+    path = asked["array"]
     try:
+        if not is_public(f"{path}/zarr.json".lstrip("/")):
+            raise ValueError(path)
         z: Any = zarr.open_array(store, path=path, mode="r")
-    except (BaseZarrError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError) as error:
         raise SpecError(f"there is no array at {path!r}") from error
     if z.dtype.kind not in "biufc":
         raise UnsupportedError(f"{path!r} has the data type {z.dtype}, which has no picture")

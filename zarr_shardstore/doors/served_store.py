@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
 from time import monotonic
 
 from zarr.core.buffer import default_buffer_prototype
@@ -53,7 +52,7 @@ class ServedStore:
         """Return the document under a key, or the key in the store of another value, which may be
         missing; ``None`` for a key that is refused, or none of the format."""
         directory, _, name = key.rpartition("/")
-        if not _is_public(key):
+        if not is_public(key):
             return None
         if monotonic() > self._refreshed + _FRESH_S:
             self._refreshed = monotonic()
@@ -75,12 +74,6 @@ class ServedStore:
         root = self._root
         leads_out = root and not os.path.realpath(root + key).startswith(root)
         return None if leads_out else key
-
-    async def size(self, key: str) -> int | None:
-        """Return the size of a value in bytes; of a chunk in a shard by its index."""
-        with suppress(FileNotFoundError):
-            return await self.store.getsize(key)
-        return None
 
     # ---------------------------------------------------------------- documents
 
@@ -133,7 +126,8 @@ class ServedStore:
         return [None if value is None else value.to_bytes() for value in found]
 
 
-def _is_public(key: str) -> bool:
+def is_public(key: str) -> bool:
+    """Whether a key may be asked for, by its spelling."""
     try:
         check_key(key)
     except SpecError:

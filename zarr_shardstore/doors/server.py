@@ -107,8 +107,8 @@ class ChunkServer:
         receive: Callable[[], Awaitable[Mapping[str, Any]]],
         send: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
-        async with AsyncExitStack() as held:
-            status, special, body = await self._reply(scope, held)
+        async with AsyncExitStack() as stack:
+            status, special, body = await self._reply(scope, stack)
             headers = {"content-type": "text/plain; charset=utf-8", **_HEADERS, **special}
             if status not in (204, 304):
                 headers.setdefault("content-length", str(len(body)))
@@ -121,21 +121,21 @@ class ChunkServer:
                 if not (await asyncio.wait({sending}, timeout=_PATIENCE_S))[0]:
                     # Others get the memory; if the client goes on, the value is read again.
                     sent, body = await asyncio.to_thread(_digest, body), b""
-                    await held.aclose()
+                    await stack.aclose()
                     gone = asyncio.ensure_future(_disconnected(receive))
                     await asyncio.wait_for(sending, _STALL_S)
                     if (await asyncio.wait({gone}, timeout=_MOMENT_S))[0]:
                         return
                     gone.cancel()
-                    body = (await self._reply(scope, held)).body
+                    body = (await self._reply(scope, stack)).body
                     if await asyncio.to_thread(_digest, body) != sent:
                         raise ShardConflictError(f"{scope['path']!r} was changed while it was sent")
                 await sending
             await send({"type": "http.response.body"})
 
-    async def _reply(self, scope: Mapping[str, Any], held: AsyncExitStack) -> Reply:
+    async def _reply(self, scope: Mapping[str, Any], stack: AsyncExitStack) -> Reply:
         method, path = scope["method"], scope["path"]
-        await held.enter_async_context(self._drawing if path == "/" else self._slots)
+        await stack.enter_async_context(self._drawing if path == "/" else self._slots)
         wanted = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         if method == "OPTIONS":
             return Reply(204, _PREFLIGHT)
@@ -144,7 +144,11 @@ class ChunkServer:
         try:
             if path == "/":
                 return await self._page(scope["query_string"].decode("latin-1"))
-            return await self._value(path[1:], wanted, held, is_head=method == "HEAD")
+            if method == "HEAD":
+                wanted.pop("range", None)
+            return await self._value(path[1:], wanted, stack, is_head=method == "HEAD")
+        except FileNotFoundError:
+            return _MISSING
         except SpecError as error:
             return _refusal(404, str(error))
         except UnsupportedError as error:
@@ -165,55 +169,49 @@ class ChunkServer:
         return Reply(200, kind, page)
 
     async def _value(
-        self, key: str, wanted: Mapping[str, str], held: AsyncExitStack, *, is_head: bool
+        self, key: str, wanted: Mapping[str, str], stack: AsyncExitStack, *, is_head: bool
     ) -> Reply:
         found = await self._served.find(key)
         headers = {"accept-ranges": "bytes", "content-type": "application/json"}
         if found is None or isinstance(found, bytes):
-            return await _selected(found, headers, wanted, is_head=is_head)
+            return await _selected(found, headers, wanted)
         headers["content-type"] = "application/octet-stream"
         if is_head and not _CONDITIONS & wanted.keys():
-            size = await self._served.size(found)
-            return (
-                _MISSING if size is None else Reply(200, {**headers, "content-length": str(size)})
-            )
+            size = await self._served.store.getsize(found)
+            return Reply(200, {**headers, "content-length": str(size)})
         value = await self._served.read(found, Range(0, _LARGE_NBYTES + 1))
         if value is None or len(value) <= _LARGE_NBYTES:
-            return await _selected(value, headers, wanted, is_head=is_head)
-        value = None
-        await held.enter_async_context(self._large)
-        return await self._large_value(found, headers, wanted, is_head=is_head)
+            return await _selected(value, headers, wanted)
+        value = None  # while it waits
+        await stack.enter_async_context(self._large)
+        return await self._large_value(found, headers, wanted)
 
     async def _large_value(
-        self, key: str, headers: dict[str, str], wanted: Mapping[str, str], *, is_head: bool
+        self, key: str, headers: dict[str, str], wanted: Mapping[str, str]
     ) -> Reply:
         """A range is read without the rest, and so has no ETag, unless a condition asks for it."""
-        size = await self._served.size(key) or 0
-        status, start, stop = select(wanted, size, None, is_head=is_head)
+        size = await self._served.store.getsize(key)
+        status, start, stop = select(wanted, size, None)
         is_part = status == 206 and not _CONDITIONS & wanted.keys()
         if (stop - start if is_part else size) > _MAX_NBYTES:
             return _refusal(413, f"it has {size} bytes: ask for ranges of up to {_MAX_NBYTES}")
         value = await self._served.read(key, Range(start, stop) if is_part else None)
         if not is_part:
-            return await _selected(value, headers, wanted, is_head=is_head)
+            return await _selected(value, headers, wanted)
         if value is None or len(value) < stop - start:
             return _refusal(503, "the value has changed: ask again")
         return Reply(206, {**headers, **_content_range(start, stop, size)}, value)
 
 
 async def _selected(
-    value: bytes | memoryview | None,
-    headers: dict[str, str],
-    wanted: Mapping[str, str],
-    *,
-    is_head: bool,
+    value: bytes | memoryview | None, headers: dict[str, str], wanted: Mapping[str, str]
 ) -> Reply:
     """Return the reply with a value, or with the range that is asked for."""
     if value is None:
         return _MISSING
     hashed = asyncio.to_thread(_digest, value) if len(value) > _SENT_NBYTES else None
     headers["etag"] = await hashed if hashed else _digest(value)
-    status, start, stop = select(wanted, len(value), headers["etag"], is_head=is_head)
+    status, start, stop = select(wanted, len(value), headers["etag"])
     match status:
         case 304:
             return Reply(304, headers)
@@ -235,9 +233,7 @@ def _digest(value: bytes | memoryview) -> str:
     return f'"{blake2b(value, digest_size=16).hexdigest()}"'
 
 
-def select(
-    wanted: Mapping[str, str], nbytes: int, etag: str | None, *, is_head: bool = False
-) -> tuple[int, int, int]:
+def select(wanted: Mapping[str, str], nbytes: int, etag: str | None) -> tuple[int, int, int]:
     """Return status, start and stop for the headers of a request, of a value with an ETag.
 
     >>> select({"range": "bytes=-3"}, 10, '"a"'), select({"range": "bytes=10-"}, 10, '"a"')
@@ -249,7 +245,7 @@ def select(
         return 304, 0, 0
     unit, _, texts = wanted.get("range", "").partition("=")
     parts = [_RANGE.fullmatch(text) for text in texts.split(",")]
-    is_whole = unit.strip().lower() != "bytes" or wanted.get("if-range", etag) != etag or is_head
+    is_whole = unit.strip().lower() != "bytes" or wanted.get("if-range", etag) != etag
     if is_whole or (len(parts) > 1 and all(parts)):  # several ranges: all of it, as is permitted
         return 200, 0, nbytes
     first, last = parts[0].groups() if parts[0] and len(parts) == 1 else ("", "")
