@@ -128,9 +128,9 @@ def repair_store(
         data type. Chunks of other codecs are encoded again. Each is decoded before it is stored.
     order
         A statement about the shards whose index is lost: each had all chunks of its grid, written
-        in this order. It is true after a conversion, a `compact` or a write of whole shards by this
-        package, ``"morton"`` unless you chose another one, and of shards that zarr-python has
-        written. It puts chunks under wrong keys if it is not true: look at the values then.
+        in this order. It puts chunks under wrong keys if it is not true: look at the values then.
+        zarr-python, conversions and writes of whole shards take ``"morton"`` unless you chose
+        another one, tensorstore and zarrs ``"C"``; actions tell the order of the other shards.
     dry_run
         Tell what would be done, and write nothing.
 

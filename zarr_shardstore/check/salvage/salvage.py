@@ -55,7 +55,7 @@ def salvage(
             return damaged.through(index, form)
     if not guesses:
         return Salvage({}, shard.entries_of().tolist(), False, "it has no valid index")
-    if copy is not None and (is_current or _is_copy_of(damaged, copy)):
+    if copy is not None and _is_copy_of(damaged, copy, is_current):
         found = damaged.through(copy.index, spec)
         found.text = "its index is damaged, and comes from the consolidated index"
         found.text += "" if is_current else ": chunks that were erased since may be back"
@@ -89,20 +89,19 @@ def _valid_indexes(
     yield from doubtful
 
 
-def _is_copy_of(shard: DamagedShard, copy: IndexCopy) -> bool:
-    """Whether an index is that of the shard: the checksum of the damaged one is the same, or all
-    frames, of sizes that differ, are at the places of its entries."""
+def _is_copy_of(shard: DamagedShard, copy: IndexCopy, is_current: bool) -> bool:
+    """Whether an index is that of the shard: by its version; or the checksum of the damaged one is
+    the same; or all frames, of sizes that differ, are at the places of its entries."""
     if copy.size != len(shard.data) or shard.index_start < 0:
         return False
-    if shard.spec.index.checksum:
-        stop = shard.index_start + shard.spec.index_nbytes
-        stored = bytes(shard.data[stop - CHECKSUM_NBYTES : stop])
-        if copy.index.encode(shard.spec.index).endswith(stored):
-            return True
+    stored = bytes(shard.data[shard.index_start :][: shard.spec.index_nbytes])
+    encoded = copy.index.encode(shard.spec.index)
+    if shard.spec.index.checksum and encoded[-CHECKSUM_NBYTES:] == stored[-CHECKSUM_NBYTES:]:
+        return True
     places = copy.index.fields[copy.index.present_ids()].tolist()
     has_sizes = len({nbytes for _, nbytes in places}) == len(places) > 1
     frames = [[start, stop - start] for start, stop in shard.frames]
-    return shard.is_proving and has_sizes and sorted(places) == frames
+    return is_current or (shard.is_proving and has_sizes and sorted(places) == frames)
 
 
 def _without_index(shard: DamagedShard, order: EntryOrder | None) -> Salvage:
