@@ -62,6 +62,8 @@ if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
     from zarr_shardstore.doors.adopt import AdoptionReport as AdoptionReport
     from zarr_shardstore.doors.adopt import adopt as adopt
     from zarr_shardstore.doors.adopt import undo_adoption as undo_adoption
+    from zarr_shardstore.doors.references import stale_references as stale_references
+    from zarr_shardstore.doors.references import to_references as to_references
     from zarr_shardstore.draft.hierarchy_store import DraftHierarchyStore as DraftHierarchyStore
     from zarr_shardstore.errors import CorruptShardError as CorruptShardError
     from zarr_shardstore.errors import CorruptValueError as CorruptValueError
@@ -99,6 +101,7 @@ _MODULES = {
         "convert.api": "reshard shard_store unshard_store",
         "convert.report": "ArrayReport ConversionReport Progress",
         "doors.adopt": "AdoptionReport adopt undo_adoption",
+        "doors.references": "stale_references to_references",
         "draft.hierarchy_store": "DraftHierarchyStore",
         "errors": "CorruptShardError CorruptValueError ReadOnlyError ShardConflictError "
         "ShardStoreError SpecError UnfinishedConversionError UnpublishedError UnshardedWarning "

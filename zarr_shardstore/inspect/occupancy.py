@@ -77,6 +77,12 @@ class Round:
 def rounds_of_objects(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[Round]:
     """Read the indexes of all objects of an array, some at a time; no chunk, but the values of a
     transformer below sharding. Objects outside the grid, or erased concurrently, are left out."""
+    for keys in rounds_of_keys(base, grid):
+        yield _read_round(base, grid, keys)
+
+
+def rounds_of_keys(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[list[str]]:
+    """List the keys of the objects of an array in rounds: their indexes fit in memory."""
     geometry, ndim = grid.array.document.geometry, len(grid.shape)
     assert geometry is not None
     nbytes = 1 if grid.layout is None else grid.layout.spec.index_nbytes
@@ -91,8 +97,7 @@ def rounds_of_objects(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[Round
         found = sorted(key for key in keys if grid.coords_of(key) is not None)
         if not ndim:  # zarr 2.18 spells the only key of a 0-d draft array "c0", and prefers it
             found = found[-1:]
-        for part in rounds_of(found, lambda _: nbytes):
-            yield _read_round(base, grid, part)
+        yield from rounds_of(found, lambda _: nbytes)
 
 
 def _read_round(base: BaseStoreHandle, grid: ObjectGrid, keys: Sequence[str]) -> Round:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.metadata import declaration
 from zarr_shardstore.metadata.declaration import Document
@@ -49,6 +50,8 @@ def _without_shards(doc: Mapping[str, Any]) -> Document:
 
 
 def _v2_of_v3(doc: Document) -> tuple[Document, Document]:
+    if declaration.has_sharding_codec(doc):
+        raise UnsupportedError("its chunks are shards themselves, which v2 has not: take v3")
     geometry = plain_geometry("v3", doc)
     if geometry is not None:
         separator = geometry.encoding.separator

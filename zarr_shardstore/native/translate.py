@@ -234,6 +234,22 @@ def to_ome_05(attributes: Mapping[str, Any]) -> Document:
     return {**rest, "ome": {"version": "0.5", **moved}}
 
 
+def to_ome_04(attributes: Mapping[str, Any]) -> Document:
+    """Return attributes of a group as OME-Zarr 0.4 has them; the same if they are none of 0.5."""
+    ome = attributes.get("ome")
+    if not isinstance(ome, Mapping) or ome.get("version") != "0.5":
+        return dict(attributes)
+    rest = {name: value for name, value in attributes.items() if name != "ome"}
+    members = {name: value for name, value in ome.items() if name != "version"}
+    return {**rest, **{name: _with_ome_version(member) for name, member in members.items()}}
+
+
+def _with_ome_version(member: Any) -> Any:
+    if isinstance(member, list):
+        return [_with_ome_version(item) for item in member]
+    return {**member, "version": "0.4"} if isinstance(member, Mapping) else member
+
+
 def dimension_names_of_levels(attributes: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return dimension names by path of an array below the group, from attributes of 0.5."""
     ome = attributes.get("ome")

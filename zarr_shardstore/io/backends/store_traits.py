@@ -83,6 +83,32 @@ def _directory(store: Store) -> str | None:
     return None
 
 
+_BUCKETS = {"S3Store": ("s3", "bucket"), "GCSStore": ("gs", "bucket")}
+_BUCKETS |= {"AzureStore": ("az", "container_name")}
+"""Scheme of URLs, and the option that names the bucket, by the class of a client of obstore."""
+
+
+def url_of_store(store: Store) -> str | None:
+    """Return the URL below which any program finds the objects of a store by their keys.
+
+    ``None`` where no URL leads to the same bytes: in memory, in archives, behind wrappers.
+    """
+    directory = directory_of(store)
+    if directory is not None:
+        return f"file://{os.path.abspath(directory)}"
+    if is_in_memory(store) or kind_that_is_only_read(store):
+        return None
+    if type(store) is FsspecStore:
+        fs, path = file_system_of(store.fs, store.path)
+        return str(fs.unstrip_protocol(path)).rstrip("/")
+    client: Any = store.store if type(store) is ObjectStore else None
+    if type(client).__name__ in _BUCKETS:
+        scheme, option = _BUCKETS[type(client).__name__]
+        return f"{scheme}://{client.config[option]}/{client.prefix or ''}".rstrip("/")
+    url = getattr(client, "url", None)
+    return None if url is None else str(url).rstrip("/")
+
+
 def is_in_memory(store: Store) -> bool:
     """Whether objects are in the memory of this process: a pickled copy has other objects."""
     store = innermost(store)
