@@ -1,14 +1,5 @@
 """References in memory, and the forms in which other programs take them.
 
-================  ==================================  =========  =========================
-form              reader                              documents  state of a shard
-================  ==================================  =========  =========================
-kerchunk-json     fsspec's ``reference://``, others   v2 or v3   a member beside ``refs``
-kerchunk-parquet  the same                            v2         a member of ``.zmetadata``
-icechunk store    icechunk                            v3         checksum: ETag or time
-virtualizarr      its ``ManifestStore``               v3         no place
-================  ==================================  =========  =========================
-
 Source: kerchunk, "References specification", version 1; fsspec, ``LazyReferenceMapper``; icechunk,
 ``VirtualChunkSpec``; virtualizarr, ``ChunkManifest``.
 """
@@ -59,6 +50,10 @@ class ObjectState(NamedTuple):
     """Time of the last change, in nanoseconds since 1970."""
     nbytes: int | None = None
 
+    @classmethod
+    def told(cls, etag: str | None, nbytes: int | None) -> ObjectState:
+        return cls((etag or "").strip('"') or None, None, nbytes)
+
     def may_be(self, other: ObjectState) -> bool:
         """Whether nothing shows that these are states of different bytes."""
         if self.etag is not None and other.etag is not None:
@@ -105,6 +100,10 @@ class ReferencedArray:
     def n_chunks(self) -> int:
         return sum(len(places.coords) for places in self.places)
 
+    @property
+    def n_objects(self) -> int:
+        return sum(len(places.keys) for places in self.places)
+
     def chunk_keys(self, coords: npt.NDArray[np.intp]) -> list[str]:
         prefix = f"{self.path}/" if self.path else ""
         if not self.grid_shape:
@@ -112,13 +111,6 @@ class ReferencedArray:
         columns = [map(str, column) for column in coords.T.tolist()]
         texts = map(self.encoding.separator.join, zip(*columns, strict=True))
         return [prefix + self.encoding.marker + text for text in texts]
-
-    def refuse_empty(self) -> None:
-        """Raise `UnsupportedError` for a stored chunk of no bytes."""
-        for places in self.places:
-            for at in np.flatnonzero(places.nbytes == 0)[:1]:
-                (key,) = self.chunk_keys(places.coords[at : at + 1])
-                raise UnsupportedError(f"the chunk {key!r} has no bytes: only kerchunk takes it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,23 +128,29 @@ class References:
 
     def documents(self) -> Iterator[tuple[str, Document]]:
         """Yield documents by key; those of groups come first."""
-        v3: Any = {"zarr_format": 3, "node_type": "group"}
-        for path, attributes in sorted(self.groups.items()):
-            start = f"{path}/" if path else ""
-            if self.zarr_format == 3:
-                yield f"{start}zarr.json", {**v3, "attributes": attributes}
-            else:
-                yield f"{start}.zgroup", {"zarr_format": 2}
-                yield from [(f"{start}.zattrs", attributes)] if attributes else []
-        for array in self.arrays:
-            start = f"{array.path}/" if array.path else ""
-            yield start + ("zarr.json" if self.zarr_format == 3 else ".zarray"), array.doc
-            yield from [(f"{start}.zattrs", array.attributes)] if array.attributes else []
+        is_v3, v3 = self.zarr_format == 3, {"zarr_format": 3, "node_type": "group"}
+        nodes: list[tuple[str, str, Any, Document]] = [
+            (path, "zarr.json", {**v3, "attributes": attributes}, {})
+            if is_v3
+            else (path, ".zgroup", {"zarr_format": 2}, attributes)
+            for path, attributes in sorted(self.groups.items())
+        ]
+        name = "zarr.json" if is_v3 else ".zarray"
+        nodes += [(array.path, name, array.doc, array.attributes) for array in self.arrays]
+        for path, name, doc, attributes in nodes:
+            yield f"{path}/{name}".lstrip("/"), doc
+            if attributes:
+                yield f"{path}/.zattrs".lstrip("/"), attributes
 
     def states(self) -> dict[str, ObjectState]:
         """Return the states of shards by key."""
         found = (places for array in self.arrays for places in array.places)
         return {places.keys[0]: places.state for places in found if places.state is not None}
+
+    def report(self, to: str) -> dict[str, Any]:
+        names = ("path", "n_chunks", "n_objects", "note")
+        arrays = [{name: getattr(array, name) for name in names} for array in self.arrays]
+        return {"to": to, "zarr_format": self.zarr_format, "url": self.url, "arrays": arrays}
 
     def of_kerchunk(self) -> Iterator[tuple[str, Any]]:
         """Yield keys and references: text, ``[url]``, or ``[url, offset, nbytes]``."""
@@ -184,7 +182,7 @@ class Form:
     """Whether times of its checksums are whole seconds."""
 
 
-def form_of(to: Any, out: str | os.PathLike[str] | None) -> Form:
+def form_of(to: Any, out: str | os.PathLike[str] | None, url: str | None) -> Form:
     """Return the form that the arguments of a caller name."""
     if to == "kerchunk-json":
         return Form(to, (2, 3), partial(_to_json, out=out))
@@ -200,7 +198,7 @@ def form_of(to: Any, out: str | os.PathLike[str] | None) -> Form:
             f"writable icechunk session, got {to!r}"
         )
     encoding = ChunkKeyEncoding("default", "/")
-    return Form("icechunk", (3,), partial(_to_icechunk, store=to), encoding, knows_seconds=True)
+    return Form("icechunk", (3,), partial(_to_icechunk, store=to, url=url), encoding, True)
 
 
 def _import(name: str) -> Any:
@@ -222,7 +220,7 @@ def _published(out: str | os.PathLike[str], *, replaces: bool) -> Iterator[tuple
     A writer that is killed leaves a path that ends with ``.partial``; whatever had the name stays.
     """
     fs, path = fsspec.core.url_to_fs(os.fspath(out))
-    if not replaces and fs.exists(path):
+    if fs.isdir(path) or (not replaces and fs.exists(path)):
         raise SpecError(f"there is something at {path!r} already: remove it, or name another path")
     partial_path = f"{path}.{uuid4().hex}.partial"
     try:
@@ -280,12 +278,20 @@ def read_states(references: str | os.PathLike[str] | Mapping[str, Any]) -> dict[
 # ------------------------------------------------------------------------- icechunk
 
 
-def _to_icechunk(found: References, store: Any) -> Any:
-    """Write into a session; the caller commits it."""
-    spec_of = _import("icechunk").VirtualChunkSpec
-    url = found.url if "%" in found.url else quote(found.url, safe=":/@")
+def _refuse_empty(found: References) -> None:
+    """Raise `UnsupportedError` for a stored chunk of no bytes."""
     for array in found.arrays:
-        array.refuse_empty()
+        for places in array.places:
+            for key in array.chunk_keys(places.coords[places.nbytes == 0])[:1]:
+                raise UnsupportedError(f"the chunk {key!r} has no bytes: only kerchunk takes it")
+
+
+def _to_icechunk(found: References, store: Any, url: str | None) -> Any:
+    """Write into a session; the caller commits it. Only a `url` of the caller is quoted already."""
+    spec_of = _import("icechunk").VirtualChunkSpec
+    _refuse_empty(found)
+    url = quote(found.url, safe=":/@") if url is None else found.url
+    for array in found.arrays:
         if sync(store.exists(f"{array.path}/zarr.json".lstrip("/"))):
             raise SpecError(
                 f"the session has an array at {array.path!r}: delete that, with its corrected "
@@ -327,11 +333,11 @@ def _icechunk_specs(array: ReferencedArray, url: str, spec_of: Any) -> Iterator[
 def _to_virtualizarr(found: References) -> Any:
     manifests = _import("virtualizarr.manifests")
     metadata_of = import_module("zarr.core.metadata.v3").ArrayV3Metadata.from_dict
+    _refuse_empty(found)
     if any(not array.path for array in found.arrays):
         raise UnsupportedError("a ManifestStore has no array at its root: pass group=")
     below: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {p: ({}, {}) for p in found.groups}
     for array in found.arrays:
-        array.refuse_empty()
         check_n_chunks(math.prod(array.grid_shape))
         paths = np.full(math.prod(array.grid_shape), "", dtype=np.dtypes.StringDType())
         offsets, lengths = np.zeros(paths.shape, np.uint64), np.zeros(paths.shape, np.uint64)

@@ -12,7 +12,7 @@ import os
 import posixpath
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,14 +33,13 @@ from zarr_shardstore.draft.draft_translation import array_of_draft, node_of_meta
 from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.keys import check_prefix
-from zarr_shardstore.format.layout import ArrayLayout, ShardRef
+from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.shard import IndexDamageError
 from zarr_shardstore.inspect.find import FoundArray, find_contents, read_array, select_paths
 from zarr_shardstore.inspect.occupancy import ObjectGrid, rounds_of_keys
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike, open_base
-from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.store_traits import root_of_files, url_of_store
-from zarr_shardstore.io.driver import Driver
+from zarr_shardstore.io.local.fs import state_of as file_state_of
 from zarr_shardstore.io.local.locks import beside
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.metadata import data_types, declaration, documents
@@ -48,7 +47,6 @@ from zarr_shardstore.metadata.declaration import Document
 from zarr_shardstore.native import translate
 from zarr_shardstore.native.as_format import ZarrFormat, documents_in
 from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.append import seal_shard
 from zarr_shardstore.shards.index_reads import corrupt
 from zarr_shardstore.shards.shard_listing import entries_present
 from zarr_shardstore.shards.stack import ReadOnlyTransformer, ShardingTransformer
@@ -61,32 +59,6 @@ _MASKED = "xarray masks its fill value, unless told use_zarr_fill_value_as_mask=
 _S_NS = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class ReferencedPath:
-    """One array of a report."""
-
-    path: str
-    n_chunks: int
-    n_objects: int
-    """Its shards; its chunks, if it has no shards."""
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceReport:
-    """References that were made."""
-
-    to: str
-    zarr_format: ZarrFormat
-    url: str
-    arrays: tuple[ReferencedPath, ...]
-    n_groups: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as JSON takes it."""
-        return asdict(self)
-
-
 def to_references(
     store: StoreLike,
     paths: Iterable[str] | str | None = None,
@@ -96,9 +68,8 @@ def to_references(
     out: str | os.PathLike[str] | None = None,
     url: str | None = None,
     group: str = "",
-    seal: bool = False,
     storage_options: Mapping[str, Any] | None = None,
-    on_report: Callable[[ReferenceReport], object] | None = None,
+    on_report: Callable[[dict[str, Any]], object] | None = None,
 ) -> Any:
     """Make references to the chunks of a store, for programs that know nothing of shards.
 
@@ -121,12 +92,10 @@ def to_references(
         of the store.
     group : str
         Group of the references that everything goes into; by default the root.
-    seal : bool
-        Seal shards that are being appended to, which are refused otherwise.
     storage_options : mapping, optional
         For a URL of the store.
     on_report : callable, optional
-        Called with a `ReferenceReport` at the end.
+        Called at the end with a report: by array its path, chunks, objects, and a note.
 
     Returns
     -------
@@ -141,7 +110,7 @@ def to_references(
     SpecError
         If the store has no URL, or a path names nothing.
     ShardConflictError
-        If a shard is being appended to.
+        If another process appends to a shard. Shards that this process appends to are sealed.
     CorruptShardError
         If the index of a shard is damaged.
 
@@ -165,7 +134,7 @@ def to_references(
     >>> to_references(base, url="s3://bucket/v.zarr")["refs"]["z/3"]
     ['s3://bucket/v.zarr/z/c/1', 1, 1]
     """
-    form = form_of(to, out)
+    form = form_of(to, out, url)
     zarr_format = form.zarr_formats[0] if zarr_format is None else zarr_format
     if zarr_format not in form.zarr_formats:
         known = " or ".join(map(str, form.zarr_formats))
@@ -175,15 +144,11 @@ def to_references(
     base = open_base(store, storage_options)
     base.seal()
     client = base.store.store if url is None and type(base.store) is ObjectStore else None
-    reader = _Reader(base, check_prefix(array_path(group)), zarr_format, form, seal)
+    reader = _Reader(base, check_prefix(array_path(group)), zarr_format, form)
     found = References(_url(base, url), zarr_format, *reader.read(paths), client)
-    arrays = tuple(
-        ReferencedPath(each.path, each.n_chunks, sum(len(p.keys) for p in each.places), each.note)
-        for each in found.arrays
-    )
     made = form.make(found)
     if on_report is not None:
-        on_report(ReferenceReport(form.name, zarr_format, found.url, arrays, len(found.groups)))
+        on_report(found.report(form.name))
     return made
 
 
@@ -223,38 +188,28 @@ def _states_below(base: BaseStoreHandle, prefix: str) -> Callable[[str], ObjectS
     there is none. Of a remote store it is that in a listing, which is made first."""
     store: Any = base.store
     root = root_of_files(store) if isinstance(store, Store) else None
-    if root is not None:
-        return lambda key: _state_of_file(root + key)
     listed: dict[str, ObjectState] = {}
-    if type(store) is ObjectStore:
-        for page in store.store.list(prefix or None):
-            for meta in page:
-                etag = (meta["e_tag"] or "").strip('"') or None
-                listed[meta["path"]] = ObjectState(etag, None, meta["size"])
-    elif type(store) is FsspecStore:
+    if root is None and type(store) is ObjectStore:
+        metas = (meta for page in store.store.list(prefix or None) for meta in page)
+        listed = {m["path"]: ObjectState.told(m["e_tag"], m["size"]) for m in metas}
+    elif root is None and type(store) is FsspecStore:
         store.fs.invalidate_cache()
-        top = f"{store.path.strip('/')}/"
         found = sync(store.fs._find(f"{store.path}/{prefix}".rstrip("/"), detail=True))
+        top = f"{store.path.strip('/')}/".lstrip("/")
         for path, info in found.items():
-            etag = (info.get("ETag") or info.get("etag") or "").strip('"') or None
-            key = f"{path.strip('/')}".removeprefix(top.lstrip("/"))
-            listed[key] = ObjectState(etag, None, info.get("size"))
+            state = ObjectState.told(info.get("ETag") or info.get("etag"), info.get("size"))
+            listed[path.strip("/").removeprefix(top)] = state
 
     def state_of(key: str) -> ObjectState | None:
+        if root is not None:
+            file = file_state_of(root + key)
+            return None if file is None else ObjectState(None, file[2], file[1])
         if key in listed:
             return listed[key]
         (nbytes,) = base.sizes([key])
         return None if nbytes is None else ObjectState(nbytes=nbytes)
 
     return state_of
-
-
-def _state_of_file(path: str) -> ObjectState | None:
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return ObjectState(None, status.st_mtime_ns, status.st_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +220,6 @@ class _Reader:
     group: str
     zarr_format: ZarrFormat
     form: Form
-    seals: bool
 
     def read(
         self, paths: Iterable[str] | str | None
@@ -402,7 +356,13 @@ class _Reader:
         state_of: Callable[[str], ObjectState | None],
     ) -> Iterator[Places]:
         shards = [shard for key in keys if (shard := layout.shard_of_key(key)) is not None]
-        self._seal([shard for shard in shards if self._is_unsealed(shard)])
+        root = root_of_files(self.base.store) if isinstance(self.base.store, Store) else None
+        for key in keys:
+            if root is not None and os.path.exists(beside(root + key, JOURNAL_SUFFIX)):
+                raise ShardConflictError(
+                    f"the shard {key!r} is being appended to, or its writer was killed: close the "
+                    "writer, or run zarr-shardstore compact, and then this again"
+                )
         states = [state_of(shard.key) for shard in shards]
         if self.form.knows_seconds:
             # A later write must have a later second.
@@ -428,33 +388,6 @@ class _Reader:
             first = np.multiply(shard.coords, cps, dtype=int)
             coords = inside.reshape(len(cps), len(ids)).T + first
             yield Places([shard.key], coords, index.fields[ids, 0], index.fields[ids, 1], state)
-
-    def _is_unsealed(self, shard: ShardRef) -> bool:
-        """Whether a shard has a journal: a writer appends to it, or was killed."""
-        root = root_of_files(self.base.store) if isinstance(self.base.store, Store) else None
-        return root is not None and os.path.exists(beside(root + shard.key, JOURNAL_SUFFIX))
-
-    def _seal(self, shards: Sequence[ShardRef]) -> None:
-        if not shards:
-            return
-        if not self.seals or not isinstance(self.base.backend, LocalBackend):
-            raise ShardConflictError(
-                f"the shard {shards[0].key!r} is being appended to, or its writer was killed: "
-                "close the writer, or pass seal=True (--seal), or run zarr-shardstore compact"
-            )
-        self.base.check_writable()
-        driver = Driver(self.base.backend, _sealing)
-        for shard in shards:
-            driver.run(requests.ask([requests.UpdateShard(shard, ())]))
-
-
-def _sealing(
-    request: requests.UpdateShard, groups: Sequence[Sequence[requests.EntryUpdate]]
-) -> requests.Flow[Sequence[Exception | None]]:
-    """Seal the shard of a request, as the update flow of a driver for that."""
-    assert isinstance(request.shard, ShardRef)
-    yield from seal_shard(request.shard, order="morton")
-    return [None] * len(groups)
 
 
 def _zero(doc: Document) -> Any:
