@@ -62,3 +62,29 @@ def _adopt(
         return
     report = door.adopt(files, store, dry_run=dry_run, **options)
     _print(as_json, report.as_dict(), output.adoption_text(report))
+
+
+@_command(
+    "references packed.zarr refs.json --zarr-format 2",
+    "store out paths documents_format url group stale storage_options as_json",
+)
+def _references(
+    store: str, out: str, documents_format: Any, stale: bool, as_json: bool, **options: Any
+) -> None:
+    """Refer to each chunk as bytes of a stored object.
+
+    Programs that know kerchunk's references read the chunks then, and nothing is copied. OUT is
+    JSON, or Parquet if its name ends with .parq or .parquet. With --stale it names the shards that
+    changed after OUT was made, and ends with status 1 if there are any.
+    """
+    door = import_module("zarr_shardstore.doors.references")
+    if stale:
+        keys = door.stale_references(store, out, storage_options=options["storage_options"])
+        text = "\n".join(f"changed: {printable(key)}" for key in keys) or "no shard has changed"
+        _print(as_json, {"stale": keys}, text)
+        raise typer.Exit(1 if keys else 0)
+    to = "kerchunk-parquet" if out.endswith((".parq", ".parquet")) else "kerchunk-json"
+    reports: list[Any] = []
+    options |= {"out": out, "to": to, "zarr_format": documents_format}
+    door.to_references(store, **options, on_report=reports.append)
+    _print(as_json, {**reports[0], "out": out}, output.references_text(reports[0], out))

@@ -357,6 +357,20 @@ def native_text(report: NativeReport) -> str:
     return "\n".join([*_table(rows), *notes, *map(printable, str(report).splitlines())])
 
 
+def references_text(report: dict[str, Any], out: str) -> str:
+    rows = [
+        [
+            path_text(each["path"]),
+            count(each["n_chunks"], "chunk"),
+            count(each["n_objects"], "object"),
+        ]
+        for each in report["arrays"]
+    ]
+    notes = {f"note: {path_text(a['path'])}: {a['note']}" for a in report["arrays"] if a["note"]}
+    made = f"{printable(out)}, zarr_format {report['zarr_format']}: bytes below {report['url']}"
+    return "\n".join([*_table(rows, right=(1, 2)), *sorted(notes), made])
+
+
 def count(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
