@@ -14,6 +14,7 @@ import numpy as np
 import obstore
 import pytest
 import zarr
+from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.sync import sync
@@ -137,7 +138,36 @@ def test_files_are_what_is_returned(store: ShardingStore, tmp_path: Path) -> Non
     assert sorted(p.name for p in tmp_path.iterdir()) == ["refs.json", "refs.parq", "v.zarr"]
 
 
-def test_a_failure_leaves_the_older_file(store: ShardingStore, tmp_path: Path) -> None:
+def test_empty_chunks(tmp_path: Path) -> None:
+    """kerchunk's forms have them; the others refuse them by name."""
+    base = LocalStore(tmp_path / "s")
+    array = ArrayOf(V3, "a", (3,), (1,), (0,), {(0,): b"", (1,): b"x"})
+    shard_store(array.objects(), base, chunks_per_shard=2)
+    out = to_references(base, to="kerchunk-parquet", out=tmp_path / "out")
+    lazy = fsspec.filesystem("reference", fo=out, remote_protocol="file")
+    assert [lazy.cat_file(f"a/{n}") for n in range(2)] == [b"", b"x"]
+    with pytest.raises(FileNotFoundError):
+        lazy.cat_file("a/2")
+    with pytest.raises(UnsupportedError, match=r"'a/c.0' has no bytes"):
+        to_references(base, to="virtualizarr")
+
+
+def test_chunks_outside_the_array_have_no_references(tmp_path: Path) -> None:
+    """As after another program has made its document smaller."""
+    z = filled(ShardingStore(tmp_path, (2, 2)))
+    document = tmp_path / "g/z/zarr.json"
+    doc = json.loads(document.read_text())
+    assert doc["shape"] == list(z.shape)
+    document.write_text(json.dumps({**doc, "shape": [5, 7]}))
+    found = [key for key in to_references(tmp_path)["refs"] if "/.z" not in key and "g/z/" in key]
+    assert sorted(found) == sorted(
+        f"g/z/{y}/{x}" for y in range(3) for x in range(4) if (y, x) != (2, 1)
+    )
+
+
+def test_a_failure_leaves_the_older_file(
+    store: ShardingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And nothing beside it."""
     filled(store)
     out = tmp_path / "refs.json"
@@ -148,7 +178,12 @@ def test_a_failure_leaves_the_older_file(store: ShardingStore, tmp_path: Path) -
     with pytest.raises(CorruptShardError, match="g/z/c/0/0"):
         to_references(store, out=out)
     assert out.read_text() == "older"
-    assert len(list(tmp_path.iterdir())) == 2
+    shard.unlink()
+    monkeypatch.setattr(LocalFileSystem, "mv", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        to_references(store, out=out)
+    assert out.read_text() == "older"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["refs.json", "v.zarr"]
 
 
 def test_a_damaged_entry_is_refused(tmp_path: Path) -> None:
@@ -280,6 +315,17 @@ def test_fill_values_of_zero(tmp_path: Path, missing: bool) -> None:
     assert ("xarray masks" in reports[0]["arrays"][0]["note"]) is missing
 
 
+def test_a_null_of_v2_means_zero(tmp_path: Path) -> None:
+    """To every reader; zarr 2.18 would read what happens to be in memory."""
+    base = LocalStore(tmp_path)
+    z: Any = zarr.create_array(
+        base, shape=(4,), chunks=(1,), dtype="f4", fill_value=None, zarr_format=2
+    )
+    z[1:] = 1
+    assert json.loads((tmp_path / ".zarray").read_text())["fill_value"] is None
+    assert json.loads(to_references(base)["refs"][".zarray"])["fill_value"] == 0
+
+
 def test_what_has_no_references_is_refused_by_name(tmp_path: Path) -> None:
     """Nothing is written then; without that array the others have theirs."""
     store = ShardingStore(
@@ -301,15 +347,14 @@ def test_what_has_no_references_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_an_array_that_is_left_to_zarr_has_flat_chunks(tmp_path: Path) -> None:
     """Its mark says who writes its shards, not how they are stored."""
-    z: Any = zarr.create_array(
-        ShardingStore(tmp_path, native="passthrough"),
-        shape=(4,),
-        chunks=(1,),
-        shards=(2,),
-        dtype="u1",
-    )
-    z[:] = 1
-    assert {"c/0", "c/3"} < set(to_references(tmp_path, zarr_format=3)["refs"])
+    z = filled(LocalStore(tmp_path), shards=(4, 4))
+    document = tmp_path / "g/z/zarr.json"
+    mark = {"zarr_shardstore": {"must_understand": False, "native": "passthrough"}}
+    document.write_text(json.dumps({**json.loads(document.read_text()), **mark}))
+    assert zarr.open_array(ShardingStore(tmp_path), path="g/z").shards == z.shards
+    found = to_references(tmp_path, zarr_format=3)["refs"]
+    assert {"g/z/c/0/0", "g/z/c/5/3"} < set(found)
+    assert "zarr_shardstore" not in json.loads(found["g/z/zarr.json"])
 
 
 def test_urls_of_stores(tmp_path: Path) -> None:

@@ -339,6 +339,8 @@ def _to_virtualizarr(found: References) -> Any:
     below: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {p: ({}, {}) for p in found.groups}
     for array in found.arrays:
         check_n_chunks(math.prod(array.grid_shape))
+        if {"#", "?"} & {*found.url, *array.path}:
+            raise UnsupportedError(f"a ManifestStore cuts URLs at '#' and '?': {array.path!r}")
         paths = np.full(math.prod(array.grid_shape), "", dtype=np.dtypes.StringDType())
         offsets, lengths = np.zeros(paths.shape, np.uint64), np.zeros(paths.shape, np.uint64)
         for places in array.places:

@@ -229,8 +229,7 @@ class _Reader:
         contents = self.base.run(find_contents())
         arrays = {array.node.path: array for array in contents.broken}
         for hierarchy in ("draft", "v2", "v3"):  # of several arrays at a path the last
-            found = {n.path: a for n, a in contents.arrays.items() if n.hierarchy == hierarchy}
-            arrays |= found
+            arrays |= {n.path: a for n, a in contents.arrays.items() if n.hierarchy == hierarchy}
         groups = self._groups(contents.other_keys)
         groups = {path: groups[path] for path in groups if path not in arrays}
         selected = select_paths({*arrays, *groups}, paths)
@@ -304,11 +303,11 @@ class _Reader:
             options = {"separator": encoding.separator}
             doc = {**doc, "chunk_key_encoding": {"name": encoding.style, "configuration": options}}
         # xarray takes the fill value of v2 for missing data. In v3 an attribute says so.
-        is_unmasked = found.node.hierarchy != "v2" and "_FillValue" not in found.doc.get(
-            "attributes", {}
+        is_masked = found.node.hierarchy == "v2" or "_FillValue" in (
+            found.doc.get("attributes") or {}
         )
         has_names = "_ARRAY_DIMENSIONS" in attributes
-        note = _MASKED if is_unmasked and has_names and doc["fill_value"] == _zero(doc) else ""
+        note = _MASKED if has_names and not is_masked and doc["fill_value"] == _zero(doc) else ""
         at = self._at(path)
         shown = ReferencedArray(at, doc, attributes, encoding, array.grid_shape, note=note)
         return ObjectGrid(array), shown
@@ -331,7 +330,9 @@ class _Reader:
         is_complete = array.n_chunks == math.prod(array.grid_shape)
         if is_complete and array.note:
             return replace(array, doc={**array.doc, "fill_value": None}, note="")
-        if is_complete or array.doc["fill_value"] is not None or array.doc["dtype"] == "|O":
+        if is_complete or array.doc["fill_value"] is not None:
+            return array
+        if array.doc["dtype"] == "|O" or not isinstance(array.doc["dtype"], str):
             return array
         # zarr 2 reads missing chunks as they happen to be in memory.
         note = _MASKED if "_ARRAY_DIMENSIONS" in array.attributes else ""
@@ -343,7 +344,7 @@ class _Reader:
             if grid.layout is not None:
                 yield from self._in_shards(grid.layout, keys, state_of)
                 continue
-            sizes = {key: state.nbytes for key in keys if (state := state_of(key)) is not None}
+            sizes = {key: state.nbytes or 0 for key in keys if (state := state_of(key)) is not None}
             coords = np.array([grid.coords_of(key) for key in sizes], dtype=np.intp)
             nbytes = np.array([*sizes.values()], dtype=np.uint64)
             coords = coords.reshape(len(sizes), len(grid.shape))
