@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import h5py
 import netCDF4
+import numcodecs
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -391,6 +392,38 @@ def test_the_last_copy_goes_back(link: Link, tmp_path: Path) -> None:
 
 def lzf(path: Path) -> None:
     hdf5(INTS, chunks=(16, 16), compression="lzf")(path)
+
+
+def filtered(code: int, values: tuple[int, ...], encode: Callable[[bytes], bytes]) -> Any:
+    """Of an HDF5 file with a filter that h5py has by a plugin only: read by zarr alone."""
+
+    def write(path: Path) -> None:
+        with h5py.File(path, "w") as file:
+            made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            made.set_chunk((30, 35))
+            made.set_filter(code, h5py.h5z.FLAG_OPTIONAL, values)
+            space, kind = h5py.h5s.create_simple(INTS.shape), h5py.h5t.NATIVE_INT32
+            x = h5py.h5d.create(file.id, b"x", kind, space, made)
+            for i in range(0, 60, 30):
+                for j in range(0, 70, 35):
+                    chunk = np.ascontiguousarray(INTS[i : i + 30, j : j + 35])
+                    x.write_direct_chunk((i, j), encode(chunk.tobytes()))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("codec", "write"),
+    [
+        ("bz2", filtered(307, (9,), numcodecs.BZ2().encode)),
+        ("zstd", filtered(32015, (3,), numcodecs.Zstd().encode)),
+    ],
+)
+def test_filters_of_plugins(codec: str, write: Callable[[Path], None], tmp_path: Path) -> None:
+    write(tmp_path / "a.h5")
+    adopt(tmp_path / "a.h5", tmp_path / "a.zarr")
+    for reader in ("zarr", *(["tensorstore"] if codec != "bz2" else [])):
+        assert np.array_equal(read(reader, tmp_path / "a.zarr"), INTS), reader
 
 
 def masked(path: Path) -> None:

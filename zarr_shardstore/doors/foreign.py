@@ -135,6 +135,10 @@ def read_foreign(path: str | os.PathLike[str], dataset: str | None = None) -> Fo
         raise SpecError(f"the file {real!r} was changed while it was read: let its writer finish")
     if 0 in array.shape or not array.shape:
         raise array.refused(f"has the shape {array.shape}, so no chunks")
+    try:
+        array.document()
+    except UnsupportedError as error:
+        raise array.refused(f"has codecs that v3 has not: {error}") from error
     size = before[1] if before is not None else 0
     spec = ShardingSpec((len(array.places),), ZEP2_INDEX)
     try:
@@ -268,6 +272,8 @@ def _hdf5_filter(
             return {"id": "shuffle", "elementsize": values[0] if values else itemsize}
         case 3:
             return {"id": "fletcher32"}
+        case 307:
+            return {"id": "bz2", "level": values[0]}
         case 32015:
             return {"id": "zstd", "level": values[0] if values else 0}
         case 32001 if len(values) >= 7 and values[6] < len(_BLOSC_NAMES):
