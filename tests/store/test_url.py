@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
@@ -195,6 +196,15 @@ def test_costs(tmp_path: Path) -> None:
         found.append(np.diff(counts).tolist())
     assert found[0] == found[1]
     assert min(found[0]) > 0
+    fs, _ = fsspec.url_to_fs(url)
+    assert len(fs.ls("c/0")) == 8
+    sizes = {name: info["size"] for name, info in fs.find("", detail=True).items()}
+    assert sizes == {name: len(fs.cat_file(name)) for name in fs.find("")} == fs.du("", total=False)
+    assert sum(sizes.values()) == fs.du("")
+    before = fs.sharding_store.stats().requests
+    for listed in (fs.ls, fs.du, partial(fs.find, detail=True)):
+        listed("c/0")
+    assert fs.sharding_store.stats().requests - before <= 3 * 2 * (1 + 4)  # 4 shards, 2 rounds
 
 
 @pytest.mark.parametrize("shards", [None, (2, 2)])

@@ -22,6 +22,7 @@ import asyncio
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from inspect import signature
@@ -40,9 +41,11 @@ from zarr.abc.store import (
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import _get_loop
 
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.io.backends.cloud_urls import EXTRAS
 from zarr_shardstore.io.concurrency import gather_bounded
+from zarr_shardstore.operations.values import is_document
+from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
 
 _OF_FSSPEC = (
@@ -203,8 +206,9 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
             paths = [root + (await self._info(path))["name"]] if key else []
         if not detail:
             return paths
-        found = await gather_bounded([self._info(each) for each in paths], _N_SIZES_AT_ONCE)
-        return [{**info, "name": name} for info, name in zip(found, paths, strict=True)]
+        sizes = await self._nbytes_of([path.lstrip("/") for path in paths])
+        pairs = zip(paths, sizes, strict=True)
+        return [_directory(path) if size is None else _file(path, size) for path, size in pairs]
 
     async def _find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, **options: Any
@@ -218,8 +222,31 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
             names = [key]
         if not options.get("detail"):
             return names
-        sizes = await gather_bounded([store.getsize(name) for name in names], _N_SIZES_AT_ONCE)
-        return {name: _file(name, size) for name, size in zip(names, sizes, strict=True)}
+        sizes = zip(names, await self._nbytes_of(names), strict=True)
+        return {name: _file(name, size) for name, size in sizes if size is not None}
+
+    async def _nbytes_of(self, keys: list[str]) -> list[int | None]:
+        """Return the sizes of values, ``None`` for a key without; those of chunks in one round."""
+        store, sizes = self.sharding_store, dict[str, int | None]()
+        chunks = [key for key in keys if not is_document(key)]
+        with suppress(UnsupportedError):  # transformers that change the stored bytes
+            places = await asyncio.to_thread(ShardingMapping(store).locate, chunks)
+            sizes = {k: place and place[2] for k, place in zip(chunks, places, strict=True)}
+
+        async def ask(key: str) -> None:
+            with suppress(FileNotFoundError, SpecError):
+                sizes[key] = await store.getsize(key)
+
+        left = [ask(key) for key in keys if key not in sizes]
+        await gather_bounded(left, _N_SIZES_AT_ONCE)
+        return [sizes.get(key) for key in keys]
+
+    async def _du(
+        self, path: str, total: bool = True, maxdepth: int | None = None, **_: Any
+    ) -> Any:
+        found = await self._find(path, maxdepth=maxdepth, detail=True)
+        sizes = {name: info["size"] for name, info in found.items()}
+        return sum(sizes.values()) if total else sizes
 
     async def _get_file(self, rpath: str, lpath: str, **_: Any) -> None:
         if await self._isdir(rpath):
