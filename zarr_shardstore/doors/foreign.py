@@ -175,7 +175,7 @@ def _reader_of(path: str) -> Callable[[str, str | None, FileState], ForeignArray
 
 
 def _read_hdf5(path: str, dataset: str | None, state: FileState) -> ForeignArray:
-    h5py = _library("h5py", "hdf5", path)
+    h5py = library("h5py", "hdf5", path)
     try:
         file = h5py.File(path, "r")
     except OSError as error:
@@ -214,10 +214,12 @@ def _of_hdf5_dataset(h5py: Any, path: str, dataset: Any, state: FileState) -> Fo
     canonical = h5py.h5t.py_create(dtype, logical=True)
     if dtype.kind in "biufc" and not dataset.id.get_type().equal(canonical):
         raise _refused(path, name, f"stores {dtype} in a form that numpy does not have")
-    filters = [
-        _hdf5_filter(path, name, properties.get_filter(i), data_type.itemsize)
-        for i in range(properties.get_nfilters())
-    ]
+    filters = []
+    for i in range(properties.get_nfilters()):
+        config = hdf5_filter(properties.get_filter(i), data_type.itemsize)
+        if isinstance(config, str):
+            raise _refused(path, name, config)
+        filters.append(config)
     attributes = {
         key: _json_of(value)
         for key, value in dataset.attrs.items()
@@ -260,10 +262,11 @@ def _of_hdf5_dataset(h5py: Any, path: str, dataset: Any, state: FileState) -> Fo
     return ForeignArray(**facts, chunk_shape=chunk_shape, places=places.reshape(-1, 2))
 
 
-def _hdf5_filter(
-    path: str, name: str, found: tuple[int, int, tuple[int, ...], bytes], itemsize: int
-) -> codecs.Config:
-    """Return the config of numcodecs for a filter of HDF5: code, flags, values, description."""
+def hdf5_filter(
+    found: tuple[int, int, tuple[int, ...], bytes], itemsize: int
+) -> codecs.Config | str:
+    """Return the config of numcodecs for a filter of HDF5: code, flags, values, description; or why
+    there is none."""
     code, _, values, text = found
     match code:
         case 1:
@@ -273,14 +276,14 @@ def _hdf5_filter(
         case 3:
             return {"id": "fletcher32"}
         case 307:
-            return {"id": "bz2", "level": values[0]}
+            return {"id": "bz2", "level": values[0] if values else 9}
         case 32015:
             return {"id": "zstd", "level": values[0] if values else 0}
         case 32001 if len(values) >= 7 and values[6] < len(_BLOSC_NAMES):
             cname = _BLOSC_NAMES[values[6]]
             return {"id": "blosc", "cname": cname, "clevel": values[4], "shuffle": values[5]}
-    why = f"has the HDF5 filter {code} ({text.decode(errors='replace')}), for which v3 has no codec"
-    raise _refused(path, name, why)
+    name = text.decode(errors="replace")
+    return f"has the HDF5 filter {code} ({name}), for which v3 has no codec"
 
 
 def _dimension_name(dimension: Any) -> str | None:
@@ -290,7 +293,7 @@ def _dimension_name(dimension: Any) -> str | None:
 
 
 def _read_tiff(path: str, dataset: str | None, state: FileState) -> ForeignArray:
-    tifffile = _library("tifffile", "tiff", path)
+    tifffile = library("tifffile", "tiff", path)
     out = io.StringIO()
     with tifffile.TiffFile(path) as tif:
         chosen = _chosen(path, dataset, [str(i) for i in range(len(tif.series))])
@@ -405,7 +408,7 @@ def _json_of(value: Any) -> Any:
     return value
 
 
-def _library(name: str, extra: str, path: str) -> Any:
+def library(name: str, extra: str, path: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
