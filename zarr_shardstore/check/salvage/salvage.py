@@ -133,6 +133,8 @@ def _without_index(shard: DamagedShard, order: EntryOrder | None) -> Salvage:
     if n_older:
         text = f"an older index names {n_older} chunks: older values of some may be back"
         texts.append(text)
+    if len(in_grid) == 1 and shard.frames == [(shard.first, shard.data_stop)]:
+        order = order or "C"  # one chunk, and nothing else: there is only one order
     if order is not None:
         ordered = named_by_order(shard, order)
         if not ordered:
