@@ -46,7 +46,7 @@ from zarr_shardstore.metadata.readers import ONLY_HERE
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     *("shard", "unshard", "reshard", "to-native", "from-native"),
-    *("info", "fsck", "compact", "consolidate", "map", "serve", "adopt"),
+    *("info", "fsck", "compact", "consolidate", "map", "serve", "adopt", "references"),
 ]
 CONVERSIONS = ["shard", "unshard", "reshard"]
 
