@@ -262,7 +262,6 @@ def s3() -> Iterator[dict[str, Any]]:
 
 def test_object_stores(s3: dict[str, Any], tmp_path: Path) -> None:
     """zarr 3 by fsspec, icechunk and virtualizarr; icechunk refuses a shard of another ETag."""
-    icechunk = pytest.importorskip("icechunk")
     keys = {"access_key_id": "a", "secret_access_key": "b"}
     options = {**keys, "endpoint": s3["endpoint"], "region": "us-east-1"}
     store = ShardingStore("s3://bucket/some dir/v.zarr", (2, 2), storage_options=options)
@@ -276,6 +275,7 @@ def test_object_stores(s3: dict[str, Any], tmp_path: Path) -> None:
         client = {"endpoint_url": s3["endpoint"], "region_name": "us-east-1"}
         by_fsspec = reference_store(references, "s3", key="a", secret="b", client_kwargs=client)
         np.testing.assert_array_equal(zarr.open_array(by_fsspec, path="z", mode="r")[:], data)
+    icechunk = pytest.importorskip("icechunk")
     manifests = to_references(store, to="virtualizarr")
     np.testing.assert_array_equal(zarr.open_group(manifests, mode="r")["z"][:], data)  # type: ignore[index]
     where = icechunk.s3_store(
@@ -315,13 +315,13 @@ def test_virtualizarr(kind: str, tmp_path: Path) -> None:
 
 def test_virtual_datasets(tmp_path: Path) -> None:
     xarray = pytest.importorskip("xarray")
-    pytest.importorskip("virtualizarr")
+    virtualizarr = pytest.importorskip("virtualizarr")
     data = np.arange(24, dtype="i4").reshape(4, 6)
     dataset = xarray.Dataset({"t": (("y", "x"), data)})
     store = ShardingStore(tmp_path / "s.zarr", chunks_per_shard=2)
     dataset.to_zarr(store, zarr_format=3, consolidated=False, encoding={"t": {"chunks": (1, 2)}})
     store.close()
-    manifests = to_references(tmp_path / "s.zarr", to="virtualizarr")
+    manifests = to_references(tmp_path / "s.zarr", to=virtualizarr)
     virtual = manifests.to_virtual_dataset(loadable_variables=[])
     assert len(virtual["t"].data.manifest) == 12
     both = xarray.concat([virtual, virtual], dim="y", coords="minimal", compat="override")

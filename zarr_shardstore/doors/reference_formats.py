@@ -183,7 +183,8 @@ class Form:
 
 
 def form_of(to: Any, out: str | os.PathLike[str] | None, url: str | None) -> Form:
-    """Return the form that the arguments of a caller name."""
+    """Return the form that the arguments of a caller name; virtualizarr also by its module."""
+    to = getattr(to, "__name__", to)
     if to == "kerchunk-json":
         return Form(to, (2, 3), partial(_to_json, out=out))
     if to == "kerchunk-parquet" and out is not None:
