@@ -431,7 +431,8 @@ def test_a_source_that_is_not_there_is_not_made(tools: StandIn, here: Path) -> N
     """In every command; a file is no store either."""
     (here / "file").write_text("")
     for command in [name for name in COMMANDS if name != "adopt"]:  # which takes files
-        more = ["--chunks-per-shard", "2"] if command == "reshard" else []
+        others = {"reshard": ["--chunks-per-shard", "2"], "references": ["refs.json"]}
+        more = others.get(command, [])
         status = 2 if command == "fsck" else 1
         for name, says in (
             ("nope.zarr", "'nope.zarr' does not exist"),
