@@ -547,7 +547,7 @@ class ShardingStore(Store):
     async def read_chunks_async(
         self, path: str, coords: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None
     ) -> npt.NDArray[Any]:
-        """As `read_chunks`, in a thread: the event loop goes on."""
+        """As `read_chunks`, in a thread; a cancelled call still ends there, and may fill `out`."""
         return await asyncio.to_thread(self.read_chunks, path, coords, out=out)
 
     def read_encoded(self, path: str, coords: npt.ArrayLike) -> list[bytes | None]:
