@@ -221,7 +221,10 @@ class Server:
             steps += [Step(*at, True, fault) for fault in faults]
         reply = asyncio.get_running_loop().create_future()
         self.pending.append(_Request(client, steps, perform, reply))
-        return await reply
+        try:
+            return await reply
+        finally:
+            del reply  # or an error in it and this frame keep each other
 
     def run(self, loop: Loop) -> None:
         """Let requests arrive until no client waits."""
@@ -268,7 +271,7 @@ class Server:
             try:
                 result = request.perform()
             except Exception as raised:
-                error = raised
+                error = raised.with_traceback(None)  # without this frame, and all that called it
         if outcome == "cut" and result is not None:
             result.data = result.data[: len(result.data) // 2]
         if outcome == "repeated" and error is None:
@@ -288,6 +291,12 @@ class Server:
             reply.set_exception(error)
         else:
             reply.set_result(result)
+
+    def break_off(self, loop: Loop) -> None:
+        """End the clients that wait, in the middle of a run."""
+        for name in {request.client.name for request in self.pending}:
+            self._kill(name)
+        loop.run()
 
     def _kill(self, name: str) -> None:
         self.n_kills -= 1

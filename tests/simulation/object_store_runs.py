@@ -95,8 +95,7 @@ class ObjectStoreRuns:
                 steps = "\n".join(f"  {position:>2}  {step}" for position, step in server.schedule)
                 raise ViolationError(f"schedule:\n{steps}\n{error}") from error
             finally:
-                if server.pending:  # a run that was broken off
-                    self._processes.clear()
+                server.break_off(self._loop)
                 forget()  # also what clients that have died had begun
         return server
 

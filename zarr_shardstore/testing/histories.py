@@ -133,7 +133,7 @@ def judge(
             if result != event.result:
                 continue
             order.append(event)
-            if search(left & ~(1 << i), after):
+            if search(left & ~(1 << i), after):  # noqa: F821 - deleted below
                 return True
             order.pop()
             if reads[i]:
@@ -141,6 +141,7 @@ def judge(
         return False
 
     search(everything, initial)
+    del search  # it refers to itself, and to the history
     found, state, left = best
     return Verdict(found, state, [event for i, event in enumerate(events) if left >> i & 1])
 
