@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_S = 300
 
 TELLING_LINES = {
+    "content_addressed.py": "256 chunks in 16 shards have 5 values",
     "draft_hierarchy.py": "refused: 'names/zarr.json'",
     "training_loop.py": "spawn: 8 batches of (32, 16, 32, 32), each sample once",
     "draft_operations.py": "get_partial_values: [b'BCD', b'DE', None]",
