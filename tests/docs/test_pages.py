@@ -30,7 +30,7 @@ def test_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mo
     for language, block in blocks:
         if language == "python":
             exec(compile(block, page.name, "exec"), namespace)
-        for command in re.findall(r"^\$ (.*(?:\\\n.*)*)", block, re.M):
+        for command in re.findall(r"^\$ ((?:.*\\\n)*.*)", block, re.M):
             done = subprocess.run(
                 command, shell=True, env=environment, capture_output=True, text=True, timeout=120
             )
