@@ -25,9 +25,11 @@ import zarr_shardstore
 from tests.support import append_until_killed
 from tests.support.append_until_killed import frame
 from tests.support.convert_once import open_store
+from tests.support.file_layer import path_of
 from tests.support.processes import s3_server
 from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardConflictError, ShardingStore, check_store
+from zarr_shardstore.testing import system_calls
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the writers are forked")
 
@@ -171,3 +173,31 @@ def test_a_second_writer_is_refused(writers: Writers, tmp_path: Path) -> None:
         continued.append(frame(n))
     assert check_frames(store) == n + 1
     assert continued.n_durable == n + 1
+
+
+def test_frames_survive_a_loss_of_power(tmp_path: Path) -> None:
+    """With ``durability="power"`` all that was written is synced before the document gets its name:
+    no document is longer than what a loss of power leaves."""
+    unsynced: set[str] = set()
+    documents: list[set[str]] = []
+
+    def wrap(name: str, call: Any) -> Any:
+        def run(*args: Any, **options: Any) -> Any:
+            if name == "write_at" and not path_of(args[0]).endswith("__journal"):
+                unsynced.add(path_of(args[0]))
+            elif name == "sync":
+                unsynced.discard(path_of(args[0]))
+            elif name == "replace" and str(args[1]).endswith("zarr.json"):
+                documents.append(set(unsynced))
+            return call(*args, **options)
+
+        return run
+
+    store = ShardingStore(tmp_path, (2, 1, 2), durability="power")
+    with system_calls(wrap), store.append_frames("g/run", chunks=(3, 4, 3)) as writer:
+        for i in range(9):
+            writer.append(frame(i))
+            writer.flush()
+    assert len(documents) >= 9
+    assert set().union(*documents) == set()
+    assert check_frames(store) == 9

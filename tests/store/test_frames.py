@@ -14,7 +14,13 @@ import pytest
 import zarr
 
 from tests.support.bases import OtherMapping
-from zarr_shardstore import ReadOnlyError, ShardConflictError, ShardingStore, SpecError
+from zarr_shardstore import (
+    ReadOnlyError,
+    ShardConflictError,
+    ShardingStore,
+    SpecError,
+    UnsupportedError,
+)
 from zarr_shardstore.testing import objects_of
 
 SHAPE = (4, 6)
@@ -112,8 +118,9 @@ def test_frames_are_flushed_by_bytes() -> None:
             assert writer.n_durable % 4 == 0
             assert (writer.n_appended - writer.n_durable) * frames(0, 1).nbytes <= 2 * n_bytes
         assert writer.n_durable >= 80
-    assert len([key for key in base if "/c/" in key]) == 26
-    np.testing.assert_array_equal(stored(store), frames(0, 103))
+        writer.extend(frames(103, 203))
+    assert len([key for key in base if "/c/" in key]) == 51
+    np.testing.assert_array_equal(stored(store), frames(0, 203))
 
 
 @pytest.mark.parametrize("what", ["zarr.json", "/c/"])
@@ -195,7 +202,7 @@ def test_another_writer_is_refused(tmp_path: Path) -> None:
     assert len(stored(ShardingStore(base))) == 9
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused(tmp_path: Path) -> None:
     """Before anything is stored, with a sentence."""
     base: dict[str, bytes] = {}
     store = ShardingStore(base, 2)
@@ -215,5 +222,8 @@ def test_what_is_refused() -> None:
                 writer.extend(bad)
     with pytest.raises(SpecError, match="is closed"):
         writer.append(frames(2, 3)[0])
+    archive = ShardingStore(zarr.storage.ZipStore(tmp_path / "a.zip", mode="w"), 2)
+    with pytest.raises(UnsupportedError, match="no array can grow"):
+        archive.append_frames("g/run")
     assert objects_of(base)
     np.testing.assert_array_equal(stored(store), frames(0, 2))

@@ -102,6 +102,9 @@ def test_local_files(cluster: Any, tmp_path: Path) -> None:
     def kill_one() -> None:
         wait_until(lambda: target.exists() and len(files_in(target)) > 2)
         kill_a_worker(cluster)
+        left = target / "c/0/0" / f"9.{'0' * 32}.partial"  # as by a kill within a write
+        left.parent.mkdir(parents=True, exist_ok=True)
+        left.write_bytes(b"some")
 
     address = ["--dask", cluster.scheduler_address]
     command("shard", str(source), str(target), *SHARD, *address, meanwhile=kill_one)

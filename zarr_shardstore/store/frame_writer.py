@@ -29,11 +29,12 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr import AsyncArray
+from zarr.abc.store import Store
 from zarr.core.sync import sync
 from zarr.storage import StorePath
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents, read_documents
-from zarr_shardstore.errors import ShardConflictError, SpecError
+from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path, whole_number
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
@@ -110,6 +111,11 @@ class FrameWriter:
         self._wanted = 0  # so many frames are to be flushed now
         self._thread: threading.Thread | None = None
         self._lock: KeptLock | None = None
+        if isinstance(store.base, Store) and not store.base.supports_deletes:
+            raise UnsupportedError(
+                f"in {store.base} nothing can be replaced, so no array can grow: append to another "
+                "store, and copy it"
+            )
         self._scope = self._engine.driver.backend.scope(self._path)
         if _writers.setdefault(self._scope, self) is not self:
             raise ShardConflictError(self._busy)
@@ -343,15 +349,16 @@ class FrameWriter:
                     self._changed.wait(
                         None if wait_s is None else min(wait_s, threading.TIMEOUT_MAX)
                     )
-                start, stop = self._n_durable, self._end()
+                start, blocks = self._n_durable, list(self._blocks)
+                n_at_once = max(1, self._flush_nbytes // (blocks[0][1][:1].nbytes or 1))
+                stop = min(self._end(), start + n_at_once)
                 rows_end = stop // self._row_length * self._row_length
-                is_due = self._is_closed or self._wanted > rows_end
-                if self._nbytes() >= self._flush_nbytes and rows_end > start and not is_due:
-                    stop = rows_end  # of the others each would be stored twice
-                parts = [frames[max(0, start - first) :] for first, frames in self._blocks]
+                if self._nbytes() >= self._flush_nbytes and rows_end > start:
+                    stop = rows_end  # a shard with some frames would be stored twice
+                parts = [f[max(0, start - i) : stop - i] for i, f in blocks if i < stop]
             error: BaseException | None = None
             try:
-                self._write(np.concatenate(parts)[: stop - start], start)
+                self._write(np.concatenate(parts), start)
                 self._grow(stop)
             except BaseException as raised:
                 error = raised

@@ -658,6 +658,8 @@ class ShardingStore(Store):
         ShardConflictError
             If another writer appends frames to the array: on local files one of any process, on
             other base stores one of this process.
+        UnsupportedError
+            If nothing can be replaced in the base store, as in a zip archive.
 
         Examples
         --------
