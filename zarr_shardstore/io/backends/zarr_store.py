@@ -442,6 +442,15 @@ class ZarrBackend(base.Backend):
         lead to the root."""
         return not self._is_web() or bool(name.strip("./") and not name.startswith("?"))
 
+    async def _names_on_web(self, directory: str) -> list[str]:
+        """List a directory, with a slash behind those in it, which zarr 3.4 takes off."""
+        store: Any = self.store
+        root = f"{store.path.rstrip('/')}/{directory}"
+        with suppress(FileNotFoundError):
+            paths = await store.fs._ls(root.rstrip("/"), detail=False)
+            return [path[len(root) :].removeprefix("./") for path in paths if path.startswith(root)]
+        return []
+
     async def _listed_on_web(self, prefix: str) -> AsyncGenerator[str, None]:
         """List keys by directories, which may be listed in each other."""
         level = [prefix[: prefix.rfind("/") + 1]]
@@ -449,7 +458,7 @@ class ZarrBackend(base.Backend):
             check_no_loop(level)
             below = []
             for directory in level:
-                async for name in self.store.list_dir(directory):
+                for name in await self._names_on_web(directory):
                     key = directory + name
                     if self._is_name(name) and key.startswith(prefix[: len(key)]):
                         if name.endswith("/"):
