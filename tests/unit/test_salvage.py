@@ -217,6 +217,27 @@ def test_a_checksum_puts_an_index_right(codec: str) -> None:
                 assert "put right by its checksum" in found.text
 
 
+@pytest.mark.parametrize("location", ["end", "start"])
+@pytest.mark.parametrize("codec", ["crc32c", "zstd, crc32c", "gzip"])
+def test_bytes_put_in_or_taken_out(codec: str, location: str) -> None:
+    """Chunks in front of them and behind them stay, if the index is right."""
+    rng = random.Random(codec)
+    maker = Maker(codec, (4, 3), index_location=location)
+    n, shard = maker.spec.index_nbytes, maker.shard(0, 0)
+    for _ in range(8):
+        whole = maker.packed(rng, rng.sample(range(12), 7), "morton")
+        entries = split_shard(whole, maker.spec)
+        first = n if maker.spec.index.location == "start" else 0
+        at, n_gone = first + rng.randrange(len(whole) - n - 20), rng.randrange(1, 20)
+        gone = whole[:at] + whole[at + n_gone :]
+        more = whole[:at] + whole[at - min(n_gone, at - first) : at] + b"?" + whole[at:]
+        for data in (gone, more):
+            found = maker.salvage(shard, data)
+            assert found.entries.items() <= entries.items()
+            assert len(found.lost) <= 1 + (data is gone)
+            assert sorted([*found.entries, *found.lost]) == sorted(entries)
+
+
 @pytest.mark.parametrize("codec", ["crc32c", "zlib"])
 def test_frames_behind_other_bytes(codec: str) -> None:
     """Where no frame shows its begin, some are not found: the size of one proves no offset."""

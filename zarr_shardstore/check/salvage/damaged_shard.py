@@ -222,3 +222,25 @@ class DamagedShard:
                 last, reached = i, start + nbytes
         found.lost = sorted(set(found.lost))
         return found
+
+    def add_moved(self, found: Salvage, index: ShardIndex, spec: ShardingSpec) -> None:
+        """Add the chunks behind bytes that were put in or taken out: they are moved by as much as
+        the data are longer or shorter than the entries of a right index, which filled them."""
+        first = spec.index_nbytes if spec.index.location == "start" else 0
+        places = {i: tuple(index.fields[i].tolist()) for i in index.present_ids().tolist()}
+        end = max((start + nbytes for start, nbytes in places.values()), default=0)
+        n_more = len(self.data) - (spec.index_nbytes - first) - end
+        is_packed = first + sum(nbytes for _, nbytes in places.values()) == end
+        sizes = {nbytes for _, nbytes in places.values()}
+        is_other_frame = len(sizes) == 1 and n_more % sizes.pop() == 0
+        if not (n_more and self.is_proving and is_packed) or is_other_frame:
+            return
+        reached = max((sum(places[i]) for i in found.entries), default=first)
+        starts = {start for start, _ in places.values()}
+        for i in list(found.lost):
+            start, nbytes = places[i][0] + n_more, places[i][1]
+            is_free = start not in starts and (start >= reached or not found.entries)
+            if is_free and self.is_whole(self.shard.chunk_key(i), start, nbytes):
+                found.entries[i] = self.data[start : start + nbytes]
+                found.lost.remove(i)
+                found.text = "its index is valid; bytes before some chunks were put in or taken out"

@@ -52,7 +52,10 @@ def salvage(
     damaged = DamagedShard(checker, shard, data)
     for index, form in _valid_indexes(spec, data):
         if form.index.checksum or form != spec or damaged.is_in_place(index.fields):
-            return damaged.through(index, form)
+            found = damaged.through(index, form)
+            if guesses and form.index.checksum and found.lost:
+                damaged.add_moved(found, index, form)
+            return found
     if not guesses:
         return Salvage({}, shard.entries_of().tolist(), False, "it has no valid index")
     if copy is not None and _is_copy_of(damaged, copy, is_current):
