@@ -332,11 +332,19 @@ def open_only(file: Any) -> None:
     pass
 
 
+def add_attributes(file: Any) -> None:
+    """Fewer bytes than the index has."""
+    for i in range(3):
+        file.attrs[f"attribute {i}"] = i
+
+
 def add_dataset(file: Any) -> None:
     file["y"] = np.arange(5000)
 
 
-@pytest.mark.parametrize(("write", "is_left"), [(open_only, False), (add_dataset, True)])
+@pytest.mark.parametrize(
+    ("write", "is_left"), [(open_only, False), (add_attributes, True), (add_dataset, True)]
+)
 def test_a_writer_of_the_format_cuts_the_index_off(
     write: Callable[[Any], None], is_left: bool, tmp_path: Path
 ) -> None:
