@@ -173,6 +173,50 @@ def test_names_and_attributes_come_along(tmp_path: Path) -> None:
     assert dict(z.attrs) == {"units": "K"}
 
 
+@pytest.mark.parametrize("n_channels", [1, 3])
+def test_raw_files_of_webknossos(n_channels: int, tmp_path: Path) -> None:
+    """Written and read by its own library, where that is installed."""
+    wkw = pytest.importorskip("wkw")
+    header = wkw.Header(np.uint16, num_channels=n_channels, block_len=4, file_len=4)
+    values = np.arange(n_channels * 32 * 16 * 16).reshape(n_channels, 32, 16, 16).astype("u2")
+    with wkw.Dataset.create(str(tmp_path / "data"), header) as dataset:
+        dataset.write((0, 0, 0), values)
+        paths = [tmp_path / f"data/z0/y0/x{i}.wkw" for i in range(2)]
+        originals = [path.read_bytes() for path in paths]
+        if n_channels == 1:  # the first dimension is x
+            expected = values[0]
+        else:
+            paths, originals, expected = paths[:1], originals[:1], values[:, :16]
+        adopt(paths, tmp_path / "a.zarr")
+        for reader in ("zarr", "tensorstore"):
+            assert np.array_equal(read(reader, tmp_path / "a.zarr"), expected), reader
+        assert np.array_equal(dataset.read((0, 0, 0), (32, 16, 16)), values)
+        undo_adoption(tmp_path / "a.zarr")
+    assert [path.read_bytes() for path in paths] == originals
+
+
+def wkw_by_hand(path: Path, kind: int = 1) -> None:
+    """Of 2³ blocks of 4³ voxels; the value of a voxel is 100 x + 10 y + z."""
+    x, y, z = np.indices((8, 8, 8))
+    values = (100 * x + 10 * y + z).astype("<i2")
+    blocks = [
+        values[a : a + 4, b : b + 4, c : c + 4].tobytes(order="F")
+        for c in (0, 4)
+        for b in (0, 4)
+        for a in (0, 4)
+    ]
+    head = b"WKW" + bytes([1, 0x12, kind, 8, 2]) + (16).to_bytes(8, "little")
+    path.write_bytes(head + b"".join(blocks))
+
+
+def test_a_file_of_webknossos_by_hand(tmp_path: Path) -> None:
+    wkw_by_hand(tmp_path / "x0.wkw")
+    adopt(tmp_path / "x0.wkw", tmp_path / "a.zarr")
+    for reader in ("zarr", "zarrs", "tensorstore"):
+        found = read(reader, tmp_path / "a.zarr")
+        assert (found.shape, found[7, 2, 5], found[1, 6, 0]) == ((8, 8, 8), 725, 160), reader
+
+
 # ------------------------------------------------------------------------ mosaics
 
 
@@ -483,6 +527,8 @@ REFUSED = [
     ("a.tif", tiff(INTS, rowsperstrip=11), "form of TIFF"),
     ("a.npy", lambda path: np.save(path, np.asfortranarray(INTS)), "Fortran order"),
     ("a.npy", lambda path: np.save(path, np.array([None])), "npy"),
+    ("a.wkw", lambda path: wkw_by_hand(path, kind=2), "compressed blocks"),
+    ("a.wkw", lambda path: path.write_bytes(b"WKW\1\xf2\1\1\1" + bytes(8)), "16777216 blocks"),
     ("a.txt", lambda path: path.write_text("text"), "is none of"),
     ("a.h5", lambda path: None, "there is no file"),
     ("a.h5", lambda path: path.mkdir(), "there is no file"),

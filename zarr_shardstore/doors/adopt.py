@@ -118,8 +118,8 @@ def adopt(
     Parameters
     ----------
     files
-        Local HDF5, NetCDF-4, tiled TIFF or ``.npy`` files, with equal chunk shape, data type and
-        codecs. All have the same shape; the last one may be shorter along the first dimension.
+        Local HDF5, NetCDF-4, tiled TIFF, ``.npy`` or raw WKW files, with equal chunk shape, data
+        type and codecs. All have the same shape; the last may be shorter along the first dimension.
     dest
         Directory of the new Zarr v3 array, which must be empty or missing.
     dataset

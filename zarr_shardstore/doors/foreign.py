@@ -1,6 +1,7 @@
 """Arrays in files of other formats: where their chunks lie, and the codecs of v3 that decode them.
 
-Libraries parse the files: h5py HDF5 and NetCDF-4, tifffile TIFF, numpy ``.npy``. No chunk is read.
+Libraries parse the files: h5py HDF5 and NetCDF-4, tifffile TIFF, numpy ``.npy``; the 16 bytes of a
+WKW header are read here. No chunk is read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import math
 import os
 import re
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +24,7 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import (
+    MAX_ENTRIES,
     MISSING,
     ZEP2_INDEX,
     IndexDamageError,
@@ -46,6 +49,8 @@ _HDF5_NOTES = re.compile(
 
 _NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 _TIFF_ZSTD = 50000
+_WKW = struct.Struct("<3xBBBBBQ")
+_WKW_TYPES = ("<u1", "<u2", "<u4", "<u8", "<f4", "<f8", "<i1", "<i2", "<i4", "<i8")
 _BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 
 
@@ -113,7 +118,7 @@ def read_foreign(path: str | os.PathLike[str], dataset: str | None = None) -> Fo
     Parameters
     ----------
     path
-        Of a local HDF5, NetCDF-4, TIFF or ``.npy`` file.
+        Of a local HDF5, NetCDF-4, TIFF, ``.npy`` or WKW file.
     dataset
         Path of the array in an HDF5 file, or number of the series in a TIFF file. May be left out
         if there is one only.
@@ -171,7 +176,9 @@ def _reader_of(path: str) -> Callable[[str, str | None, FileState], ForeignArray
         return _read_tiff
     if head[:6] == b"\x93NUMPY":
         return _read_npy
-    raise _refused(path, "", "is none of HDF5, NetCDF-4, TIFF and .npy")
+    if head[:3] == b"WKW":
+        return _read_wkw
+    raise _refused(path, "", "is none of HDF5, NetCDF-4, TIFF, .npy and WKW")
 
 
 def _read_hdf5(path: str, dataset: str | None, state: FileState) -> ForeignArray:
@@ -358,6 +365,43 @@ def _read_npy(path: str, dataset: str | None, state: FileState) -> ForeignArray:
         fill_value=None,
         places=np.array([[offset, values.nbytes]], np.uint64),
         is_contiguous=True,
+    )
+
+
+def _read_wkw(path: str, dataset: str | None, state: FileState) -> ForeignArray:
+    """Read a file of webKnossos: blocks in Morton order, each in Fortran order.
+
+    Source: webknossos-wrap, "WKW Format", "Header", "Data". No library tells offsets.
+    """
+    if dataset is not None:
+        raise SpecError(f"a WKW file has one array, and no dataset {dataset!r}")
+    with open(path, "rb") as file:
+        header = file.read(_WKW.size)
+    version, lengths, kind, voxel, voxel_nbytes, start = _WKW.unpack(header.ljust(_WKW.size, b"\0"))
+    if version != 1 or kind != 1 or not 1 <= voxel <= len(_WKW_TYPES):
+        raise _refused(path, "", "has compressed blocks or an unknown version: only raw ones map")
+    data_type = np.dtype(_WKW_TYPES[voxel - 1])
+    if 1 << 3 * (lengths >> 4) > MAX_ENTRIES:
+        raise _refused(path, "", f"has more than {MAX_ENTRIES} blocks")
+    block, n_blocks = 1 << (lengths & 15), 1 << (lengths >> 4)
+    coords = np.indices((n_blocks,) * 3, np.uint64).reshape(3, -1)
+    rank = np.zeros(n_blocks**3, np.uint64)
+    for bit in range(lengths >> 4):
+        for dim in range(3):
+            rank |= ((coords[dim] >> np.uint64(bit)) & np.uint64(1)) << np.uint64(3 * bit + dim)
+    nbytes = block**3 * voxel_nbytes
+    n_channels = voxel_nbytes // data_type.itemsize
+    channels = (n_channels,) if n_channels > 1 else ()
+    return ForeignArray(
+        path=path,
+        name="",
+        state=state,
+        shape=(*channels, *(n_blocks * block,) * 3),
+        chunk_shape=(*channels, *(block,) * 3),
+        chain=codecs.Chain(data_type, "F"),
+        fill_value=None,
+        places=np.stack([start + rank * np.uint64(nbytes), np.full_like(rank, nbytes)], axis=1),
+        dimension_names=(*(("c",) if channels else ()), "x", "y", "z"),
     )
 
 
