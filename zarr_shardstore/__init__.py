@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
     from zarr_shardstore.doors.adopt import AdoptionReport as AdoptionReport
     from zarr_shardstore.doors.adopt import adopt as adopt
     from zarr_shardstore.doors.adopt import undo_adoption as undo_adoption
+    from zarr_shardstore.doors.importing import import_store as import_store
     from zarr_shardstore.doors.references import stale_references as stale_references
     from zarr_shardstore.doors.references import to_references as to_references
     from zarr_shardstore.draft.hierarchy_store import DraftHierarchyStore as DraftHierarchyStore
@@ -102,6 +103,7 @@ _MODULES = {
         "convert.report": "ArrayReport ConversionReport Progress",
         "doors.adopt": "AdoptionReport adopt undo_adoption",
         "doors.references": "stale_references to_references",
+        "doors.importing": "import_store",
         "draft.hierarchy_store": "DraftHierarchyStore",
         "errors": "CorruptShardError CorruptValueError ReadOnlyError ShardConflictError "
         "ShardStoreError SpecError UnfinishedConversionError UnpublishedError UnshardedWarning "

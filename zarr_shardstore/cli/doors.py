@@ -10,6 +10,7 @@ import typer
 
 from zarr_shardstore.cli import output
 from zarr_shardstore.cli.app import _command, _print
+from zarr_shardstore.cli.parameters import EXECUTOR, executor_of
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.inspect.shard_map import printable
 from zarr_shardstore.store.sharding_store import ShardingStore
@@ -88,3 +89,33 @@ def _references(
     options |= {"out": out, "to": to, "zarr_format": documents_format}
     door.to_references(store, **options, on_report=reports.append)
     _print(as_json, {**reports[0], "out": out}, output.references_text(reports[0], out))
+
+
+@_command(
+    "import in.h5 out.zarr",
+    "foreign imported chunks_per_shard shard_nbytes recode paths",
+    EXECUTOR,
+    "source_options destination_options dry_run as_json",
+)
+def _import(
+    foreign: str,
+    imported: str,
+    workers: int | None,
+    processes: bool,
+    dask: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Copy the chunks of HDF5, TIFF or references into shards.
+
+    NetCDF-4, references of kerchunk, zip and icechunk, too. Chunks are not decoded, and missing
+    ones stay missing. If it is killed, run it again: it continues.
+    """
+    import_store = import_module("zarr_shardstore.doors.importing").import_store
+    given = {name: value for name, value in options.items() if value is not ...}
+    with (
+        executor_of(workers, processes, dask) as executor,
+        output.progress_on_stderr() as progress,
+    ):
+        report = import_store(foreign, imported, executor=executor, progress=progress, **given)
+    _print(as_json, report.as_dict(), output.conversion_text(report))

@@ -59,6 +59,8 @@ _ALL = [
     _argument(
         "destination", "Where the result goes. Without it the store is converted in place.", None
     ),
+    _argument("foreign", "HDF5, NetCDF-4 or TIFF, references, zip or icechunk: path or URL.", ...),
+    _argument("imported", f"Where the shards go. {_STORE}", ...),
     _argument("path", "Of an array, or to consolidate of a group; the root, if left out."),
     Parameter(
         "arrays",
@@ -80,6 +82,7 @@ _ALL = [
         "shard_nbytes", str | None, "Bytes of a shard before compression, as '64 MB', instead."
     ),
     _option("paths", _Texts, "Only this array, group or pattern; repeatable.", flag="--path"),
+    _option("recode", bool, "Encode again what cannot be copied.", False),
     _option("declaration", V3Declaration | None, "How v3 metadata says that an array is sharded."),
     _option("index_location", Literal["start", "end"] | None, "Where in a shard its index is."),
     _option("order", EntryOrder, "In which order the chunks of a shard are written.", "morton"),

@@ -296,6 +296,11 @@ def _find_values(
     if location.spec is not None:
         return _values_in_shards(location, region)
     keys = region.keys(location)
+    if (ranges := location.base.backend.ranges_of(keys)) is not None:
+        names, which, starts, stops = ranges
+        there = which >= 0
+        fields = which[there], starts[there], stops[there], region.ids[there]
+        return StoredValues(location.base, names, *fields)
     if nominal_nbytes is None or nominal_nbytes > ROUND_NBYTES:
         return _whole_objects(location.base, keys, region.ids)
     sizes = np.full(len(keys), nominal_nbytes, dtype=np.int64)

@@ -27,6 +27,15 @@ _OF_V3 = re.compile(
     r"|bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)|r\d+"
 )
 
+_PROGRAMS = {
+    "numcodecs.zlib": ("zarr-python", "zarrita.js"),
+    "numcodecs.shuffle": ("zarr-python", "zarrs", "zarrita.js"),
+    "numcodecs.fletcher32": ("zarr-python",),
+    "numcodecs.bz2": ("zarr-python",),
+    "numcodecs.lzma": ("zarr-python",),
+}
+"""Programs that were seen to read codecs which imported files have."""
+
 
 def read_by(docs: Iterable[Mapping[str, Any]]) -> str:
     """Name the readers of an array, by its stored documents: one, or one for each format."""
@@ -59,14 +68,18 @@ def _readers_of(doc: Mapping[str, Any]) -> str:
         others = ", ".join(name for name in names if name not in _OURS)
         return f"{ONLY_HERE} with {others}" if others else ONLY_HERE
     members = list(_members_in(doc.get("codecs")))
-    unusual = [value for name, value in _members_in(doc.get("filters")) if name == "id"]
+    unusual = [str(value) for name, value in _members_in(doc.get("filters")) if name == "id"]
     if kind == "v3":
         extensions = ("data_type", "chunk_grid", "chunk_key_encoding")
         names = [name_of(doc.get(member)) for member in extensions]
         names += [value for name, value in members if name == "name"]
-        unusual = [name for name in names if not _OF_V3.fullmatch(str(name))]
-    known = ", ".join(dict.fromkeys(map(str, unusual)))
+        unusual = [str(name) for name in names if not _OF_V3.fullmatch(str(name))]
+    known = ", ".join(dict.fromkeys(unusual))
     phrase = f"every {kind} reader" + (f" that knows {known}" if known else "")
+    if known and all(name in _PROGRAMS for name in unusual):
+        first, *rest = (_PROGRAMS[name] for name in unusual)
+        in_all = (each for each in first if all(each in other for other in rest))
+        phrase += f" ({', '.join(in_all)})"
     return f"{phrase}, but not zarrita.js" if ("index_location", "start") in members else phrase
 
 

@@ -18,8 +18,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
+import numpy as np
+import numpy.typing as npt
 from zarr.core.sync import sync
 
 from zarr_shardstore.errors import SpecError
@@ -139,6 +141,13 @@ class Backend(ABC):
     async def _reply(self, request: Request) -> Any:
         raise TypeError(f"a backend does not perform {request!r}")
 
+    def ranges_of(self, keys: Sequence[str]) -> RangesOfKeys | None:  # noqa: ARG002
+        """Return where the values of keys lie in other objects, if they do.
+
+        ``None``: each is an object of its own.
+        """
+        return None
+
     def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
         """Store an object piece by piece, in one step, blocking; nothing if an error is raised.
 
@@ -155,6 +164,17 @@ class Backend(ABC):
 
         Nothing may write below the directory.
         """
+
+
+class RangesOfKeys(NamedTuple):
+    """Byte ranges in objects, one for each of some keys."""
+
+    names: list[str]
+    """Keys of the objects."""
+    which: npt.NDArray[np.int64]
+    """Position in `names`; -1: there is no value."""
+    starts: npt.NDArray[np.int64]
+    stops: npt.NDArray[np.int64]
 
 
 class IteratorPages:

@@ -276,9 +276,10 @@ class LocalBackend(base.Backend):
         with fs.new_file(self._root + key, durable_below, written) as fd:
             end = 0
             for offset, pieces in parts:
-                start = end if offset is None else offset  # holes take no room
-                fs.write_at(fd, pieces, start)
-                end = start + sum(map(len, pieces))
+                end = end if offset is None else offset  # holes take no room
+                for some in fs.in_small_writes(pieces):
+                    fs.write_at(fd, some, end)
+                    end += sum(map(len, some))
             self._end_journal(key)
             index_cache.forget(self._root + key)
 

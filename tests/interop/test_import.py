@@ -1,0 +1,447 @@
+"""Files of other formats that `import_store` has copied, read as their own readers read them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from zarr.storage import MemoryStore, ZipStore
+
+from zarr_shardstore import (
+    ConversionReport,
+    ShardConflictError,
+    ShardingStore,
+    UnsupportedError,
+    import_store,
+)
+
+h5py = pytest.importorskip("h5py")
+
+pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+
+SHAPE, CHUNKS = (50, 23), (7, 5)
+VALUES = np.arange(50 * 23, dtype="i4").reshape(SHAPE) % 97
+ALL: dict[str, Any] = {"chunks_per_shard": (3, 2)}
+
+
+def imported(source: Any, **options: Any) -> tuple[Any, ConversionReport]:
+    store = MemoryStore()
+    report = import_store(source, store, **{**ALL, **options})
+    return zarr.open_group(store, mode="r"), report
+
+
+def chunk_bytes(group: zarr.Group, key: str) -> bytes | None:
+    """The stored bytes of a chunk, without its shard."""
+    from zarr.core.buffer import default_buffer_prototype
+    from zarr.core.sync import sync
+
+    found = sync(ShardingStore(group.store).get(key, default_buffer_prototype()))
+    return None if found is None else found.to_bytes()
+
+
+def equal_to_h5py(group: zarr.Group, path: Path) -> None:
+    """Each dataset has the same values, type and shape."""
+    with h5py.File(path) as file:
+
+        def compare(name: str, item: Any) -> None:
+            if isinstance(item, h5py.Dataset):
+                array: Any = group[name]
+                expected = item.asstr()[()] if item.dtype.kind == "O" else item[()]
+                np.testing.assert_array_equal(array[()], expected)
+                assert item.dtype.kind == "O" or array.dtype.newbyteorder(
+                    "="
+                ) == item.dtype.newbyteorder("=")
+
+        file.visititems(compare)
+
+
+# ------------------------------------------------------------------------- HDF5
+
+
+@pytest.fixture
+def hdf5(tmp_path: Path) -> Path:
+    path = tmp_path / "in.h5"
+    with h5py.File(path, "w", userblock_size=1024) as file:
+        file.attrs["title"] = "ä"
+        file.attrs["numbers"] = np.arange(3.0)
+        file.attrs["not a number"] = np.nan
+        options = {"chunks": CHUNKS, "data": VALUES}
+        file.create_dataset("all filters", **options, compression=4, shuffle=True, fletcher32=True)
+        file.create_dataset("group/raw", **options)
+        file["group"].attrs["unit"] = "m"
+        file["contiguous"] = VALUES.astype(">f8")
+        file["texts"] = np.array([b"a", b"bcd"], "S4")
+        file["flags"] = np.array([True, False])
+        file["complex"] = np.array([1 + 2j], "c8")
+        file["scalar"] = 3.5
+        sparse = file.create_dataset("sparse", SHAPE, "f4", chunks=CHUNKS, fillvalue=np.nan)
+        sparse[8:10, 6] = 1
+        file.create_dataset("growing", (0, 3), "u1", chunks=(4, 2), maxshape=(None, 3))
+        space = h5py.h5s.create_simple((1 << 16,))
+        compact = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        compact.set_layout(h5py.h5d.COMPACT)
+        small = h5py.h5s.create_simple((4,))
+        made = h5py.h5d.create(file.id, b"compact", h5py.h5t.STD_I16BE, small, dcpl=compact)
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, np.arange(4, dtype=">i2"))
+        h5py.h5d.create(file.id, b"never written", h5py.h5t.NATIVE_INT16, space)
+    return path
+
+
+def test_values_of_hdf5_are_those_of_h5py(hdf5: Path) -> None:
+    group, report = imported(hdf5)
+    equal_to_h5py(group, hdf5)
+    assert group["all filters"].shards == (21, 10)
+    assert all(array.action != "skipped" for array in report.arrays)
+
+
+def test_bytes_of_chunks_are_those_of_the_file(hdf5: Path) -> None:
+    """And missing chunks stay missing."""
+    group, _ = imported(hdf5)
+    with h5py.File(hdf5) as file:
+        for name in ("all filters", "sparse"):
+            dataset = file[name].id
+            infos = [dataset.get_chunk_info(i) for i in range(dataset.get_num_chunks())]
+            at = {
+                info.chunk_offset: dataset.read_direct_chunk(info.chunk_offset)[1] for info in infos
+            }
+            for i, j in np.ndindex(8, 5):
+                stored = chunk_bytes(group, f"{name}/c/{i}/{j}")
+                assert stored == at.get((i * CHUNKS[0], j * CHUNKS[1]))
+        assert len(at) == 1 or name != "sparse"
+
+
+def test_attributes_and_groups_are_kept(hdf5: Path) -> None:
+    group, _ = imported(hdf5)
+    assert dict(group.attrs) == {"title": "ä", "numbers": [0, 1, 2], "not a number": "NaN"}
+    assert dict(group["group"].attrs) == {"unit": "m"}
+
+
+def test_tensorstore_reads_what_it_has_codecs_for(hdf5: Path, tmp_path: Path) -> None:
+    ts = pytest.importorskip("tensorstore")
+    out = tmp_path / "out.zarr"
+    report = import_store(hdf5, out, **ALL)
+    by_path = {array.path: array.read_by for array in report.arrays}
+    for name in ("group/raw", "contiguous", "sparse", "flags"):
+        assert by_path[name] == "every v3 reader"
+        spec = {"driver": "zarr3", "kvstore": f"file://{out}/{name}/"}
+        with h5py.File(hdf5) as file:
+            np.testing.assert_array_equal(ts.open(spec).result().read().result(), file[name][()])
+    assert (
+        by_path["all filters"].endswith(
+            "knows numcodecs.shuffle, numcodecs.zlib, numcodecs.fletcher32 (zarr-python)"
+        )
+        or "(zarr-python)" in by_path["all filters"]
+    )
+
+
+def test_a_chunk_that_skips_a_filter_is_refused_by_name_or_encoded_again(tmp_path: Path) -> None:
+    path = tmp_path / "masked.h5"
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("z", data=VALUES, chunks=CHUNKS, compression=1)
+        plain = np.full(CHUNKS, 5, "i4")
+        dataset.id.write_direct_chunk((7, 5), plain.tobytes(), filter_mask=1)
+        file["fine"] = VALUES
+    with pytest.raises(UnsupportedError, match=r"'z': .*filter mask.*--recode.*--path"):
+        imported(path)
+    group, report = imported(path, recode=True)
+    equal_to_h5py(group, path)
+    assert any("'z'" in note and "filter mask" in note for note in report.notes)
+    with h5py.File(path) as file:
+        untouched = file["z"].id.read_direct_chunk((0, 0))[1]
+    assert chunk_bytes(group, "z/c/0/0") == untouched
+    group, report = imported(path, paths="fine")
+    assert list(group) == ["fine"]
+
+
+def test_all_chunks_without_a_filter_are_copied_without_its_codec(tmp_path: Path) -> None:
+    path = tmp_path / "masked.h5"
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset(
+            "z", (14, 5), "i4", chunks=CHUNKS, compression=1, shuffle=True
+        )
+        for start in (0, 7):
+            dataset.id.write_direct_chunk((start, 0), np.full(CHUNKS, start, "i4").tobytes(), 3)
+    group, report = imported(path)
+    equal_to_h5py(group, path)
+    assert report.read_by == "every v3 reader"
+
+
+def test_what_has_no_form_in_zarr_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "odd.h5"
+    with h5py.File(path, "w") as file:
+        file["compound"] = np.zeros(3, [("a", "i4"), ("b", "f4")])
+        file["text"] = ["a", "bc"]
+        file.create_dataset("lzf", data=VALUES, chunks=CHUNKS, compression="lzf")
+        file["empty"] = h5py.Empty("f4")
+        padded = h5py.h5t.C_S1.copy()
+        padded.set_size(4)
+        padded.set_strpad(h5py.h5t.STR_SPACEPAD)
+        made = h5py.h5d.create(file.id, b"padded", padded, h5py.h5s.create_simple((2,)))
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, np.array([b"a", b"bc"], "S4"))
+        layout = h5py.VirtualLayout((50,), "f8")
+        layout[:] = h5py.VirtualSource(path.name, "lzf", SHAPE)[:, 0]
+        file.create_virtual_dataset("virtual", layout)
+        file["link"] = h5py.SoftLink("/lzf")
+    with pytest.raises(UnsupportedError) as refused:
+        imported(path)
+    for name in ("compound", "text", "lzf", "empty", "padded", "virtual"):
+        assert f"{name!r}: " in str(refused.value)
+    with pytest.raises(UnsupportedError) as refused:
+        imported(path, recode=True)
+    assert "'compound': " in str(refused.value)
+    assert "'lzf': " not in str(refused.value)
+    again = ["text", "lzf", "padded", "virtual"]
+    group, report = imported(path, recode=True, paths=again)
+    with h5py.File(path) as file:
+        assert list(group["text"][:]) == ["a", "bc"]
+        for name in again[1:]:
+            np.testing.assert_array_equal(group[name][:], file[name][:])
+    assert any("link" in note for note in report.notes)
+
+
+NAMES = st.sampled_from(["i1", "u2", "<i4", ">i4", "f2", ">f8", "c16", "?", "S3"])
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_dataset_that_h5py_makes(data: st.DataObject, tmp_path: Path) -> None:
+    """Of any shape, type, chunks, filters and fill value, partly written."""
+    shape: tuple[int, ...] = tuple(data.draw(st.lists(st.integers(0, 9), max_size=3)))
+    dtype = np.dtype(data.draw(NAMES, label="dtype"))
+    fill_values: list[Any] = [None, np.ones((), dtype)[()]]
+    options: dict[str, Any] = {"fillvalue": data.draw(st.sampled_from(fill_values))}
+    if len(shape) > 0 and data.draw(st.booleans(), label="chunked"):
+        options["chunks"] = tuple(data.draw(st.integers(1, 4), label="chunk") for _ in shape)
+        options["maxshape"] = (None,) * len(shape)  # so chunks may be larger than the array
+        options["compression"] = data.draw(st.sampled_from([None, 0, 9]))
+        options["shuffle"] = data.draw(st.booleans(), label="shuffle")
+        options["fletcher32"] = data.draw(st.booleans(), label="fletcher32") and dtype.kind != "S"
+    path = tmp_path / "any.h5"
+    rng = np.random.default_rng(data.draw(st.integers(0, 99), label="seed"))
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("a/z", shape, dtype, **options)
+        if data.draw(st.booleans(), label="written"):
+            box = tuple(slice(data.draw(st.integers(0, n)), n) for n in shape)
+            values = rng.integers(0, 100, shape).astype(dtype)
+            dataset[box or ()] = values[box or ()]
+    equal_to_h5py(imported(path, chunks_per_shard=2)[0], path)
+
+
+# ------------------------------------------------------------------- NetCDF-4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_xarray_reads_netcdf_and_its_import_alike(tmp_path: Path) -> None:
+    """Dimensions, coordinates, CF attributes, masks, scales and groups."""
+    netcdf, xr = pytest.importorskip("netCDF4"), pytest.importorskip("xarray")
+    path = tmp_path / "in.nc"
+    with netcdf.Dataset(path, "w") as file:
+        file.title = "CF"
+        for name, size in (("time", None), ("lat", 6), ("bnds", 2)):
+            file.createDimension(name, size)
+        time = file.createVariable("time", "f8", ("time",))
+        time.units = "days since 2000-01-01"
+        time[:] = range(5)
+        file.createVariable("lat", "f4", ("lat",))[:] = np.linspace(-1, 1, 6)
+        packed = {"zlib": True, "shuffle": True, "chunksizes": (2, 4), "fill_value": -99}
+        t = file.createVariable("t", "i2", ("time", "lat"), **packed)
+        t.setncatts({"scale_factor": 0.5, "add_offset": 1.0, "units": "K", "valid_range": [0, 9]})
+        t[:] = np.ma.masked_equal(np.arange(30).reshape(5, 6), 7)
+        zeros = file.createVariable("zeros", "f4", ("time", "lat"), chunksizes=(5, 3))
+        zeros[:] = 0
+        file.createVariable("partly", "f8", ("time", "bnds"))[1:3] = 1
+        inner = file.createGroup("inner")
+        inner.createVariable("v", "u1", ("lat",), fill_value=255)[:] = 3
+    out = tmp_path / "out.zarr"
+    import_store(path, out)
+    for group in (None, "inner"):
+        expected = xr.open_dataset(path, engine="netcdf4", group=group).load()
+        found = xr.open_zarr(out, group=group, consolidated=False).load()
+        xr.testing.assert_identical(found, expected)
+
+
+# ------------------------------------------------------------------------- TIFF
+
+
+def test_tiles_of_a_pyramid_are_copied(tmp_path: Path) -> None:
+    """Tiles at the edge, levels, and the byte order that others write."""
+    tifffile = pytest.importorskip("tifffile")
+    path = tmp_path / "pyramid.tif"
+    image = np.arange(100 * 130, dtype=">u2").reshape(100, 130)
+    options = {"tile": (16, 32), "compression": "deflate"}
+    with tifffile.TiffWriter(path, byteorder=">") as writer:
+        writer.write(image, subifds=1, **options)
+        writer.write(image[::2, ::2], subfiletype=1, **options)
+    group, report = imported(path)
+    for i, array in enumerate(report.arrays):
+        np.testing.assert_array_equal(group[str(i)][:], tifffile.imread(path, level=i))
+        assert array.read_by.endswith("knows numcodecs.zlib (zarr-python, zarrita.js)")
+    assert group["0"].metadata.dimension_names == ("Y", "X")
+    with tifffile.TiffFile(path) as tif:
+        page = tif.pages[0]
+        raw = path.read_bytes()[page.dataoffsets[6] :][: page.databytecounts[6]]
+    assert chunk_bytes(group, "0/1.1") == raw
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tile": (16, 32), "compression": "deflate", "predictor": True},
+        {"rowsperstrip": 30, "compression": "deflate"},
+    ],
+    ids=["predictor", "short last strip"],
+)
+def test_a_tiff_that_cannot_be_copied_is_refused_or_encoded_again(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    path, out = tmp_path / "in.tif", tmp_path / "out.zarr"
+    image = np.arange(100 * 130, dtype="u2").reshape(100, 130)
+    tifffile.imwrite(path, image, **options)
+    with pytest.raises(UnsupportedError, match=r"imagecodecs_delta|incomplete chunks"):
+        import_store(path, out)
+    assert not out.exists()
+    report = import_store(path, out, recode=True, **ALL)
+    np.testing.assert_array_equal(zarr.open_array(out)[:], image)
+    assert report.read_by == "every v3 reader"
+
+
+# ------------------------------------------------------------ references, stores
+
+
+def references_of(path: Path) -> dict[str, Any]:
+    kerchunk = pytest.importorskip("kerchunk.hdf")
+    found: dict[str, Any] = kerchunk.SingleHdf5ToZarr(str(path), inline_threshold=100).translate()
+    return found
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("g/z", data=VALUES, chunks=CHUNKS, compression=1, shuffle=True)
+        file["tiny"] = np.arange(5)
+    return path
+
+
+@pytest.mark.parametrize("way", ["dict", "json", "parquet"])
+@pytest.mark.filterwarnings("ignore")
+def test_references_of_kerchunk(way: str, small: Path, tmp_path: Path) -> None:
+    source: Any = references_of(small)
+    if way == "json":
+        text = json.dumps(source)
+        source = tmp_path / "refs.json"
+        source.write_text(text)
+    elif way == "parquet":
+        pytest.importorskip("fastparquet")
+        from kerchunk.df import refs_to_dataframe
+
+        target = str(tmp_path / "refs.parq")
+        refs_to_dataframe(source, target, record_size=10)
+        source = target
+    group, _ = imported(source)
+    equal_to_h5py(group, small)
+    assert group["g/z"].shards == (21, 10)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_virtual_dataset_and_an_icechunk_repository(small: Path, tmp_path: Path) -> None:
+    """Of VirtualiZarr; with the chunks in the file, in icechunk too."""
+    vz = pytest.importorskip("virtualizarr")
+    icechunk = pytest.importorskip("icechunk")
+    from obspec_utils.registry import ObjectStoreRegistry
+    from obstore.store import LocalStore
+
+    registry = ObjectStoreRegistry({"file://": LocalStore()})
+    dataset = vz.open_virtual_dataset(
+        f"file://{small}", registry=registry, parser=vz.parsers.HDFParser(group="g")
+    )
+    group, _ = imported(dataset)
+    np.testing.assert_array_equal(group["z"][:], VALUES)
+
+    config = icechunk.RepositoryConfig.default()
+    prefix = f"file://{tmp_path}/"
+    container = icechunk.VirtualChunkContainer(
+        prefix, icechunk.local_filesystem_store(str(tmp_path))
+    )
+    config.set_virtual_chunk_container(container)
+    repository = tmp_path / "repository"
+    storage = icechunk.local_filesystem_storage(str(repository))
+    repo = icechunk.Repository.create(
+        storage, config, authorize_virtual_chunk_access={prefix: None}
+    )
+    repo.save_config()
+    session = repo.writable_session("main")
+    dataset.vz.to_icechunk(session.store)
+    native = zarr.create_array(session.store, name="native", shape=(9,), chunks=(2,), dtype="i4")
+    native[:] = np.arange(9)
+    session.commit("virtual chunks and others")
+    group, _ = imported(repository, chunks_per_shard=2)
+    np.testing.assert_array_equal(group["z"][:], VALUES)
+    np.testing.assert_array_equal(group["native"][:], np.arange(9))
+
+
+def test_a_zip_is_imported(tmp_path: Path) -> None:
+    path = tmp_path / "in.zip"
+    with ZipStore(path, mode="w") as store:
+        zarr.create_array(store, name="z", data=VALUES, chunks=CHUNKS, zarr_format=2)
+    group, _ = imported(path)
+    np.testing.assert_array_equal(group["z"][:], VALUES)
+
+
+def test_a_codec_of_references_that_v3_lacks_is_named(small: Path) -> None:
+    references = references_of(small)
+    key = "g/z/.zarray"
+    doc = json.loads(references["refs"][key])
+    references["refs"][key] = json.dumps({**doc, "compressor": {"id": "szip"}})
+    with pytest.raises(UnsupportedError, match=r"'g/z': .*szip"):
+        imported(references)
+
+
+# --------------------------------------------------------------- of any import
+
+
+def test_an_import_that_was_stopped_continues(hdf5: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    stops: Iterator[int] = iter(range(6))
+
+    def stop(_: Any) -> None:
+        if next(stops) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_store(hdf5, out, progress=stop, **ALL)
+    report = import_store(hdf5, out, **ALL)
+    assert any(array.n_resumed or array.action == "skipped" for array in report.arrays)
+    equal_to_h5py(zarr.open_group(out, mode="r"), hdf5)
+
+
+def test_a_file_that_is_changed_meanwhile_is_refused(hdf5: Path, tmp_path: Path) -> None:
+    def change(_: Any) -> None:
+        os.utime(hdf5, ns=(1, 1))
+
+    with pytest.raises(ShardConflictError, match="was changed while it was imported"):
+        import_store(hdf5, tmp_path / "out.zarr", progress=change, **ALL)
+
+
+def test_processes_read_the_file_themselves(hdf5: Path, tmp_path: Path) -> None:
+    with ProcessPoolExecutor(2, get_context("spawn")) as executor:
+        import_store(hdf5, tmp_path / "out.zarr", executor=executor, **ALL)
+    equal_to_h5py(zarr.open_group(tmp_path / "out.zarr", mode="r"), hdf5)
+
+
+def test_the_source_is_only_read(hdf5: Path) -> None:
+    before = hdf5.read_bytes(), os.stat(hdf5).st_mtime_ns
+    hdf5.chmod(0o400)
+    imported(hdf5)
+    assert (hdf5.read_bytes(), os.stat(hdf5).st_mtime_ns) == before

@@ -1,0 +1,402 @@
+"""Parser of HDF5 and NetCDF-4 files by h5py: documents of Zarr v3, and where chunks lie.
+
+==========================  ==============================================================
+HDF5                        Zarr v3
+==========================  ==============================================================
+chunked layout              the same chunks; a chunk that is not allocated is missing
+contiguous layout           one raw chunk, or several where a divisor of the shape allows
+compact layout              one raw chunk, its bytes in the reference
+deflate, shuffle            ``numcodecs.zlib``, ``numcodecs.shuffle``
+zstd, Blosc                 ``zstd``, ``blosc``
+fletcher32, bzip2           ``numcodecs.fletcher32``, ``numcodecs.bz2``
+fill value                  ``fill_value``; the attribute ``_FillValue`` as xarray has it
+scales, or labels           ``dimension_names``
+==========================  ==============================================================
+
+Everything else is refused by name, or read by h5py and encoded again: a chunk whose filter mask
+leaves a filter out, other filters, values that h5py converts, texts of variable length.
+
+Source: HDF5 file format 3.0, "Data layout message", "Filter pipeline message"; HDF5 registered
+filters; netCDF-4, "Interoperability with HDF5"; HDF5 dimension scales.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.doors.foreign import hdf5_filter, rows_of_slabs
+from zarr_shardstore.doors.reference_store import (
+    RECODED,
+    OfOneFile,
+    ParsedSource,
+    Reference,
+    SourceFiles,
+    file_path,
+)
+from zarr_shardstore.errors import UnsupportedError
+from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
+from zarr_shardstore.format.layout import chunk_grid_shape
+from zarr_shardstore.metadata.codecs import Chain, Config, v3_array
+from zarr_shardstore.metadata.data_types import parse_numpy
+from zarr_shardstore.metadata.documents import Geometry
+from zarr_shardstore.native.translate import to_dimension_names
+
+ZSTD = {"id": "zstd", "level": 0}
+"""Compressor of chunks that are encoded again."""
+
+_KEY = re.compile(r"(.*?/)?c((?:/[0-9]+)*)")
+
+_HIDDEN = {
+    "CLASS",
+    "DIMENSION_LABELS",
+    "DIMENSION_LIST",
+    "NAME",
+    "REFERENCE_LIST",
+    "_NCProperties",
+    "_Netcdf4Coordinates",
+    "_Netcdf4Dimid",
+    "_nc3_strict",
+}
+"""Attributes by which HDF5 and netCDF keep dimension scales."""
+
+_NOT_A_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
+_NON_COORDINATE = "_nc4_non_coord_"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTable:
+    """Where the chunks of a dataset lie, in C order."""
+
+    grid_shape: Coords
+    ranges: npt.NDArray[np.int64]
+    """Offset and size of each, shape ``(n, 2)``; size 0: missing."""
+
+
+class ChunkTables(OfOneFile):
+    """References to the chunks of one file, by key."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.tables: dict[str, ChunkTable] = {}
+        """By the directory of the array."""
+        self.compact: dict[str, bytes] = {}
+
+    def rows(self, keys: Sequence[str]) -> npt.NDArray[np.int64] | None:
+        match = _KEY.fullmatch(keys[0]) if keys and keys[0] not in self.compact else None
+        table = None if match is None else self.tables.get(match[1] or "")
+        if match is None or table is None:
+            return None
+        if not table.grid_shape:
+            return table.ranges
+        numbers = "".join([key[match.start(2) :] for key in keys])[1:].split("/")
+        coords = np.array(numbers, dtype=np.int64).reshape(len(keys), -1).T
+        found: npt.NDArray[np.int64] = table.ranges[np.ravel_multi_index(coords, table.grid_shape)]
+        return found
+
+    def __getitem__(self, key: str) -> Reference:
+        if key in self.compact:
+            return self.compact[key]
+        try:
+            rows = self.rows([key])
+        except ValueError:  # it is outside the grid
+            rows = None
+        if rows is None or not rows[0, 1]:
+            raise KeyError(key)
+        offset, nbytes = rows[0].tolist()
+        return RECODED if offset == RECODED[1] else (self.url, offset, nbytes)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.compact
+        for prefix, table in self.tables.items():
+            for at in np.flatnonzero(table.ranges[:, 1]).tolist():
+                coords = np.unravel_index(at, table.grid_shape) if table.grid_shape else ()
+                yield "/".join([f"{prefix}c", *map(str, coords)])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def parse_hdf5(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
+    """Find the groups and datasets of a file. Cost: its metadata is read; no chunk is."""
+    import h5py
+
+    def open_file() -> Any:
+        path = file_path(url)
+        files.size(url)  # which notes the state of the file before it is read
+        return h5py.File(files.open(url) if path is None else path, "r")
+
+    with open_file() as file:
+        parser = _Parser(h5py, ChunkTables(url), recode=recode)
+        parser.find_dimensions(file)
+        parser.add_group(file, "", ())
+        return ParsedSource(
+            parser.documents,
+            parser.references,
+            lambda: _Decoded(open_file(), parser.names),
+            parser.refused,
+            parser.recoded,
+            parser.notes,
+            is_local=file_path(url) is not None,
+        )
+
+
+class _Decoded:
+    """Datasets of an open file, by the path of the array."""
+
+    def __init__(self, file: Any, names: Mapping[str, str]) -> None:
+        self._file, self._names = file, names
+        self.close = file.close
+
+    def __getitem__(self, path: str) -> Any:
+        dataset = self._file[self._names[path]]
+        return dataset.asstr() if dataset.dtype.kind == "O" else dataset
+
+
+@dataclass
+class _Parser:
+    h5py: Any
+    references: ChunkTables
+    recode: bool
+    documents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    recoded: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    """Paths in the file of the arrays."""
+    is_netcdf: bool = False
+    dimensions: dict[int, str] = field(default_factory=dict)
+    """Names of netCDF dimensions by id."""
+    lengths: dict[str, int] = field(default_factory=dict)
+    """Lengths of dimensions by the path of their scale."""
+
+    def find_dimensions(self, file: Any) -> None:
+        """Find the dimensions of netCDF: one is as long as the longest variable that has it."""
+
+        def add(_: str, item: Any) -> None:
+            shape = getattr(item, "shape", None)
+            if not shape or (len(shape) == 1 and _is_bare_dimension(item)):
+                shape = ()
+            if "_Netcdf4Dimid" in item.attrs and len(getattr(item, "shape", None) or ()) <= 1:
+                self.dimensions[int(item.attrs["_Netcdf4Dimid"])] = _basename(item.name)
+            for size, scale in zip(shape, self._scales(item) if shape else (), strict=True):
+                self.lengths[scale] = max(size, self.lengths.get(scale, 0))
+
+        file.visititems(add)
+        self.is_netcdf = bool(self.dimensions) or "_NCProperties" in file.attrs
+
+    def _scales(self, dataset: Any) -> list[str]:
+        """Return the path of the scale of each dimension; ``""`` where there is none."""
+        is_scale = len(dataset.shape) == 1 and self.h5py.h5ds.is_scale(dataset.id)
+        own = dataset.name if is_scale else ""
+        return [dim[0].name if len(dim) else own for dim in dataset.dims]
+
+    def _shape(self, dataset: Any) -> Coords:
+        """Return the shape; in netCDF a variable is as long as its dimensions."""
+        if not (self.is_netcdf and dataset.chunks):
+            return tuple(dataset.shape)
+        named = zip(dataset.shape, self._scales(dataset), strict=True)
+        return tuple(max(size, self.lengths[scale]) if scale else size for size, scale in named)
+
+    def add_group(self, group: Any, prefix: str, above: tuple[Any, ...]) -> None:
+        attributes = self._attributes(group, prefix)
+        self.documents[f"{prefix}zarr.json"] = {
+            "zarr_format": 3,
+            "node_type": "group",
+            "attributes": attributes,
+        }
+        above = (*above, group)
+        for name in group:
+            path = prefix + name.removeprefix(_NON_COORDINATE)
+            link = group.get(name, getlink=True)
+            if not isinstance(link, self.h5py.HardLink):
+                self.notes.append(f"{prefix}{name} is a link: it was not followed")
+                continue
+            item = group[name]
+            if isinstance(item, self.h5py.Group):
+                if item in above:
+                    self.notes.append(f"{path} leads to a group that it is in: it was left out")
+                else:
+                    self.add_group(item, f"{path}/", above)
+            elif isinstance(item, self.h5py.Dataset) and not _is_bare_dimension(item):
+                self.names[path] = f"{group.name.rstrip('/')}/{name}"
+                try:
+                    self._add_array(item, path)
+                except UnsupportedError as error:
+                    self.refused[path] = str(error)
+
+    def _add_array(self, dataset: Any, path: str) -> None:
+        dtype, plist = dataset.dtype, dataset.id.get_create_plist()
+        is_object = dtype.kind == "O"
+        if dataset.shape is None:
+            raise UnsupportedError("it is empty: it has no shape")
+        if dtype.names or dtype.subdtype or (is_object and not self._is_text(dtype)):
+            raise UnsupportedError(f"the data type {dtype} has none of Zarr v3 that readers know")
+        data_type = None if is_object else parse_numpy(dtype.str, str(dtype))
+        chunk_shape, ranges, masks = self._find_chunks(dataset, plist, f"{path}/")
+        there = ranges[:, 1] > 0
+        try:
+            filters = self._filters(plist, dtype.itemsize)
+            self._check_bytes(dataset, plist)
+            skipped = np.unique(masks[there]).tolist()
+            if len(skipped) == 1:  # not one filter of any chunk
+                filters = [f for i, f in enumerate(filters) if not skipped[0] >> i & 1]
+            elif any(skipped):
+                ranges[there & (masks != 0), 0] = RECODED[1]
+                raise UnsupportedError("one chunk or more skips filters (filter mask)")
+        except UnsupportedError as error:
+            if not self.recode:
+                raise
+            self.recoded[path] = str(error)
+            if not (ranges[:, 0] == RECODED[1]).any():
+                self.references.compact.pop(f"{path}/c{'/0' * len(dataset.shape)}", None)
+                ranges[there, 0] = RECODED[1]
+                filters = [{"id": "vlen-utf8"}, ZSTD] if is_object else [ZSTD]
+        attributes = self._attributes(dataset, path)
+        fill_value = None
+        if plist.fill_value_defined():
+            fill_value = _plain(dataset.fillvalue, is_fill_value=not is_object)
+        masked = attributes.pop("_FillValue", None)
+        names = self._dimension_names(dataset)
+        if None not in names:
+            attributes["_ARRAY_DIMENSIONS"] = names
+            attributes, _ = to_dimension_names(attributes, len(names), masked, data_type)
+        elif masked is not None:
+            attributes["_FillValue"] = masked
+        shape = self._shape(dataset)
+        geometry = Geometry(shape, chunk_shape, ChunkKeyEncoding("default", "/"))
+        doc = v3_array(geometry, Chain(data_type, "C", filters), fill_value, attributes)
+        if any(names):
+            doc["dimension_names"] = names
+        self.documents[f"{path}/zarr.json"] = doc
+        grid_shape = chunk_grid_shape(shape, chunk_shape)
+        self.references.tables[f"{path}/"] = ChunkTable(grid_shape, ranges)
+
+    def _is_text(self, dtype: Any) -> bool:
+        return self.h5py.check_string_dtype(dtype) is not None
+
+    def _find_chunks(
+        self, dataset: Any, plist: Any, prefix: str
+    ) -> tuple[Coords, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the shape of chunks, where they lie, and the filters that each skips, as bits."""
+        shape, itemsize = self._shape(dataset), dataset.dtype.itemsize
+        chunk_shape = dataset.chunks
+        if chunk_shape is None:
+            chunk_shape = tuple(max(size, 1) for size in shape)
+            row_nbytes = math.prod(chunk_shape[1:]) * itemsize
+            n_rows = rows_of_slabs(chunk_shape[:1], row_nbytes) if shape else None
+            chunk_shape = chunk_shape if n_rows is None else (n_rows, *chunk_shape[1:])
+        grid_shape = chunk_grid_shape(shape, chunk_shape)
+        ranges = np.zeros((math.prod(grid_shape), 2), np.int64)
+        masks = np.zeros(len(ranges), np.int64)
+        layout, h5d = plist.get_layout(), self.h5py.h5d
+        if layout == h5d.CHUNKED:
+            strides = [math.prod(grid_shape[i + 1 :]) for i in range(len(grid_shape))]
+            steps = list(zip(chunk_shape, strides, strict=True))
+
+            def add(chunk: Any) -> None:
+                at = sum(o // n * s for o, (n, s) in zip(chunk.chunk_offset, steps, strict=True))
+                ranges[at] = chunk.byte_offset, chunk.size
+                masks[at] = chunk.filter_mask
+
+            dataset.id.chunk_iter(add)
+        elif layout == h5d.CONTIGUOUS and not plist.get_external_count():
+            if dataset.id.get_storage_size():  # behind a user block `get_offset` is never None
+                nbytes = math.prod(chunk_shape) * itemsize
+                ranges[:, 0] = dataset.id.get_offset() + nbytes * np.arange(len(ranges))
+                ranges[:, 1] = nbytes
+        elif layout == h5d.COMPACT and dataset.dtype.kind != "O":
+            ranges[:, 1] = 1
+            value = np.ascontiguousarray(dataset[()], dataset.dtype).tobytes()
+            self.references.compact[f"{prefix}c{'/0' * len(shape)}"] = value
+        else:
+            ranges[:, 1] = 1  # somewhere else: `_check_bytes` refuses it
+        return chunk_shape, ranges, masks
+
+    def _filters(self, plist: Any, itemsize: int) -> list[Config]:
+        found = [hdf5_filter(plist.get_filter(i), itemsize) for i in range(plist.get_nfilters())]
+        for config in found:
+            if isinstance(config, str):
+                raise UnsupportedError(f"it {config}")
+        return [config for config in found if isinstance(config, dict)]
+
+    def _check_bytes(self, dataset: Any, plist: Any) -> None:
+        """Refuse values whose bytes in the file are not those that a data type of v3 has."""
+        h5py, dtype, stored = self.h5py, dataset.dtype, dataset.id.get_type()
+        h5t = h5py.h5t
+        if dtype.kind == "O":
+            raise UnsupportedError("its texts of variable length lie in a heap of the file")
+        if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():
+            raise UnsupportedError("its values lie in other files, as the layout says")
+        if isinstance(stored, h5t.TypeStringID):
+            is_same = stored.get_strpad() != h5t.STR_SPACEPAD
+        elif isinstance(stored, h5t.TypeEnumID):
+            is_same = stored.get_super() == h5t.py_create(
+                np.dtype("i1") if dtype.kind == "b" else np.dtype(dtype.str)
+            )
+        else:
+            is_same = dtype.kind not in "iufc" or isinstance(stored, h5t.TypeBitfieldID)
+            is_same = is_same or stored == h5t.py_create(dtype)
+        if not is_same:
+            raise UnsupportedError(f"HDF5 converts its values to {dtype}: its bytes are others")
+
+    def _dimension_names(self, dataset: Any) -> list[str | None]:
+        """Return the name of the scale of each dimension, or its label, as far as there are."""
+        ndim = len(dataset.shape)
+        ids = dataset.attrs.get("_Netcdf4Coordinates")
+        if ids is not None and len(ids) == ndim and all(int(i) in self.dimensions for i in ids):
+            return [self.dimensions[int(i)] for i in ids]
+        pairs = zip(dataset.dims, self._scales(dataset), strict=True)
+        return [_basename(scale) or dim.label or None for dim, scale in pairs]
+
+    def _attributes(self, item: Any, path: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in item.attrs:
+            if name in _HIDDEN:
+                continue
+            try:
+                value = item.attrs[name]
+                is_scalar = self.is_netcdf or name == "_FillValue"  # netCDF has no scalars there
+                if is_scalar and getattr(value, "shape", ()) == (1,):
+                    value = value[0]
+                found[name] = _plain(value, is_fill_value=name == "_FillValue")
+            except (TypeError, ValueError, OSError) as error:
+                where = path.rstrip("/") or "the root"
+                self.notes.append(f"the attribute {name!r} of {where} was left out: {error}")
+        return found
+
+
+def _plain(value: Any, *, is_fill_value: bool) -> Any:
+    """Return a value as JSON: numbers that it lacks as texts, bytes of a fill value in base64."""
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode() if is_fill_value else value.decode()
+        case np.ndarray() if value.ndim:
+            return [_plain(each, is_fill_value=is_fill_value) for each in value]
+        case np.void() if is_fill_value:
+            return base64.b64encode(value.tobytes()).decode()
+        case np.ndarray() | np.generic() if value.dtype.kind in "biufcU":
+            return _plain(value.item(), is_fill_value=is_fill_value)
+        case complex() if is_fill_value:
+            return [_plain(part, is_fill_value=True) for part in (value.real, value.imag)]
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case str() | bool() | int() | float():
+            return value
+    raise TypeError(f"JSON has no {type(value).__name__}")
+
+
+def _is_bare_dimension(item: Any) -> bool:
+    """Whether a dataset only keeps the name of a dimension of netCDF."""
+    return bytes(item.attrs.get("NAME", b"")).startswith(_NOT_A_VARIABLE)
+
+
+def _basename(path: str) -> str:
+    return path.rpartition("/")[2].removeprefix(_NON_COORDINATE)
