@@ -73,7 +73,7 @@ _NON_COORDINATE = "_nc4_non_coord_"
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """Where the chunks of a dataset lie, in C order."""
+    """Places of the chunks of a dataset, in C order."""
 
     grid_shape: Coords
     ranges: npt.NDArray[np.int64]

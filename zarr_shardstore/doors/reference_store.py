@@ -163,7 +163,7 @@ class _ObjectFile(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class ParsedSource:
-    """What the parser of a format has found."""
+    """Result of the parser of a format."""
 
     documents: Mapping[str, Mapping[str, Any]]
     """Of groups and arrays, by key."""
