@@ -47,6 +47,7 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = [
     *("shard", "unshard", "reshard", "to-native", "from-native"),
     *("info", "fsck", "compact", "consolidate", "map", "serve", "adopt", "references"),
+    "import",
 ]
 CONVERSIONS = ["shard", "unshard", "reshard"]
 
@@ -430,7 +431,7 @@ def test_no_reader_of_v2_arrays_is_lost_without_a_word(
 def test_a_source_that_is_not_there_is_not_made(tools: StandIn, here: Path) -> None:
     """In every command; a file is no store either."""
     (here / "file").write_text("")
-    for command in [name for name in COMMANDS if name != "adopt"]:  # which takes files
+    for command in [name for name in COMMANDS if name not in ("adopt", "import")]:  # take files
         others = {"reshard": ["--chunks-per-shard", "2"], "references": ["refs.json"]}
         more = others.get(command, [])
         status = 2 if command == "fsck" else 1
