@@ -717,8 +717,8 @@ def test_the_help_of_each_command_has_an_example_which_runs(command: str, native
     assert (program, args[0]) == ("zarr-shardstore", command)
     if command == "serve":
         return  # it never ends; the page of the server runs it
-    if command == "adopt":
-        for name in ("a.h5", "b.h5"):
+    if command in ("adopt", "import"):
+        for name in ("a.h5", "b.h5", "in.h5"):
             with h5py.File(name, "w") as file:
                 file["raw"] = np.zeros((4, 4))
     if command == "shard":  # the one that makes what the others take
