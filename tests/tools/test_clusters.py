@@ -113,6 +113,19 @@ def test_local_files(cluster: Any, tmp_path: Path) -> None:
     assert f"{60 * 16:,} chunks" in out
 
 
+def test_an_import(cluster: Any, tmp_path: Path) -> None:
+    """Chunks of an HDF5 file, read by the workers."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("raw", data=DATA, chunks=(1, 16, 16))
+    target = str(tmp_path / "b.zarr")
+    address = ["--dask", cluster.scheduler_address]
+    command("import", str(tmp_path / "a.h5"), target, *SHARD, *address)
+    found: Any = zarr.open_array(target, path="raw", mode="r")
+    assert found.shards == (2, 64, 64)
+    np.testing.assert_array_equal(found[:], DATA)
+
+
 def test_object_store(cluster: Any, s3: dict[str, Any]) -> None:
     """The same on S3, with the options of the store on the command line; in place, too."""
     options = {
