@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,7 @@ from zarr_shardstore import (
     reshard,
     undo_adoption,
 )
+from zarr_shardstore.testing import lock_shard
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not")
 
@@ -605,6 +607,24 @@ def test_places_that_are_taken(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="was not adopted"):
         undo_adoption(tmp_path / "own.zarr")
     assert (tmp_path / "own.zarr" / "zarr.json").exists()
+
+
+def test_an_adoption_that_another_process_finishes_stays(tmp_path: Path) -> None:
+    """The second one waits for the first, and takes nothing back."""
+    paths, values = mosaic(tmp_path)
+    dest = tmp_path / "m.zarr"
+    adopt(paths, dest)
+    staged = dest / ".zarr.json.adopting"
+    (dest / "zarr.json").rename(staged)  # as if it were under way
+    with ThreadPoolExecutor() as threads:
+        with lock_shard(staged):
+            second = threads.submit(adopt, paths, dest)
+            with pytest.raises(TimeoutError):
+                second.result(0.5)
+            staged.rename(dest / "zarr.json")
+        with pytest.raises(SpecError, match="not empty"):
+            second.result()
+    assert np.array_equal(read("zarr", dest), values)
 
 
 @pytest.mark.parametrize("mode", ["r+", "a"])

@@ -152,7 +152,7 @@ def adopt(
     if os.path.exists(os.path.join(root, _STAGED)):
         if dry_run:
             raise SpecError(f"an adoption into {root!r} was stopped: adopt again, or undo it")
-        undo_adoption(root)
+        _undo(root, only_stopped=True)
     if os.path.lexists(root) and (not os.path.isdir(root) or _names_in(root)):
         raise SpecError(f"{root!r} is not empty: name another destination, or undo its adoption")
     arrays = _tiles([read_foreign(path, dataset) for path in given])
@@ -172,7 +172,12 @@ def adopt(
     declared = declaration.Declared("codec", (sharding_transformer(spec),))
     doc = {**declaration.apply(first.document(shape), declared), ADOPTED: note}
     if not dry_run:
-        _adopt(root, doc, arrays, spec, link)
+        try:
+            _adopt(root, doc, arrays, spec, link)
+        except BaseException:
+            with suppress(OSError):
+                os.rmdir(root)
+            raise
     n_chunks = sum(len(ShardIndex(array.places).present_ids()) for array in arrays)
     return AdoptionReport(
         store=root,
@@ -208,7 +213,13 @@ def undo_adoption(dest: Path, *, discard: bool = False, dry_run: bool = False) -
         If another program has changed a file behind its old end, or it is gone. Such files are
         left as they are, all others have their bytes again.
     """
-    root = _local_directory(dest)
+    return _undo(_local_directory(dest), discard=discard, dry_run=dry_run)
+
+
+def _undo(
+    root: str, *, discard: bool = False, dry_run: bool = False, only_stopped: bool = False
+) -> list[str]:
+    """As `undo_adoption`; with `only_stopped` an array that is there by now stays."""
     names = [os.path.join(root, name) for name in (_STAGED, _DOCUMENT)]
     if not any(map(os.path.isfile, names)):
         if not os.path.isdir(root) or _names_in(root) or not os.listdir(root):
@@ -217,7 +228,9 @@ def undo_adoption(dest: Path, *, discard: bool = False, dry_run: bool = False) -
         return []
     with locked(names[0], "os"):
         staged, document = names
-        is_whole = not os.path.isfile(staged)
+        is_whole = not os.path.isfile(staged)  # perhaps another process has just finished it
+        if is_whole and (only_stopped or not os.path.isfile(document)):
+            return []
         doc = _document_at(document if is_whole else staged)
         noted = adopted_files(doc)
         if not noted:
