@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr.storage import MemoryStore, ZipStore
 
+from tests.support.processes import s3_server
 from zarr_shardstore import (
     ConversionReport,
     ShardConflictError,
@@ -438,6 +439,28 @@ def test_processes_read_the_file_themselves(hdf5: Path, tmp_path: Path) -> None:
     with ProcessPoolExecutor(2, get_context("spawn")) as executor:
         import_store(hdf5, tmp_path / "out.zarr", executor=executor, **ALL)
     equal_to_h5py(zarr.open_group(tmp_path / "out.zarr", mode="r"), hdf5)
+
+
+def test_a_file_and_its_import_on_s3(hdf5: Path) -> None:
+    obstore = pytest.importorskip("obstore")
+    with s3_server() as where:
+        bucket, endpoint = where["bucket"], where["endpoint"]
+        options = {"key": "a", "secret": "b", "endpoint_url": endpoint, "region_name": "us-east-1"}
+        clients = {"aws_access_key_id": "a", "aws_secret_access_key": "b"}
+        s3 = obstore.store.S3Store(
+            bucket,
+            endpoint=endpoint,
+            region="us-east-1",
+            **clients,
+            client_options={"allow_http": True},
+        )
+        obstore.put(s3, "in/a.h5", hdf5.read_bytes())
+        source, out = f"s3://{bucket}/in/a.h5", f"s3://{bucket}/out.zarr"
+        both = {"source_options": options, "destination_options": options}
+        import_store(source, out, **both, **ALL)
+        equal_to_h5py(
+            zarr.open_group(zarr.storage.ObjectStore(s3), path="out.zarr", mode="r"), hdf5
+        )
 
 
 def test_the_source_is_only_read(hdf5: Path) -> None:
