@@ -288,6 +288,7 @@ def test_tiles_of_a_pyramid_are_copied(tmp_path: Path) -> None:
         np.testing.assert_array_equal(group[str(i)][:], tifffile.imread(path, level=i))
         assert array.read_by.endswith("knows numcodecs.zlib (zarr-python, zarrita.js)")
     assert group["0"].metadata.dimension_names == ("Y", "X")
+    assert "_FillValue" not in group["0"].attrs  # xarray would take zeros for missing
     with tifffile.TiffFile(path) as tif:
         page = tif.pages[0]
         raw = path.read_bytes()[page.dataoffsets[6] :][: page.databytecounts[6]]
