@@ -457,7 +457,7 @@ def test_a_file_and_its_import_on_s3(hdf5: Path) -> None:
         )
         obstore.put(s3, "in/a.h5", hdf5.read_bytes())
         source, out = f"s3://{bucket}/in/a.h5", f"s3://{bucket}/out.zarr"
-        both = {"source_options": options, "destination_options": options}
+        both: dict[str, Any] = {"source_options": options, "destination_options": options}
         import_store(source, out, **both, **ALL)
         equal_to_h5py(
             zarr.open_group(zarr.storage.ObjectStore(s3), path="out.zarr", mode="r"), hdf5
