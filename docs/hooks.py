@@ -1,0 +1,35 @@
+"""Pages that mkdocs takes from elsewhere: the notes of ``spec_notes/`` and the help of commands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    """Add the notes under their own paths, a list of decisions, and the command line."""
+    titles = []
+    for path in sorted((ROOT / "spec_notes").rglob("*.md")):
+        name = str(path.relative_to(ROOT))
+        files.append(File.generated(config, name, content=path.read_text(encoding="utf-8")))
+        if path.parent.name == "decisions":
+            title = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+            titles.append(f"- [{title}]({path.name})")
+    decisions = "# Decisions\n\nOne page each: context, decision, consequences.\n\n"
+    decisions += "\n".join(titles)
+    files.append(File.generated(config, "spec_notes/decisions/index.md", content=decisions))
+    files.append(File.generated(config, "reference/cli.md", content=command_line()))
+    return files
+
+
+def command_line() -> str:
+    """Return the help of all commands in Markdown, as typer writes it."""
+    command = [sys.executable, "-m", "typer", "zarr_shardstore.cli.app", "utils", "docs"]
+    command += ["--name", "zarr-shardstore", "--title", "Command line"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
