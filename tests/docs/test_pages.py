@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.M | re.S)
+PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if BLOCK.search(page.read_text())]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -24,10 +24,8 @@ def test_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
-    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
-    assert blocks
     namespace: dict[str, object] = {}
-    for language, block in blocks:
+    for language, block in BLOCK.findall(page.read_text(encoding="utf-8")):
         if language == "python":
             exec(compile(block, page.name, "exec"), namespace)
         for command in re.findall(r"^\$ ((?:.*\\\n)*.*)", block, re.M):
