@@ -16,7 +16,7 @@ AZURITE_DIR := .node-azurite
 NPM := npm install --silent --no-audit --no-fund --no-package-lock --fetch-retries=1
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-downstream coverage mutate fuzz lint format bench clean
+.PHONY: demo test test-thorough test-downstream docs coverage mutate fuzz lint format bench clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/python examples/demo.py
@@ -26,6 +26,10 @@ test: $(VENV)/.test $(OLD_VENV)/.done $(ZARRITA_DIR)/.done-$(ZARRITA) $(AZURITE_
 	ZARR_SHARDSTORE_NODE_MODULES=$(CURDIR)/$(ZARRITA_DIR)/node_modules \
 	ZARR_SHARDSTORE_AZURITE=$(CURDIR)/$(AZURITE_DIR)/node_modules/azurite/dist/src/blob/main.js \
 	$(VENV)/bin/python -m pytest -n auto $(ARGS)
+
+# The site, without a network: of the pages, the docstrings and the help of the commands.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 
 # The pure floors, by their own tests: branches that no test takes, and mutants that none notices.
 # All mutants take hours: MUTANTS='zarr_shardstore.format.keys.*' chooses some.
@@ -67,7 +71,7 @@ bench: $(VENV)/.test
 	$(VENV)/bin/python benchmarks/reads.py
 
 clean:
-	rm -rf .venv-* $(ZARRITA_DIR) $(AZURITE_DIR) demo-output mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site .venv-* $(ZARRITA_DIR) $(AZURITE_DIR) demo-output mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -95,3 +99,7 @@ $(AZURITE_DIR)/.done-$(AZURITE):
 	@rm -rf $(AZURITE_DIR); mkdir $(AZURITE_DIR)
 	@if $(NPM) --prefix $(AZURITE_DIR) azurite@$(AZURITE) 2>/dev/null; then touch $@; \
 	else rm -rf $(AZURITE_DIR)/*; echo "Azurite was not installed: its tests are skipped"; fi
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python $(PIP) -e '.[docs]'
+	touch $@

@@ -10,10 +10,14 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
+TOP = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add the notes under their own paths, a list of decisions, and the command line."""
+    """Add the README, the notes under their own paths, a list of decisions, the command line."""
+    for name, page in TOP.items():
+        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        files.append(File.generated(config, page, content=text))
     titles = []
     for path in sorted((ROOT / "spec_notes").rglob("*.md")):
         name = str(path.relative_to(ROOT))

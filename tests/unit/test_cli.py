@@ -727,15 +727,14 @@ def test_the_help_of_each_command_has_an_example_which_runs(command: str, native
     assert result.exit_code == 0, result.output
 
 
-def test_the_readme_names_each_command() -> None:
-    """And the lines that call it have options that there are."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for command in COMMANDS:
-        assert f"zarr-shardstore {command}" in readme, command
-    for line in re.findall(r"^\$? ?(zarr-shardstore .*)$", readme, re.M):
+def test_commands_on_pages_have_options_that_there_are() -> None:
+    """In the README and on the site."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    for line in re.findall(r"^\$? ?(zarr-shardstore .*)$", text, re.M):
         _, command, *args = shlex.split(line, comments=True)
         if command.startswith("--"):
             continue
-        text = run(command, "--help").stdout
+        help_text = run(command, "--help").stdout
         for option in re.findall(r"--[a-z-]+", " ".join(args)):
-            assert f"{option} " in text, line
+            assert f"{option} " in help_text, line
