@@ -10,7 +10,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-TOP = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
+TOP = {"README.md": "index.md"} | {name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md")}
 
 
 def on_files(files: Files, *, config: Any) -> Files:
@@ -30,6 +30,11 @@ def on_files(files: Files, *, config: Any) -> Files:
     files.append(File.generated(config, "spec_notes/decisions/index.md", content=decisions))
     files.append(File.generated(config, "reference/cli.md", content=command_line()))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Let links of pages to the notes, which are right in the repository, be right on the site."""
+    return markdown.replace("](../../spec_notes/", "](../spec_notes/")
 
 
 def command_line() -> str:

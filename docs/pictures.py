@@ -78,13 +78,16 @@ def shard() -> None:
             x += width
         rows = ["c/0/0", "c/0/1", "c/1/0", "c/1/1"]
         for i, name in enumerate(rows):
-            text = {"c/0/0": "110, 150", "c/0/1": "0, 110", "c/1/0": "missing"}.get(name, "330, 120")
+            text = ("110, 150", "0, 110", "missing", "330, 120")[i]
             box(axes, x + i * 0.72, 0.9, 0.72, 0.5, INDEX, text, 8)
             if name in centers:
                 arrow(axes, (x + 0.36 + i * 0.72, 0.9), (centers[name], 0.9), -0.25)
         box(axes, x + 2.88, 0.9, 0.3, 0.5, LINE, "crc", 7)
-        axes.text(2.5, 1.55, "entries: the bytes of chunks, as zarr encoded them", ha="center", color=TEXT)
-        axes.text(x + 1.6, 1.55, "index: offset and size of each", ha="center", color=TEXT)
+        for middle, title in (
+            (2.5, "entries: the bytes of chunks, as zarr encoded them"),
+            (x + 1.6, "index: offset and size of each"),
+        ):
+            axes.text(middle, 1.55, title, ha="center", color=TEXT)
 
 
 def two_rounds() -> None:

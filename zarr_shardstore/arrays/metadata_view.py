@@ -7,7 +7,6 @@ updates of attributes keep the declaration.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,6 +25,7 @@ from zarr_shardstore.metadata import declaration, documents
 from zarr_shardstore.metadata.documents import Geometry, Node, document_key, node_of_document
 from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec, sharding_spec
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix
+from zarr_shardstore.telemetry import warn
 
 Document: TypeAlias = Mapping[str, Any]
 
@@ -288,7 +288,7 @@ class MetadataView:
             if self._has_warned:
                 return
             self._has_warned = True
-        warnings.warn(
+        warn(
             f"the array {node.path!r} has chunks in this store already, each an object of its "
             f"own, so it stays unsharded; {hint}",
             stacklevel=3,
@@ -298,7 +298,7 @@ class MetadataView:
         """Warn that nothing is sharded, unless the store holds arrays: then it is known."""
         self._warns = False
         if not (yield from _holds_arrays(node)):
-            warnings.warn(
+            warn(
                 "ShardingStore was opened without chunks_per_shard, so the new array "
                 f"{node.path or '/'!r} is not sharded: each chunk is an object of its own. Pass "
                 "chunks_per_shard='auto', or the chunks of a shard; None says that this is meant",
@@ -321,14 +321,14 @@ class MetadataView:
         if reason and not is_smaller and not self._has_warned:
             self._has_warned = True
             text = f"the array {node.path!r} stays unsharded: {reason}"
-            warnings.warn(text, UnshardedWarning, stacklevel=2)
+            warn(text, UnshardedWarning, stacklevel=2)
 
     def warn_of_names(self) -> None:
         """Warn, once, of names in the option that no array has that was created here."""
         names = self._policy.names_without_array(self.created) if self.created else []
         if names and not self._has_warned:
             self._has_warned = True
-            warnings.warn(
+            warn(
                 f"chunks_per_shard has a rule for {', '.join(map(repr, names))}, and no array that "
                 f"was created through this store has such a path or dimension: {[*self.created]}",
                 UnshardedWarning,

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from logging import DEBUG
 from typing import Any, TypeAlias, TypeVar
 
 from zarr.core.sync import sync
@@ -33,6 +35,7 @@ from zarr_shardstore.io.write_epochs import UNSTABLE, announced, version_of
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, PlainValue, Request, UpdateShard
 from zarr_shardstore.shards.shard_writer import ShardWriter
+from zarr_shardstore.telemetry import LOG, TRACING, log_round, span
 
 T = TypeVar("T")
 
@@ -122,20 +125,21 @@ class Driver:
 
     async def _run(self, flow: Flow[T], opened: OpenFiles | None) -> T:
         """Run a flow: blocking, with the files that it has opened, or else in this task."""
-        try:
-            batch = next(flow)
-            while True:
-                try:
-                    replies = await self._reply(batch, opened)
-                except Exception as error:
-                    batch = flow.throw(error)
-                else:
-                    batch = flow.send(replies)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        finally:
-            flow.close()
+        with span(flow) if TRACING in sys.modules else nullcontext():
+            try:
+                batch = next(flow)
+                while True:
+                    try:
+                        replies = await self._reply(batch, opened)
+                    except Exception as error:
+                        batch = flow.throw(error)
+                    else:
+                        batch = flow.send(replies)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            finally:
+                flow.close()
 
     async def _reply(self, batch: list[Request], opened: OpenFiles | None) -> list[Any]:
         """Return the replies to a batch; its updates are committed after the other requests."""
@@ -209,6 +213,8 @@ class Driver:
             else:
                 replies = backend.perform(batch, opened)
         self.counters.count_round(batch, replies)
+        if LOG.isEnabledFor(DEBUG):
+            log_round(backend, batch)
         if before is None:
             return replies
         for i, after in enumerate(self._epochs(batch)):

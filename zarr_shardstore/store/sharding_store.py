@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import warnings
 from collections.abc import AsyncIterator, Coroutine, Hashable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import cache
@@ -52,6 +51,7 @@ from zarr_shardstore.store.engine import ShardingEngine
 from zarr_shardstore.store.frame_writer import DEFAULT_FLUSH_NBYTES, FrameWriter
 from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions, Transformers
 from zarr_shardstore.store.pipeline import make_default
+from zarr_shardstore.telemetry import warn
 
 make_default()
 
@@ -92,7 +92,7 @@ def _writer_above(frame: FrameType | None) -> str:
 
 @cache
 def _warn_of_parts() -> None:
-    warnings.warn(
+    warn(
         "a pipeline of zarr's own writes a part of a chunk: if another writer has another part, "
         "one of both may be lost. ShardedCodecPipeline loses none: it is the default of "
         "codec_pipeline.path, but not for codecs that can only be awaited, nor in a wrapper above "

@@ -34,7 +34,6 @@ import asyncio
 import random
 import time
 import uuid
-import warnings
 from collections.abc import AsyncGenerator, Hashable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -51,6 +50,7 @@ from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteInde
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Found, FoundIndex, Recorded, Request
+from zarr_shardstore.telemetry import warn
 
 _MIN_AGE_ON_WEB_SERVERS_S = 2.0
 """Web servers make an ETag of the size and the second of the last change: a younger one proves
@@ -284,7 +284,7 @@ class ObstoreBackend(ZarrBackend):
     def give_up_conditions(self, why: str) -> None:
         """Let later updates write without conditions, after a warning."""
         self._has_conditions = False
-        warnings.warn(
+        warn(
             f"{self.store} {why}: let each shard have one writer at a time, or updates are lost",
             stacklevel=2,
         )

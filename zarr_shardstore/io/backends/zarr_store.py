@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import warnings
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -41,6 +40,7 @@ from zarr_shardstore.shards.index_reads import check_whole, found_index, index_g
 from zarr_shardstore.shards.requests import Found, Request
 from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.synchronized import in_forked_child
+from zarr_shardstore.telemetry import warn
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ def _defines(store: Store, name: str) -> int:
 
 @cache
 def _warn_of_other_writers() -> None:
-    warnings.warn(
+    warn(
         "through fsspec nothing keeps two processes from updating a shard of an object store at "
         "a time: let each shard have one writer, or wrap an obstore store, which is safe "
         "(locking='none' says that you know)",

@@ -29,13 +29,13 @@ import stat
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.telemetry import warn
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -109,7 +109,7 @@ def opening(open_one: Callable[..., T], *args: Any) -> T:
 @cache
 def warn_of_rewrites() -> None:
     """Warn, once in a process, that shards cannot be changed in place on this system."""
-    warnings.warn(
+    warn(
         "strategy='append' needs a system that changes a file while others have it open, which "
         "Windows is not: shards are stored again at each write, as by strategy='rewrite'. Write "
         "many chunks in one call, or within batch()",

@@ -1,0 +1,57 @@
+"""Log, warnings and spans of the package.
+
+The logger ``zarr_shardstore`` says at DEBUG each round of requests to a base store, and at WARNING
+what users should know, which Python's `warnings` say, too. A program that has imported
+OpenTelemetry gets a span for each operation. Neither costs anything unless it is wanted.
+
+Reads of single chunks of local files with a cached index make no request and are not logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+LOG = logging.getLogger("zarr_shardstore")
+LOG.addHandler(logging.NullHandler())
+
+TRACING = "opentelemetry.trace"
+"""Module of programs that want spans."""
+
+_N_NAMED = 8
+"""Requests of a round that are named."""
+
+
+def warn(message: str, category: type[Warning] = UserWarning, *, stacklevel: int = 1) -> None:
+    """Warn the caller of the caller, and log the warning."""
+    LOG.warning("%s", message)
+    warnings.warn(message, category, stacklevel=stacklevel + 1)
+
+
+def log_round(base: object, batch: Sequence[Any]) -> None:
+    """Log the requests of a round: their types, keys and ranges, and no values."""
+    named = [
+        " ".join(
+            str(part)
+            for part in (
+                type(request).__name__,
+                getattr(request, "key", getattr(request, "prefix", "")),
+                getattr(request, "byte_range", None) or "",
+            )
+            if part != ""
+        )
+        for request in batch[:_N_NAMED]
+    ]
+    more = f" and {len(batch) - _N_NAMED} more" if len(batch) > _N_NAMED else ""
+    LOG.debug("%r: %s%s", base, ", ".join(named), more)
+
+
+def span(flow: Any) -> AbstractContextManager[Any]:
+    """Return a span of OpenTelemetry, which the program has imported, with the name of a flow."""
+    tracer = sys.modules[TRACING].get_tracer("zarr_shardstore")
+    found: AbstractContextManager[Any] = tracer.start_as_current_span(flow.__qualname__)
+    return found
