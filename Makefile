@@ -16,7 +16,7 @@ AZURITE_DIR := .node-azurite
 NPM := npm install --silent --no-audit --no-fund --no-package-lock --fetch-retries=1
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-thorough test-downstream docs coverage mutate fuzz lint format bench clean
+.PHONY: demo test test-thorough test-oldest test-downstream dist docs coverage mutate fuzz lint format bench clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/python examples/demo.py
@@ -27,6 +27,28 @@ test: $(VENV)/.test $(OLD_VENV)/.done $(ZARRITA_DIR)/.done-$(ZARRITA) $(AZURITE_
 	ZARR_SHARDSTORE_AZURITE=$(CURDIR)/$(AZURITE_DIR)/node_modules/azurite/dist/src/blob/main.js \
 	$(VENV)/bin/python -m pytest -n auto $(ARGS)
 
+# All examples, kills and combinations; ROUNDS=5 draws five times as many examples.
+ROUNDS := 1
+test-thorough:
+	ZARR_SHARDSTORE_ROUNDS=$(ROUNDS) $(MAKE) --no-print-directory test
+
+# The oldest versions of what the package needs, on the oldest Python.
+test-oldest: .venv-oldest/.done
+	.venv-oldest/bin/python -m pytest -n auto -p no:cacheprovider tests/unit $(ARGS)
+
+# Wheel and sdist, each installed into an empty environment and used there.
+dist: $(VENV)/bin/python
+	@rm -rf dist .venv-dist
+	$(VENV)/bin/python $(PIP) build
+	$(VENV)/bin/python -m build --outdir dist >/dev/null
+	@for file in dist/*; do \
+		rm -rf .venv-dist && $(PYTHON) -m venv .venv-dist && \
+		.venv-dist/bin/python $(PIP) "$$file[cli]" && \
+		(cd .venv-dist && bin/zarr-shardstore --version && bin/python -c \
+		"import zarr, fsspec; from zarr_shardstore import ShardingStore as S; zarr.create_array(S('v', 2), shape=(4,), chunks=(1,), dtype='u1')[:] = 1; assert zarr.open('shard::v', mode='r')[3] == 1" && \
+		bin/zarr-shardstore fsck v) || exit 1; \
+	done
+
 # The site, without a network: of the pages, the docstrings and the help of the commands.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
@@ -34,12 +56,12 @@ docs: $(VENV)/.docs
 # The pure floors, by their own tests: branches that no test takes, and mutants that none notices.
 # All mutants take hours: MUTANTS='zarr_shardstore.format.keys.*' chooses some.
 coverage: $(VENV)/.test
-	$(VENV)/bin/python -m pytest -q @tests/pure_floors.txt --cov
+	ZARR_SHARDSTORE_ROUNDS=1 $(VENV)/bin/python -m pytest -q @tests/pure_floors.txt --cov
 
 MUTANTS :=
 mutate: $(VENV)/.test
 	$(VENV)/bin/python $(PIP) mutmut
-	$(VENV)/bin/mutmut run --max-children 2 $(MUTANTS)
+	ZARR_SHARDSTORE_ROUNDS=1 $(VENV)/bin/mutmut run --max-children 2 $(MUTANTS)
 	$(VENV)/bin/mutmut results
 
 # Tests of xarray, dask and anndata, with their stores and with ShardingStore. Takes minutes.
@@ -71,21 +93,24 @@ bench: $(VENV)/.test
 	$(VENV)/bin/python benchmarks/reads.py
 
 clean:
-	rm -rf site .venv-* $(ZARRITA_DIR) $(AZURITE_DIR) demo-output mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site dist .venv-* $(ZARRITA_DIR) $(AZURITE_DIR) demo-output mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	@echo "setting up $(VENV): the package and what its examples need"
 	$(VENV)/bin/python $(PIP) -e '.[examples]'
 	touch $@
 
 $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
+	@echo "setting up $(VENV): the package and what its tests need, about a minute"
 	$(VENV)/bin/python $(PIP) -e '.[examples,test]'
 	touch $@
 
 # Its own tests are imported when it reads storage transformers, hence pytest.
 $(OLD_VENV)/.done:
+	@echo "setting up $(OLD_VENV): zarr-python 2.18.7"
 	$(PYTHON) -m venv $(OLD_VENV)
 	$(OLD_VENV)/bin/python $(PIP) 'zarr==2.18.7' 'numcodecs[msgpack]<0.16' pytest
 	touch $@
@@ -102,4 +127,9 @@ $(AZURITE_DIR)/.done-$(AZURITE):
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
 	$(VENV)/bin/python $(PIP) -e '.[docs]'
+	touch $@
+
+.venv-oldest/.done: pyproject.toml tests/oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python $(PIP) -e '.[cli,cloud]' -r tests/oldest.txt
 	touch $@

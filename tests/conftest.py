@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import N_ROUNDS, rounds
 
 # No deadline: tests assert no duration. The machines that run this are slow and shared.
 settings.register_profile(
     "shardstore",
-    max_examples=40 * N_ROUNDS,
+    max_examples=rounds(40),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
@@ -23,3 +26,32 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile("shardstore")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only a thorough run runs, unless it is named.
+
+    ``thorough`` marks a whole test. ``thorough(of=8)`` marks a product of options whose parts have
+    tests of their own: a quick run tries each eighth combination.
+    """
+    if N_ROUNDS or any("::" in argument for argument in config.args):
+        return
+    seen: Counter[str] = Counter()
+    chosen: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        is_chosen = True
+        for mark in item.iter_markers("thorough"):
+            test = item.nodeid.partition("[")[0]
+            is_chosen &= "of" in mark.kwargs and seen[test] % mark.kwargs["of"] == 0
+            seen[test] += 1
+        (chosen if is_chosen else left_out).append(item)
+    items[:] = chosen
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_report_header() -> str:
+    if N_ROUNDS:
+        return f"a thorough run, {N_ROUNDS} times all examples"
+    return "a quick run: few examples and combinations; make test-thorough tries all"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import crc32c
+import pytest
 import zarr
 from zarr.storage import LocalStore
 
@@ -70,6 +71,7 @@ def convert(root: Path, command: str, **request: Any) -> int:
     return int(peak)
 
 
+@pytest.mark.thorough
 def test_shards_of_256_mb(tmp_path: Path) -> None:
     """512 MB to shards of 256 MB, to shards of 128 MB with the index at the start, and back."""
     create(tmp_path, N_CHUNKS, CHUNK_NBYTES)
@@ -90,6 +92,7 @@ def test_shards_of_256_mb(tmp_path: Path) -> None:
     assert empty_directories(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_chunks_of_200_mb(tmp_path: Path) -> None:
     """A value is larger than what is held at a time."""
     create(tmp_path, 3, 200 * MIB)
@@ -100,6 +103,7 @@ def test_chunks_of_200_mb(tmp_path: Path) -> None:
     assert checksums(tmp_path) == before
 
 
+@pytest.mark.thorough
 def test_on_s3(tmp_path: Path) -> None:
     """A shard of 256 MB goes to an object store in parts, and comes back in parts."""
     n = CHUNKS_PER_SHARD

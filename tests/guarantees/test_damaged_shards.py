@@ -13,6 +13,7 @@ N_CASES = 8
 """Of each damage. ``python -m tests.support.damages`` runs all there are."""
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_stays_visible_and_takes_nothing_along(damage: str) -> None:
     seed = a_seed()

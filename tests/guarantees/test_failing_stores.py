@@ -33,7 +33,7 @@ from tests.support.bases import put as put_object
 from tests.support.failing import BASES, Base, CallFaults, open_files
 from tests.support.hierarchies import KINDS as HIERARCHIES
 from tests.support.hierarchies import ArrayOf, grid_coords
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from tests.support.side_files import LOCK_SUFFIX
 from tests.support.stops import files_in
 from zarr_shardstore import (
@@ -334,6 +334,7 @@ COMBINATIONS = [
 ]
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "caller"), COMBINATIONS)
 def test_one_call_fails(name: str, caller: str, kind: Kind) -> None:
@@ -365,7 +366,7 @@ OPS = st.one_of(
 )
 
 
-@settings(max_examples=60 * N_ROUNDS)
+@settings(max_examples=rounds(60))
 @given(
     ops=st.lists(OPS, min_size=1, max_size=8),
     at=st.sets(st.integers(0, 40), max_size=12),
@@ -401,6 +402,7 @@ WRITES = [
 ]
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("caller", "options"), FILES)
 def test_one_system_call_fails(
@@ -526,6 +528,7 @@ def array_steps(store: ShardingStore, other: ShardingStore) -> Iterator[tuple[Ch
     yield assign(np.s_[:], DATA)
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # zarr's, too
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,7 +15,7 @@ import pytest
 
 import zarr_shardstore
 from tests.support import interrupts
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 
 ROOT = Path(zarr_shardstore.__file__).parents[1]
 
@@ -54,7 +54,7 @@ def test_exception_at_any_line(raised: str) -> None:
     seed = int(os.environ.get(SEED, random.randrange(2**32)))
     only = json.dumps({"raised": raised})
     *failed, total = run(
-        f"--seed={seed}", f"--configurations={12 * N_ROUNDS}", "--lines=3", f"--only={only}"
+        f"--seed={seed}", f"--configurations={rounds(12)}", "--lines=3", f"--only={only}"
     )
     assert not failed, f"{SEED}={seed}, {raised}\n{messages(failed)}"
-    assert total["n"] > 36 * N_ROUNDS
+    assert total["n"] > rounds(36)

@@ -25,12 +25,13 @@ from zarr.storage import LocalStore
 from tests.support import convert_once
 from tests.support.bases import put
 from tests.support.processes import MAX_SECONDS, child, s3_server
+from tests.support.rounds import rounds
 from tests.support.stops import empty_directories, files_in, write_files
 from zarr_shardstore import ShardConflictError, ShardingStore, UnfinishedConversionError
 from zarr_shardstore.testing import objects_of
 
-N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "24"))
-N_KILLS_ON_S3 = max(6, N_KILLS * 2 // 7)
+N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", rounds(24)))
+N_KILLS_ON_S3 = max(2, N_KILLS * 2 // 7)
 
 Objects = dict[str, bytes]
 PATH = "g/z"
@@ -161,6 +162,7 @@ def _local_state(root: Path) -> str:
     return state_in([path.read_bytes() for path in paths if path.exists()])
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_local_files(command: str, local: Any) -> None:
     """Killed anywhere, also twice, also while values are removed or moved: readers see no wrong

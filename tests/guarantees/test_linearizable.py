@@ -34,7 +34,7 @@ from zarr.core.sync import sync
 from tests.support.bases import BASES, put, temporary_directory
 from tests.support.client_processes import Processes, client_processes
 from tests.support.convert_once import open_store as open_base
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from tests.support.shard_calls import (
     DOCUMENTS,
     PLAIN,
@@ -83,7 +83,7 @@ LOCAL_OPTIONS = OPTIONS | {
 def check_with(n_examples: int) -> settings:
     """Settings for tests of histories, which differ from run to run: nothing can be shrunk."""
     return settings(
-        max_examples=n_examples * N_ROUNDS,
+        max_examples=rounds(n_examples),
         deadline=None,
         database=None,
         phases=[Phase.generate],
@@ -258,6 +258,7 @@ def run_tasks(stores: Sequence[ShardingStore], programs: Sequence[Program]) -> l
     return events
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("base_name", BASES)
 @pytest.mark.parametrize("clients", ["threads, one store", "threads, a store each", "tasks"])
@@ -292,6 +293,7 @@ def processes() -> Iterator[Processes]:
         yield found
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [*(("local", options) for options in LOCAL_OPTIONS.values()), ("obstore local", [{}])],

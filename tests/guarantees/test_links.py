@@ -112,6 +112,7 @@ def test_removing_many_keys_removes_links_only(root: Path, prefix: str) -> None:
     assert {name for name in NAMES if os.path.lexists(root / name)} == NAMES - expected
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.parametrize("prefix", REMOVED)
 @pytest.mark.parametrize("base", [base for base in BASES if base != "path"])
 def test_other_stores_of_local_files_remove_nothing_outside(
@@ -308,6 +309,7 @@ def values(mapping: ShardingMapping) -> list[bytes | None]:
     return [mapping.get(f"z/c/{i}") for i in range(4)]
 
 
+@pytest.mark.thorough(of=9)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("share", SHARED)
 @pytest.mark.parametrize("state", ["sealed", "open", "left open by another"])
@@ -405,6 +407,7 @@ def test_side_files_that_are_links(root: Path, suffix: str, target: str) -> None
     assert outside(root) == CANARY
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("strategy", ["append", "rewrite"])
 @pytest.mark.parametrize("linked", ["z", "z/c", "z/c/0", "z/c/1/0"])
 def test_shards_on_another_disk(tmp_path: Path, strategy: Any, linked: str) -> None:

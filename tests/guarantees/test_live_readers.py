@@ -14,6 +14,7 @@ from tests.support.small_shards import Damaged, Entry, described, in_memory, str
 from tests.support.system_calls import between_calls
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("stream", STREAMS, ids=str)
 def test_readers_of_other_programs(stream: Stream) -> None:
     """zarr-python, tensorstore and this package get each stored frame, right, while others come."""
@@ -97,6 +98,7 @@ class Reader:
             os.close(fd)
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("stream", STREAMS, ids=str)
 def test_a_published_entry_stays_where_it_is(stream: Stream) -> None:
     """After each system call of the writer the file is a whole shard, whose published entries are

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.guarantees.test_links import bytes_below
 from tests.support.bases import fsspec_local, temporary_directory
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, shard_store
 
 HEX = "0123456789abcdef" * 2
@@ -41,7 +41,7 @@ def new_store(base: Any) -> ShardingMapping:
     return ShardingMapping(store)
 
 
-@settings(max_examples=150 * N_ROUNDS)
+@settings(max_examples=rounds(150))
 @given(KEYS, st.sampled_from([dict, Path, fsspec_local]))
 @example("/".join(["y" * 200] * 30), Path)
 @example("\\a", Path)

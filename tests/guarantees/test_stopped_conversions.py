@@ -285,6 +285,7 @@ some_cases = pytest.mark.parametrize(
 # ----------------------------------------------------------------------------- tests
 
 
+@pytest.mark.thorough(of=5)
 @cases
 def test_every_step(place: Place, kind: str, command: str) -> None:
     """Stopped at each step: readers see right values or an error that says why; the same command
@@ -301,6 +302,7 @@ def test_every_step(place: Place, kind: str, command: str) -> None:
     assert n > 15
 
 
+@pytest.mark.thorough(of=7)
 @some_cases
 def test_stopped_again_and_again(place: Place, kind: str, command: str) -> None:
     """However often it is stopped, at whichever steps: in the end there is what an uninterrupted
@@ -319,6 +321,7 @@ def test_stopped_again_and_again(place: Place, kind: str, command: str) -> None:
         place.check_clean()
 
 
+@pytest.mark.thorough(of=8)
 @some_cases
 def test_another_command_follows(place: Place, kind: str, command: str) -> None:
     """Stopped at each step, and then another command: the array is what that one makes of it."""
@@ -355,6 +358,7 @@ def forms_after(kind: str, stopped: str, command: str, before: Objects) -> set[A
     return forms
 
 
+@pytest.mark.thorough(of=5)
 @some_cases
 def test_values_that_change_meanwhile(place: Place, kind: str, command: str) -> None:
     """Values that a user writes where the old ones are still the array's survive: what was made
@@ -388,6 +392,7 @@ def test_values_that_change_meanwhile(place: Place, kind: str, command: str) -> 
     assert 5 < n_changed < n - 5
 
 
+@pytest.mark.thorough(of=5)
 @cases
 def test_every_step_to_a_destination(place: Place, kind: str, command: str) -> None:
     """Stopped at each step: no reader of the destination sees an array before it is whole; the
@@ -416,6 +421,7 @@ def test_every_step_to_a_destination(place: Place, kind: str, command: str) -> N
     assert n > 8
 
 
+@pytest.mark.thorough(of=5)
 @some_cases
 def test_another_command_to_the_same_destination(place: Place, kind: str, command: str) -> None:
     """Stopped at each step, and then another command: it does what it does in an empty
@@ -441,6 +447,7 @@ def test_another_command_to_the_same_destination(place: Place, kind: str, comman
     assert n_done > 3
 
 
+@pytest.mark.thorough(of=5)
 @some_cases
 def test_a_half_converted_source(place: Place, kind: str, command: str) -> None:
     """What was stopped in place is not copied to a destination as half of an array."""
@@ -463,6 +470,7 @@ def test_a_half_converted_source(place: Place, kind: str, command: str) -> None:
     assert n_refused > 3
 
 
+@pytest.mark.thorough(of=5)
 @some_cases
 def test_an_array_that_was_open_before(place: Place, kind: str, command: str) -> None:
     """Whoever has opened the array through a `ShardingStore` before reads right values at each

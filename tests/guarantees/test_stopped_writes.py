@@ -39,7 +39,7 @@ from tests.support.file_layer import (
     state_of,
     write_state,
 )
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from tests.support.shard_bytes import Location, build_shard, places_in
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.testing import forget, system_calls, tuned
@@ -566,6 +566,7 @@ def nobody_waits() -> Iterator[None]:
 APPEND = {"strategy": "append"}
 
 
+@pytest.mark.thorough(of=7)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_stop(workload: str, form: str, tmp_path: Path) -> None:
@@ -574,6 +575,7 @@ def test_every_stop(workload: str, form: str, tmp_path: Path) -> None:
     assert n_stops > 5 or workload.startswith("flush")
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("workload", ["overwrite", "group", "growth", "erase one"])
 def test_a_journal_does_nothing_to_a_file_of_another_program(
@@ -770,6 +772,7 @@ LOSING = [
 ]
 
 
+@pytest.mark.thorough(of=7)
 @pytest.mark.parametrize(("workload", "form", "strategy"), LOSING)
 def test_every_loss_of_power(workload: str, form: str, strategy: str, tmp_path: Path) -> None:
     """After each call: whatever was not synced is lost, or is there, or in part. What was
@@ -785,7 +788,7 @@ def test_every_loss_of_power(workload: str, form: str, strategy: str, tmp_path: 
 
 
 @given(st.data())
-@settings(max_examples=60 * N_ROUNDS, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=rounds(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("workload", ["group", "growth", "flush and go on", "another process"])
 def test_any_loss_of_power(workload: str, tmp_path: Path, data: st.DataObject) -> None:
     """Any part of what was not synced survives."""

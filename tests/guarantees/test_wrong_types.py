@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import default_buffer_prototype
 
 from tests.support.draft import draft_array
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore import (
     DraftHierarchyStore,
     ShardingMapping,
@@ -186,7 +186,7 @@ def documents(kind: str) -> tuple[Base, list[tuple[str, Steps]]]:
 
 
 @pytest.mark.parametrize("kind", HIERARCHIES)
-@settings(max_examples=40 * N_ROUNDS)
+@settings(max_examples=rounds(40))
 @given(data=st.data())
 def test_a_value_of_another_type(kind: str, data: st.DataObject) -> None:
     """Wherever it is; also if it is missing."""

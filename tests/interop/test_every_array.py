@@ -157,6 +157,7 @@ def change(z: Any, data: np.ndarray) -> None:
     z[last:] = 7
 
 
+@pytest.mark.thorough(of=9)
 @pytest.mark.parametrize("case", cases([*NATIVE, "draft"]))
 def test_made_here_read_by_others(tmp_path: Path, case: Case) -> None:
     """Sharded here; read through a store without options, natively, and written out again."""
@@ -187,6 +188,7 @@ def test_made_here_read_by_others(tmp_path: Path, case: Case) -> None:
     assert case.shape == () or n_objects < n_chunks
 
 
+@pytest.mark.thorough(of=9)
 @pytest.mark.parametrize("case", cases(NATIVE))
 def test_made_by_others_read_here(tmp_path: Path, case: Case) -> None:
     """Plain chunks of tensorstore, set key by key through a store that shards them."""

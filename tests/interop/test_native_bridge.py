@@ -80,6 +80,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return request.param, base, values
 
 
+@pytest.mark.thorough(of=9)
 @pytest.mark.parametrize("reader", READERS)
 def test_v3_readers_read_v2_arrays_after_it(made: Any, reader: str) -> None:
     """Values are those before; no object but documents has changed."""
@@ -101,6 +102,7 @@ def test_v3_readers_read_v2_arrays_after_it(made: Any, reader: str) -> None:
         assert_same(READERS[reader](base / "g/a"), expected)
 
 
+@pytest.mark.thorough(of=5)
 def test_the_store_reads_them_as_before(made: Any) -> None:
     """As flat chunks."""
     _, base, expected = made
@@ -110,6 +112,7 @@ def test_the_store_reads_them_as_before(made: Any) -> None:
     assert_same(z[...], expected)
 
 
+@pytest.mark.thorough(of=5)
 def test_there_and_back(made: Any, tmp_path: Path) -> None:
     """from_native gives v2 documents that say the same, and to_native the same v3 ones again."""
     name, base, expected = made
@@ -134,6 +137,7 @@ def test_there_and_back(made: Any, tmp_path: Path) -> None:
     assert data_of(copy) == before
 
 
+@pytest.mark.thorough(of=7)
 def test_zarr_writes_what_it_reads(made: Any, tmp_path: Path) -> None:
     """Updates of plain zarr-python, below the store, are read by it and through the store."""
     name, base, expected = made

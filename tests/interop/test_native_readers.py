@@ -53,6 +53,7 @@ def read_natively(reader: str, path: Path) -> np.ndarray:
         return np.asarray(zarr.open_array(str(path), mode="r")[...])
 
 
+@pytest.mark.thorough(of=7)
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("encoding", ["default/", "default.", "v2/", "v2."])
 @pytest.mark.parametrize(("shape", "chunks", "cps", "dtype"), CASES)

@@ -103,6 +103,7 @@ def times(start: int, stop: int) -> xr.Dataset:
     return WHOLE.isel(time=slice(start, stop))
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("consolidated", [True, False])
 @pytest.mark.parametrize("chunks", [None, {}], ids=["numpy", "dask"])
 @on_each_base

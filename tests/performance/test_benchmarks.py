@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -17,6 +19,7 @@ def output_of(script: str, tmp_path: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_writes(tmp_path: Path) -> None:
     """Each part runs and prints its table."""
     printed = output_of("writes.py", tmp_path)
@@ -24,6 +27,7 @@ def test_writes(tmp_path: Path) -> None:
         assert telling in printed
 
 
+@pytest.mark.thorough
 def test_reads(tmp_path: Path) -> None:
     """Each part runs, prints its table, and asks for no more than is promised."""
     printed = output_of("reads.py", tmp_path)

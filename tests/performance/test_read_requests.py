@@ -366,6 +366,7 @@ async def while_the_index_is_on_its_way(store: ShardingStore) -> list[bytes | No
 WAYS = [all_at_once, in_different_turns, while_the_index_is_on_its_way]
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("start", WAYS)
 async def test_64_tasks_read_one_index(client: Client, start: Any) -> None:
     """Chunks of one shard, each in a task of its own."""
@@ -381,6 +382,7 @@ async def test_64_tasks_read_one_index(client: Client, start: Any) -> None:
             assert counts["data"] <= 64
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("start", WAYS)
 async def test_64_tasks_read_the_document_once(client: Client, start: Any) -> None:
     """Of an array that their store has not met."""
@@ -426,6 +428,7 @@ REPLACEMENTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thorough(of=8)
 @pytest.mark.parametrize("sends_etags", [True, False])
 @pytest.mark.parametrize("replacement", REPLACEMENTS)
 async def test_a_shard_that_is_replaced(
@@ -450,6 +453,7 @@ async def test_a_shard_that_is_replaced(
             assert await read(store, at) == expected
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.parametrize("replacement", REPLACEMENTS)
 async def test_the_index_of_a_replaced_shard_is_read_once(
     server: CountingServer, client: Client, read: Get, replacement: str

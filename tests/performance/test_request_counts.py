@@ -213,6 +213,7 @@ async def test_erase_prefix_inside_the_grid_of_a_zarr_array(base: CountingStore)
     assert not [k for k in base._store_dict if k.startswith("z/c/")]
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize(
     ("separator", "prefix", "n_shards"),
     [

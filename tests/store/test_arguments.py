@@ -106,6 +106,7 @@ def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     set_index_cache_nbytes(64 << 20)
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("name", public_callables())
 def test_each_argument_of_each_public_name(name: str) -> None:
     """One of them wrong, the others right."""

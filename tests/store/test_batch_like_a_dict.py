@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.store.test_like_a_dict import Async, Blocking, cases, check, operations
 from tests.support.bases import BASES
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore import ShardingStore
 
 STACKS = [None, None, ["crc32c", "sharding"], ["sharding", "crc32c"]]
@@ -26,7 +26,7 @@ class BoomError(Exception):
 
 @pytest.mark.parametrize("driver_cls", [Blocking, Async])
 @pytest.mark.parametrize("base_name", BASES)
-@settings(max_examples=20 * N_ROUNDS)
+@settings(max_examples=rounds(20))
 @given(data=st.data())
 def test_like_a_dict_in_batches(driver_cls: type, base_name: str, data: st.DataObject) -> None:
     """Also with a limit that is passed often; a dropped batch leaves old or new values only."""

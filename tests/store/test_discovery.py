@@ -87,6 +87,7 @@ def move(store: Any) -> None:
     m.erase_prefix("z/")
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.parametrize("change", [redeclare, delete, move], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("cps", [None, 2, 3, 4], ids=str)
 def test_what_another_store_of_the_process_does_is_known_at_once(
@@ -278,6 +279,7 @@ def test_groups_that_are_named_as_chunks_are_no_chunks(
     assert len(ShardingMapping(base).list()) > len(objects_of(base))
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.parametrize("option", [{"z": 2}, {"z": (2, 2)}])
 @pytest.mark.parametrize("style", ["default", "v2"])
 def test_chunks_of_a_named_array_before_its_metadata(base: Any, option: Any, style: str) -> None:
@@ -297,6 +299,7 @@ def test_chunks_of_a_named_array_before_its_metadata(base: Any, option: Any, sty
 # ------------------------------------------------------------------------- both Zarr formats
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 2)])
 @pytest.mark.parametrize("sharded", [True, False])
 def test_metadata_of_the_other_format_describes_the_same_shards(

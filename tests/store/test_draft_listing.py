@@ -25,7 +25,7 @@ from tests.support.draft import (
     put,
     take,
 )
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore import (
     DraftHierarchyStore,
     SpecError,
@@ -175,7 +175,7 @@ _paths = st.lists(_segments, max_size=3).map("/".join)
 _kinds = st.sampled_from(["group", *((n, s) for n in range(3) for s in "/.")])
 
 
-@settings(max_examples=100 * N_ROUNDS)
+@settings(max_examples=rounds(100))
 @given(st.dictionaries(_paths, _kinds, max_size=4), st.lists(_paths.filter(bool), max_size=8))
 def test_listing_and_reading_agree(nodes: dict[str, Any], others: list[str]) -> None:
     """Whatever is stored: a key is listed if and only if it is read, and in its directory."""

@@ -24,7 +24,7 @@ from zarr.storage import LocalStore, ObjectStore, WrapperStore
 
 from tests.support.async_calls import erase_prefix, set_partial_values
 from tests.support.bases import ALL_BASES, fsspec_local, temporary_directory
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
 from zarr_shardstore.testing import forget, objects_of
 
@@ -421,7 +421,7 @@ def check_list_dir(listed: Any, model: dict[str, bytes], directory: str, case: C
 
 @pytest.mark.parametrize("driver_cls", [Blocking, Async])
 @pytest.mark.parametrize("base_name", list(ALL_BASES))
-@settings(max_examples=30 * N_ROUNDS)
+@settings(max_examples=rounds(30))
 @given(data=st.data())
 def test_like_a_dict(driver_cls: type, base_name: str, data: st.DataObject) -> None:
     """Every reply is that of a dict, and each shard holds more than one chunk at the end.
@@ -467,7 +467,7 @@ def test_like_a_dict(driver_cls: type, base_name: str, data: st.DataObject) -> N
     assert fresh.list() == []
 
 
-@settings(max_examples=150 * N_ROUNDS)
+@settings(max_examples=rounds(150))
 @given(data=st.data())
 def test_the_same_files_through_stores_of_any_kind(data: st.DataObject) -> None:
     """Local files that several kinds of store, strategies, orders and clients change in turn:

@@ -63,6 +63,7 @@ def values_of(store: Any, arrays: dict[str, int]) -> dict[str, Any]:
     return {path: zarr.open_array(store, path=path)[...].tolist() for path in arrays}  # type: ignore[union-attr]
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("name", HIERARCHIES)
 def test_the_same_as_without_sharding(name: str, kind: tuple[int, str, str]) -> None:
@@ -114,6 +115,7 @@ LOOKALIKES = [
 ]
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.parametrize("key", LOOKALIKES)
 def test_keys_that_only_look_like_chunk_keys(base: Any, key: str) -> None:
     """They pass through: stored under their own name, listed, erased."""

@@ -25,7 +25,7 @@ from tests.support.pipeline_arrays import (
     make_array,
     make_store,
 )
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.testing import tuned
 
@@ -69,7 +69,7 @@ steps = st.lists(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("nbytes", [1, 64 * 2**20], ids=["many units", "one unit"])
-@settings(max_examples=25 * N_ROUNDS)
+@settings(max_examples=rounds(25))
 @given(
     steps=steps,
     fill=st.sampled_from([0, 5]),

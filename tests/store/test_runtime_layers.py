@@ -109,6 +109,7 @@ def check_base(base: Store, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(native[:], expected)
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.usefixtures("pipeline")
 @on_each_base
 def test_written_and_read(base: Store, store: Store) -> None:
@@ -121,6 +122,7 @@ def test_written_and_read(base: Store, store: Store) -> None:
     assert len(values_of(objects_of(store))) == N_CHUNKS
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.usefixtures("pipeline")
 def test_updates_are_seen(base: Store, store: Store) -> None:
     """After a read, so that a cache could be stale: parts of chunks, and chunks of fill value."""
@@ -136,6 +138,7 @@ def test_updates_are_seen(base: Store, store: Store) -> None:
     assert not values_of(objects_of(base))
 
 
+@pytest.mark.thorough(of=4)
 def test_metadata(base: Store, store: Store) -> None:
     """A resize and attributes are seen above, and keep the sharding below."""
     z = make_array(store)
@@ -150,6 +153,7 @@ def test_metadata(base: Store, store: Store) -> None:
     check_base(base, expected)
 
 
+@pytest.mark.thorough(of=4)
 def test_listing_and_deletion(base: Store, store: Store) -> None:
     group = zarr.create_group(store)
     make_array(store)[:] = DATA

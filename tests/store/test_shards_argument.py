@@ -22,7 +22,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, LoggingStore, MemoryStore
 
 from tests.support.pipeline_arrays import THEIRS
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.testing import CountingStore, objects_of
@@ -188,7 +188,7 @@ def arrays_and_steps(draw: st.DrawFn) -> tuple[Any, ...]:
     return shape, chunks, per_shard, draw(st.lists(st.tuples(step, what), max_size=6))
 
 
-@settings(max_examples=60 * N_ROUNDS)
+@settings(max_examples=rounds(60))
 @given(given_=arrays_and_steps(), separator=st.sampled_from("/."), is_start=st.booleans())
 def test_it_behaves_as_numpy_and_as_plain_zarr_reads_it(
     given_: Any, separator: Any, is_start: bool

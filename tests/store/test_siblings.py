@@ -8,7 +8,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore import ShardingStore
 
 CHUNKS_PER_SHARD: dict[str, Any] = {"plain/*": None, "*": 2}
@@ -47,7 +47,7 @@ keys = st.builds(
 )
 
 
-@settings(max_examples=300 * N_ROUNDS)
+@settings(max_examples=rounds(300))
 @given(keys=st.lists(keys, min_size=2, max_size=8))
 def test_keys_together_mean_what_each_means_alone(keys: list[str]) -> None:
     run, chunks_of = store._engine.driver.run, store._engine.operations.catalog.chunks_of

@@ -18,7 +18,7 @@ from zarr.storage import LocalStore, MemoryStore
 from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
 
 from tests.support.bases import temporary_directory
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore import ShardingStore, SpecError
 
 SHARDED = {"chunks_per_shard": 2, "native": "passthrough"}
@@ -82,7 +82,7 @@ def test_state_machine(base: str, machine: Any, options: dict[str, Any], n_examp
     run_state_machine_as_test(
         factory,
         settings=settings(
-            max_examples=n_examples * N_ROUNDS,
+            max_examples=rounds(n_examples),
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),

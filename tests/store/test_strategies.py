@@ -29,7 +29,7 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from tests.support.any_size import INDEX_CODECS, Location, declare
 from tests.support.bases import temporary_directory
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from tests.support.stops import files_in
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore, SpecError, reshard
 from zarr_shardstore.testing import forget, system_calls, tuned
@@ -373,7 +373,7 @@ def test_flush_leaves_an_array_alone_that_others_made_anew(tmp_path: Path) -> No
         np.testing.assert_array_equal(zarr.open_array(tmp_path, mode="r")[:], data)
 
 
-@settings(deadline=None, max_examples=300 * N_ROUNDS)
+@settings(deadline=None, max_examples=rounds(300))
 @given(
     location=st.sampled_from(["end", "start"]),
     checksum=st.sampled_from(list(INDEX_CODECS)),

@@ -82,6 +82,7 @@ def chunk_keys(objects: Any) -> list[str]:
     return [k for k in objects if not k.endswith((".json", ".zarray", ".zattrs", ".zgroup"))]
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("stack", STACKS, ids=str)
 def test_arrays_read_and_write_through_a_stack(base: Any, stack: Any, form: str) -> None:
@@ -354,6 +355,7 @@ CAS = "tests.example/content-addressed"
 register_storage_transformer(CAS, ContentAddressed)
 
 
+@pytest.mark.thorough(of=7)
 @pytest.mark.parametrize("is_batch", [False, True])
 @pytest.mark.parametrize(
     "stack",

@@ -23,7 +23,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from tests.support.async_calls import erase_prefix
 from tests.support.bases import ALL_BASES
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore import (
     ShardedCodecPipeline,
     ShardingMapping,
@@ -527,7 +527,7 @@ def test_moved_to_another_shape_by_another_process(tmp_path: Path) -> None:
     assert sync(store.exists("z/c/19/1"))
 
 
-@settings(max_examples=30 * N_ROUNDS)
+@settings(max_examples=rounds(30))
 @given(data=st.data())
 def test_like_a_numpy_array(data: st.DataObject) -> None:
     """Law: random regions written and read give what numpy gives, above and below."""

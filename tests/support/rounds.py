@@ -1,11 +1,19 @@
-"""How often tests that draw at random draw.
+"""How much of what can be drawn at random, killed or combined a run of the tests tries.
 
-A run of the suite draws few examples. ``ZARR_SHARDSTORE_ROUNDS`` multiplies them, and the rounds
-of tests with many processes, for a longer run.
+A run takes minutes and tries few of each. ``make test-thorough`` sets ``ZARR_SHARDSTORE_ROUNDS``
+to 1: all examples, kills and combinations. A larger number multiplies the examples.
 """
 
 from __future__ import annotations
 
 import os
 
-N_ROUNDS = int(os.environ.get("ZARR_SHARDSTORE_ROUNDS", "1"))
+N_ROUNDS = int(os.environ.get("ZARR_SHARDSTORE_ROUNDS", "0"))
+"""0: a quick run."""
+_QUICK = 8
+"""So many times fewer examples."""
+
+
+def rounds(n: int) -> int:
+    """Return the number of examples to draw, of `n` in a thorough run: an eighth in a quick one."""
+    return n * N_ROUNDS or -(-n // _QUICK)

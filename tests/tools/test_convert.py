@@ -345,6 +345,7 @@ def test_a_rule_for_no_array() -> None:
     assert report.arrays[0].action == "skipped"
 
 
+@pytest.mark.thorough(of=7)
 @pytest.mark.parametrize("path", ["", "c", "0", "c/0", "a b", "ü/\U0001f600", "[x]", "zarr", "1.2"])
 @pytest.mark.parametrize("name", KINDS)
 def test_odd_names(name: str, path: str) -> None:

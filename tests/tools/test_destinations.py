@@ -179,6 +179,7 @@ def values_in(store: Any) -> Any:
     return z[:]
 
 
+@pytest.mark.thorough(of=7)
 @pytest.mark.parametrize("destination", DESTINATIONS)
 @pytest.mark.parametrize("conversion", CONVERSIONS)
 def test_each_conversion_to_each_destination(
@@ -202,6 +203,7 @@ def test_each_conversion_to_each_destination(
     assert {key: after[key] for key in before if key != "z.zip"} == before
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("conversion", IN_PLACE)
 def test_each_change_of_each_store(conversion: str, store: str, tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def convert_all(root: Path, executor: Any) -> list[dict[str, bytes]]:
     return states
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("name", EXECUTORS)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:distributed")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

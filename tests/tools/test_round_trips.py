@@ -37,7 +37,7 @@ from tests.support.hierarchies import (
     no_staging,
     view,
 )
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore import ShardingMapping, reshard, shard_store, unshard_store
 from zarr_shardstore.testing import objects_of, tuned
 
@@ -148,7 +148,7 @@ def round_trip(array: ArrayOf, data: st.DataObject, wheres: list[str], base: Any
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=40 * N_ROUNDS)
+@settings(max_examples=rounds(40))
 @given(data=st.data())
 def test_any_geometry(name: str, data: st.DataObject) -> None:
     """For every hierarchy: any grid, any chunks stored, any bytes, in place or to a dict."""
@@ -170,7 +170,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("name", ["v3 /", "v2 .", "draft /"])
-@settings(max_examples=4 * N_ROUNDS)
+@settings(max_examples=rounds(4))
 @given(data=st.data())
 def test_any_base_store(chain: str, name: str, data: st.DataObject) -> None:
     """The same in stores of every kind, and from each kind to others."""
@@ -183,7 +183,7 @@ STACK = ["crc32c", "sharding"]
 
 
 @pytest.mark.parametrize("kind", [V3, V2, KINDS["v3 ."]], ids=["v3", "v2", "v3 ."])
-@settings(max_examples=15 * N_ROUNDS)
+@settings(max_examples=rounds(15))
 @given(data=st.data())
 def test_stacks_keep_what_is_above_sharding(kind: Kind, data: st.DataObject) -> None:
     """Values are moved with their checksums; without shards, checksums alone are declared."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.bases import OtherMapping
 from tests.support.hierarchies import KINDS, ArrayOf, Coords, Kind, grid_coords
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore import reshard, shard_store, unshard_store
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError
 
@@ -75,7 +75,7 @@ def array(kind: Kind) -> ArrayOf:
 
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("command", COMMANDS)
-@settings(max_examples=25 * N_ROUNDS)
+@settings(max_examples=rounds(25))
 @given(
     name=st.sampled_from(["v2 .", "v3 /", "draft /"]),
     damage=st.sampled_from(DAMAGES),

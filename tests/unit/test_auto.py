@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore.arrays.policy import MAX_SHARD_NBYTES, choose_chunks_per_shard
 from zarr_shardstore.format.layout import chunk_grid_shape
 
@@ -20,7 +20,7 @@ grids = st.lists(lengths, min_size=0, max_size=6).map(tuple)
 sizes = st.one_of(st.integers(0, 300_000_000), st.floats(1, 1e8), st.integers(1, 5000))
 
 
-@settings(max_examples=400 * N_ROUNDS)
+@settings(max_examples=rounds(400))
 @given(grid=grids, nbytes=sizes)
 @example(grid=(6, 6, 6, 6, 6), nbytes=64_000_000 / 5**5)
 @example(grid=(12, 12, 12, 12), nbytes=64_000_000 / 11**4)
@@ -63,7 +63,7 @@ def test_nothing_has_to_divide_anything(n: int, nbytes: int) -> None:
     assert abs(c - next_c) <= max(2, c // 4)
 
 
-@settings(max_examples=200 * N_ROUNDS)
+@settings(max_examples=rounds(200))
 @given(grid=grids, nbytes=sizes)
 def test_shards_are_even(grid: tuple[int, ...], nbytes: float) -> None:
     """No dimension ends with a small rest that one chunk less a shard would have avoided."""

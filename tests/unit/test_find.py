@@ -25,7 +25,7 @@ from tests.support.hierarchies import (
     Kind,
     grid_coords,
 )
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore import SpecError
 from zarr_shardstore.format import keys
 from zarr_shardstore.inspect import find as find_module
@@ -127,7 +127,7 @@ def test_the_array_is_the_root(name: str) -> None:
     assert Counter(found.other_keys) == Counter(others.keys() | entry)
 
 
-@settings(max_examples=60 * N_ROUNDS)
+@settings(max_examples=rounds(60))
 @given(
     arrays=st.lists(
         st.tuples(

@@ -11,7 +11,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from tests.tools.test_info import GOLDEN, INDEX, info_of, make, shard_of
 from zarr_shardstore import ShardingMapping, ShardingStore, get_shard_info
 from zarr_shardstore.format.ranges import Suffix
@@ -144,7 +144,7 @@ def arrays(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(made=arrays(), by_directory=st.booleans())
-@settings(max_examples=60 * N_ROUNDS)
+@settings(max_examples=rounds(60))
 def test_counts_and_fill_are_those_of_a_listing(made: dict[str, Any], by_directory: bool) -> None:
     """Law: what is counted is what a `ShardingStore` lists, however the objects are found."""
     base: dict[str, bytes] = {}

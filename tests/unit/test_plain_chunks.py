@@ -18,7 +18,7 @@ from zarr.codecs import BytesCodec, ZstdCodec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import default_buffer_prototype
 
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore.store.chunk_codec import ChunkCodec, PlainCodec
 
 N = 100
@@ -70,7 +70,7 @@ FRAMES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", FRAMES)
-@settings(max_examples=10 * N_ROUNDS)
+@settings(max_examples=rounds(10))
 @given(values=st.lists(st.integers(0, 2**16 - 1), min_size=N, max_size=N))
 def test_zstd_is_that_of_numcodecs(kind: str, values: list[int]) -> None:
     """Whoever wrote it: the same values, or an error where numcodecs has one."""
@@ -95,7 +95,7 @@ def values_or_error(decode: Callable[[], Any]) -> list[list[int]] | type[Excepti
 
 
 @pytest.mark.parametrize("kind", FRAMES)
-@settings(max_examples=5 * N_ROUNDS)
+@settings(max_examples=rounds(5))
 @given(
     number=st.integers(0, 2**16 - 1),
     at=st.integers(0, 12),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.hierarchies import KINDS, ArrayOf, Coords
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from tests.support.shard_bytes import build_shard
 from tests.tools.test_sparse import sparse
 from zarr_shardstore import shard_store
@@ -59,7 +59,7 @@ def places(draw: st.DrawFn) -> tuple[Coords, Coords, Coords | None, list[Coords]
 
 
 @given(places(), st.sampled_from(sorted(KINDS)))
-@settings(max_examples=150 * N_ROUNDS, deadline=None)
+@settings(max_examples=rounds(150), deadline=None)
 def test_regions_are_those_of_the_stored_values(case: Any, name: str) -> None:
     """Each region that a stored value lies in, in C order, and no other; or all of them.
 
