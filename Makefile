@@ -45,8 +45,8 @@ dist: $(VENV)/bin/python
 		rm -rf .venv-dist && $(PYTHON) -m venv .venv-dist && \
 		.venv-dist/bin/python $(PIP) "$$file[cli]" && \
 		(cd .venv-dist && bin/zarr-shardstore --version && bin/python -c \
-		"import zarr, fsspec; from zarr_shardstore import ShardingStore as S; zarr.create_array(S('v', 2), shape=(4,), chunks=(1,), dtype='u1')[:] = 1; assert zarr.open('shard::v', mode='r')[3] == 1" && \
-		bin/zarr-shardstore fsck v) || exit 1; \
+		"import zarr, fsspec; from zarr_shardstore import ShardingStore as S; zarr.create_array(S('v.zarr', 2), shape=(4,), chunks=(1,), dtype='u1')[:] = 1; assert zarr.open('shard::v.zarr', mode='r')[3] == 1" && \
+		bin/zarr-shardstore fsck v.zarr) || exit 1; \
 	done
 
 # The site, without a network: of the pages, the docstrings and the help of the commands.
