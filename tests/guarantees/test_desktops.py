@@ -38,6 +38,7 @@ on_windows = pytest.mark.skipif(THERE != "windows", reason="runs as on Windows")
 on_macos = pytest.mark.skipif(THERE != "macos", reason="runs as on macOS")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(THERE is not None, reason="starts the others")
 @pytest.mark.parametrize("desktop", ["windows", "macos"])
 def test_as_on(desktop: str, tmp_path: Path) -> None:

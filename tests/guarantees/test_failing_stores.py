@@ -621,6 +621,7 @@ def objects_to(command: str) -> dict[str, bytes]:
     return objects
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.parametrize("has_destination", [False, True])
 @pytest.mark.parametrize("command", CONVERSIONS)
 @pytest.mark.parametrize("name", [*BASES, "files"])

@@ -600,6 +600,7 @@ def test_a_journal_does_nothing_to_a_file_of_another_program(
         check_recovery(run, theirs)
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("form", FORMS)
 def test_chunks_that_look_like_shards(form: str, tmp_path: Path) -> None:
     """Wherever the file is cut, no chunk is taken for the index."""
@@ -607,6 +608,7 @@ def test_chunks_that_look_like_shards(form: str, tmp_path: Path) -> None:
     assert check_stops(tmp_path, FORMS[form], workload, APPEND) > 50
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("workload", SOME)
 def test_rewriting(workload: str, tmp_path: Path) -> None:
     """Strategy ``rewrite``: one rename is the whole change."""
@@ -614,6 +616,7 @@ def test_rewriting(workload: str, tmp_path: Path) -> None:
     assert check_stops(tmp_path, FORMS["checksum"], WORKLOADS[workload], options) > 5
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("workload", ["new shard", "overwrite", "growth", "erase all", "full"])
 def test_synced(workload: str, tmp_path: Path) -> None:
     """With ``durability="power"`` there are more calls to stop at."""
@@ -629,6 +632,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("workload", ["group", "growth", "full"])
 def test_another_kind_of_writer_goes_on(workload: str, writer: str, tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("name", ["v3 /", "v2 .", "draft /"])
 @settings(max_examples=rounds(4))
@@ -281,6 +282,7 @@ def read_natively(base: Any) -> list[Any]:
     return [zarr.open_array(str(base), path="a", mode="r")[...], by_tensorstore.read().result()]
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("writer", WRITERS)
 def test_native_shards(tmp_path: Path, writer: str) -> None:
     """What others sharded is re-packed; after each step others read it natively."""

@@ -43,6 +43,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.skipif(sys.platform == "win32", reason="has no SIGINT for a group of processes")
 @pytest.mark.parametrize("how", [[], ["--processes", "--workers", "2"]])
 def test_an_interrupt_from_the_keyboard(here: Path, how: list[str]) -> None:
