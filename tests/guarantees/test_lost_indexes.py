@@ -22,7 +22,7 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from tests.support.shard_bytes import index_nbytes
 from tests.support.small_shards import a_seed
 from zarr_shardstore import ShardingMapping, ShardingStore, check_store, repair_store
@@ -32,7 +32,7 @@ GRID, CPS, CHUNK = (5, 9), (4, 4), (2, 8)
 
 SHAPE = (GRID[0] * CHUNK[0], GRID[1] * CHUNK[1])
 N = CPS[0] * CPS[1]
-N_DAMAGES = N_ROUNDS
+N_DAMAGES = rounds(1)
 
 V2 = {"zarr_format": 2}
 CODECS: dict[str, dict[str, Any]] = {

@@ -24,11 +24,11 @@ from tests.guarantees.test_seen_damages import (
     values_of,
 )
 from tests.support.checked_stores import CPS, GRID, KINDS
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from tests.support.shard_bytes import places_in
 from zarr_shardstore import CheckReport, check_store, repair_store, restore_quarantine
 
-N_DAMAGES = 3 * N_ROUNDS
+N_DAMAGES = rounds(3)
 """In each of the 19 stores."""
 
 N = CPS[0] * CPS[1]

@@ -27,7 +27,7 @@ from tests.support.append_until_killed import frame
 from tests.support.convert_once import open_store
 from tests.support.file_layer import path_of
 from tests.support.processes import s3_server
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from zarr_shardstore import ShardConflictError, ShardingStore, check_store
 from zarr_shardstore.testing import system_calls
 
@@ -101,7 +101,7 @@ def test_a_kill_at_any_system_call(writers: Writers, tmp_path: Path) -> None:
     flushes: dict[str, Any] = {"flushes": [1, 2], "n_frames": 17}
     killed = 0
     rng = random.Random(5)
-    positions = sorted(rng.sample(range(120), 15 * N_ROUNDS))
+    positions = sorted(rng.sample(range(120), rounds(15)))
     for n_calls in positions:
         where = {"kind": "local", "path": str(tmp_path / f"{n_calls}.zarr")}
         writers.log.unlink(missing_ok=True)

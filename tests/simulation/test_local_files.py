@@ -15,7 +15,7 @@ import pytest
 from tests.simulation.local_runs import LocalRuns
 from tests.simulation.programs import Scenario, local_scenario, run_all, run_seed, without_gc
 from tests.simulation.test_object_store import ADD, ADD_TOO, ALL, ERASE, OLD, ONE, READ, TWO
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from tests.support.shard_calls import Set
 from tests.support.small_shards import a_seed
 
@@ -58,9 +58,9 @@ def test_every_schedule(scenario: Scenario, runs: LocalRuns) -> None:
 @pytest.mark.parametrize("part", range(N_PARTS))
 def test_random_schedules(part: int, runs: LocalRuns) -> None:
     """Of random programs of two to four processes, some of which are killed."""
-    n = N_SCHEDULES // N_PARTS
-    seed = a_seed(1) + part * n * N_ROUNDS
-    for first in range(seed, seed + n * N_ROUNDS, n):
+    n, at_once = rounds(N_SCHEDULES // N_PARTS), N_SCHEDULES // N_PARTS
+    seed = a_seed(1) + part * n
+    for first in range(seed, seed + n, at_once):
         with without_gc():
-            for number in range(first, first + n):
+            for number in range(first, min(first + at_once, seed + n)):
                 run_seed(runs, number, local_scenario)

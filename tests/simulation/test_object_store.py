@@ -13,7 +13,7 @@ import pytest
 from tests.simulation.object_store_runs import ObjectStoreRuns
 from tests.simulation.programs import Scenario, Stranger, run_all, run_seed, without_gc
 from tests.simulation.scheduler import Replay
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from tests.support.shard_calls import (
     SHARDS,
     Call,
@@ -99,9 +99,9 @@ def test_a_state_that_comes_back_between_two_reads(runs: ObjectStoreRuns) -> Non
 @pytest.mark.parametrize("part", range(N_PARTS))
 def test_random_schedules(part: int, runs: ObjectStoreRuns) -> None:
     """Of random programs of two to four clients, with lost, cut and late replies, and kills."""
-    n = N_SCHEDULES // N_PARTS
-    seed = a_seed(1) + part * n * N_ROUNDS
-    for first in range(seed, seed + n * N_ROUNDS, n):
+    n, at_once = rounds(N_SCHEDULES // N_PARTS), N_SCHEDULES // N_PARTS
+    seed = a_seed(1) + part * n
+    for first in range(seed, seed + n, at_once):
         with without_gc():
-            for number in range(first, first + n):
+            for number in range(first, min(first + at_once, seed + n)):
                 run_seed(runs, number)

@@ -21,7 +21,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, ZipStore
 
 from tests.support.hierarchies import BASES, KINDS, V3, ArrayOf, Coords, Kind
-from tests.support.rounds import N_ROUNDS
+from tests.support.rounds import rounds
 from tests.tools.test_round_trips import INDEXES, arrays, cps_for
 from zarr_shardstore import (
     CorruptShardError,
@@ -64,7 +64,7 @@ def key_in(zarr_format: int, kind: Kind, path: str, coords: Coords) -> str:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=15 * N_ROUNDS)
+@settings(max_examples=rounds(15))
 @given(data=st.data())
 def test_a_reference_gives_the_bytes_of_its_chunk(name: str, data: st.DataObject) -> None:
     """Of each hierarchy and form of an index; a missing chunk has none, an empty one is empty."""
