@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, repeat
 from typing import Any
+
+import pytest
 
 from tests.simulation.scheduler import Chooser, RandomChooser, every_schedule
 from tests.support.shard_bytes import build_shard
@@ -313,6 +315,12 @@ def run_seed(
         run(scenario, RandomChooser(rng))
     except Exception as error:
         raise ViolationError(f"{SEED}={seed}\n{scenario}\n{error}") from error
+
+
+def cases(scenarios: Mapping[str, Scenario], long: Container[str]) -> list[Any]:
+    """Return scenarios as parameters of a test; thorough runs have the long ones."""
+    marks = {True: [pytest.mark.thorough], False: []}
+    return [pytest.param(s, id=name, marks=marks[name in long]) for name, s in scenarios.items()]
 
 
 def run_all(run: Run, scenario: Scenario) -> int:

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from tests.simulation.local_runs import LocalRuns
-from tests.simulation.programs import Scenario, local_scenario, run_all, run_seed, without_gc
+from tests.simulation.programs import Scenario, cases, local_scenario, run_all, run_seed, without_gc
 from tests.simulation.test_object_store import ADD, ADD_TOO, ALL, ERASE, OLD, ONE, READ, TWO
 from tests.support.rounds import rounds
 from tests.support.shard_calls import Set
@@ -41,6 +41,13 @@ SMALL = {
 }
 """Programs all of whose schedules are run."""
 
+LONG = {
+    "a reader with a cached index",
+    "a reader, both have appended",
+    "a cached index, both have appended",
+}
+"""Those with thousands of schedules, for thorough runs."""
+
 
 @pytest.fixture(scope="module")
 def runs() -> Iterator[LocalRuns]:
@@ -48,7 +55,7 @@ def runs() -> Iterator[LocalRuns]:
         yield found
 
 
-@pytest.mark.parametrize("scenario", SMALL.values(), ids=SMALL)
+@pytest.mark.parametrize("scenario", cases(SMALL, LONG))
 def test_every_schedule(scenario: Scenario, runs: LocalRuns) -> None:
     """Of small programs, with a kill at all places."""
     with without_gc():

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.simulation.object_store_runs import ObjectStoreRuns
-from tests.simulation.programs import Scenario, Stranger, run_all, run_seed, without_gc
+from tests.simulation.programs import Scenario, Stranger, cases, run_all, run_seed, without_gc
 from tests.simulation.scheduler import Replay
 from tests.support.rounds import rounds
 from tests.support.shard_calls import (
@@ -74,13 +74,16 @@ SMALL = {
 }
 """Programs all of whose schedules are run."""
 
+LONG = {"two writers of one chunk", "two writers, no shard"}
+"""Those with thousands of schedules, for thorough runs."""
+
 
 @pytest.fixture(scope="module")
 def runs() -> ObjectStoreRuns:
     return ObjectStoreRuns()
 
 
-@pytest.mark.parametrize("scenario", SMALL.values(), ids=SMALL)
+@pytest.mark.parametrize("scenario", cases(SMALL, LONG))
 def test_every_schedule(scenario: Scenario, runs: ObjectStoreRuns) -> None:
     """Of small programs, with all faults and kills at all places."""
     with without_gc():
