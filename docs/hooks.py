@@ -33,8 +33,11 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Let links of pages to the notes, which are right in the repository, be right on the site."""
-    return markdown.replace("](../../spec_notes/", "](../spec_notes/")
+    """Let links that are right in the repository be right on the site, where ``docs`` is the root.
+
+    Pages link to the notes, and the notes to pages.
+    """
+    return markdown.replace("](../../spec_notes/", "](../spec_notes/").replace("../docs/", "../")
 
 
 def command_line() -> str:
