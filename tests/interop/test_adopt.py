@@ -178,7 +178,7 @@ def test_names_and_attributes_come_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize("n_channels", [1, 3])
 def test_raw_files_of_webknossos(n_channels: int, tmp_path: Path) -> None:
     """Written and read by its own library, where that is installed."""
-    wkw = pytest.importorskip("wkw")
+    wkw = pytest.importorskip("wkw", reason="not in the extra: it installs a package named tests")
     header = wkw.Header(np.uint16, num_channels=n_channels, block_len=4, file_len=4)
     values = np.arange(n_channels * 32 * 16 * 16).reshape(n_channels, 32, 16, 16).astype("u2")
     with wkw.Dataset.create(str(tmp_path / "data"), header) as dataset:
