@@ -194,7 +194,7 @@ def test_workers(tmp_path: Path) -> None:
         for found in pool.map(lambda _: store.read_chunks("a", ALL), range(32)):
             np.testing.assert_array_equal(found, whole)
     with multiprocessing.get_context("spawn").Pool(1) as workers:
-        assert workers.map(read_first, [store]) == [(1, 3 * len(ALL))]
+        assert workers.map_async(read_first, [store]).get(60) == [(1, 3 * len(ALL))]
     stop = Event()
 
     def read_on() -> None:

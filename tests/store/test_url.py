@@ -281,7 +281,7 @@ def test_processes(start_method: str, tmp_path: Path) -> None:
     assert sum_of(z) == VALUES.sum()
     fsspec.filesystem("shard", fo=f"{tmp_path}/s").find("")
     with multiprocessing.get_context(start_method).Pool(2) as pool:
-        assert pool.map(sum_of, [z] * 4) == [VALUES.sum()] * 4
+        assert pool.map_async(sum_of, [z] * 4).get(60) == [VALUES.sum()] * 4
 
 
 async def test_in_an_event_loop(tmp_path: Path) -> None:
