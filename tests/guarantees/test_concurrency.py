@@ -118,6 +118,7 @@ def test_arrays_written_by_threads(base: Any) -> None:
     np.testing.assert_array_equal(z[:], data)
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("reader", ["blocking", "async"])
 def test_readers_see_old_or_new_never_a_mix(base: Any, reader: str) -> None:
     """While a writer moves the entries of a shard about, each read is of one state."""

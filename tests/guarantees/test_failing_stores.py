@@ -334,7 +334,7 @@ COMBINATIONS = [
 ]
 
 
-@pytest.mark.thorough(of=3)
+@pytest.mark.thorough(of=9)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "caller"), COMBINATIONS)
 def test_one_call_fails(name: str, caller: str, kind: Kind) -> None:
@@ -402,7 +402,7 @@ WRITES = [
 ]
 
 
-@pytest.mark.thorough(of=3)
+@pytest.mark.thorough(of=9)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("caller", "options"), FILES)
 def test_one_system_call_fails(
@@ -528,7 +528,7 @@ def array_steps(store: ShardingStore, other: ShardingStore) -> Iterator[tuple[Ch
     yield assign(np.s_[:], DATA)
 
 
-@pytest.mark.thorough(of=3)
+@pytest.mark.thorough(of=6)
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # zarr's, too
 @pytest.mark.parametrize("kind", KINDS)
@@ -621,7 +621,7 @@ def objects_to(command: str) -> dict[str, bytes]:
     return objects
 
 
-@pytest.mark.thorough(of=5)
+@pytest.mark.thorough(of=18)
 @pytest.mark.parametrize("has_destination", [False, True])
 @pytest.mark.parametrize("command", CONVERSIONS)
 @pytest.mark.parametrize("name", [*BASES, "files"])

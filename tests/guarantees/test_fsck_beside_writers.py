@@ -65,6 +65,7 @@ def writer(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("strategy", ["append", "rewrite"])
 def test_a_writer_of_another_process_is_never_accused(strategy: str, tmp_path: Path) -> None:
     """While it writes, at every level."""

@@ -91,6 +91,7 @@ def test_each_version_has_all_its_cases() -> None:
     assert len([name for name in FOLDERS if name.startswith("v0.1: ")]) == 56
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_it_is_read(name: str) -> None:
     """Whole, chunk by chunk and as a group member; and nothing is written."""
@@ -118,6 +119,7 @@ def test_others_read_it(name: str, reader: str) -> None:
     check(OTHERS[reader](root), case)
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("heal", ["write", "compact"])
 @pytest.mark.parametrize("name", FOLDERS)
 def test_it_is_healed_and_written(name: str, heal: str, tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def check_foreign_readers(root: Path, link: str) -> None:
     assert set(found) == {0, 120}, link
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("link", ["hard", "symbolic", "move", "copy"])
 def test_each_file_is_as_it_was_or_adopted(link: str, tmp_path: Path) -> None:
     """Whatever is killed, also the way back: another call finishes, and all bytes come back."""

@@ -225,6 +225,7 @@ def s3() -> Iterator[dict[str, Any]]:
         yield where
 
 
+@pytest.mark.thorough
 def test_s3(s3: dict[str, Any]) -> None:
     """The same on an object store, where nothing is moved at once and nothing is locked."""
     rng = random.Random("s3")

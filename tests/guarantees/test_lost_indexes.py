@@ -213,6 +213,7 @@ def shards_of(root: Path) -> list[Path]:
 CASES = [(w, c) for w in WRITERS for c in CODECS if c != "lz4" or w not in NATIVE]
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.parametrize(("writer", "codec"), CASES, ids=lambda name: name)
 def test_no_chunk_gets_another_key(writer: str, codec: str, tmp_path: Path) -> None:
     """Where all shards are in the order of one writer, the repair names it; if the user gives it,
@@ -262,6 +263,7 @@ def test_the_command_that_assumes_an_order(tmp_path: Path) -> None:
     assert written.check() == before
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("writer", ["rewrite", "append"])
 def test_an_index_from_the_consolidated_one(writer: str, codec: str, tmp_path: Path) -> None:

@@ -641,6 +641,7 @@ def test_another_kind_of_writer_goes_on(workload: str, writer: str, tmp_path: Pa
     assert check_stops(tmp_path, form, WORKLOADS[workload], APPEND, WRITERS[writer]) > 5
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize(
     ("workload", "form"),
     [("group", "checksum"), ("growth", "checksum"), ("growth", "draft"), ("full", "start")],
@@ -791,6 +792,7 @@ def test_every_loss_of_power(workload: str, form: str, strategy: str, tmp_path: 
     assert len(power.seen) > 5
 
 
+@pytest.mark.thorough(of=3)
 @given(st.data())
 @settings(max_examples=rounds(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("workload", ["group", "growth", "flush and go on", "another process"])
@@ -819,6 +821,7 @@ def _recorded(workload: str) -> Recording:
         return record(root, FORMS["checksum"], WORKLOADS[workload], POWER | APPEND)
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("workload", ["large new shard", "gap", "growth", "flush"])
 def test_loss_of_power_after_a_kill(workload: str, tmp_path: Path) -> None:
     """A writer is killed, what it wrote is synced by nobody; another one goes on, and then the

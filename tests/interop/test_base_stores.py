@@ -182,6 +182,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield made
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("name", ROWS)
 def test_it_works_or_is_refused_in_words(name: str, column: str, place: Place) -> None:

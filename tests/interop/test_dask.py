@@ -196,6 +196,7 @@ def cluster() -> Iterator[LocalCluster]:
         yield found
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("chunks_per_shard", [None, CHUNKS_PER_SHARD])
 @pytest.mark.parametrize("scheduler", ["threads", "processes"])
 def test_blocks_that_fit_no_chunks(

@@ -161,6 +161,7 @@ def test_the_same_arrays_are_read_if_not_sharded(
     assert_equal(read(reader, way, declaration, WHOLE, FIRST_CHUNK, LAST_CHUNK))
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize(
     ("reader", "way", "declaration"), cases(V3_READERS, CODEC, reads_codec_otherwise)
 )
@@ -177,6 +178,7 @@ def test_the_draft_is_read_by_zarr218(read: Read, way: Way) -> None:
     assert_equal(read("zarr 2.18", way, "draft", WHOLE, FIRST_CHUNK, LAST_CHUNK))
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize(
     ("reader", "way", "declaration"),
     [
@@ -193,6 +195,7 @@ def test_a_reader_that_does_not_know_it_refuses_the_array(
     assert_refused(read(reader, way, declaration, WHOLE))
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize(
     ("reader", "way", "declaration"),
     [

@@ -192,6 +192,7 @@ def local_repository(path: Path) -> Any:
     return repository(prefix, icechunk.local_filesystem_store(str(path)), access and access())
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_chunk_is_corrected_in_icechunk(kind: str, tmp_path: Path) -> None:
     """The others stay in the shards; each version reads as it was committed."""

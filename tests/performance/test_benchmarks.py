@@ -36,6 +36,7 @@ def test_reads(tmp_path: Path) -> None:
         assert telling in printed
 
 
+@pytest.mark.thorough
 def test_beside_tensorstore(tmp_path: Path) -> None:
     """Each part runs, prints its table, and stores each shard once."""
     printed = output_of("beside_tensorstore.py", tmp_path)

@@ -43,6 +43,7 @@ def test_requests() -> None:
     assert base.writes == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("level", ["index", "decode"])
 def test_memory(level: Any, tmp_path: Path) -> None:
     """Eight times the chunks take no more: indexes and chunks are forgotten after their task."""

@@ -250,6 +250,7 @@ def peak_of(run: Callable[[], int], n_keys: int) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("medium")
 def test_memory_does_not_grow_with_the_number_of_keys(tmp_path: Path) -> None:
     """240,000 keys take as much as 60,000: async, blocking, and for the sum of their sizes."""

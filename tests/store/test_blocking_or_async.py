@@ -76,6 +76,7 @@ async def in_a_running_loop(store: ShardingStore) -> None:
     blocking(store)
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("is_in_loop", [False, True])
 def test_flush_compact_and_consolidate_have_blocking_twins(
     is_in_loop: bool, tmp_path: Path

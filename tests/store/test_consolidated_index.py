@@ -539,6 +539,7 @@ async def test_a_copy_with_other_times_is_read_without_it(tmp_path: Path, client
         assert (counts["index"], counts["data"]) == (N_SHARDS, len(ALL[::7]))
 
 
+@pytest.mark.thorough(of=2)
 async def test_files_that_have_just_changed_are_waited_for(tmp_path: Path, client: Client) -> None:
     """So that what a conversion has written is in the collection, with all its shards."""
     base = tmp_path / "plain"

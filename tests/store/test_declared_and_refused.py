@@ -267,6 +267,7 @@ def test_native_forms_can_be_left_to_zarr(form: str) -> None:
     assert base["a/c/0/1"] == m["a/c/0/1"] == b"a shard, as zarr wrote it"
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_not_understood_is_not_written_either(form: str) -> None:
     """A document that a user writes: refused, before there is an array."""

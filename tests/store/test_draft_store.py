@@ -112,6 +112,7 @@ class TestOverMemory(DraftStoreTests):
         return MemoryStore()
 
 
+@pytest.mark.thorough
 class TestOverLocal(DraftStoreTests):
     base_name = "LocalStore"
 

@@ -48,6 +48,7 @@ class Failing(OtherMapping):
         super().__setitem__(key, value)
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("chunks_per_shard", [None, 2, "auto", (3, 1, 2)])
 @pytest.mark.parametrize("create", [{}, {"chunks": (3, 2, 4)}, {"zarr_format": 2}])
 @pytest.mark.parametrize("is_local", [True, False])

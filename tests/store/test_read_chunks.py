@@ -58,6 +58,7 @@ def expected(z: Any, at: tuple[int, int]) -> Any:
     return whole, tuple(map(slice, part.shape))
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("name", ARRAYS)
 def test_as_zarr_reads(name: str, base: str, tmp_path: Path) -> None:

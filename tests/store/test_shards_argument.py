@@ -62,6 +62,7 @@ def write_by_threads(z: Any, n_threads: int) -> None:
         list(pool.map(write, range(n_threads)))
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("cps", [None, 2, "auto"])
 @pytest.mark.parametrize("make", ["create_array", "group", "create", "pickled"])
 def test_no_chunk_is_lost(tmp_path: Path, cps: Any, make: str) -> None:

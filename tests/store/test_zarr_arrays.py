@@ -212,6 +212,7 @@ def test_overwrite_makes_a_new_array(base: Any) -> None:
     assert zarr.open_array(plain(base), path="g/z", mode="r").shards == (8, 8, 8)
 
 
+@pytest.mark.thorough(of=5)
 @pytest.mark.usefixtures("pipeline")
 @pytest.mark.parametrize("separator", ["/", "."])
 @pytest.mark.parametrize("encoding", ["default", "v2"])

@@ -76,6 +76,7 @@ class UnknownLocalStore(LocalStore):
     """A subclass, whose methods may differ: it is spoken to as any zarr store."""
 
 
+@pytest.mark.thorough
 class TestOverLocalSubclass(ShardingStoreTests):
     base_name = "LocalStore"
 
@@ -91,6 +92,7 @@ class TestOverFsspecMemory(ShardingStoreTests):
         return FsspecStore(fs, path=f"/conformance-{uuid.uuid4().hex}")
 
 
+@pytest.mark.thorough
 class TestOverFsspecLocal(ShardingStoreTests):
     base_name = "FsspecStore"
 

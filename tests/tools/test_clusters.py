@@ -126,6 +126,7 @@ def test_an_import(cluster: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[:], DATA)
 
 
+@pytest.mark.thorough
 def test_object_store(cluster: Any, s3: dict[str, Any]) -> None:
     """The same on S3, with the options of the store on the command line; in place, too."""
     options = {

@@ -104,6 +104,7 @@ def test_progress_is_told_after_each_task() -> None:
     assert (last.n_chunks, last.n_bytes) == (report.n_chunks, report.n_bytes) == (20, 20 * 7)
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize(
     "again",
     [

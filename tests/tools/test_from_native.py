@@ -158,6 +158,7 @@ def test_formats() -> None:
         from_native({}, zarr_format=1)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_an_array_with_consolidated_indexes(tmp_path: Path, zarr_format: Any) -> None:
     """Whichever way it is translated, its document says that they are there."""

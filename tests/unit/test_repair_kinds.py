@@ -55,6 +55,7 @@ def objects_in(base: Any) -> Objects:
     return {key: bytes(v) for key, v in base.items() if not key.startswith(QUARANTINE)}
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("is_local", [False, True], ids=["memory", "local"])
 @pytest.mark.parametrize("kind", [kind for kind in MAKERS if kind in _REPAIRABLE])
 def test_each_kind(kind: str, is_local: bool, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -35,10 +36,9 @@ def _serve(
     serve_store = import_module("zarr_shardstore.doors.server").serve_store
     title = store.rstrip("/").rpartition("/")[2]
     formats = {"v2": 2, "v3": 3, None: None}
-    try:
+    with suppress(KeyboardInterrupt):  # uvicorn may also return as if there had been none
         serve_store(opened, zarr_format=formats[shown_as], title=title, on_start=say, **address)
-    except KeyboardInterrupt:
-        typer.echo("the server has ended", err=True)
+    typer.echo("the server has ended", err=True)
 
 
 @_command("adopt a.h5 b.h5 mosaic.zarr", "files_and_store dataset link undo dry_run yes as_json")
