@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,8 +18,8 @@ import numpy as np
 import pytest
 import zarr
 
-import zarr_shardstore
 from tests.support import adopt_until_killed
+from tests.support.processes import forks_of
 from zarr_shardstore import SpecError, adopt, undo_adoption
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not")
@@ -35,26 +32,8 @@ MOST = {"call": 40, "line": 260, "interrupt": 260}
 
 @contextmanager
 def adoptions() -> Iterator[Any]:
-    root = str(Path(zarr_shardstore.__file__).parents[1])
-    with subprocess.Popen(
-        [sys.executable, adopt_until_killed.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": root},
-    ) as process:
-
-        def start(**request: Any) -> int:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            return int(process.stdout.readline())
-
-        try:
-            yield start
-        finally:
-            process.kill()
+    with forks_of(adopt_until_killed.__file__) as ask:
+        yield lambda **request: ask(request)
 
 
 def files_in(root: Path) -> dict[str, bytes]:

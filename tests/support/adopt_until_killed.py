@@ -6,18 +6,17 @@ line that it reads, waits for it, and prints how it ended.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import sys
-import traceback
 from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
+from tests.support.processes import fork_for_each_line
 from tests.support.write_until_killed import stop_at
-from zarr_shardstore import ShardStoreError, adopt, undo_adoption
+from zarr_shardstore import adopt, undo_adoption
 
 MODULE = os.path.join("doors", "adopt.py")
 
@@ -61,24 +60,7 @@ def run(request: dict[str, Any]) -> None:
             adopt(request["files"], request["dest"], link=request["link"])
 
 
-def main() -> None:
+if __name__ == "__main__":
     import h5py  # noqa: F401  # once, before the forks
 
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                run(json.loads(line))
-            except KeyboardInterrupt:
-                os._exit(2)
-            except ShardStoreError:
-                os._exit(3)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    fork_for_each_line(run)

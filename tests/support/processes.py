@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ import pytest
 
 import zarr_shardstore
 from tests.support import convert_once
+from zarr_shardstore import ShardStoreError
 
 MAX_SECONDS = 120
 """For one child; what takes longer hangs."""
@@ -72,6 +74,26 @@ def forks_of(script: str) -> Iterator[Callable[[dict[str, Any]], int]]:
             yield ask
         finally:
             process.kill()
+
+
+def fork_for_each_line(run: Callable[[Any], None]) -> None:
+    """The other side of `forks_of`: 0 for an end, 1 for a bug, 2 for an interrupt, 3 for a
+    refusal, negative for a signal."""
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                run(json.loads(line))
+            except KeyboardInterrupt:
+                sys.settrace(None)
+                os._exit(2)
+            except ShardStoreError:
+                os._exit(3)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
 @contextmanager

@@ -6,18 +6,17 @@ line that it reads, waits for it, and prints how it ended.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import sys
-import traceback
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import zarr_shardstore
+from tests.support.processes import fork_for_each_line
 from tests.support.write_until_killed import stop_at
 from zarr_shardstore import check_store, repair_store, restore_quarantine
 
@@ -63,21 +62,5 @@ def run(request: dict[str, Any]) -> None:
             repair_store(report, dry_run=False)
 
 
-def main() -> None:
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                run(json.loads(line))
-            except KeyboardInterrupt:
-                sys.settrace(None)
-                os._exit(2)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    fork_for_each_line(run)
