@@ -409,3 +409,12 @@ def test_xarray(tmp_path: Path) -> None:
     found = xr.open_dataset(url, engine="zarr", consolidated=False)
     xr.testing.assert_identical(found.load(), expected)
     assert len(list((tmp_path / "x/a/c").glob("[0-3]/[0-1]"))) == 8
+
+
+def test_a_path_of_one_letter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsspec makes a protocol of it, and no directory is made."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=r"write \./v"):
+        fsspec.url_to_fs("shard::v")
+    assert os.listdir(tmp_path) == []
+    fsspec.url_to_fs("shard::./v")

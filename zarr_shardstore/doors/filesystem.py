@@ -352,6 +352,10 @@ def _open(
             "in storage_options={'s3': {'anon': True}}"
         )
     if is_local:
+        if str(fo).endswith(":"):  # fsspec has made "v:" of "shard::v"
+            raise SpecError(
+                f"fsspec takes the path {fo[-2:-1]!r} for a protocol: write ./{fo[-2:-1]}"
+            )
         return ShardingStore(fo, **options)
     if protocol is None or protocol in EXTRAS:
         url = fo if protocol is None else f"{protocol}://{fo.removeprefix(f'{protocol}://')}"
