@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mkdocs.structure.files import File, Files
+import typer
+from typer.cli import get_docs_for_click
+from typer.main import get_command
+
+from zarr_shardstore.cli.app import app
+
+if TYPE_CHECKING:
+    from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).parents[1]
 TOP = {"README.md": "index.md"} | {name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md")}
@@ -15,6 +20,8 @@ TOP = {"README.md": "index.md"} | {name: name for name in ("CHANGELOG.md", "CONT
 
 def on_files(files: Files, *, config: Any) -> Files:
     """Add the README, the notes under their own paths, a list of decisions, the command line."""
+    from mkdocs.structure.files import File  # not in the environment of the tests
+
     for name, page in TOP.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         files.append(File.generated(config, page, content=text))
@@ -42,6 +49,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def command_line() -> str:
     """Return the help of all commands in Markdown, as typer writes it."""
-    command = [sys.executable, "-m", "typer", "zarr_shardstore.cli.app", "utils", "docs"]
-    command += ["--name", "zarr-shardstore", "--title", "Command line"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = get_command(app)
+    context = typer.Context(command, info_name="zarr-shardstore")
+    title, name = "Command line", "zarr-shardstore"
+    return get_docs_for_click(obj=command, ctx=context, name=name, title=title)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -10,6 +11,7 @@ import pytest
 
 import zarr_shardstore
 from zarr_shardstore import Finding
+from zarr_shardstore.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -80,6 +82,19 @@ def test_each_public_name_and_error_is_in_the_reference() -> None:
             continue
         is_error = name.endswith(("Error", "Warning"))
         assert f"| `{name}` |" in errors if is_error else f"::: zarr_shardstore.{name}\n" in names
+
+
+def test_each_command_and_option_is_in_the_reference() -> None:
+    """In the page that the site makes."""
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = hooks.command_line()
+    for command in app.registered_commands:
+        assert f"## `zarr-shardstore {command.name}`" in page
+    assert "`--assume-order" in page
 
 
 def test_what_is_promised_is_there() -> None:

@@ -276,7 +276,7 @@ def repair_text(report: RepairReport, store: str) -> str:
     if report.dry_run:
         texts.append("nothing was changed: --yes does it")
     elif report.quarantine:
-        texts.append(f"originals: {report.quarantine}; fsck --restore puts them back")
+        texts.append(f"originals: fsck --restore {report.quarantine} puts them back")
     else:
         texts.append("nothing was changed")
     texts += _orders_to_assume(report, store)
