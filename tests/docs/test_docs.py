@@ -11,7 +11,6 @@ import pytest
 
 import zarr_shardstore
 from zarr_shardstore import Finding
-from zarr_shardstore.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -92,7 +91,7 @@ def test_each_command_and_option_is_in_the_reference() -> None:
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
     page = hooks.command_line()
-    for command in app.registered_commands:
+    for command in hooks.app.registered_commands:
         assert f"## `zarr-shardstore {command.name}`" in page
     assert "`--assume-order" in page
 
