@@ -307,6 +307,7 @@ def test_workers_and_processes() -> None:
 def test_a_dask_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its executor, whose tasks are run each time; with it nothing else says who works. Without
     dask, or without a scheduler, a sentence says what to do."""
+    pytest.importorskip("distributed")
     monkeypatch.setattr(parameters, "_DASK_WAIT_S", 0.1)
     for number, processes in ((2, False), (None, True)):
         with (
