@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -53,8 +55,9 @@ def chunk_bytes(group: zarr.Group, key: str) -> bytes | None:
 def equal_to_h5py(group: zarr.Group, path: Path) -> None:
     """Each dataset has the same values, type and shape."""
     with h5py.File(path) as file:
-
-        def compare(name: str, item: Any) -> None:
+        items: dict[str, Any] = {}
+        file.visititems(items.__setitem__)  # with h5py's lock, so it must not wait for threads
+        for name, item in items.items():
             if isinstance(item, h5py.Dataset):
                 array: Any = group[name]
                 expected = item.asstr()[()] if item.dtype.kind == "O" else item[()]
@@ -62,8 +65,6 @@ def equal_to_h5py(group: zarr.Group, path: Path) -> None:
                 assert item.dtype.kind == "O" or array.dtype.newbyteorder(
                     "="
                 ) == item.dtype.newbyteorder("=")
-
-        file.visititems(compare)
 
 
 # ------------------------------------------------------------------------- HDF5
@@ -462,6 +463,36 @@ def test_a_file_and_its_import_on_s3(hdf5: Path) -> None:
         equal_to_h5py(
             zarr.open_group(zarr.storage.ObjectStore(s3), path="out.zarr", mode="r"), hdf5
         )
+
+
+_GARBAGE_IN_THE_THREAD_THAT_ANSWERS = """
+import sys
+import fsspec, h5py
+from fsspec.implementations.memory import MemoryFileSystem
+from zarr_shardstore import import_store
+
+fsspec.filesystem("memory").pipe("/d/in.h5", open(sys.argv[1], "rb").read())
+kept = [[h5py.File(f"{i}.h5", "w", driver="core", backing_store=False)] for i in range(200)]
+answer = MemoryFileSystem.cat_file
+
+def cat_file(self, *args, **options):
+    if kept:
+        cycle = kept.pop()
+        cycle.append(cycle)
+        del cycle
+    found = answer(self, *args, **options)
+    [[] for _ in range(100_000)]  # so that the collector runs
+    return found
+
+MemoryFileSystem.cat_file = cat_file
+print(import_store("memory://d/in.h5", "out.zarr", chunks_per_shard=2).n_chunks, len(kept) < 200)
+"""
+
+
+def test_the_thread_that_answers_hdf5_never_waits_for_it(small: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _GARBAGE_IN_THE_THREAD_THAT_ANSWERS, str(small)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split()[1:] == ["True"], done.stderr
 
 
 def test_the_source_is_only_read(hdf5: Path) -> None:

@@ -11,6 +11,7 @@ that is changed between two reads raises `ShardConflictError`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import os
 import re
@@ -136,6 +137,36 @@ class SourceFiles:
 _BUFFER_NBYTES = 1 << 20
 
 
+class _NoCollection:
+    """While one of its blocks runs, no thread collects garbage.
+
+    h5py reads a file with its lock, and frees an object with it, too. The thread that answers the
+    request would wait for ever if it met an object of h5py among garbage. Source: h5py, "Python
+    file-like objects".
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_blocks = 0
+        self._was_enabled = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._n_blocks:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._n_blocks += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._n_blocks -= 1
+            if not self._n_blocks and self._was_enabled:
+                gc.enable()
+
+
+_NO_COLLECTION = _NoCollection()
+
+
 class _ObjectFile(io.RawIOBase):
     """An object as a file that is only read."""
 
@@ -155,7 +186,8 @@ class _ObjectFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         stop = max(self._at, min(self._size, self._at + len(buffer)))
-        data = self._files.read(self.name, self._at, stop)
+        with _NO_COLLECTION:
+            data = self._files.read(self.name, self._at, stop)
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
