@@ -1,4 +1,4 @@
-"""Files that replace others in one step."""
+"""Files: replaced in one step, and read in pieces of any size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zarr_shardstore.io.local.fs import new_file, write_at
+from zarr_shardstore.io.local.fs import new_file, read_at, write_at
 
 
 def test_a_file_that_cannot_be_renamed_is_closed_once(tmp_path: Path) -> None:
@@ -20,3 +20,17 @@ def test_a_file_that_cannot_be_renamed_is_closed_once(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="descriptor"):
         os.fstat(fd)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("size", [10, 5 << 20])
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_read_has_fewer_bytes_where_the_file_ends(
+    tmp_path: Path, size: int, start: int, more: int
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(stored := os.urandom(size))
+    with path.open("rb") as file:
+        found = read_at(file.fileno(), start, size + more)
+    assert found == stored[start : size + more]
+    assert found.readonly

@@ -298,15 +298,13 @@ class _Parser:
         masks = np.zeros(len(ranges), np.int64)
         layout, h5d = plist.get_layout(), self.h5py.h5d
         if layout == h5d.CHUNKED:
-            strides = [math.prod(grid_shape[i + 1 :]) for i in range(len(grid_shape))]
-            steps = list(zip(chunk_shape, strides, strict=True))
-
-            def add(chunk: Any) -> None:
-                at = sum(o // n * s for o, (n, s) in zip(chunk.chunk_offset, steps, strict=True))
-                ranges[at] = chunk.byte_offset, chunk.size
-                masks[at] = chunk.filter_mask
-
-            dataset.id.chunk_iter(add)
+            found: list[Any] = []
+            dataset.id.chunk_iter(found.append)
+            if found:
+                offsets = np.array([chunk.chunk_offset for chunk in found])
+                at = np.ravel_multi_index((offsets // chunk_shape).T, grid_shape)
+                ranges[at] = [(chunk.byte_offset, chunk.size) for chunk in found]
+                masks[at] = [chunk.filter_mask for chunk in found]
         elif layout == h5d.CONTIGUOUS and not plist.get_external_count():
             if dataset.id.get_storage_size():  # behind a user block `get_offset` is never None
                 nbytes = math.prod(chunk_shape) * itemsize

@@ -365,13 +365,16 @@ class ReferenceStore(Store):
     async def exists(self, key: str) -> bool:
         return await self._in_thread(self._reference, key) is not None
 
-    async def getsize(self, key: str) -> int:
-        reference = await self._in_thread(self._reference, key)
+    def getsize_sync(self, key: str) -> int:
+        reference = self._reference(key)
         if reference == RECODED:
-            reference = await self._in_thread(self._recode, key)
+            reference = self._recode(key)
         if reference is None:
             raise FileNotFoundError(key)
         return len(reference) if isinstance(reference, bytes) else reference[2]
+
+    async def getsize(self, key: str) -> int:
+        return await self._in_thread(self.getsize_sync, key)
 
     def _recode(self, key: str) -> bytes:
         """Return a chunk that its library has decoded, encoded as its array declares."""

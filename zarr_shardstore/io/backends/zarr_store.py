@@ -211,6 +211,9 @@ class ZarrBackend(base.Backend):
                 return found
             case requests.Exists(key):
                 return store.get_sync(key, byte_range=RangeByteRequest(0, 1)) is not None
+            case requests.GetSize(key) if hasattr(store, "getsize_sync"):  # a ReferenceStore
+                with suppress(FileNotFoundError):
+                    return store.getsize_sync(key)
             case requests.Set(key, value):
                 store.set_sync(key, to_buffer(value))
             case requests.Delete(key, None):
