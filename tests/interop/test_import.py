@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +19,8 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 from zarr.storage import MemoryStore, ZipStore
 
 from tests.support.processes import s3_server
@@ -25,6 +29,7 @@ from zarr_shardstore import (
     ShardConflictError,
     ShardingStore,
     UnsupportedError,
+    adopt,
     import_store,
 )
 
@@ -45,20 +50,17 @@ def imported(source: Any, **options: Any) -> tuple[Any, ConversionReport]:
 
 def chunk_bytes(group: zarr.Group, key: str) -> bytes | None:
     """The stored bytes of a chunk, without its shard."""
-    from zarr.core.buffer import default_buffer_prototype
-    from zarr.core.sync import sync
-
     found = sync(ShardingStore(group.store).get(key, default_buffer_prototype()))
     return None if found is None else found.to_bytes()
 
 
-def equal_to_h5py(group: zarr.Group, path: Path) -> None:
+def equal_to_h5py(group: zarr.Group, path: Path, *names: str) -> None:
     """Each dataset has the same values, type and shape."""
     with h5py.File(path) as file:
         items: dict[str, Any] = {}
         file.visititems(items.__setitem__)  # with h5py's lock, so it must not wait for threads
         for name, item in items.items():
-            if isinstance(item, h5py.Dataset):
+            if isinstance(item, h5py.Dataset) and (not names or name in names):
                 array: Any = group[name]
                 expected = item.asstr()[()] if item.dtype.kind == "O" else item[()]
                 np.testing.assert_array_equal(array[()], expected)
@@ -211,32 +213,111 @@ def test_what_has_no_form_in_zarr_is_named(tmp_path: Path) -> None:
     assert any("link" in note for note in report.notes)
 
 
-NAMES = st.sampled_from(["i1", "u2", "<i4", ">i4", "f2", ">f8", "c16", "?", "S3"])
+DTYPES = st.sampled_from(["i1", "u2", "<i4", ">i4", "f2", ">f8", "c16", "?", "S3", "enum", "pad"])
+ATTRIBUTES: dict[str, Any] = {
+    "text": "ä",
+    "bytes": b"\xff",
+    "texts": np.array([b"a", b"bc"]),
+    "one": np.array([3]),
+    "numbers": np.array([1.5, np.nan, np.inf]),
+    "structure": np.zeros((), [("a", "i4")]),
+    "_FillValue": np.float32(7),
+}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_any_dataset_that_h5py_makes(data: st.DataObject, tmp_path: Path) -> None:
-    """Of any shape, type, chunks, filters and fill value, partly written."""
+def stored_type(dtype: str) -> Any:
+    """The type of HDF5, also ones that h5py makes by hand only."""
+    if dtype == "enum":
+        return h5py.h5t.py_create(h5py.enum_dtype({"a": 1, "b": 2}, "i2"), logical=True)
+    if dtype == "pad":
+        padded = h5py.h5t.C_S1.copy()
+        padded.set_size(3)
+        padded.set_strpad(h5py.h5t.STR_SPACEPAD)
+        return padded
+    return h5py.h5t.py_create(np.dtype(dtype), logical=True)
+
+
+def make_any_dataset(data: st.DataObject, path: Path) -> None:
+    """Of any shape, type, chunks, filters, fill value, attributes and names, partly written."""
     shape: tuple[int, ...] = tuple(data.draw(st.lists(st.integers(0, 9), max_size=3)))
-    dtype = np.dtype(data.draw(NAMES, label="dtype"))
-    fill_values: list[Any] = [None, np.ones((), dtype)[()]]
-    options: dict[str, Any] = {"fillvalue": data.draw(st.sampled_from(fill_values))}
+    name = data.draw(DTYPES, label="dtype")
+    kind = stored_type(name)
+    dtype = np.dtype({"enum": "i2", "pad": "S3"}.get(name, name))
+    made, limits = h5py.h5p.create(h5py.h5p.DATASET_CREATE), None
+    made.set_fill_time(h5py.h5d.FILL_TIME_ALLOC)
+    if data.draw(st.booleans(), label="has a fill value") and name not in ("enum", "pad"):
+        made.set_fill_value(np.ones((), dtype))
+    mask = 0
     if len(shape) > 0 and data.draw(st.booleans(), label="chunked"):
-        options["chunks"] = tuple(data.draw(st.integers(1, 4), label="chunk") for _ in shape)
-        options["maxshape"] = (None,) * len(shape)  # so chunks may be larger than the array
-        options["compression"] = data.draw(st.sampled_from([None, 0, 9]))
-        options["shuffle"] = data.draw(st.booleans(), label="shuffle")
-        options["fletcher32"] = data.draw(st.booleans(), label="fletcher32") and dtype.kind != "S"
-    path = tmp_path / "any.h5"
+        made.set_chunk(tuple(data.draw(st.integers(1, 4), label="chunk") for _ in shape))
+        limits = (h5py.h5s.UNLIMITED,) * len(shape)  # so chunks may be larger than the array
+        if data.draw(st.booleans(), label="shuffle"):
+            made.set_shuffle()
+        if data.draw(st.booleans(), label="gzip"):
+            made.set_deflate(data.draw(st.sampled_from([0, 9])))
+        if data.draw(st.booleans(), label="fletcher32") and dtype.kind != "S":
+            made.set_fletcher32()
+        if data.draw(st.integers(0, 5), label="skips") == 0:
+            mask = (1 << made.get_nfilters()) - 1
     rng = np.random.default_rng(data.draw(st.integers(0, 99), label="seed"))
-    with h5py.File(path, "w") as file:
-        dataset = file.create_dataset("a/z", shape, dtype, **options)
-        if data.draw(st.booleans(), label="written"):
+    with h5py.File(path, "w", userblock_size=data.draw(st.sampled_from([0, 0, 0, 512]))) as file:
+        group, space = file.create_group("a"), h5py.h5s.create_simple(shape, limits)
+        h5py.h5d.create(group.id, b"z", kind, space if shape else h5py.h5s.create(0), made)
+        dataset = file["a/z"]
+        if mask and 0 not in shape:
+            chunk = rng.integers(0, 2, dataset.chunks).astype(dtype)
+            dataset.id.write_direct_chunk((0,) * len(shape), chunk.tobytes(), mask)
+        elif data.draw(st.booleans(), label="written"):
             box = tuple(slice(data.draw(st.integers(0, n)), n) for n in shape)
-            values = rng.integers(0, 100, shape).astype(dtype)
+            values = rng.integers(1, 3, shape).astype(dtype)
             dataset[box or ()] = values[box or ()]
-    equal_to_h5py(imported(path, chunks_per_shard=2)[0], path)
+        for key in data.draw(st.lists(st.sampled_from(sorted(ATTRIBUTES)), unique=True)):
+            dataset.attrs[key] = ATTRIBUTES[key]
+        for i, n in enumerate(shape):
+            match data.draw(st.integers(0, 3), label="dimension"):
+                case 1:
+                    dataset.dims[i].label = f"label {i}"
+                case 2:
+                    file[f"scale {i}"] = np.arange(n)
+                    file[f"scale {i}"].make_scale(f"scale {i}")
+                    dataset.dims[i].attach_scale(file[f"scale {i}"])
+                    dataset.dims[i].label = "another"
+
+
+def unless_refused(call: Any, *arguments: Any, **options: Any) -> tuple[Any, str]:
+    """Return the result, or ``None`` and why it is refused."""
+    try:
+        return call(*arguments, **options), ""
+    except UnsupportedError as refused:
+        return None, str(refused)
+
+
+def document(store: Any, path: str = "") -> dict[str, Any]:
+    """Of an array as it is shown, without the note of an adoption."""
+    found: Any = sync(
+        ShardingStore(store).get(f"{path}/zarr.json".lstrip("/"), default_buffer_prototype())
+    )
+    doc = json.loads(found.to_bytes())
+    return {key: value for key, value in doc.items() if "adopted" not in key}
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_dataset_is_imported_and_adopted_alike(data: st.DataObject, tmp_path: Path) -> None:
+    """With equal documents and values, unless one of them refuses it and says why."""
+    path, dest = tmp_path / "any.h5", tmp_path / "adopted"
+    shutil.rmtree(dest, ignore_errors=True)
+    make_any_dataset(data, path)
+    found, no_import = unless_refused(imported, path, chunks_per_shard=2, paths="a/z")
+    assert re.fullmatch(".*HDF5 converts its values.*|", no_import)
+    if found is not None:
+        equal_to_h5py(found[0], path, "a/z")
+    adopted, no_adoption = unless_refused(adopt, path, dest, dataset="a/z")
+    assert re.fullmatch(".*(HDF5 converts|no chunks|user block|filter mask).*|", no_adoption)
+    assert found or not adopted
+    if adopted:
+        assert document(dest) == document(found[0].store, "a/z")
+        np.testing.assert_array_equal(zarr.open_array(dest)[()], found[0]["a/z"][()])
 
 
 # ------------------------------------------------------------------- NetCDF-4
@@ -270,6 +351,9 @@ def test_xarray_reads_netcdf_and_its_import_alike(tmp_path: Path) -> None:
         expected = xr.open_dataset(path, engine="netcdf4", group=group).load()
         found = xr.open_zarr(out, group=group, consolidated=False).load()
         xr.testing.assert_identical(found, expected)
+    for name in ("t", "partly", "inner/v"):
+        adopt(path, tmp_path / name, dataset=name, link="copy")
+        assert document(tmp_path / name) == document(out, name)
 
 
 # ------------------------------------------------------------------------- TIFF
@@ -294,6 +378,9 @@ def test_tiles_of_a_pyramid_are_copied(tmp_path: Path) -> None:
         page = tif.pages[0]
         raw = path.read_bytes()[page.dataoffsets[6] :][: page.databytecounts[6]]
     assert chunk_bytes(group, "0/1.1") == raw
+    adopt(path, tmp_path / "adopted", link="copy")
+    adopted, own = document(tmp_path / "adopted"), document(group.store, "0")
+    assert {**adopted, "chunk_key_encoding": own["chunk_key_encoding"]} == own
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def _all_commands(
 ) -> None: ...
 
 
-def _command(example: str, *parameters: str, failed: int = 1) -> Callable[[_Function], _Function]:
+def command(example: str, *parameters: str, failed: int = 1) -> Callable[[_Function], _Function]:
     """Register a function as the command of an example; it gets these parameters of the table. It
     ends with status `failed` if it cannot do its work."""
 
@@ -83,7 +83,7 @@ def _command(example: str, *parameters: str, failed: int = 1) -> Callable[[_Func
 # -------------------------------------------------------------- conversions
 
 
-@_command(
+@command(
     "shard volume.zarr packed.zarr --native",
     "source destination chunks_per_shard shard_nbytes native ome",
     _FORM,
@@ -98,13 +98,13 @@ def _shard(source: str, destination: str | None, **options: Any) -> None:
     _convert("shard_store", (source, destination), **options)
 
 
-@_command("unshard packed.zarr volume-again.zarr", "source destination", _CONVERSION)
+@command("unshard packed.zarr volume-again.zarr", "source destination", _CONVERSION)
 def _unshard(source: str, destination: str | None, **options: Any) -> None:
     """Store each chunk as an object of its own again."""
     _convert("unshard_store", (source, destination), **options)
 
 
-@_command(
+@command(
     "reshard packed.zarr --chunks-per-shard 4 --yes",
     "source destination chunks_per_shard shard_nbytes",
     _FORM,
@@ -147,10 +147,10 @@ def _convert(
     ):
         report = convert(*arguments, **options, executor=executor, progress=progress)
     _check_arrays(report.arrays, source)
-    _print(as_json, report.as_dict(), output.conversion_text(report))
+    print_report(as_json, report.as_dict(), output.conversion_text(report))
 
 
-@_command("to-native volume.zarr --dry-run", "store ome", _TRANSLATION)
+@command("to-native volume.zarr --dry-run", "store ome", _TRANSLATION)
 def _to_native(**options: Any) -> None:
     """Let every Zarr v3 reader read the shards.
 
@@ -159,7 +159,7 @@ def _to_native(**options: Any) -> None:
     _translate("to_native", **options)
 
 
-@_command("from-native packed.zarr --dry-run", "store zarr_format", _TRANSLATION)
+@command("from-native packed.zarr --dry-run", "store zarr_format", _TRANSLATION)
 def _from_native(**options: Any) -> None:
     """Declare native shards in the other ways.
 
@@ -175,7 +175,7 @@ def _translate(tool: str, store: str, *, yes: bool, as_json: bool, **options: An
     confirm(warning, "--dry-run to see which", is_confirmed=yes or options["dry_run"])
     report = getattr(import_module("zarr_shardstore.native.bridge"), tool)(store, **options)
     _check_arrays(report.entries, store)
-    _print(as_json, report.as_dict(), output.native_text(report))
+    print_report(as_json, report.as_dict(), output.native_text(report))
 
 
 def _check_arrays(nodes: Any, store: str) -> None:
@@ -183,14 +183,14 @@ def _check_arrays(nodes: Any, store: str) -> None:
         raise SpecError(f"there is no array in {store!r}: {NO_ARRAY_HINT}")
 
 
-def _print(as_json: bool, report: dict[str, Any], text: str) -> None:
+def print_report(as_json: bool, report: dict[str, Any], text: str) -> None:
     typer.echo(json.dumps(report, indent=2) if as_json else text)
 
 
 # ----------------------------------------------------- reports and upkeep
 
 
-@_command("info packed.zarr", "store paths storage_options as_json")
+@command("info packed.zarr", "store paths storage_options as_json")
 def _info(store: str, as_json: bool, **options: Any) -> None:
     """Show arrays, and what their shards hold.
 
@@ -198,12 +198,12 @@ def _info(store: str, as_json: bool, **options: Any) -> None:
     """
     found = get_shard_info(store, **options)
     _check_arrays(found.arrays, store)
-    _print(as_json, found.as_dict(), output.info_text(found))
+    print_report(as_json, found.as_dict(), output.info_text(found))
     if any(array.n_errors for array in found.arrays):
         raise typer.Exit(1)
 
 
-@_command(
+@command(
     "fsck packed.zarr --decode",
     "store arrays level decode chunks missing region repair keep replica full_order restore",
     f"{EXECUTOR} resume yes storage_options as_json",
@@ -239,7 +239,7 @@ def _fsck(
     if restore is not None:
         restore_quarantine = import_module("zarr_shardstore.check.quarantine").restore_quarantine
         keys = restore_quarantine(open_base(store, storage_options), restore)
-        _print(as_json, {"restored": keys}, "\n".join(f"restored: {key}" for key in keys))
+        print_report(as_json, {"restored": keys}, "\n".join(f"restored: {key}" for key in keys))
         return
     if chunks or missing:
         counted = import_module("zarr_shardstore.check.census").census
@@ -266,16 +266,16 @@ def _fsck(
         repaired = repair_store(
             report, keep=keep, source=replica, order=full_order, dry_run=not yes
         )
-        _print(as_json, repaired.as_dict(), output.repair_text(repaired, store))
+        print_report(as_json, repaired.as_dict(), output.repair_text(repaired, store))
         report = repaired.check or report
     else:
-        _print(as_json, report.as_dict(), output.check_text(report))
+        print_report(as_json, report.as_dict(), output.check_text(report))
     kinds = {found.kind for found in report.findings if found.severity != "info"}
     if kinds:
         raise typer.Exit(2 if kinds == {"unreadable"} else 1)
 
 
-@_command("compact packed.zarr", "store prefix storage_options dry_run as_json")
+@command("compact packed.zarr", "store prefix storage_options dry_run as_json")
 def _compact(store: str, as_json: bool, **options: Any) -> None:
     """Remove the dead bytes of shards.
 
@@ -284,11 +284,11 @@ def _compact(store: str, as_json: bool, **options: Any) -> None:
     """
     compact_store = import_module("zarr_shardstore.convert.api").compact_store
     report = compact_store(store, **options)
-    _print(as_json, report.as_dict(), output.compaction_text(report, store))
+    print_report(as_json, report.as_dict(), output.compaction_text(report, store))
     output.fail_if_damaged(report.errors)
 
 
-@_command("consolidate packed.zarr raw", "store path storage_options dry_run as_json")
+@command("consolidate packed.zarr raw", "store path storage_options dry_run as_json")
 def _consolidate(
     store: str, path: str, storage_options: dict[str, Any] | None, dry_run: bool, as_json: bool
 ) -> None:
@@ -307,10 +307,10 @@ def _consolidate(
         raise SpecError(f"there is no sharded array in {store}")
     verb = "would be" if dry_run else "are"
     text = f"the indexes of {output.count(len(paths), 'array')} in {store} {verb} consolidated"
-    _print(as_json, {"paths": paths, "dry_run": dry_run}, text)
+    print_report(as_json, {"paths": paths, "dry_run": dry_run}, text)
 
 
-@_command("map packed.zarr raw --html map.html", "store path png html storage_options as_json")
+@command("map packed.zarr raw --html map.html", "store path png html storage_options as_json")
 def _draw_map(
     store: str, path: str, png: Path | None, html: Path | None, as_json: bool, **options: Any
 ) -> None:

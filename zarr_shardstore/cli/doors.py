@@ -10,14 +10,14 @@ from typing import Any
 import typer
 
 from zarr_shardstore.cli import output
-from zarr_shardstore.cli.app import _command, _print
+from zarr_shardstore.cli.app import command, print_report
 from zarr_shardstore.cli.parameters import EXECUTOR, executor_of
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.inspect.shard_map import printable
 from zarr_shardstore.store.sharding_store import ShardingStore
 
 
-@_command("serve packed.zarr --as v2 --open", "store shown_as host port in_browser storage_options")
+@command("serve packed.zarr --as v2 --open", "store shown_as host port in_browser storage_options")
 def _serve(
     store: str, shown_as: str | None, in_browser: bool, storage_options: Any, **address: Any
 ) -> None:
@@ -41,7 +41,7 @@ def _serve(
     typer.echo("the server has ended", err=True)
 
 
-@_command("adopt a.h5 b.h5 mosaic.zarr", "files_and_store dataset link undo dry_run yes as_json")
+@command("adopt a.h5 b.h5 mosaic.zarr", "files_and_store dataset link undo dry_run yes as_json")
 def _adopt(
     files_and_store: list[str], undo: bool, yes: bool, dry_run: bool, as_json: bool, **options: Any
 ) -> None:
@@ -59,13 +59,13 @@ def _adopt(
         paths = door.undo_adoption(store, discard=yes, dry_run=dry_run)
         verb = "would have" if dry_run else "has"
         text = "\n".join(f"{printable(path)} {verb} its own bytes again" for path in paths)
-        _print(as_json, {"restored": paths, "dry_run": dry_run}, text)
+        print_report(as_json, {"restored": paths, "dry_run": dry_run}, text)
         return
     report = door.adopt(files, store, dry_run=dry_run, **options)
-    _print(as_json, report.as_dict(), output.adoption_text(report))
+    print_report(as_json, report.as_dict(), output.adoption_text(report))
 
 
-@_command(
+@command(
     "references packed.zarr refs.json --zarr-format 2",
     "store out paths documents_format url group stale storage_options as_json",
 )
@@ -82,16 +82,16 @@ def _references(
     if stale:
         keys = door.stale_references(store, out, storage_options=options["storage_options"])
         text = "\n".join(f"changed: {printable(key)}" for key in keys) or "no shard has changed"
-        _print(as_json, {"stale": keys}, text)
+        print_report(as_json, {"stale": keys}, text)
         raise typer.Exit(1 if keys else 0)
     to = "kerchunk-parquet" if out.endswith((".parq", ".parquet")) else "kerchunk-json"
     reports: list[Any] = []
     options |= {"out": out, "to": to, "zarr_format": documents_format}
     door.to_references(store, **options, on_report=reports.append)
-    _print(as_json, {**reports[0], "out": out}, output.references_text(reports[0], out))
+    print_report(as_json, {**reports[0], "out": out}, output.references_text(reports[0], out))
 
 
-@_command(
+@command(
     "import in.h5 out.zarr",
     "foreign imported chunks_per_shard shard_nbytes recode paths",
     EXECUTOR,
@@ -118,4 +118,4 @@ def _import(
         output.progress_on_stderr() as progress,
     ):
         report = import_store(foreign, imported, executor=executor, progress=progress, **given)
-    _print(as_json, report.as_dict(), output.conversion_text(report))
+    print_report(as_json, report.as_dict(), output.conversion_text(report))

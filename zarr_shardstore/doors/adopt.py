@@ -32,9 +32,9 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import crc32c
 
-from zarr_shardstore.doors.foreign import ForeignArray, read_foreign, rows_of_slabs
+from zarr_shardstore.doors.foreign import ForeignArray, read_foreign
+from zarr_shardstore.doors.hdf5 import rows_of_slabs
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
-from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import (
     ENTRY_NBYTES,
     MAX_ENTRIES,
@@ -170,7 +170,7 @@ def adopt(
         "files": [_noted(array, spec) for array in arrays],
     }
     declared = declaration.Declared("codec", (sharding_transformer(spec),))
-    doc = {**declaration.apply(first.document(shape), declared), ADOPTED: note}
+    doc = {**declaration.apply({**first.document, "shape": list(shape)}, declared), ADOPTED: note}
     if not dry_run:
         try:
             _adopt(root, doc, arrays, spec, link)
@@ -509,10 +509,8 @@ def _tiles(arrays: list[ForeignArray]) -> list[ForeignArray]:
     paths = [array.path for array in arrays]
     if len(set(paths)) < len(paths):
         raise SpecError("a file is named twice: each is one shard")
-    if all(array.is_contiguous and array.shape[1:] == first.shape[1:] for array in arrays):
-        row_nbytes = first.chain.data_type.itemsize if first.chain.data_type is not None else 1
-        for n in first.shape[1:]:
-            row_nbytes *= n
+    row_nbytes = first.row_nbytes
+    if row_nbytes is not None and all(array.row_nbytes == row_nbytes for array in others):
         n_rows = rows_of_slabs(tuple(array.shape[0] for array in arrays), row_nbytes)
         if n_rows is not None:
             first, *others = arrays = [array.in_slabs(n_rows) for array in arrays]
@@ -535,13 +533,12 @@ def _tiles(arrays: list[ForeignArray]) -> list[ForeignArray]:
 
 def _form(array: ForeignArray) -> dict[str, Any]:
     """Return what must be the same for all files of an array."""
-    doc = array.document()
-    rest: Coords = array.shape[1:]
+    doc = array.document
     return {
         "number of dimensions": len(array.shape),
-        "shape without its first dimension": rest,
-        "chunk shape": array.chunk_shape,
+        "shape without its first dimension": array.shape[1:],
         "data type": doc["data_type"],
+        "chunk shape": array.chunk_shape,
         "list of codecs": doc["codecs"],
         "fill value": doc["fill_value"],
     }

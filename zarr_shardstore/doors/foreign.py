@@ -1,4 +1,4 @@
-"""Arrays in files of other formats: where their chunks lie, and the codecs of v3 that decode them.
+"""Arrays in files of other formats: where their chunks lie, and their documents of Zarr v3.
 
 Libraries parse the files: h5py HDF5 and NetCDF-4, tifffile TIFF, numpy ``.npy``; the 16 bytes of a
 WKW header are read here. No chunk is read.
@@ -7,19 +7,19 @@ WKW header are read here. No chunk is read.
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import math
 import os
-import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore.doors.hdf5 import ChunkTables, Parser
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
@@ -32,26 +32,15 @@ from zarr_shardstore.format.shard import (
     ShardingSpec,
 )
 from zarr_shardstore.io.local.fs import FileState, state_of
-from zarr_shardstore.metadata import codecs, data_types
+from zarr_shardstore.metadata.codecs import Chain, v3_array
+from zarr_shardstore.metadata.data_types import parse_numpy
 from zarr_shardstore.metadata.documents import Geometry
+from zarr_shardstore.native.translate import v3_of_v2
 
-_SLAB_NBYTES = 16 * 1024 * 1024
-"""Most bytes of a chunk that is a part of contiguous values, if its rows are smaller."""
-
-_MIN_SLAB_NBYTES = 16 * 1024
-"""Values whose slabs would be smaller are one chunk."""
-
-_HDF5_NOTES = re.compile(
-    "CLASS|NAME|DIMENSION_LIST|REFERENCE_LIST|DIMENSION_LABELS|_Netcdf4Dimid|_Netcdf4Coordinates"
-    "|_nc3_strict|_NCProperties|_FillValue"
-)
-"""Attributes that say in HDF5 what documents of Zarr say elsewhere."""
-
-_NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
-_TIFF_ZSTD = 50000
 _WKW = struct.Struct("<3xBBBBBQ")
 _WKW_TYPES = ("<u1", "<u2", "<u4", "<u8", "<f4", "<f8", "<i1", "<i2", "<i4", "<i8")
-_BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
+_KEYS = ChunkKeyEncoding("default", "/")
+_KEY_ENCODING = {"name": "default", "configuration": {"separator": "/"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,35 +49,27 @@ class ForeignArray:
 
     path: str
     """Of the file, absolute and without links."""
-    name: str
-    """Of the array in its file; ``""`` if that has only one."""
     state: FileState
     """Of the file, when it was read."""
-    shape: Coords
-    chunk_shape: Coords
-    chain: codecs.Chain
-    fill_value: Any
-    """As Zarr v2 spells it; ``None`` for zero."""
+    document: Mapping[str, Any]
+    """Of Zarr v3, for an array of such chunks without sharding."""
     places: npt.NDArray[np.uint64] = field(repr=False)
     """Offset and nbytes of each chunk in the file, shape ``(n_chunks, 2)``, in C order of the grid;
     both `MISSING` if there is none."""
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    dimension_names: tuple[str | None, ...] = ()
-    is_contiguous: bool = False
-    """Whether the values lie in one piece, uncompressed: see `in_slabs`."""
+    row_nbytes: int | None = None
+    """Of values that lie in one piece, uncompressed: see `in_slabs`. ``None`` for others."""
+
+    @property
+    def shape(self) -> Coords:
+        return tuple(self.document["shape"])
+
+    @property
+    def chunk_shape(self) -> Coords:
+        return tuple(self.document["chunk_grid"]["configuration"]["chunk_shape"])
 
     @property
     def grid_shape(self) -> Coords:
         return chunk_grid_shape(self.shape, self.chunk_shape)
-
-    def document(self, shape: Coords | None = None) -> dict[str, Any]:
-        """Return the v3 document of an array of such chunks, without sharding."""
-        encoding = ChunkKeyEncoding("default", "/")
-        geometry = Geometry(shape or self.shape, self.chunk_shape, encoding)
-        doc = codecs.v3_array(geometry, self.chain, self.fill_value, self.attributes)
-        if any(self.dimension_names):
-            doc["dimension_names"] = list(self.dimension_names)
-        return doc
 
     def index(self, chunks_per_shard: Coords) -> ShardIndex:
         """Return the index of a shard that is the file, with an index behind its end."""
@@ -100,16 +81,14 @@ class ForeignArray:
     def in_slabs(self, n_rows: int) -> ForeignArray:
         """Return the same contiguous values in chunks of so many rows, which divide the first
         dimension."""
-        ((offset, nbytes),) = self.places.tolist()
-        n = self.shape[0] // n_rows
-        places = np.full((n, 2), MISSING, np.uint64)
-        if offset != MISSING:
-            places[:, 1] = nbytes // n
-            places[:, 0] = offset + np.arange(n, dtype=np.uint64) * places[:, 1]
-        return replace(self, chunk_shape=(n_rows, *self.shape[1:]), places=places)
-
-    def refused(self, why: str) -> UnsupportedError:
-        return _refused(self.path, self.name, why)
+        places = np.full((self.shape[0] // n_rows, 2), MISSING, np.uint64)
+        if (offset := int(self.places[0, 0])) != MISSING:
+            nbytes = n_rows * (self.row_nbytes or 0)
+            places[:, 0] = offset + nbytes * np.arange(len(places), dtype=np.uint64)
+            places[:, 1] = nbytes
+        chunk_shape = [n_rows, *self.shape[1:]]
+        grid = {"name": "regular", "configuration": {"chunk_shape": chunk_shape}}
+        return replace(self, document={**self.document, "chunk_grid": grid}, places=places)
 
 
 def read_foreign(path: str | os.PathLike[str], dataset: str | None = None) -> ForeignArray:
@@ -135,33 +114,44 @@ def read_foreign(path: str | os.PathLike[str], dataset: str | None = None) -> Fo
     if not os.path.isfile(real):
         raise SpecError(f"there is no file {os.fspath(path)!r}")
     before = state_of(real)
-    array = _reader_of(real)(real, dataset, before)
+    try:
+        array = _reader_of(real)(real, dataset, before)
+        if 0 in array.shape or not array.shape:
+            raise UnsupportedError(f"it has the shape {array.shape}, so no chunks")
+        if array.row_nbytes is not None:
+            array = array.in_slabs(array.shape[0])
+        size = before[1] if before is not None else 0
+        spec = ShardingSpec((len(array.places),), ZEP2_INDEX)
+        ShardIndex(array.places).check_entries(size + spec.index_nbytes, spec)
+    except UnsupportedError as error:
+        of = "" if dataset is None else f"{dataset!r} of "
+        raise UnsupportedError(f"{of}{real!r}: {error}; nothing was written") from error
+    except IndexDamageError as damage:
+        why = f"it has a chunk outside the file: {damage.message}"
+        raise UnsupportedError(f"{real!r}: {why}; nothing was written") from damage
     if state_of(real) != before:
         raise SpecError(f"the file {real!r} was changed while it was read: let its writer finish")
-    if 0 in array.shape or not array.shape:
-        raise array.refused(f"has the shape {array.shape}, so no chunks")
-    try:
-        array.document()
-    except UnsupportedError as error:
-        raise array.refused(f"has codecs that v3 has not: {error}") from error
-    size = before[1] if before is not None else 0
-    spec = ShardingSpec((len(array.places),), ZEP2_INDEX)
-    try:
-        ShardIndex(array.places).check_entries(size + spec.index_nbytes, spec)
-    except IndexDamageError as damage:
-        raise array.refused(f"has a chunk outside the file: {damage.message}") from damage
     return array
 
 
-def rows_of_slabs(lengths: Coords, row_nbytes: int) -> int | None:
-    """Return the rows of a chunk of contiguous arrays with so many rows each: the most that divide
-    all lengths and are at most 16 MiB. ``None``: slabs would be tiny, so each array is a chunk."""
-    common = math.gcd(*lengths)
-    first = -(-common * row_nbytes // _SLAB_NBYTES)
-    counts = range(max(1, first), common * row_nbytes // _MIN_SLAB_NBYTES + 1)
-    if row_nbytes > _SLAB_NBYTES:
-        return 1
-    return next((common // n for n in counts if common % n == 0), None)
+def tiff_references(tif: Any, directory: str, **chosen: Any) -> dict[str, Any]:
+    """Return references to tiles or strips, and documents of Zarr v2, as tifffile writes them.
+
+    They are of the first series with all its levels, unless `chosen` names ``series`` and
+    ``level``.
+    """
+    out = StringIO()
+    with tif.aszarr(**chosen) as store:
+        try:
+            # Frames of zstd in TIFF may not tell their size; v3 readers take them.
+            store.write_fsspec(out, directory, version=0, compressors={50000: "zstd"})
+        except ValueError as error:
+            raise UnsupportedError(f"tifffile says that {error}") from error
+    found: dict[str, Any] = json.loads(out.getvalue())
+    for key, value in found.items():
+        if key.endswith(".zarray"):  # no value of TIFF says that it is missing, as 0 would
+            found[key] = json.dumps({**json.loads(value), "fill_value": None})
+    return found
 
 
 # ------------------------------------------------------------------------- formats
@@ -178,7 +168,7 @@ def _reader_of(path: str) -> Callable[[str, str | None, FileState], ForeignArray
         return _read_npy
     if head[:3] == b"WKW":
         return _read_wkw
-    raise _refused(path, "", "is none of HDF5, NetCDF-4, TIFF, .npy and WKW")
+    raise UnsupportedError("it is none of HDF5, NetCDF-4, TIFF, .npy and WKW")
 
 
 def _read_hdf5(path: str, dataset: str | None, state: FileState) -> ForeignArray:
@@ -186,160 +176,52 @@ def _read_hdf5(path: str, dataset: str | None, state: FileState) -> ForeignArray
     try:
         file = h5py.File(path, "r")
     except OSError as error:
-        why = f"cannot be opened: {error}. Close it in the program that writes it"
-        raise _refused(path, "", why) from error
+        why = f"it cannot be opened: {error}. Close it in the program that writes it"
+        raise UnsupportedError(why) from error
     with file:
-        names: list[str] = []
+        parser = Parser(h5py, ChunkTables(path), recode=False)
         if dataset is None:
-
-            def note(name: str, item: Any) -> None:
-                if isinstance(item, h5py.Dataset) and not (
-                    bytes(item.attrs.get("NAME", b"")).startswith(_NO_VARIABLE)
-                ):
-                    names.append(name)
-
-            file.visititems(note)
-        found = file.get(_chosen(path, dataset, names))
+            parser.find_dimensions(file)
+        found = file.get(_chosen(path, dataset, parser.datasets))
         if not isinstance(found, h5py.Dataset):
             raise SpecError(f"there is no dataset {dataset!r} in {path!r}")
-        return _of_hdf5_dataset(h5py, path, found, state)
-
-
-def _of_hdf5_dataset(h5py: Any, path: str, dataset: Any, state: FileState) -> ForeignArray:
-    name, dtype = dataset.name.strip("/"), dataset.dtype
-    properties = dataset.id.get_create_plist()
-    layout = properties.get_layout()
-    if dataset.is_virtual or dataset.external or layout == h5py.h5d.COMPACT:
-        raise _refused(
-            path, name, "has no bytes of its own for its values (virtual, external or compact)"
+        if found.file.filename != path:
+            raise UnsupportedError(f"it is in another file, {found.file.filename!r}")
+        if file.userblock_size:  # programs that remove or change it would move all chunks
+            raise UnsupportedError("it is in a file with a user block: remove it with h5repack")
+        if dataset is not None and parser.needs_dimensions(found):
+            parser.find_dimensions(file)
+        name = found.name.strip("/")
+        masks = parser.add_array(found, name)
+        if masks.any():  # a chunk that HDF5 writes later would skip none
+            raise UnsupportedError(f"its chunks skip filters (filter mask {int(masks.max()):#x})")
+        if parser.references.compact:
+            raise UnsupportedError("it has no bytes of its own for its values (compact)")
+        ranges = parser.references.tables[f"{name}/"].ranges
+        return ForeignArray(
+            path=path,
+            state=state,
+            document=parser.documents[f"{name}/zarr.json"],
+            places=np.where(ranges[:, 1:] > 0, ranges.astype(np.uint64), np.uint64(MISSING)),
+            row_nbytes=None if found.chunks else _row_nbytes(found.shape, found.dtype),
         )
-    if dataset.file.filename != path:
-        raise _refused(path, name, f"is in another file, {dataset.file.filename!r}")
-    if dataset.shape is None or dtype.fields or dtype.subdtype:
-        raise _refused(path, name, f"has the data type {dtype}, which v3 readers do not know")
-    data_type = _data_type(path, name, dtype)
-    canonical = h5py.h5t.py_create(dtype, logical=True)
-    if dtype.kind in "biufc" and not dataset.id.get_type().equal(canonical):
-        raise _refused(path, name, f"stores {dtype} in a form that numpy does not have")
-    filters = []
-    for i in range(properties.get_nfilters()):
-        config = hdf5_filter(properties.get_filter(i), data_type.itemsize)
-        if isinstance(config, str):
-            raise _refused(path, name, config)
-        filters.append(config)
-    attributes = {
-        key: _json_of(value)
-        for key, value in dataset.attrs.items()
-        if not _HDF5_NOTES.fullmatch(key)
-    }
-    facts: dict[str, Any] = {
-        "path": path,
-        "name": name,
-        "state": state,
-        "shape": dataset.shape,
-        "chain": _chain(data_type, filters),
-        "fill_value": _fill_value(dataset.fillvalue, data_type),
-        "attributes": {key: value for key, value in attributes.items() if value is not None},
-        "dimension_names": tuple(_dimension_name(each) for each in dataset.dims),
-    }
-    if dataset.file.userblock_size:  # versions of HDF5 differ about addresses behind it
-        raise _refused(path, name, "is in a file with a user block: remove it with h5repack")
-    if layout == h5py.h5d.CONTIGUOUS:
-        offset = dataset.id.get_offset()
-        place = [MISSING, MISSING] if offset is None else [offset, dataset.id.get_storage_size()]
-        places = np.array([place], np.uint64)
-        return ForeignArray(**facts, chunk_shape=dataset.shape, places=places, is_contiguous=True)
-    chunk_shape = dataset.chunks
-    grid = chunk_grid_shape(dataset.shape, chunk_shape)
-    places = np.full((*grid, 2), MISSING, np.uint64)
-
-    def add(info: Any) -> None:
-        at = tuple(c // n for c, n in zip(info.chunk_offset, chunk_shape, strict=True))
-        if info.filter_mask:
-            raise _refused(
-                path,
-                name,
-                f"stores its chunk {at} without some of its filters "
-                f"(filter mask {info.filter_mask:#x}), and a codec is for all chunks",
-            )
-        places[at] = info.byte_offset, info.size
-
-    if dataset.id.get_num_chunks():
-        dataset.id.chunk_iter(add)
-    return ForeignArray(**facts, chunk_shape=chunk_shape, places=places.reshape(-1, 2))
-
-
-def hdf5_filter(
-    found: tuple[int, int, tuple[int, ...], bytes], itemsize: int
-) -> codecs.Config | str:
-    """Return the config of numcodecs for a filter of HDF5: code, flags, values, description; or why
-    there is none."""
-    code, _, values, text = found
-    match code:
-        case 1:
-            return {"id": "zlib", "level": values[0]}
-        case 2:
-            return {"id": "shuffle", "elementsize": values[0] if values else itemsize}
-        case 3:
-            return {"id": "fletcher32"}
-        case 307:
-            return {"id": "bz2", "level": values[0] if values else 9}
-        case 32015:
-            return {"id": "zstd", "level": values[0] if values else 0}
-        case 32001 if len(values) >= 7 and values[6] < len(_BLOSC_NAMES):
-            cname = _BLOSC_NAMES[values[6]]
-            return {"id": "blosc", "cname": cname, "clevel": values[4], "shuffle": values[5]}
-    name = text.decode(errors="replace")
-    return f"has the HDF5 filter {code} ({name}), for which v3 has no codec"
-
-
-def _dimension_name(dimension: Any) -> str | None:
-    if dimension.label:
-        return str(dimension.label)
-    return str(dimension[0].name).rpartition("/")[2] if len(dimension) else None
 
 
 def _read_tiff(path: str, dataset: str | None, state: FileState) -> ForeignArray:
     tifffile = library("tifffile", "tiff", path)
-    out = io.StringIO()
     with tifffile.TiffFile(path) as tif:
         chosen = _chosen(path, dataset, [str(i) for i in range(len(tif.series))])
         if not (chosen.isdecimal() and int(chosen) < len(tif.series)):
             raise SpecError(f"there is no series {chosen!r} in {path!r}")
-        series = tif.series[int(chosen)]
-        keyframe = series.keyframe
-        if keyframe.predictor != 1:
-            why = f"has the TIFF predictor {int(keyframe.predictor)}, for which v3 has no codec"
-            raise _refused(path, "", why)
-        try:
-            with tif.aszarr(series=int(chosen), level=0) as store:
-                store.write_fsspec(out, url="", compressors={_TIFF_ZSTD: "zstd"})
-        except ValueError as error:
-            raise _refused(path, "", f"has a form of TIFF that v3 has not: {error}") from error
-        axes = tuple(axis.lower() for axis in series.axes)
-    references = json.loads(out.getvalue())
-    doc = json.loads(references.pop(".zarray"))
-    data_type = _data_type(path, "", np.dtype(doc["dtype"]))
-    chunk_shape = tuple(doc["chunks"])
-    grid = chunk_grid_shape(doc["shape"], chunk_shape)
-    places = np.full((*grid, 2), MISSING, np.uint64)
+        references = tiff_references(tif, "", series=int(chosen), level=0)
+    zarray, zattrs = (json.loads(references.pop(key)) for key in (".zarray", ".zattrs"))
+    doc = {**v3_of_v2(zarray, zattrs), "chunk_key_encoding": _KEY_ENCODING}
+    places = np.full((*chunk_grid_shape(zarray["shape"], zarray["chunks"]), 2), MISSING, np.uint64)
     for key, reference in references.items():
-        if not key.startswith("."):
-            if os.path.basename(reference[0]) != os.path.basename(path):
-                raise _refused(path, "", f"has parts in another file, {reference[0]!r}")
-            places[tuple(map(int, key.split(".")))] = reference[1:]
-    compressor = [doc["compressor"]] if doc["compressor"] else []
-    return ForeignArray(
-        path=path,
-        name=chosen if dataset else "",
-        state=state,
-        shape=tuple(doc["shape"]),
-        chunk_shape=chunk_shape,
-        chain=_chain(data_type, [*(doc["filters"] or ()), *compressor]),
-        fill_value=doc["fill_value"],
-        places=places.reshape(-1, 2),
-        dimension_names=axes,
-    )
+        if os.path.basename(reference[0]) != os.path.basename(path):
+            raise UnsupportedError(f"it has parts in another file, {reference[0]!r}")
+        places[tuple(map(int, key.split(".")))] = reference[1:]
+    return ForeignArray(path=path, state=state, document=doc, places=places.reshape(-1, 2))
 
 
 def _read_npy(path: str, dataset: str | None, state: FileState) -> ForeignArray:
@@ -349,22 +231,19 @@ def _read_npy(path: str, dataset: str | None, state: FileState) -> ForeignArray:
         # The header only: with mmap_mode no value is read.
         values = np.lib.format.open_memmap(path, mode="r")
     except ValueError as error:
-        raise _refused(path, "", f"is no whole .npy file of values: {error}") from error
-    shape, dtype, offset = values.shape, values.dtype, values.offset
+        raise UnsupportedError(f"it is no whole .npy file of values: {error}") from error
+    shape, dtype = values.shape, values.dtype
     if dtype.fields or dtype.subdtype:
-        raise _refused(path, "", f"has the data type {dtype}, which v3 readers do not know")
+        raise UnsupportedError(f"it has the data type {dtype}, which v3 readers do not know")
     if not values.flags.c_contiguous:
-        raise _refused(path, "", "is in Fortran order: save it again in C order")
+        raise UnsupportedError("it is in Fortran order: save it again in C order")
+    chain = Chain(parse_numpy(dtype.str, str(dtype)), "C")
     return ForeignArray(
         path=path,
-        name="",
         state=state,
-        shape=shape,
-        chunk_shape=shape,
-        chain=_chain(_data_type(path, "", dtype), []),
-        fill_value=None,
-        places=np.array([[offset, values.nbytes]], np.uint64),
-        is_contiguous=True,
+        document=v3_array(Geometry(shape, shape, _KEYS), chain, None, {}),
+        places=np.array([[values.offset, values.nbytes]], np.uint64),
+        row_nbytes=_row_nbytes(shape, dtype),
     )
 
 
@@ -379,10 +258,10 @@ def _read_wkw(path: str, dataset: str | None, state: FileState) -> ForeignArray:
         header = file.read(_WKW.size)
     version, lengths, kind, voxel, voxel_nbytes, start = _WKW.unpack(header.ljust(_WKW.size, b"\0"))
     if version != 1 or kind != 1 or not 1 <= voxel <= len(_WKW_TYPES):
-        raise _refused(path, "", "has compressed blocks or an unknown version: only raw ones map")
+        raise UnsupportedError("it has compressed blocks or an unknown version: only raw ones map")
     data_type = np.dtype(_WKW_TYPES[voxel - 1])
     if 1 << 3 * (lengths >> 4) > MAX_ENTRIES:
-        raise _refused(path, "", f"has more than {MAX_ENTRIES} blocks")
+        raise UnsupportedError(f"it has more than {MAX_ENTRIES} blocks")
     block, n_blocks = 1 << (lengths & 15), 1 << (lengths >> 4)
     coords = np.indices((n_blocks,) * 3, np.uint64).reshape(3, -1)
     rank = np.zeros(n_blocks**3, np.uint64)
@@ -392,20 +271,21 @@ def _read_wkw(path: str, dataset: str | None, state: FileState) -> ForeignArray:
     nbytes = block**3 * voxel_nbytes
     n_channels = voxel_nbytes // data_type.itemsize
     channels = (n_channels,) if n_channels > 1 else ()
+    geometry = Geometry((*channels, *(n_blocks * block,) * 3), (*channels, *(block,) * 3), _KEYS)
+    doc = v3_array(geometry, Chain(data_type, "F"), None, {})
     return ForeignArray(
         path=path,
-        name="",
         state=state,
-        shape=(*channels, *(n_blocks * block,) * 3),
-        chunk_shape=(*channels, *(block,) * 3),
-        chain=codecs.Chain(data_type, "F"),
-        fill_value=None,
+        document={**doc, "dimension_names": [*(("c",) if channels else ()), "x", "y", "z"]},
         places=np.stack([start + rank * np.uint64(nbytes), np.full_like(rank, nbytes)], axis=1),
-        dimension_names=(*(("c",) if channels else ()), "x", "y", "z"),
     )
 
 
 # -------------------------------------------------------------------------- values
+
+
+def _row_nbytes(shape: Coords, dtype: Any) -> int:
+    return math.prod(shape[1:]) * int(dtype.itemsize)
 
 
 def _chosen(path: str, dataset: str | None, names: list[str]) -> str:
@@ -417,41 +297,6 @@ def _chosen(path: str, dataset: str | None, names: list[str]) -> str:
     return names[0]
 
 
-def _chain(data_type: data_types.DataType, configs: list[codecs.Config]) -> codecs.Chain:
-    # The order of the chain: filters of bytes, then the compressor.
-    return codecs.Chain(data_type, "C", configs)
-
-
-def _data_type(path: str, name: str, dtype: Any) -> data_types.DataType:
-    try:
-        return data_types.parse_numpy(dtype.str)
-    except UnsupportedError as error:
-        raise _refused(path, name, f"has no data type of v3: {error}") from error
-
-
-def _fill_value(value: Any, data_type: data_types.DataType) -> Any:
-    """Spell a fill value as Zarr v2."""
-    match data_type.kind:
-        case "c":
-            return [float(value.real), float(value.imag)]
-        case "S" | "V" | "U":
-            return None
-    return None if value is None else np.asarray(value, data_type)[()].item()
-
-
-def _json_of(value: Any) -> Any:
-    """Return the value of an attribute as JSON has it; ``None`` for what it has not."""
-    if isinstance(value, bytes):
-        value = value.decode(errors="replace")
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return None
-    return value
-
-
 def library(name: str, extra: str, path: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -459,8 +304,3 @@ def library(name: str, extra: str, path: str) -> Any:
         raise ImportError(
             f"{path!r} is read with {name}: pip install zarr-shardstore[{extra}]"
         ) from error
-
-
-def _refused(path: str, name: str, why: str) -> UnsupportedError:
-    of = f" of {path!r}" if name else ""
-    return UnsupportedError(f"{name or path!r}{of} {why}; nothing was written")

@@ -26,13 +26,13 @@ import base64
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.doors.foreign import hdf5_filter, rows_of_slabs
 from zarr_shardstore.doors.reference_store import (
     RECODED,
     OfOneFile,
@@ -41,13 +41,21 @@ from zarr_shardstore.doors.reference_store import (
     SourceFiles,
     file_path,
 )
-from zarr_shardstore.errors import UnsupportedError
+from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.metadata.codecs import Chain, Config, v3_array
 from zarr_shardstore.metadata.data_types import parse_numpy
 from zarr_shardstore.metadata.documents import Geometry
 from zarr_shardstore.native.translate import to_dimension_names
+
+_BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
+
+_SLAB_NBYTES = 16 * 1024 * 1024
+"""Most bytes of a chunk that is a part of contiguous values, if its rows are smaller."""
+
+_MIN_SLAB_NBYTES = 16 * 1024
+"""Values whose slabs would be smaller are one chunk."""
 
 ZSTD = {"id": "zstd", "level": 0}
 """Compressor of chunks that are encoded again."""
@@ -134,7 +142,7 @@ def parse_hdf5(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
         return h5py.File(files.open(url) if path is None else path, "r")
 
     with open_file() as file:
-        parser = _Parser(h5py, ChunkTables(url), recode=recode)
+        parser = Parser(h5py, ChunkTables(url), recode=recode)
         parser.find_dimensions(file)
         parser.add_group(file, "", ())
         return ParsedSource(
@@ -146,6 +154,17 @@ def parse_hdf5(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
             parser.notes,
             is_local=file_path(url) is not None,
         )
+
+
+def rows_of_slabs(lengths: Coords, row_nbytes: int) -> int | None:
+    """Return the rows of a chunk of contiguous arrays with so many rows each: the most that divide
+    all lengths and are at most 16 MiB. ``None``: slabs would be tiny, so each array is a chunk."""
+    common = math.gcd(*lengths)
+    first = -(-common * row_nbytes // _SLAB_NBYTES)
+    counts = range(max(1, first), common * row_nbytes // _MIN_SLAB_NBYTES + 1)
+    if row_nbytes > _SLAB_NBYTES:
+        return 1
+    return next((common // n for n in counts if common % n == 0), None)
 
 
 class _Decoded:
@@ -161,7 +180,9 @@ class _Decoded:
 
 
 @dataclass
-class _Parser:
+class Parser:
+    """Documents and references of the groups and datasets of a file."""
+
     h5py: Any
     references: ChunkTables
     recode: bool
@@ -171,6 +192,8 @@ class _Parser:
     notes: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     """Paths in the file of the arrays."""
+    datasets: list[str] = field(default_factory=list)
+    """Paths in the file of all datasets, after `find_dimensions`."""
     is_netcdf: bool = False
     dimensions: dict[int, str] = field(default_factory=dict)
     """Names of netCDF dimensions by id."""
@@ -181,29 +204,41 @@ class _Parser:
         """Find the dimensions of netCDF: one is as long as the longest variable that has it."""
 
         def add(_: str, item: Any) -> None:
-            shape = getattr(item, "shape", None)
-            if not shape or (len(shape) == 1 and _is_bare_dimension(item)):
-                shape = ()
-            if "_Netcdf4Dimid" in item.attrs and len(getattr(item, "shape", None) or ()) <= 1:
+            shape = getattr(item, "shape", None) or ()
+            is_bare = _is_bare_dimension(item)
+            if isinstance(item, self.h5py.Dataset) and not is_bare:
+                self.datasets.append(item.name.strip("/"))
+            if "_Netcdf4Dimid" in item.attrs and len(shape) <= 1:
                 self.dimensions[int(item.attrs["_Netcdf4Dimid"])] = _basename(item.name)
+            if is_bare and len(shape) == 1:
+                shape = ()
             for size, scale in zip(shape, self._scales(item) if shape else (), strict=True):
                 self.lengths[scale] = max(size, self.lengths.get(scale, 0))
 
         file.visititems(add)
         self.is_netcdf = bool(self.dimensions) or "_NCProperties" in file.attrs
 
+    def needs_dimensions(self, dataset: Any) -> bool:
+        """Whether other datasets say something of one: only then `adopt` looks at them.
+
+        An attribute of one number stays a list if only others show that netCDF made the file.
+        """
+        notes = {"CLASS", "DIMENSION_LIST", "_Netcdf4Coordinates"}
+        return "_NCProperties" in dataset.file.attrs or not notes.isdisjoint(dataset.attrs)
+
     def _scales(self, dataset: Any) -> list[str]:
         """Return the path of the scale of each dimension; ``""`` where there is none."""
         is_scale = len(dataset.shape) == 1 and self.h5py.h5ds.is_scale(dataset.id)
         own = dataset.name if is_scale else ""
-        return [dim[0].name if len(dim) else own for dim in dataset.dims]
+        return [dim[0].name or "" if len(dim) else own for dim in dataset.dims]
 
     def _shape(self, dataset: Any) -> Coords:
         """Return the shape; in netCDF a variable is as long as its dimensions."""
         if not (self.is_netcdf and dataset.chunks):
             return tuple(dataset.shape)
         named = zip(dataset.shape, self._scales(dataset), strict=True)
-        return tuple(max(size, self.lengths[scale]) if scale else size for size, scale in named)
+        # A scale may have another name, by a link.
+        return tuple(max(size, self.lengths.get(scale, 0) if scale else 0) for size, scale in named)
 
     def add_group(self, group: Any, prefix: str, above: tuple[Any, ...]) -> None:
         attributes = self._attributes(group, prefix)
@@ -228,11 +263,12 @@ class _Parser:
             elif isinstance(item, self.h5py.Dataset) and not _is_bare_dimension(item):
                 self.names[path] = f"{group.name.rstrip('/')}/{name}"
                 try:
-                    self._add_array(item, path)
+                    self.add_array(item, path)
                 except UnsupportedError as error:
                     self.refused[path] = str(error)
 
-    def _add_array(self, dataset: Any, path: str) -> None:
+    def add_array(self, dataset: Any, path: str) -> npt.NDArray[np.int64]:
+        """Add a dataset, and return the filters that each chunk skips, as bits."""
         dtype, plist = dataset.dtype, dataset.id.get_create_plist()
         is_object = dtype.kind == "O"
         if dataset.shape is None:
@@ -250,7 +286,8 @@ class _Parser:
                 filters = [f for i, f in enumerate(filters) if not skipped[0] >> i & 1]
             elif any(skipped):
                 ranges[there & (masks != 0), 0] = RECODED[1]
-                raise UnsupportedError("one chunk or more skips filters (filter mask)")
+                mask = max(skipped)
+                raise UnsupportedError(f"a chunk or more skips filters (filter mask {mask:#x})")
         except UnsupportedError as error:
             if not self.recode:
                 raise
@@ -263,13 +300,12 @@ class _Parser:
         fill_value = None
         if plist.fill_value_defined():
             fill_value = _plain(dataset.fillvalue, is_fill_value=not is_object)
-        masked = attributes.pop("_FillValue", None)
         names = self._dimension_names(dataset)
-        if None not in names:
-            attributes["_ARRAY_DIMENSIONS"] = names
-            attributes, _ = to_dimension_names(attributes, len(names), masked, data_type)
-        elif masked is not None:
-            attributes["_FillValue"] = masked
+        masked = attributes.get("_FillValue")
+        if masked is not None and None not in names:
+            as_of_v2 = {"_ARRAY_DIMENSIONS": names}
+            with suppress(SpecError):  # one that is no value of the type stays as it is
+                attributes |= to_dimension_names(as_of_v2, len(names), masked, data_type)[0]
         shape = self._shape(dataset)
         geometry = Geometry(shape, chunk_shape, ChunkKeyEncoding("default", "/"))
         doc = v3_array(geometry, Chain(data_type, "C", filters), fill_value, attributes)
@@ -278,6 +314,7 @@ class _Parser:
         self.documents[f"{path}/zarr.json"] = doc
         grid_shape = chunk_grid_shape(shape, chunk_shape)
         self.references.tables[f"{path}/"] = ChunkTable(grid_shape, ranges)
+        return masks
 
     def _is_text(self, dtype: Any) -> bool:
         return self.h5py.check_string_dtype(dtype) is not None
@@ -305,6 +342,8 @@ class _Parser:
                 at = np.ravel_multi_index((offsets // chunk_shape).T, grid_shape)
                 ranges[at] = [(chunk.byte_offset, chunk.size) for chunk in found]
                 masks[at] = [chunk.filter_mask for chunk in found]
+                if self.h5py.version.hdf5_version_tuple < (1, 14, 4):
+                    ranges[at, 0] += dataset.file.userblock_size  # which that does not count
         elif layout == h5d.CONTIGUOUS and not plist.get_external_count():
             if dataset.id.get_storage_size():  # behind a user block `get_offset` is never None
                 nbytes = math.prod(chunk_shape) * itemsize
@@ -319,11 +358,7 @@ class _Parser:
         return chunk_shape, ranges, masks
 
     def _filters(self, plist: Any, itemsize: int) -> list[Config]:
-        found = [hdf5_filter(plist.get_filter(i), itemsize) for i in range(plist.get_nfilters())]
-        for config in found:
-            if isinstance(config, str):
-                raise UnsupportedError(f"it {config}")
-        return [config for config in found if isinstance(config, dict)]
+        return [_filter(plist.get_filter(i), itemsize) for i in range(plist.get_nfilters())]
 
     def _check_bytes(self, dataset: Any, plist: Any) -> None:
         """Refuse values whose bytes in the file are not those that a data type of v3 has."""
@@ -332,7 +367,7 @@ class _Parser:
         if dtype.kind == "O":
             raise UnsupportedError("its texts of variable length lie in a heap of the file")
         if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():
-            raise UnsupportedError("its values lie in other files, as the layout says")
+            raise UnsupportedError("its values lie in other files (virtual or external)")
         if isinstance(stored, h5t.TypeStringID):
             is_same = stored.get_strpad() != h5t.STR_SPACEPAD
         elif isinstance(stored, h5t.TypeEnumID):
@@ -369,6 +404,27 @@ class _Parser:
                 where = path.rstrip("/") or "the root"
                 self.notes.append(f"the attribute {name!r} of {where} was left out: {error}")
         return found
+
+
+def _filter(found: tuple[int, int, tuple[int, ...], bytes], itemsize: int) -> Config:
+    """Return the config of numcodecs for a filter of HDF5: code, flags, values, description."""
+    code, _, values, text = found
+    match code:
+        case 1:
+            return {"id": "zlib", "level": values[0]}
+        case 2:
+            return {"id": "shuffle", "elementsize": values[0] if values else itemsize}
+        case 3:
+            return {"id": "fletcher32"}
+        case 307:
+            return {"id": "bz2", "level": values[0] if values else 9}
+        case 32015:
+            return {"id": "zstd", "level": values[0] if values else 0}
+        case 32001 if len(values) >= 7 and values[6] < len(_BLOSC_NAMES):
+            cname = _BLOSC_NAMES[values[6]]
+            return {"id": "blosc", "cname": cname, "clevel": values[4], "shuffle": values[5]}
+    name = text.decode(errors="replace")
+    raise UnsupportedError(f"it has the HDF5 filter {code} ({name}), for which v3 has no codec")
 
 
 def _plain(value: Any, *, is_fill_value: bool) -> Any:

@@ -15,7 +15,6 @@ from concurrent.futures import Executor
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache
-from io import StringIO
 from os import fspath
 from os.path import abspath, isdir
 from pathlib import Path
@@ -31,7 +30,7 @@ from zarr.storage import FsspecStore
 from zarr_shardstore.arrays.policy import ChunksPerShard
 from zarr_shardstore.convert.api import shard_store
 from zarr_shardstore.convert.report import ConversionReport, OnProgress
-from zarr_shardstore.doors.foreign import library
+from zarr_shardstore.doors.foreign import library, tiff_references
 from zarr_shardstore.doors.hdf5 import ZSTD, parse_hdf5
 from zarr_shardstore.doors.reference_store import (
     RECODED,
@@ -278,22 +277,18 @@ def _parse_tiff(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
         tif = open_file()
         return _ZarrArrays(tif.aszarr(), tif)
 
-    out = StringIO()
-    with open_file() as tif, tif.aszarr() as store:
+    with open_file() as tif:
         try:
-            # Frames of zstd in TIFF may not tell their size; v3 readers take them.
-            store.write_fsspec(out, directory, version=0, compressors={50000: "zstd"})
-        except ValueError as error:
+            references = tiff_references(tif, directory)
+        except UnsupportedError as error:
             if not recode:
                 raise UnsupportedError(
-                    f"{url!r} cannot be imported as it is, and nothing was written: tifffile says "
-                    f"that {error}. Pass recode=True (--recode), which encodes it again"
+                    f"{url!r} cannot be imported as it is, and nothing was written: {error}. "
+                    "Pass recode=True (--recode), which encodes it again"
                 ) from error
-            return _recoded_tiff(store, str(error), open_arrays, is_local=path is not None)
-    references = json.loads(out.getvalue())
-    for key, value in references.items():
-        if key.endswith(".zarray"):  # no value of TIFF says that it is missing, as 0 would
-            references[key] = json.dumps({**json.loads(value), "fill_value": None})
+            with tif.aszarr() as store:
+                why, is_local = str(error), path is not None
+                return _recoded_tiff(store, why, open_arrays, is_local=is_local)
     return replace(_parse_references(files, references, recode=recode), open_arrays=open_arrays)
 
 

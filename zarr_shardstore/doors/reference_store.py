@@ -269,7 +269,7 @@ class ReferenceStore(Store):
 
     # -------------------------------------------------------------------- reads
 
-    def _ranges_of(self, keys: Sequence[str]) -> RangesOfKeys | None:
+    def ranges_in_files(self, keys: Sequence[str]) -> RangesOfKeys | None:
         """Return where values lie; ``None`` if the size of one that is encoded again is unknown."""
         names: dict[str, int] = {}
         found = np.full((len(keys), 3), -1, np.int64)
