@@ -9,6 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,13 @@ import zarr
 import zarr_shardstore
 from tests.support.processes import s3_server
 from tests.support.stops import files_in
-from zarr_shardstore import ShardingStore, check_store, shard_store
+from zarr_shardstore import (
+    ShardingStore,
+    ShardStoreError,
+    check_store,
+    import_store,
+    shard_store,
+)
 
 distributed: Any = pytest.importorskip("distributed")
 pytestmark = [
@@ -113,17 +122,59 @@ def test_local_files(cluster: Any, tmp_path: Path) -> None:
     assert f"{60 * 16:,} chunks" in out
 
 
-def test_an_import(cluster: Any, tmp_path: Path) -> None:
-    """Chunks of an HDF5 file, read by the workers."""
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("raw", data=DATA, chunks=(1, 16, 16))
-    target = str(tmp_path / "b.zarr")
+    return tmp_path / "a.h5"
+
+
+def test_an_import(cluster: Any, source: Path, tmp_path: Path) -> None:
+    """Chunks of an HDF5 file, read by the workers, one of which is killed. Until all are there, no
+    array is visible."""
+    before, target = source.read_bytes(), tmp_path / "b.zarr"
+    was_visible = []
+
+    def kill_one() -> None:
+        wait_until(lambda: target.exists() and len(files_in(target)) > 2)
+        was_visible.append((target / "raw/zarr.json").exists())
+        kill_a_worker(cluster)
+
     address = ["--dask", cluster.scheduler_address]
-    command("import", str(tmp_path / "a.h5"), target, *SHARD, *address)
+    command("import", str(source), str(target), *SHARD, *address, meanwhile=kill_one)
     found: Any = zarr.open_array(target, path="raw", mode="r")
     assert found.shards == (2, 64, 64)
     np.testing.assert_array_equal(found[:], DATA)
+    assert was_visible == [False]
+    assert source.read_bytes() == before
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def end_of_a_worker(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", ["dask", "processes"])
+def test_a_task_whose_workers_are_killed_again_and_again(
+    kind: str, cluster: Any, source: Path, tmp_path: Path
+) -> None:
+    """The error says that memory was short, and that the same call continues."""
+    with ExitStack() as stack:
+        if kind == "dask":
+            cluster.scheduler.allowed_failures = 0
+            stack.callback(setattr, cluster.scheduler, "allowed_failures", 3)
+            client = stack.enter_context(distributed.Client(cluster, set_as_default=False))
+            executor = client.get_executor(pure=False)
+        else:
+            executor = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
+        submit, fatal = executor.submit, [end_of_a_worker]
+        executor.submit = lambda call, *args: submit(fatal.pop() if fatal else call, *args)
+        with pytest.raises(ShardStoreError, match=r"memory.*same again.*(KilledWorker|Broken)"):
+            import_store(source, tmp_path / "b.zarr", executor=executor)
+    assert not (tmp_path / "b.zarr" / "raw" / "zarr.json").exists()
+    import_store(source, tmp_path / "b.zarr")
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "b.zarr/raw", mode="r")[:], DATA)
 
 
 @pytest.mark.thorough

@@ -12,7 +12,14 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice, product
@@ -25,7 +32,7 @@ from zarr_shardstore.convert.plan import ArrayPlan, plan_store
 from zarr_shardstore.convert.regions import ArrayLocation, regions_to_visit
 from zarr_shardstore.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
 from zarr_shardstore.convert.task import ArrayTask, run_task
-from zarr_shardstore.errors import ShardConflictError, SpecError
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
 from zarr_shardstore.format import consolidated_index
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import EntryOrder
@@ -354,7 +361,8 @@ def run_all(
 ) -> Generator[T, None, None]:
     """Call functions, each with its arguments; yield results in any order.
 
-    After the first error of a task no other is started. It is raised when all have ended.
+    After the first error of a task no other is started. It is raised when all have ended: a
+    `ShardStoreError` where the executor gave a task up, because its processes were killed.
     """
     submitted: set[Future[T]] = set()
     try:
@@ -365,8 +373,22 @@ def run_all(
                 return
             done, submitted = wait(submitted, return_when=FIRST_COMPLETED)
             for future in done:
-                yield future.result()
+                yield _result(future)
     finally:
         for future in submitted:
             future.cancel()
         wait([future for future in submitted if not future.cancelled()])
+
+
+def _result(future: Future[T]) -> T:
+    try:
+        return future.result()
+    except Exception as error:
+        # That of dask is no `BrokenExecutor`, and dask may not be installed.
+        if isinstance(error, BrokenExecutor) or type(error).__name__ == "KilledWorker":
+            raise ShardStoreError(
+                "worker processes were killed while they ran a task, mostly because memory ran "
+                "out: give each more memory or start fewer, and run the same again, which "
+                f"continues ({type(error).__name__}: {error})"
+            ) from error
+        raise
