@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.support.rounds import rounds
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
@@ -63,7 +65,7 @@ def run_short(name: str, seed: int, failures: Path) -> int:
     run = Run(name, failures)
     begun = time.monotonic()
     with bounded(run.target):
-        run.by_chance(seed, n_inputs=run.target.short)
+        run.by_chance(seed, n_inputs=rounds(run.target.short))
     return report(run, begun)
 
 

@@ -82,7 +82,7 @@ class Target:
     seeds: Callable[[], Iterable[bytes]]
     mutate: Callable[[bytes, random.Random], bytes]
     short: int
-    """Mutations in the short run."""
+    """Mutations in a short run that is thorough."""
     has_threads: bool = False
     """Whether clients and servers have threads, each of which takes address space."""
 

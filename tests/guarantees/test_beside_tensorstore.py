@@ -116,7 +116,7 @@ class Processes:
         return [i for i in missing if i % self.n < len(self.running)]
 
 
-@pytest.mark.thorough(of=3)
+@pytest.mark.thorough(of=6)
 @pytest.mark.parametrize(
     "options",
     [

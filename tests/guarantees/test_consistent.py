@@ -243,7 +243,7 @@ def value_of_write(i: int) -> bytes:
     return bytes([i % 256]) * (i % 100)
 
 
-@pytest.mark.thorough(of=3)
+@pytest.mark.thorough(of=6)
 @pytest.mark.parametrize("name", ["files", "link"])
 @pytest.mark.parametrize("kind", OTHER_STORES)
 def test_stores_of_different_kinds_write_one_shard(kind: str, name: str, tmp_path: Path) -> None:

@@ -621,7 +621,7 @@ def objects_to(command: str) -> dict[str, bytes]:
     return objects
 
 
-@pytest.mark.thorough(of=18)
+@pytest.mark.thorough(of=36)
 @pytest.mark.parametrize("has_destination", [False, True])
 @pytest.mark.parametrize("command", CONVERSIONS)
 @pytest.mark.parametrize("name", [*BASES, "files"])

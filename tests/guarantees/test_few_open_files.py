@@ -38,7 +38,7 @@ def run(*args: Any) -> dict[str, int]:
     return report
 
 
-@pytest.mark.thorough(of=3)
+@pytest.mark.thorough(of=6)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux does")
 @pytest.mark.parametrize(
     ("what", "limit"),

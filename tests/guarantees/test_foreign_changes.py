@@ -13,7 +13,7 @@ N_CASES, N_CALLS = 10, 4
 """Cases of each kind, and calls of each. ``python -m tests.support.foreign`` runs all there are."""
 
 
-@pytest.mark.thorough(of=3)
+@pytest.mark.thorough(of=12)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_chunk_is_what_one_of_the_writers_says(kind: str) -> None:
     seed = a_seed()

@@ -49,6 +49,7 @@ def test_no_exception() -> None:
     assert total["n"] == rounds(40)
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("raised", ["KeyboardInterrupt", "MemoryError", "cancel"])
 def test_exception_at_any_line(raised: str) -> None:
     seed = int(os.environ.get(SEED, random.randrange(2**32)))

@@ -104,6 +104,7 @@ MOST = {
 """Calls that open or change a file, and lines of the package, of a whole repair."""
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("name", MOST)
 def test_nothing_is_lost(name: str, tmp_path: Path) -> None:
     """A second repair finishes, and what both have put aside is the original, the latest first."""

@@ -247,7 +247,7 @@ def kill_one(
     return kind, repairs, array.settle(in_flight)
 
 
-@pytest.mark.thorough(of=5)
+@pytest.mark.thorough(of=20)
 @pytest.mark.parametrize("location", LOCATIONS)
 @pytest.mark.parametrize("checksum", INDEX_CODECS)
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -257,6 +257,7 @@ def bytes_below(directory: Path) -> dict[str, bytes | str]:
 LINKED = ["z", "z/c", "z/c/1", ".zarr_shardstore"]
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("n_columns", [2, 2000])
 @pytest.mark.parametrize("linked", LINKED)
 def test_conversions_of_what_lies_elsewhere(tmp_path: Path, linked: str, n_columns: int) -> None:

@@ -263,7 +263,7 @@ def test_the_command_that_assumes_an_order(tmp_path: Path) -> None:
     assert written.check() == before
 
 
-@pytest.mark.thorough(of=5)
+@pytest.mark.thorough(of=10)
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("writer", ["rewrite", "append"])
 def test_an_index_from_the_consolidated_one(writer: str, codec: str, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_local_files(started: Started, name: str, base: str, way: Way, tmp_path:
     assert not [key for key in files_in(tmp_path) if key.endswith(LOCK_SUFFIX)]
 
 
-@pytest.mark.thorough(of=5)
+@pytest.mark.thorough(of=10)
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "4 dask workers, threads"])
 @pytest.mark.parametrize(("server", "way"), [("S3", "regions"), ("Azure", "chunks")])
 def test_object_stores(started: Started, server: str, name: str, way: Way) -> None:

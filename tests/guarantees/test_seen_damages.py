@@ -143,7 +143,7 @@ def damaged_stores(name: str, root: Path, n_damages: int) -> Iterator[DamagedSto
         yield DamagedStore(base, whole, key, damage, says)
 
 
-@pytest.mark.thorough(of=3)
+@pytest.mark.thorough(of=6)
 @pytest.mark.parametrize("name", KINDS)
 def test_no_damage_that_counts_is_unseen(name: str, tmp_path: Path) -> None:
     """Values that changed where each chunk has a checksum, and every read that raises."""

@@ -285,7 +285,7 @@ some_cases = pytest.mark.parametrize(
 # ----------------------------------------------------------------------------- tests
 
 
-@pytest.mark.thorough(of=5)
+@pytest.mark.thorough(of=10)
 @cases
 def test_every_step(place: Place, kind: str, command: str) -> None:
     """Stopped at each step: readers see right values or an error that says why; the same command
@@ -447,7 +447,7 @@ def test_another_command_to_the_same_destination(place: Place, kind: str, comman
     assert n_done > 3
 
 
-@pytest.mark.thorough(of=5)
+@pytest.mark.thorough(of=10)
 @some_cases
 def test_a_half_converted_source(place: Place, kind: str, command: str) -> None:
     """What was stopped in place is not copied to a destination as half of an array."""

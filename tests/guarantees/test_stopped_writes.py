@@ -566,7 +566,7 @@ def nobody_waits() -> Iterator[None]:
 APPEND = {"strategy": "append"}
 
 
-@pytest.mark.thorough(of=7)
+@pytest.mark.thorough(of=14)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_stop(workload: str, form: str, tmp_path: Path) -> None:
@@ -575,7 +575,7 @@ def test_every_stop(workload: str, form: str, tmp_path: Path) -> None:
     assert n_stops > 5 or workload.startswith("flush")
 
 
-@pytest.mark.thorough(of=4)
+@pytest.mark.thorough(of=12)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("workload", ["overwrite", "group", "growth", "erase one"])
 def test_a_journal_does_nothing_to_a_file_of_another_program(
@@ -616,7 +616,7 @@ def test_rewriting(workload: str, tmp_path: Path) -> None:
     assert check_stops(tmp_path, FORMS["checksum"], WORKLOADS[workload], options) > 5
 
 
-@pytest.mark.thorough(of=2)
+@pytest.mark.thorough(of=6)
 @pytest.mark.parametrize("workload", ["new shard", "overwrite", "growth", "erase all", "full"])
 def test_synced(workload: str, tmp_path: Path) -> None:
     """With ``durability="power"`` there are more calls to stop at."""

@@ -139,6 +139,7 @@ def update(store: Any, level: str, values: np.ndarray) -> None:
     z[WINDOW] = values[WINDOW] = values[WINDOW] // 2  # nothing stays nothing
 
 
+@pytest.mark.thorough(of=2)
 def test_shards_by_axes(base: Any, version: str) -> None:
     """0.5 names them with the array. ome-zarr writes those of 0.4 after the chunks: a warning, and
     a conversion, which finds them, does the rest."""
@@ -174,6 +175,7 @@ class TestUnchanged:
     def test_same_keys_and_bytes(self, path: Path, store: ShardingStore) -> None:
         assert objects_of(store) == objects_of(LocalStore(path))
 
+    @pytest.mark.thorough(of=2)
     def test_the_packages_read_it(self, path: Path, store: ShardingStore) -> None:
         """Values and metadata, through the store and beside it."""
         expected = levels_by_ome_zarr(LocalStore(path))
@@ -185,6 +187,7 @@ class TestUnchanged:
             ngff_zarr.from_ngff_zarr(str(path)).metadata
         )
 
+    @pytest.mark.thorough(of=3)
     def test_the_packages_read_updates(self, path: Path, store: ShardingStore) -> None:
         """Written through the store, read beside it; only the chunks of the window changed."""
         before = objects_of(LocalStore(path))
@@ -209,6 +212,7 @@ class TestInShards:
         write_by_ome_zarr(store, version)
         return store
 
+    @pytest.mark.thorough(of=4)
     def test_fewer_objects_below_and_the_same_above(
         self, base: Any, store: ShardingStore, version: str
     ) -> None:
@@ -247,6 +251,7 @@ class TestInShards:
         np.testing.assert_array_equal(image.data[0].compute(), VOLUME)
         np.testing.assert_array_equal(mask.data[0].compute(), MASK)
 
+    @pytest.mark.thorough(of=3)
     def test_updates(self, base: Any, store: ShardingStore) -> None:
         """Seen by the packages, and stored in the same shards."""
         expected = levels_by_ome_zarr(store)
@@ -256,6 +261,7 @@ class TestInShards:
         assert n_values(objects_of(base), "s0") == n_written(expected[0], SHARDS)
 
 
+@pytest.mark.thorough(of=4)
 def test_an_image_is_sharded_in_place(base: Any, version: str) -> None:
     """Read by both packages through the store as before, and beside it when it is unsharded."""
     write_by_ome_zarr(ShardingStore(base), version)

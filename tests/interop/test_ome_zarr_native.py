@@ -52,6 +52,7 @@ def by_ngff_zarr(path: Path) -> None:
     sync(copy())
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("write", [by_ome_zarr, by_ngff_zarr])
 def test_0_4_becomes_0_5(tmp_path: Path, write: Any) -> None:
     """Both packages read it from the path as 0.5, in shards, with equal values and names."""
@@ -100,6 +101,7 @@ def plain_by_ngff_zarr(path: Path) -> None:
     write_by_ngff_zarr(path, "0.4")
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("write", [plain_by_ome_zarr, plain_by_ngff_zarr])
 def test_an_image_is_sharded_for_every_viewer(tmp_path: Path, write: Any, elsewhere: bool) -> None:

@@ -400,6 +400,7 @@ def workers() -> Iterator[ProcessPoolExecutor]:
         yield found
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("chunks_per_shard", [None, 3])
 def test_regions_and_appends_that_cut_chunks(
     chunks_per_shard: Any, workers: ProcessPoolExecutor, tmp_path: Any

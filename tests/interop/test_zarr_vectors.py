@@ -156,6 +156,7 @@ def test_unsharded_stores_are_unchanged(kind: str) -> None:
     assert objects_of(store) == objects_of(written) == before
 
 
+@pytest.mark.thorough(of=3)
 def test_written_in_shards(base: Any, kind: str) -> None:
     """Above, each key and byte that the package writes without sharding; below, few objects."""
     write, read = KINDS[kind]
@@ -171,6 +172,7 @@ def test_written_in_shards(base: Any, kind: str) -> None:
     assert result.passed == validate(expected).passed
 
 
+@pytest.mark.thorough(of=3)
 def test_the_base_is_read_by_the_package_itself(base: Any, kind: str) -> None:
     """With zarr's sharding: it finds what it would have sharded itself."""
     write, read = KINDS[kind]

@@ -366,7 +366,7 @@ async def while_the_index_is_on_its_way(store: ShardingStore) -> list[bytes | No
 WAYS = [all_at_once, in_different_turns, while_the_index_is_on_its_way]
 
 
-@pytest.mark.thorough(of=3)
+@pytest.mark.thorough(of=6)
 @pytest.mark.parametrize("start", WAYS)
 async def test_64_tasks_read_one_index(client: Client, start: Any) -> None:
     """Chunks of one shard, each in a task of its own."""
@@ -382,7 +382,7 @@ async def test_64_tasks_read_one_index(client: Client, start: Any) -> None:
             assert counts["data"] <= 64
 
 
-@pytest.mark.thorough(of=3)
+@pytest.mark.thorough(of=6)
 @pytest.mark.parametrize("start", WAYS)
 async def test_64_tasks_read_the_document_once(client: Client, start: Any) -> None:
     """Of an array that their store has not met."""
@@ -391,6 +391,7 @@ async def test_64_tasks_read_the_document_once(client: Client, start: Any) -> No
         assert requests_of(server)["document"] == 1
 
 
+@pytest.mark.thorough(of=2)
 async def test_a_task_that_is_cancelled_takes_no_other_with_it(client: Client) -> None:
     """The one that asked first for the index."""
     with counting_server(make_objects(), hold_s=HOLD_S) as server:
@@ -428,7 +429,7 @@ REPLACEMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.thorough(of=8)
+@pytest.mark.thorough(of=32)
 @pytest.mark.parametrize("sends_etags", [True, False])
 @pytest.mark.parametrize("replacement", REPLACEMENTS)
 async def test_a_shard_that_is_replaced(

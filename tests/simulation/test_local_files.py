@@ -42,6 +42,7 @@ SMALL = {
 """Programs all of whose schedules are run."""
 
 LONG = {
+    "a reader beside a writer",
     "a reader with a cached index",
     "a reader, both have appended",
     "a cached index, both have appended",

@@ -184,6 +184,7 @@ async def test_chunks_initialized_is_the_list_and_one_request() -> None:
         assert "prefix=z%2Fc%2F1%2F" in kind
 
 
+@pytest.mark.thorough(of=2)
 async def test_64_tasks_read_one_collection(client: Client) -> None:
     """All that want an index meanwhile wait for it."""
     import asyncio

@@ -49,6 +49,7 @@ def pipeline_of(z: Any) -> Any:
     return (z._async_array if hasattr(z, "_async_array") else z.async_array).codec_pipeline
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize(
     ("how", "expected"),
     [

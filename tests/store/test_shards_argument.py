@@ -295,7 +295,7 @@ def test_what_was_read_binds_the_write_of_a_part_alone(tmp_path: Path) -> None:
         store, copy = (ShardingStore(LocalStore(tmp_path / name)) for name in "ab")
         z = create(store)
         create(copy)
-        for n in range(1, 40, 3):  # in threads of which each remembers what it read
+        for n in range(1, 19, 3):  # in threads of which each remembers what it read
             z[:]
             for value in range(n, n + 3):
                 z[:] = value

@@ -134,6 +134,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("how", ["itself", "fork", "spawn"])
 def test_the_end_of_a_process_seals(how: str, tmp_path: Path) -> None:
     """Also that of a child of multiprocessing, which ends in another way."""

@@ -10,10 +10,10 @@ import os
 
 N_ROUNDS = int(os.environ.get("ZARR_SHARDSTORE_ROUNDS", "0"))
 """0: a quick run."""
-_QUICK = 8
+_QUICK = 16
 """So many times fewer examples."""
 
 
 def rounds(n: int) -> int:
-    """Return the number of examples to draw, of `n` in a thorough run: an eighth in a quick one."""
+    """Return the number of examples to draw, of `n` in a thorough run: a sixteenth in a quick one."""
     return n * N_ROUNDS or -(-n // _QUICK)

@@ -1018,6 +1018,7 @@ def test_v3_arrays_that_leave_sharding_to_zarr() -> None:
     np.testing.assert_array_equal(again[...], data)
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("where", ["dict", "memory", "local", "obstore", "fsspec"])
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_open_stores_see_the_new_layout(where: str, zarr_format: Any) -> None:

@@ -66,6 +66,7 @@ def count(start: Any, work: Callable[[Any], Any]) -> tuple[int, dict[str, bytes]
     return base.n_done, dict(base)
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("way", WAYS)
 def test_stopped_anywhere_it_is_read_and_finished_by_the_same_call(way: str) -> None:
     """At every step through the store, as the old format or the new; at the end as if never

@@ -62,7 +62,7 @@ def files_of(root: Path) -> dict[str, bytes]:
 NO_SHARDS = ("left to zarr", "v3 checksum alone")
 
 
-@pytest.mark.thorough(of=3)
+@pytest.mark.thorough(of=9)
 @pytest.mark.parametrize("name", [n for n in KINDS if "uns" not in n and n not in NO_SHARDS])
 def test_whole_chunks_stay(name: str, tmp_path: Path) -> None:
     """Each chunk that reads right after the damage reads the same after the repair. No chunk gets

@@ -336,6 +336,7 @@ def test_a_native_array_of_no_dimensions(tmp_path: Path) -> None:
 LARGE = 40_000_001
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("where", ["memory", "local", "obstore"])
 def test_values_larger_than_a_batch(where: str) -> None:
     """Two values of 40 MB with small ones around them, in pieces of 8 MiB."""

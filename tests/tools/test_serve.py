@@ -180,6 +180,7 @@ def test_damage_is_a_sentence(server: Server, directory: Path) -> None:
 # ---------------------------------------------------------------- a whole store
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("shown_as", ["v2", "v3"])
 @pytest.mark.parametrize("stored", ["g/raw", "old/raw"])
 def test_arrays_of_both_formats_in_one(

@@ -34,6 +34,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_its_arrays_are_found_and_converted(tmp_path: Path, url: str, zarr_format: Any) -> None:
     """Its listings have a slash behind each directory."""

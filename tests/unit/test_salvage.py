@@ -161,6 +161,7 @@ def damaged(rng: random.Random, data: bytes, spec: ShardingSpec) -> bytes:
     return bytes(new)
 
 
+@pytest.mark.thorough(of=3)
 @pytest.mark.parametrize("codec", CODECS)
 def test_no_chunk_gets_another_key(codec: str) -> None:
     """Each chunk that comes back was once stored under its key, and is the last one unless the

@@ -101,6 +101,7 @@ def test_an_enumeration_finds_it(bug: Any) -> None:
         run_all(ObjectStoreRuns(), SMALL[BUGS[bug]])
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("bug", [b for b in BUGS if b is not RARE], ids=lambda b: b.__name__)
 def test_a_seed_finds_it_again(bug: Any) -> None:
     """Among few random schedules; the seed that is printed leads to the same schedule."""
@@ -163,6 +164,7 @@ LOCAL_BUGS = [
 ]
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("bug", LOCAL_BUGS, ids=lambda bug: bug.__name__)
 def test_a_seed_finds_it_on_local_files(bug: Callable[[], None]) -> None:
     """Among few random schedules, each process with the bug."""
