@@ -5,6 +5,8 @@
 PYTHON ?= python3
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 VENV := .venv-$(VERSION)
+# Of the tests: more than cores, because some tests wait.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() * 3 // 2)')
 # zarr-python 2.18.7, the draft's only other implementation, cannot share an environment.
 OLD_VENV := .venv-$(VERSION)-zarr2.18
 # zarrita.js is one of the readers that are tested; without npm its tests are skipped.
@@ -25,7 +27,7 @@ test: $(VENV)/.test $(OLD_VENV)/.done $(ZARRITA_DIR)/.done-$(ZARRITA) $(AZURITE_
 	ZARR_SHARDSTORE_ZARR218=$(CURDIR)/$(OLD_VENV)/bin/python \
 	ZARR_SHARDSTORE_NODE_MODULES=$(CURDIR)/$(ZARRITA_DIR)/node_modules \
 	ZARR_SHARDSTORE_AZURITE=$(CURDIR)/$(AZURITE_DIR)/node_modules/azurite/dist/src/blob/main.js \
-	$(VENV)/bin/python -m pytest -n auto $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
 # All examples, kills and combinations; ROUNDS=5 draws five times as many examples.
 ROUNDS := 1
@@ -34,7 +36,7 @@ test-thorough:
 
 # The oldest versions of what the package needs, on the oldest Python.
 test-oldest: .venv-oldest/.done
-	.venv-oldest/bin/python -m pytest -n auto -p no:cacheprovider tests/unit $(ARGS)
+	.venv-oldest/bin/python -m pytest -n $(WORKERS) -p no:cacheprovider tests/unit $(ARGS)
 
 # Wheel and sdist, each installed into an empty environment and used there.
 dist: $(VENV)/bin/python
@@ -86,11 +88,9 @@ format: $(VENV)/.test
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+# Writes docs/explanation/benchmarks.md anew; a quarter of an hour of a quiet machine.
 bench: $(VENV)/.test
-	$(VENV)/bin/python benchmarks/arrays.py
-	$(VENV)/bin/python benchmarks/beside_tensorstore.py
-	$(VENV)/bin/python benchmarks/writes.py
-	$(VENV)/bin/python benchmarks/reads.py
+	$(VENV)/bin/python benchmarks/page.py $(ARGS)
 
 clean:
 	rm -rf site dist .venv-* $(ZARRITA_DIR) $(AZURITE_DIR) demo-output mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -46,6 +46,7 @@ def test_example(name: str, tmp_path: Path) -> None:
     assert TELLING_LINES[name] in printed.splitlines()
 
 
+@pytest.mark.thorough
 def test_slices(tmp_path: Path) -> None:
     """Each of ZEP 2's four writes about what the chunks take, whatever native sharding rewrites."""
     printed = run_example("slices.py", options=("-W", "error"), cwd=tmp_path)

@@ -39,8 +39,7 @@ def test_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mo
             if not N_ROUNDS and PLAIN_COMMAND.fullmatch(command):
                 # An interpreter takes longer to start than the command takes.
                 monkeypatch.setattr(sys, "argv", shlex.split(command))
-                with warnings.catch_warnings(), pytest.raises(SystemExit) as ended:
-                    warnings.simplefilter("ignore")
+                with warnings.catch_warnings(action="ignore"), pytest.raises(SystemExit) as ended:
                     MAIN.load()()
                 assert not ended.value.code, command
                 continue

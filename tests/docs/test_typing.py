@@ -112,6 +112,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
     return found
 
 
+@pytest.mark.thorough
 def test_calls(findings: dict[str, set[int]]) -> None:
     """Each line that says so is an error, and no other one."""
     lines = CALLS.splitlines()

@@ -478,6 +478,7 @@ def _write_in_child(store: ShardingStore, part: list[tuple[int, int]]) -> None:
         sync(store.set(key(*c), buffer(value(*c))))
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_stores_work_in_child_processes(tmp_path: Path, method: str) -> None:

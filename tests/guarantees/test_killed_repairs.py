@@ -141,6 +141,7 @@ def test_nothing_is_lost(name: str, tmp_path: Path) -> None:
     print(name, dict(outcomes))
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("checksum", INDEX_CODECS)
 def test_a_killed_append(checksum: str, writers: Writers, tmp_path: Path) -> None:  # noqa: F811
     """A shard with half a change is repaired by its journal: zarr alone reads every chunk that was

@@ -293,7 +293,7 @@ def processes() -> Iterator[Processes]:
         yield found
 
 
-@pytest.mark.thorough(of=3)
+@pytest.mark.thorough(of=6)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [*(("local", options) for options in LOCAL_OPTIONS.values()), ("obstore local", [{}])],

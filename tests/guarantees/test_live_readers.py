@@ -14,7 +14,7 @@ from tests.support.small_shards import Damaged, Entry, described, in_memory, str
 from tests.support.system_calls import between_calls
 
 
-@pytest.mark.thorough(of=4)
+@pytest.mark.thorough(of=8)
 @pytest.mark.parametrize("stream", STREAMS, ids=str)
 def test_readers_of_other_programs(stream: Stream) -> None:
     """zarr-python, tensorstore and this package get each stored frame, right, while others come."""

@@ -280,6 +280,7 @@ def test_zarr218_reads_what_is_written_here(written_here: tuple[Path, list[Case]
         assert seen[i]["chunks_per_shard"] == ([] if cps is None else [list(cps or (1,))])
 
 
+@pytest.mark.thorough(of=2)
 @pytest.mark.parametrize("is_dict", [False, True])
 @needs_zarr218
 def test_what_zarr218_wrote_is_read_and_updated_here(tmp_path: Path, is_dict: bool) -> None:

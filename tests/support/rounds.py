@@ -15,5 +15,5 @@ _QUICK = 16
 
 
 def rounds(n: int) -> int:
-    """Return the number of examples to draw, of `n` in a thorough run: a sixteenth in a quick one."""
+    """Return the number of examples to draw: `n` in a thorough run, a sixteenth in a quick one."""
     return n * N_ROUNDS or -(-n // _QUICK)
