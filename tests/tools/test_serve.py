@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import zarr
 
+from tests.support.processes import s3_server
 from tests.support.serving import MAX_SECONDS, Server, serving
 from zarr_shardstore import ShardingStore
 
@@ -120,6 +121,42 @@ def test_ranges(server: Server, asked: str, status: int, start: int, stop: int) 
     shown = f"bytes {start}-{stop - 1}/10" if status == 206 else None
     assert reply.headers.get("content-range") == shown
     assert reply.headers["etag"] == server.ask("/notes.txt").headers["etag"]
+
+
+def test_an_object_store_is_served_as_local_files_are(server: Server, directory: Path) -> None:
+    """By the command, with its options: values, parts of them, and refusals."""
+    obstore = pytest.importorskip("obstore")
+    with s3_server() as where, ExitStack() as stack:
+        options = {
+            "endpoint": where["endpoint"],
+            "access_key_id": "a",
+            "secret_access_key": "b",
+            "region": "us-east-1",
+        }
+        allow_http = {"allow_http": True}
+        s3 = obstore.store.S3Store(where["bucket"], client_options=allow_http, **options)
+        for path in directory.rglob("*"):
+            if path.is_file() and path.name != "link":
+                obstore.put(s3, f"v.zarr/{path.relative_to(directory)}", path.read_bytes())
+        flags = [f"--source-option={key}={value}" for key, value in options.items()]
+        remote = stack.enter_context(serving(f"s3://{where['bucket']}/v.zarr", *flags))
+        ranges = ("bytes=2-4", "bytes=7-", "bytes=-3", "bytes=0-99999", "bytes=0-1,5-6")
+        refused = ("bytes=99999-", "bytes=-0", "bytes=5-4", "bytes=")
+        missing = ("/g/raw/c/9/9/9", "/none", "/g/none/c/0", "/../secret.txt", "/g", "//")
+        for path in ("/zarr.json", "/old/raw/.zarray", CHUNK, "/old/raw/1.0.2", "/notes.txt"):
+            for asked in ("", *ranges, *refused):
+                for method in ("GET", "HEAD"):
+                    own = server.ask(path, method, **({"range": asked} if asked else {}))
+                    found = remote.ask(path, method, **({"range": asked} if asked else {}))
+                    assert (found.status, found.body) == (own.status, own.body), (path, asked)
+                    for name in ("content-length", "content-range", "content-type"):
+                        assert found.headers.get(name) == own.headers.get(name), (path, asked)
+                    assert (found.status == 416) is (method == "GET" and asked in refused)
+            etag = remote.ask(path).headers["etag"]
+            assert remote.ask(path, if_none_match=etag).status == 304
+        for path in (*missing, *(f"/{key}" for key in OURS)):
+            assert remote.ask(path).status == server.ask(path).status == 404, path
+        assert remote.ask(CHUNK, "PUT").status == 405
 
 
 def test_conditions(server: Server) -> None:
