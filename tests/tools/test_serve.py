@@ -135,9 +135,9 @@ def test_an_object_store_is_served_as_local_files_are(server: Server, directory:
         }
         allow_http = {"allow_http": True}
         s3 = obstore.store.S3Store(where["bucket"], client_options=allow_http, **options)
-        for path in directory.rglob("*"):
-            if path.is_file() and path.name != "link":
-                obstore.put(s3, f"v.zarr/{path.relative_to(directory)}", path.read_bytes())
+        for file in directory.rglob("*"):
+            if file.is_file() and file.name != "link":
+                obstore.put(s3, f"v.zarr/{file.relative_to(directory)}", file.read_bytes())
         flags = [f"--source-option={key}={value}" for key, value in options.items()]
         remote = stack.enter_context(serving(f"s3://{where['bucket']}/v.zarr", *flags))
         ranges = ("bytes=2-4", "bytes=7-", "bytes=-3", "bytes=0-99999", "bytes=0-1,5-6")
