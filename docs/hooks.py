@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from zarr_shardstore.cli.app import app
 
 if TYPE_CHECKING:
     from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 TOP = {"README.md": "index.md"} | {name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md")}
@@ -39,11 +41,13 @@ def on_files(files: Files, *, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     """Let links that are right in the repository be right on the site, where ``docs`` is the root.
 
-    Pages link to the notes, and the notes to pages.
+    Pages link to the notes, and the notes to pages. Search finds decisions last.
     """
+    if "/decisions/" in page.file.src_uri:
+        page.meta["search"] = {"boost": 0.2}
     return markdown.replace("](../../spec_notes/", "](../spec_notes/").replace("../docs/", "../")
 
 
@@ -52,4 +56,5 @@ def command_line() -> str:
     command = get_command(app)
     context = typer.Context(command, info_name="zarr-shardstore")
     title, name = "Command line", "zarr-shardstore"
-    return get_docs_for_click(obj=command, ctx=context, name=name, title=title)
+    page = get_docs_for_click(obj=command, ctx=context, name=name, title=title)
+    return re.sub(r"(?<=[^\s*])\*(?=[^\s*])", r"\*", page)  # of patterns such as raw/*=8

@@ -1,6 +1,6 @@
 """Every exception of the package.
 
-The type says what the handler can do::
+The type says what the handler can do:
 
     ShardStoreError
     ├── SpecError (ValueError)                 fix the call or the metadata

@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.support.browser import Browser, browser
+from tests.support.browser import Browser, browser, folder_over_http
 from tests.support.readers import NODE_MODULES
 from tests.support.serving import serving
 from zarr_shardstore import ShardingStore
@@ -64,18 +61,11 @@ def site(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "site").mkdir()
     (tmp_path / "site/modules").symlink_to(NODE_MODULES)
 
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
     imports = json.dumps({"imports": import_map()})
     page = f'<!DOCTYPE html><script type="importmap">{imports}</script>'
     (tmp_path / "site/index.html").write_text(page)
-    handler = partial(Quiet, directory=str(tmp_path / "site"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with folder_over_http(tmp_path / "site") as url:
+        yield url
 
 
 def import_map() -> dict[str, str]:
