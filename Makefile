@@ -16,6 +16,8 @@ ZARRITA_DIR := .node-zarrita
 AZURITE := 3.35.0
 AZURITE_DIR := .node-azurite
 NPM := npm install --silent --no-audit --no-fund --no-package-lock --fetch-retries=1
+# Tests start hundreds of interpreters, each of which would compile the package otherwise.
+export PYTHONDONTWRITEBYTECODE =
 PIP := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-thorough test-oldest test-downstream dist docs coverage mutate fuzz lint format bench clean

@@ -3,7 +3,7 @@
 The chunks are raw, so nothing is decoded by either. The import finds 16,384 chunks, writes them
 into shards, reads each back and compares it. The page cache is warm.
 
-    python benchmarks/imports.py [--nbytes 1073741824] [--rounds 5]
+    python benchmarks/imports.py [--nbytes 1073741824] [--rounds 5] [--quick]
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nbytes", type=int, default=1 << 30)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="small and once")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.nbytes, arguments.rounds = 1 << 24, 1
     n_chunks = arguments.nbytes // CHUNK_NBYTES
     with TemporaryDirectory(prefix="zarr-shardstore-bench-") as directory:
         source = Path(directory, "in.h5")

@@ -44,6 +44,14 @@ def test_beside_tensorstore(tmp_path: Path) -> None:
         assert telling in printed
 
 
+@pytest.mark.thorough
+def test_imports(tmp_path: Path) -> None:
+    """Both methods run."""
+    printed = output_of("imports.py", tmp_path)
+    for telling in ("256 chunks of 64 KiB", "import_store", "tar cf"):
+        assert telling in printed
+
+
 def test_fsck(tmp_path: Path) -> None:
     """Each level runs; each shard is opened once."""
     printed = output_of("fsck.py", tmp_path)
