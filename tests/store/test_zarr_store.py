@@ -7,14 +7,18 @@ that shards new arrays, which must change nothing for such keys.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+import zarr
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
+from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 from zarr.testing.store import StoreTests
 
@@ -127,3 +131,35 @@ async def test_a_subclass_is_not_read_behind_its_back(tmp_path: Path) -> None:
     assert value is not None
     assert value.to_bytes() == b"value"
     assert asked == ["key"]
+
+
+async def list_all(store: ShardingStore) -> None:
+    assert [key async for key in store.list()] == []
+
+
+READS: dict[str, Callable[[ShardingStore], object]] = {
+    "open an array": lambda store: zarr.open_array(store, mode="r"),
+    "open a group": lambda store: zarr.open_group(store, mode="r"),
+    "get": lambda store: sync(store.get("z/zarr.json", default_buffer_prototype())),
+    "get_sync": lambda store: store.get_sync("z/c/0"),
+    "read_chunks": lambda store: store.read_chunks("z", [(0,)]),
+    "exists": lambda store: sync(store.exists("z/c/0")),
+    "list": lambda store: sync(list_all(store)),
+    "is_empty": lambda store: sync(store.is_empty("")),
+    "flush": lambda store: store.flush_sync(),
+}
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("name", READS)
+def test_a_read_of_a_path_that_is_not_there_makes_nothing(
+    name: str, read_only: bool, tmp_path: Path
+) -> None:
+    """The first write makes the directory."""
+    store = ShardingStore(tmp_path / "no/such", chunks_per_shard=2, read_only=read_only)
+    with suppress(FileNotFoundError, ValueError):
+        READS[name](store)
+    assert list(tmp_path.iterdir()) == []
+    z = zarr.create_array(store.with_read_only(False), shape=(4,), chunks=(1,), dtype="u1")
+    z[:] = 1
+    assert (tmp_path / "no/such/c/0").exists()

@@ -20,7 +20,7 @@ from zarr.abc.store import ByteRequest, Store
 from zarr.codecs import ShardingCodec
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.sync import sync
-from zarr.storage import MemoryStore
+from zarr.storage import LocalStore, MemoryStore
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
@@ -691,12 +691,14 @@ class ShardingStore(Store):
 
     async def _ensure_open(self) -> None:
         if not self._is_open:
-            if isinstance(self.base, Store):
+            base = self.base
+            # That of a LocalStore to be written to makes its directory, even for a read.
+            if isinstance(base, Store) and (base.read_only or type(base) is not LocalStore):
                 try:
-                    await self.base._ensure_open()
+                    await base._ensure_open()
                 except ValueError:
                     # "already open": another thread, in a loop of its own, was faster.
-                    if not self.base._is_open:
+                    if not base._is_open:
                         raise
             self._is_open = True
 
