@@ -137,36 +137,6 @@ class SourceFiles:
 _BUFFER_NBYTES = 1 << 20
 
 
-class _NoCollection:
-    """While one of its blocks runs, no thread collects garbage.
-
-    h5py reads a file with its lock, and frees an object with it, too. The thread that answers the
-    request would wait for ever if it met an object of h5py among garbage. Source: h5py, "Python
-    file-like objects".
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._n_blocks = 0
-        self._was_enabled = False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._n_blocks:
-                self._was_enabled = gc.isenabled()
-                gc.disable()
-            self._n_blocks += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._n_blocks -= 1
-            if not self._n_blocks and self._was_enabled:
-                gc.enable()
-
-
-_NO_COLLECTION = _NoCollection()
-
-
 class _ObjectFile(io.RawIOBase):
     """An object as a file that is only read."""
 
@@ -186,8 +156,15 @@ class _ObjectFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         stop = max(self._at, min(self._size, self._at + len(buffer)))
-        with _NO_COLLECTION:
+        # h5py calls this with its lock, and frees its objects with it. The thread that answers would
+        # wait for ever if it met one among garbage. Source: h5py, "Python file-like objects".
+        collects = gc.isenabled()
+        try:
+            gc.disable()
             data = self._files.read(self.name, self._at, stop)
+        finally:
+            if collects:
+                gc.enable()
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
