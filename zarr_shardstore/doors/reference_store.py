@@ -156,8 +156,8 @@ class _ObjectFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         stop = max(self._at, min(self._size, self._at + len(buffer)))
-        # h5py calls this with its lock, and frees its objects with it. The thread that answers would
-        # wait for ever if it met one among garbage. Source: h5py, "Python file-like objects".
+        # h5py calls this with its lock, and frees its objects with it. The thread that answers
+        # would wait for ever if it met one among garbage. Source: h5py, "Python file-like objects".
         collects = gc.isenabled()
         try:
             gc.disable()
