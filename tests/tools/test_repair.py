@@ -142,14 +142,31 @@ def test_bytes_written_since_stay(tmp_path: Path) -> None:
     with pytest.raises(ShardConflictError, match="a/c/1/1"):
         restore_quarantine(tmp_path, report.quarantine)
     assert files_of(tmp_path) == now
-    with pytest.raises(SpecError, match=f"there are {report.quarantine}"):
-        restore_quarantine(tmp_path, "a")
     path.unlink()
     original = tmp_path / report.quarantine / "a/c/1/1.original"
     original.write_bytes(original.read_bytes()[:-1])
     with pytest.raises(ShardConflictError, match="is damaged"):
         restore_quarantine(tmp_path, report.quarantine)
     assert not path.exists()
+
+
+def test_a_quarantine_is_named_by_its_path_or_its_last_part(tmp_path: Path) -> None:
+    """A part of one, all of them, and a way out are none: the error names each that there is."""
+    kind = KINDS["v3 gzip, index first"]
+    kind.make(tmp_path)
+    path = tmp_path / "a/c/1/1"
+    path.write_bytes(DAMAGES["chunk"](path.read_bytes()))
+    damaged = files_of(tmp_path)
+    report = repair_store(check_store(tmp_path, level="decode"), dry_run=False)
+    top, name = report.quarantine.split("/")
+    repaired = files_of(tmp_path)
+    for wrong in ("a", "", ".", top, f"{name}/a", f"{top}/{name}/a", f"../{name}", f"{top}/.."):
+        with pytest.raises(SpecError, match=f"there are {report.quarantine}"):
+            restore_quarantine(tmp_path, wrong)
+    assert files_of(tmp_path) == repaired
+    for right in (name, f"{top}/{name}", f"{name}/"):
+        assert restore_quarantine(tmp_path, right) == ["a/c/1/1"]
+        assert path.read_bytes() == damaged["a/c/1/1"]
 
 
 def test_objects_and_remains(tmp_path: Path) -> None:

@@ -112,8 +112,9 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
     store
         The store that was repaired.
     quarantine
-        The prefix that the report of the repair names. It stays. Of several repairs restore the
-        latest first; a wrong prefix raises an error that names all, in their order.
+        The prefix that the report of the repair names, or its last part. It stays. Of several
+        repairs restore the latest first; a wrong one raises an error that names all, in their
+        order.
 
     Raises
     ------
@@ -125,14 +126,15 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
     """
     base = synced(open_base(store))
     base.check_writable()
-    prefix = quarantine.strip("/") + "/"
-    listed = _keys(base, prefix) if prefix.startswith(f"{QUARANTINE}/") else ()
-    names = (key.removeprefix(prefix) for key in listed if key.endswith(_ORIGINAL))
-    keys = sorted(name.removesuffix(_ORIGINAL) for name in names)
+    there = list(_keys(base, f"{QUARANTINE}/"))
+    name = quarantine.strip("/").removeprefix(f"{QUARANTINE}/")
+    prefix = f"{QUARANTINE}/{name}/"
+    names = (k.removeprefix(prefix) for k in there if k.startswith(prefix) and "/" not in name)
+    keys = sorted(k.removesuffix(_ORIGINAL) for k in names if k.endswith(_ORIGINAL))
     if not keys:
-        there = sorted({"/".join(k.split("/")[:2]) for k in _keys(base, f"{QUARANTINE}/")})
+        others = sorted({"/".join(k.split("/")[:2]) for k in there})
         text = f"there is no quarantine {quarantine!r} in {base.describe()}; there are "
-        raise SpecError(text + (", ".join(there) or "none"))
+        raise SpecError(text + (", ".join(others) or "none"))
     shards = sorted({key.removesuffix(JOURNAL_SUFFIX) for key in keys})
     left = [_restore(base, prefix, key, dry_run=dry_run) for key in shards]
     if any(left):
