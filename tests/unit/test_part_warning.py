@@ -30,7 +30,7 @@ def test_a_part_by_a_pipeline_of_zarr(
         pytest.skip("this zarr has no such pipeline")
     if pipeline == FUSED and not is_local:
         pytest.skip("through a store that only awaits it reads as it does for reads")
-    sharding_store._warn_of_parts.cache_clear()
+    sharding_store.warn_of_parts.cache_clear()
     with zarr.config.set({"codec_pipeline.path": pipeline}), warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message="ShardingStore was opened")
@@ -55,7 +55,7 @@ def test_a_part_where_ours_is_not_asked(pipeline: str, kind: str, tmp_path: Any)
         pytest.skip("this zarr has no such pipeline")
     if kind == "passthrough" and not sharding_store._HAS_WHOLE_SHARDS:
         pytest.skip("this zarr reads also the shards that it writes whole")
-    sharding_store._warn_of_parts.cache_clear()
+    sharding_store.warn_of_parts.cache_clear()
     with zarr.config.set({"codec_pipeline.path": pipeline}), warnings.catch_warnings():
         warnings.simplefilter("error")
         shards: Any = None
@@ -82,7 +82,7 @@ def test_a_part_where_ours_is_not_asked(pipeline: str, kind: str, tmp_path: Any)
 @pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed`")
 def test_a_part_of_a_shard_under_another_codec() -> None:
     """Ours compares and swaps it: no warning."""
-    sharding_store._warn_of_parts.cache_clear()
+    sharding_store.warn_of_parts.cache_clear()
     z: Any = zarr.create_array(
         ShardingStore({}),
         name="a",

@@ -21,6 +21,8 @@ import ast
 import asyncio
 import os
 import re
+import sys
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -46,7 +48,7 @@ from zarr_shardstore.io.backends.cloud_urls import EXTRAS
 from zarr_shardstore.io.concurrency import gather_bounded
 from zarr_shardstore.operations.values import is_document
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
-from zarr_shardstore.store.sharding_store import ShardingStore
+from zarr_shardstore.store.sharding_store import ShardingStore, warn_of_parts
 
 _OF_FSSPEC = (
     "asynchronous",
@@ -65,6 +67,9 @@ _QUERY = re.compile(r"\?(?=\w+=)")
 """Begin of the options in a URL. Elsewhere a question mark is a wildcard of fsspec."""
 
 _N_SIZES_AT_ONCE = 64
+
+_N_READ = 64
+"""Chunks that are remembered as read by zarr: a write of one of them may be of a part."""
 
 
 class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
@@ -113,6 +118,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     ) -> None:
         super().__init__(**{name: options.pop(name) for name in _OF_FSSPEC if name in options})
         self.sharding_store = _open(fo, target_protocol, target_options or {}, options)
+        self._read_by_zarr: deque[str] = deque(maxlen=_N_READ)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -141,6 +147,9 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **_: Any
     ) -> bytes:
+        # By a pipeline of zarr's own, as `_pipe_file` then: ours goes to the store itself.
+        if (start, end) == _NO_RANGE and sys._getframe(1).f_code.co_name == "get":
+            self._read_by_zarr.append(self._strip_protocol(path))
         (value,) = await self._cat_ranges([path], [start], [end], on_error="raise")
         assert isinstance(value, bytes)
         return value
@@ -260,6 +269,8 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     async def _pipe_file(self, path: str, value: Any, mode: str = "overwrite", **_: Any) -> None:
         key, store, value = self._strip_protocol(path), self.sharding_store, bytes(value)
+        if key in self._read_by_zarr and not is_document(key):
+            warn_of_parts()
         if mode != "create":
             await store.set(key, value)
         elif await store.exists(key):

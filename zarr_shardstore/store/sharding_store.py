@@ -91,7 +91,7 @@ def _writer_above(frame: FrameType | None) -> str:
 
 
 @cache
-def _warn_of_parts() -> None:
+def warn_of_parts() -> None:
     warn(
         "a pipeline of zarr's own writes a part of a chunk: if another writer has another part, "
         "one of both may be lost. ShardedCodecPipeline loses none: it is the default of "
@@ -725,7 +725,7 @@ class ShardingStore(Store):
         # A shard that is left to zarr otherwise is replaced only if it is as it was read.
         is_shard_lost = _HAS_WHOLE_SHARDS and self._engine.options.native == "passthrough"
         if writer in _WRITERS_OF_CHUNKS or is_shard_lost:
-            _warn_of_parts()
+            warn_of_parts()
 
     @property
     def _supports_sync_io(self) -> bool:
