@@ -42,8 +42,11 @@ def make(path: Path) -> None:
 
 
 def files_in(root: Path) -> dict[str, bytes]:
-    """All files, temporary ones, too."""
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    """All files, temporary ones of arrays, too; a kill may leave one beside that of a group."""
+    groups = (root, root / "a")
+    files = [path for path in root.rglob("*") if path.is_file()]
+    kept = [path for path in files if path.parent not in groups or path.suffix != ".partial"]
+    return {str(path.relative_to(root)): path.read_bytes() for path in kept}
 
 
 def values_of(file: Any, name: str) -> Any:
