@@ -125,7 +125,12 @@ def test_bytes_of_chunks_are_those_of_the_file(hdf5: Path) -> None:
 
 
 def test_attributes_and_groups_are_kept(hdf5: Path) -> None:
+    with h5py.File(hdf5, "a") as file:
+        file["group/raw"].attrs.update({"NAME": "cells", "CLASS": np.bytes_(b"IMAGE")})
+        file["texts"].make_scale("of texts")
     group, _ = imported(hdf5)
+    assert dict(group["group/raw"].attrs) == {"NAME": "cells", "CLASS": "IMAGE"}
+    assert dict(group["texts"].attrs) == {}
     assert dict(group.attrs) == {"title": "ä", "numbers": [0, 1, 2], "not a number": "NaN"}
     assert dict(group["group"].attrs) == {"unit": "m"}
 
@@ -215,6 +220,7 @@ def test_what_has_no_form_in_zarr_is_named(tmp_path: Path) -> None:
 
 DTYPES = st.sampled_from(["i1", "u2", "<i4", ">i4", "f2", ">f8", "c16", "?", "S3", "enum", "pad"])
 ATTRIBUTES: dict[str, Any] = {
+    "NAME": "cells",
     "text": "ä",
     "bytes": b"\xff",
     "texts": np.array([b"a", b"bc"]),

@@ -63,10 +63,8 @@ ZSTD = {"id": "zstd", "level": 0}
 _KEY = re.compile(r"(.*?/)?c((?:/[0-9]+)*)")
 
 _HIDDEN = {
-    "CLASS",
     "DIMENSION_LABELS",
     "DIMENSION_LIST",
-    "NAME",
     "REFERENCE_LIST",
     "_NCProperties",
     "_Netcdf4Coordinates",
@@ -391,8 +389,9 @@ class Parser:
 
     def _attributes(self, item: Any, path: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        of_scale = {"CLASS", "NAME"} if _text(item, "CLASS") == b"DIMENSION_SCALE" else set()
         for name in item.attrs:
-            if name in _HIDDEN:
+            if name in _HIDDEN | of_scale:
                 continue
             try:
                 value = item.attrs[name]
@@ -449,7 +448,13 @@ def _plain(value: Any, *, is_fill_value: bool) -> Any:
 
 def _is_bare_dimension(item: Any) -> bool:
     """Whether a dataset only keeps the name of a dimension of netCDF."""
-    return bytes(item.attrs.get("NAME", b"")).startswith(_NOT_A_VARIABLE)
+    return _text(item, "NAME").startswith(_NOT_A_VARIABLE)
+
+
+def _text(item: Any, name: str) -> bytes:
+    """Return an attribute of fixed length, as those of scales are; others count as empty."""
+    value = item.attrs.get(name)
+    return value if isinstance(value, bytes) else b""
 
 
 def _basename(path: str) -> str:
