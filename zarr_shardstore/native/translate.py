@@ -163,7 +163,10 @@ def to_attributes(
     if names is None or (isinstance(names, list) and all(name is None for name in names)):
         return dict(attributes), fill_value
     if not _are_names(names) or attributes.get(_NAMES, names) != names:
-        raise UnsupportedError(f"the dimension names {names!r} cannot be an attribute of v2")
+        raise UnsupportedError(
+            f"the dimension names {names!r} cannot be an attribute of v2: name all dimensions or "
+            "none, or stay with v3"
+        )
     changed = {**attributes, _NAMES: list(names)}
     if _MASKED in changed:
         if changed.pop(_MASKED) != _masked(fill_value, data_type):
