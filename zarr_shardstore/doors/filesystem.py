@@ -22,7 +22,6 @@ import asyncio
 import os
 import re
 import sys
-from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -69,7 +68,7 @@ _QUERY = re.compile(r"\?(?=\w+=)")
 _N_SIZES_AT_ONCE = 64
 
 _N_READ = 64
-"""Chunks that are remembered as read by zarr: a write of one of them may be of a part."""
+"""Most chunks that are remembered as read by zarr: a write of one of them may be of a part."""
 
 
 class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
@@ -118,7 +117,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     ) -> None:
         super().__init__(**{name: options.pop(name) for name in _OF_FSSPEC if name in options})
         self.sharding_store = _open(fo, target_protocol, target_options or {}, options)
-        self._read_by_zarr: deque[str] = deque(maxlen=_N_READ)
+        self._read_by_zarr: set[str] = set()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -149,7 +148,9 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     ) -> bytes:
         # By a pipeline of zarr's own, as `_pipe_file` then: ours goes to the store itself.
         if (start, end) == _NO_RANGE and sys._getframe(1).f_code.co_name == "get":
-            self._read_by_zarr.append(self._strip_protocol(path))
+            if len(self._read_by_zarr) >= _N_READ:
+                self._read_by_zarr.clear()
+            self._read_by_zarr.add(self._strip_protocol(path))
         (value,) = await self._cat_ranges([path], [start], [end], on_error="raise")
         assert isinstance(value, bytes)
         return value
