@@ -84,7 +84,7 @@ def order_of_others(base: BaseStoreHandle, checker: ArrayChecker) -> tuple[int, 
 
 def advice(n_unnamed: int, n_others: int, order: EntryOrder | None) -> str:
     """Return what a user can do for chunks of which nothing says which ones they are."""
-    text = f"nothing says which chunks {n_unnamed} that seem whole are: "
+    text = f"{n_unnamed} entries seem whole, and nothing says which chunks they are: "
     if order is None:
         return f"{text}if the shard was full, tell the order in which it was written"
     text += "if the shard was full, and of the program that wrote "
