@@ -362,6 +362,31 @@ def test_xarray_reads_netcdf_and_its_import_alike(tmp_path: Path) -> None:
         assert document(tmp_path / name) == document(out, name)
 
 
+def test_dimensions_of_netcdf(tmp_path: Path) -> None:
+    """Also of coordinates with several, of which others are longer, and of variables beside a bare
+    dimension: names and shapes are those of netCDF4."""
+    netcdf = pytest.importorskip("netCDF4")
+    path, out = tmp_path / "in.nc", tmp_path / "out.zarr"
+    with netcdf.Dataset(path, "w") as file:
+        inner = file.createGroup("inner")
+        for name, size in (("t", None), ("u", None), ("n", 4)):
+            file.createDimension(name, size)
+        for group, name, dimensions, n_rows in (
+            *((file, "t", ("t", "n"), 5), (file, "x", ("t", "n"), 2), (file, "y", ("u",), 6)),
+            *((inner, "u", ("u", "n"), 1), (inner, "z", ("u",), 3), (inner, "t", ("n", "n"), 4)),
+        ):
+            group.createVariable(name, "i4", dimensions)[:n_rows] = n_rows
+    import_store(path, out)
+    with netcdf.Dataset(path) as file:
+        file.set_auto_mask(False)
+        for name in ("t", "x", "y", "inner/u", "inner/z", "inner/t"):
+            found: Any = zarr.open_array(out, path=name, mode="r")
+            assert found.metadata.dimension_names == file[name].dimensions, name
+            np.testing.assert_array_equal(found[:], file[name][:], err_msg=name)
+            adopt(path, tmp_path / name, dataset=name, link="copy")
+            assert document(tmp_path / name) == document(out, name)
+
+
 # ------------------------------------------------------------------------- TIFF
 
 

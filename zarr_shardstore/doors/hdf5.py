@@ -194,26 +194,30 @@ class Parser:
     """Paths in the file of all datasets, after `find_dimensions`."""
     is_netcdf: bool = False
     dimensions: dict[int, str] = field(default_factory=dict)
-    """Names of netCDF dimensions by id."""
+    """Paths of the scales of netCDF dimensions by id."""
     lengths: dict[str, int] = field(default_factory=dict)
     """Lengths of dimensions by the path of their scale."""
 
     def find_dimensions(self, file: Any) -> None:
         """Find the dimensions of netCDF: one is as long as the longest variable that has it."""
 
+        variables: list[Any] = []
+
         def add(_: str, item: Any) -> None:
-            shape = getattr(item, "shape", None) or ()
+            if not isinstance(item, self.h5py.Dataset):
+                return
             is_bare = _is_bare_dimension(item)
-            if isinstance(item, self.h5py.Dataset) and not is_bare:
+            if not is_bare:
                 self.datasets.append(item.name.strip("/"))
-            if "_Netcdf4Dimid" in item.attrs and len(shape) <= 1:
-                self.dimensions[int(item.attrs["_Netcdf4Dimid"])] = _basename(item.name)
-            if is_bare and len(shape) == 1:
-                shape = ()
-            for size, scale in zip(shape, self._scales(item) if shape else (), strict=True):
-                self.lengths[scale] = max(size, self.lengths.get(scale, 0))
+            if "_Netcdf4Dimid" in item.attrs and self.h5py.h5ds.is_scale(item.id):
+                self.dimensions[int(item.attrs["_Netcdf4Dimid"])] = item.name
+            if item.shape and not (is_bare and len(item.shape) == 1):
+                variables.append(item)
 
         file.visititems(add)
+        for item in variables:
+            for size, scale in zip(item.shape, self._scales(item), strict=True):
+                self.lengths[scale] = max(size, self.lengths.get(scale, 0))
         self.is_netcdf = bool(self.dimensions) or "_NCProperties" in file.attrs
 
     def needs_dimensions(self, dataset: Any) -> bool:
@@ -226,9 +230,14 @@ class Parser:
 
     def _scales(self, dataset: Any) -> list[str]:
         """Return the path of the scale of each dimension; ``""`` where there is none."""
-        is_scale = len(dataset.shape) == 1 and self.h5py.h5ds.is_scale(dataset.id)
-        own = dataset.name if is_scale else ""
-        return [dim[0].name or "" if len(dim) else own for dim in dataset.dims]
+        ndim, own = len(dataset.shape), [""] * len(dataset.shape)
+        ids = dataset.attrs.get("_Netcdf4Coordinates")  # of a scale with several dimensions, too
+        if ids is not None and len(ids) == ndim and all(int(i) in self.dimensions for i in ids):
+            own = [self.dimensions[int(i)] for i in ids]
+        elif ndim == 1 and self.h5py.h5ds.is_scale(dataset.id):
+            own = [dataset.name]
+        pairs = zip(dataset.dims, own, strict=True)
+        return [dim[0].name or "" if len(dim) else other for dim, other in pairs]
 
     def _shape(self, dataset: Any) -> Coords:
         """Return the shape; in netCDF a variable is as long as its dimensions."""
@@ -380,10 +389,6 @@ class Parser:
 
     def _dimension_names(self, dataset: Any) -> list[str | None]:
         """Return the name of the scale of each dimension, or its label, as far as there are."""
-        ndim = len(dataset.shape)
-        ids = dataset.attrs.get("_Netcdf4Coordinates")
-        if ids is not None and len(ids) == ndim and all(int(i) in self.dimensions for i in ids):
-            return [self.dimensions[int(i)] for i in ids]
         pairs = zip(dataset.dims, self._scales(dataset), strict=True)
         return [_basename(scale) or dim.label or None for dim, scale in pairs]
 
