@@ -293,7 +293,7 @@ def _chosen(path: str, dataset: str | None, names: list[str]) -> str:
         return dataset
     if len(names) != 1:
         few = ", ".join(map(repr, names[:20])) or "none"
-        raise SpecError(f"choose one dataset of {path!r}: there are {few}")
+        raise SpecError(f"choose one of {path!r} by dataset= (--dataset): there are {few}")
     return names[0]
 
 
