@@ -22,15 +22,12 @@ def test_a_file_that_cannot_be_renamed_is_closed_once(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-@pytest.mark.parametrize("size", [10, 5 << 20])
 @pytest.mark.parametrize("start", [0, 3])
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_a_read_has_fewer_bytes_where_the_file_ends(
-    tmp_path: Path, size: int, start: int, more: int
-) -> None:
+def test_a_read_has_fewer_bytes_where_the_file_ends(tmp_path: Path, start: int, more: int) -> None:
     path = tmp_path / "a"
-    path.write_bytes(stored := os.urandom(size))
+    path.write_bytes(stored := os.urandom(10))
     with path.open("rb") as file:
-        found = read_at(file.fileno(), start, size + more)
-    assert found == stored[start : size + more]
+        found = read_at(file.fileno(), start, 10 + more)
+    assert found == stored[start : 10 + more]
     assert found.readonly

@@ -34,8 +34,6 @@ from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-import numpy as np
-
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.telemetry import warn
 
@@ -284,16 +282,8 @@ _SMALL_WRITE_NBYTES = 512 * 1024
 """For larger ones Linux 6.18 looks for as large pages of memory: 1.1 s a GB, instead of 0.25 s."""
 
 
-_HUGE_NBYTES = 4 * 1024 * 1024
-"""For so many numpy asks for huge pages. To get small ones takes as long as the copy does."""
-
-
 def read_at(fd: int, start: int, stop: int) -> memoryview:
     """Return bytes of a file, fewer where it ends."""
-    if stop - start >= _HUGE_NBYTES and hasattr(os, "preadv"):
-        view = np.empty(stop - start, np.uint8).data
-        if os.preadv(fd, [view], start) == len(view):
-            return view.toreadonly()
     data = at_offset.pread(fd, min(stop - start, _MAX_NBYTES), start)
     while len(data) < stop - start:  # a signal, a huge read, or a file cut short
         left = min(stop - start - len(data), _MAX_NBYTES)
