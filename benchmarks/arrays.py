@@ -1,5 +1,10 @@
 """Array reads and writes on local disk: this store, zarr's native sharding, plain chunks.
 
+    native   zarr's own sharding
+    plain    a file for each chunk
+    ours     `ShardingStore`, with the pipeline that is named
+    sharded  `ShardingStore`, with `ShardedCodecPipeline`
+
 One run measures all stores in turn. It prints medians of several rounds, their spread, and ratios
 to the native figure of the same pipeline. ``tests/performance/test_request_counts.py`` asserts the
 requests.

@@ -68,8 +68,9 @@ def section(script: str) -> str:
     )
     about = ast.get_docstring(ast.parse((HERE / script).read_text(encoding="utf-8"))) or ""
     about = re.sub(r"\n\n +python .*", "", about)  # its options
-    about = re.sub(r"(?m)^((?: {4}.*\n?)+)", r"```text\n\1\n```\n", about)
-    return f"## {SCRIPTS[script]}\n\n`benchmarks/{script}`. {about}\n\n```text\n{done.stdout}```\n"
+    about = re.sub(r"(?m)(?:^ {4}.*\n?)+", r"```text\n\g<0>\n```\n", about)
+    about = about.replace("\n\n```\n", "\n```\n")
+    return f"## {SCRIPTS[script]}\n\n`benchmarks/{script}`. {about.strip()}\n\n```text\n{done.stdout.strip()}\n```\n"
 
 
 def main() -> None:
