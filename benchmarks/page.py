@@ -27,7 +27,7 @@ SCRIPTS = {
     "writes.py": "Writes",
     "convert.py": "Conversion of chunk files",
     "imports.py": "Import of HDF5",
-    "lost_updates.py": "Lost updates",
+    "lost_updates.py --rounds 1": "Lost updates",
     "listing.py": "Listings",
     "fsck.py": "Check of a store",
 }
@@ -56,11 +56,12 @@ def versions() -> str:
     return ", ".join(found)
 
 
-def section(script: str) -> str:
+def section(command: str) -> str:
     """Run a script, and return its docstring and what it printed."""
+    script, *options = command.split()
     path = f"{HERE}{os.pathsep}{HERE.parent}"
     done = subprocess.run(
-        [sys.executable, HERE / script],
+        [sys.executable, HERE / script, *options],
         env=os.environ | {"PYTHONPATH": path},
         stdout=subprocess.PIPE,
         encoding="utf-8",
@@ -70,12 +71,13 @@ def section(script: str) -> str:
     about = re.sub(r"\n\n +python .*", "", about)  # its options
     about = re.sub(r"(?m)(?:^ {4}.*\n?)+", r"```text\n\g<0>\n```\n", about)
     about = about.replace("\n\n```\n", "\n```\n")
-    return f"## {SCRIPTS[script]}\n\n`benchmarks/{script}`. {about.strip()}\n\n```text\n{done.stdout.strip()}\n```\n"
+    printed = f"```text\n{done.stdout.strip()}\n```"
+    return f"## {SCRIPTS[command]}\n\n`benchmarks/{command}`. {about.strip()}\n\n{printed}\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=SCRIPTS, default=list(SCRIPTS))
+    parser.add_argument("--only", nargs="+", default=[command.split()[0] for command in SCRIPTS])
     arguments = parser.parse_args()
     head = f"""# Benchmarks
 
@@ -89,10 +91,10 @@ wrote. So the ratios tell something, and the seconds are those of this machine. 
 machine differ by a tenth, and a busy disk doubles what waits for it.
 """
     sections = []
-    for script in SCRIPTS:
-        if script in arguments.only:
-            print(f"running {script}", flush=True)
-            sections.append(section(script))
+    for command in SCRIPTS:
+        if command.split()[0] in arguments.only:
+            print(f"running {command}", flush=True)
+            sections.append(section(command))
             PAGE.write_text("\n".join([head, *sections]), encoding="utf-8")
 
 
