@@ -397,12 +397,12 @@ class ArrayChecker:
         pieces: list[memoryview] = []
         for part in wanted.rounds():
             if part.continues or part.has_more:  # one value that is larger than a round
-                pieces += part.values
+                pieces += part.pieces
                 if not part.has_more:
-                    yield part.ids, [memoryview(b"".join(pieces))]
+                    yield part.ids.tolist(), [memoryview(b"".join(pieces))]
                     pieces = []
             else:
-                yield part.ids, part.values
+                yield part.ids.tolist(), part.values()
 
     # ------------------------------------------------------------------ values
 

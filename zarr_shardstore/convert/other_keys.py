@@ -120,7 +120,7 @@ def _pieces(
     base: BaseStoreHandle, key: str, documents: DocumentsByKey
 ) -> Iterator[bytes | memoryview]:
     """Read the value of a key; that of a group gets `documents` in place of its copies."""
-    pieces = (piece for found in read_object(base, key) for piece in found.values)
+    pieces = (piece for found in read_object(base, key) for piece in found.pieces)
     node, path = metadata.node_of_document(key), metadata.directory_of_v2_consolidated(key)
     if not documents or (path is None and (node is None or node.hierarchy != "v3")):
         yield from pieces
