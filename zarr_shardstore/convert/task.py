@@ -48,6 +48,7 @@ _NOT_THE_SAME = (
 )
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
+_NONE: _Ints = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,7 @@ class _Contents:
     """Entry ids and sizes of values, in the order in which they were met, and a crc32c of all."""
 
     def __init__(self, rounds: Iterable[ReadRound] = ()) -> None:
-        self.ids = np.zeros(0, np.int64)
-        self.sizes = np.zeros(0, np.int64)
+        self._ids, self._sizes = [_NONE], [_NONE]
         self.crc = 0
         for found in rounds:
             self.add(found)
@@ -118,10 +118,18 @@ class _Contents:
         for piece in found.pieces:
             self.crc = crc32c.crc32c(piece, self.crc)
         if found.continues:
-            self.sizes[-1] += found.sizes[0]
+            self._sizes[-1] += found.sizes  # of this piece alone
         else:
-            self.ids = np.concatenate([self.ids, found.ids])
-            self.sizes = np.concatenate([self.sizes, found.sizes])
+            self._ids.append(found.ids)
+            self._sizes.append(found.sizes)
+
+    @property
+    def ids(self) -> _Ints:
+        return np.concatenate(self._ids)
+
+    @property
+    def sizes(self) -> _Ints:
+        return np.concatenate(self._sizes)
 
     def is_same(self, other: _Contents) -> bool:
         return (
