@@ -319,7 +319,7 @@ class StoredValues:
     def rounds(self) -> Iterator[ReadRound]:
         """Read all stored values in order; a changed size raises `ShardConflictError`."""
         if self.is_estimate:
-            return _read_objects(self.base, self.keys, self.ids.tolist(), self.stops, check=True)
+            return _read_objects(self.base, self.keys, self.ids.tolist(), self.stops)
         return _read_ranges(self)
 
 
@@ -414,17 +414,17 @@ def _cut(base: BaseStoreHandle, sizes: _Ints) -> Iterator[tuple[int, int]]:
 
 
 def _read_objects(
-    base: BaseStoreHandle, keys: Sequence[str], ids: Sequence[int], sizes: _Ints, *, check: bool
+    base: BaseStoreHandle, keys: Sequence[str], ids: Sequence[int], sizes: _Ints
 ) -> Iterator[ReadRound]:
     """Read whole objects of about these sizes; missing ones are left out.
 
-    With `check`, a truncated reply raises `ShardConflictError`.
+    A truncated reply raises `ShardConflictError`.
     """
     for start, stop in _cut(base, sizes):
         if sizes[start] > ROUND_NBYTES:
             yield from read_object(base, keys[start], ids[start])
             continue
-        values = base.values(keys[start:stop], check=check)
+        values = base.values(keys[start:stop])
         there = [(i, v) for i, v in zip(ids[start:stop], values, strict=True) if v is not None]
         if there:
             yield _whole_values([i for i, _ in there], [v for _, v in there])
