@@ -244,7 +244,7 @@ def test_each_hierarchy_is_told_by_its_members() -> None:
         (v3(codecs=[{**CODEC, "x": 1}]), UnsupportedError, "'sharding_indexed' has the members"),
         (v3(codecs=[CODEC], shape=[8]), SpecError, "the array has 1 dims"),
         (v3(codecs=[CODEC], shape=[8, -1]), SpecError, "'shape' is a list of whole numbers, got"),
-        (v3(codecs=[CODEC], shape=[8, True]), SpecError, "'shape' is a list of whole numbers, got"),
+        (v3(codecs=[CODEC], shape=[8, 5.0]), SpecError, "'shape' is a list of whole numbers, got"),
         (v3(codecs=[CODEC], chunk_grid=grid(4, 5)), SpecError, r"shards of \[4, 5\] cannot be cut"),
         (v3(codecs=[CODEC], chunk_grid=grid(4)), SpecError, "must have as many"),
         (v3(codecs=[CODEC], chunk_grid={"name": "x"}), UnsupportedError, "chunk grid 'x'"),
@@ -256,10 +256,16 @@ def test_each_hierarchy_is_told_by_its_members() -> None:
             "filters is a list that has the marker 'zarr_shardstore' once, got",
         ),
         (
-            v3(codecs=[{"name": "sharding_indexed", "configuration": {"codecs": None}}]),
+            v3(codecs=[{**CODEC, "configuration": {**CODEC["configuration"], "codecs": None}}]),
             SpecError,
             "the codec 'sharding_indexed' needs a list of codecs, got",
         ),
+        (
+            v3(codecs=[{"name": "sharding_indexed", "configuration": {"chunk_shape": [1, 1]}}]),
+            UnsupportedError,
+            r"leaves \['codecs', 'index_codecs'\] to the reader",
+        ),
+        (v3(codecs=[CODEC], chunk_grid=grid(0, 6)), UnsupportedError, "have no chunks"),
     ],
 )
 def test_forms_that_are_refused(doc: Document, error: type[Exception], message: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from zarr_shardstore.arrays.array_cache import ArrayCache, CachedArray, Generation
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import StoredArray
-from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format import keys as chunk_keys
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef, is_inside
 from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec
@@ -57,10 +57,13 @@ class Catalog:
         self._policy = policy
 
     def chunks_of(
-        self, keys: Sequence[str]
+        self, keys: Sequence[str], *, are_values: bool = True
     ) -> Flow[list[ChunkRef | TransformedKey | InvalidChunkKey | None]]:
-        """Return the chunks that keys name; ``None`` for a key that passes through. A bad document
-        of an array raises its error."""
+        """Return the chunks that keys name; ``None`` for a key that passes through.
+
+        A bad document of an array raises its error. Keys of an array with an unknown declaration
+        pass unless `are_values`: listings, sizes and existence are those of the stored objects.
+        """
         generation = self.arrays.current()
         chunks: list[Any] = [generation.chunk_of(key) for key in keys]
         left = [i for i, chunk in enumerate(chunks) if chunk is None]
@@ -77,7 +80,9 @@ class Catalog:
             answers = yield from self._locate(keys_left, generation, in_grid=True)
         for i, answer in zip(left, answers, strict=True):
             if isinstance(answer, ShardStoreError):
-                raise answer
+                if are_values or not is_unknown(answer):
+                    raise answer
+                answer = None
             chunks[i] = answer
         return chunks
 
@@ -106,10 +111,13 @@ class Catalog:
         self, base_keys: Sequence[str]
     ) -> Flow[list[ShardRef | TransformedKey | ShardStoreError | None]]:
         """Return the shards that keys of the base store name; ``None`` for any other key. The error
-        of a bad document takes the place of the shard."""
+        of a bad document takes the place of the shard; objects of an unknown declaration pass."""
         answers = yield from self._locate(base_keys, self.arrays.current(), in_grid=False)
         shards = ShardRef | TransformedKey | ShardStoreError
-        return [answer if isinstance(answer, shards) else None for answer in answers]
+        return [
+            answer if isinstance(answer, shards) and not is_unknown(answer) else None
+            for answer in answers
+        ]
 
     def directory_of(
         self, directory: str, *, or_own: bool = False, is_strict: bool = True
@@ -134,7 +142,7 @@ class Catalog:
         arrays = yield from self.arrays.lookup(nodes)
         for node in nodes:
             array = arrays[node]
-            if isinstance(array, ShardStoreError) and is_strict:
+            if isinstance(array, ShardStoreError) and is_strict and not is_unknown(array):
                 raise array
             if isinstance(array, StoredArray) and array.stack:
                 layout = array.layout
@@ -275,6 +283,11 @@ class Catalog:
             return None
         layout = _layout_by_rule(node, encoding, cps)
         return layout.chunk(coords, key) if in_grid else ShardRef(layout, coords, key)
+
+
+def is_unknown(answer: object) -> bool:
+    """Whether an answer is the error of a declaration that another program may know."""
+    return isinstance(answer, UnsupportedError)
 
 
 @lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from zarr_shardstore.arrays.array_cache import read_documents
+from zarr_shardstore.arrays.array_cache import CachedArray, read_documents
 from zarr_shardstore.arrays.policy import Dimensions, ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import (
@@ -55,13 +55,19 @@ class MetadataView:
 
     # -------------------------------------------------------------- to user
 
-    def to_user(self, key: str, data: memoryview) -> tuple[memoryview, StoredArray | None]:
-        """Return the bytes of a stored document as users see it, and its array."""
+    def to_user(self, key: str, data: memoryview) -> tuple[memoryview, CachedArray]:
+        """Return the bytes of a stored document as users see it, and its array.
+
+        A document that is not understood is shown as it is stored: zarr may read it.
+        """
         node = node_of_document(key)
         doc = documents.parse_json(data) if node is None else documents.parse_document(node, data)
         if doc is None:
             return data, None
-        array = None if node is None else self._reader.read(node, doc)
+        try:
+            array = None if node is None else self._reader.read(node, doc)
+        except (SpecError, UnsupportedError) as error:
+            return data, error
         if array is None:
             shown = self._members_to_user(key.rpartition("/")[0], doc)
         else:
@@ -154,13 +160,10 @@ class MetadataView:
             dims = yield from read_dimension_names({node: doc})
         geometry = documents.plain_geometry(node.hierarchy, doc)
         if geometry is None:
-            if self._policy.rule_of(node.path, dims) is None or documents.has_empty_chunks(doc):
-                return doc
-            raise UnsupportedError(
-                f"the array {node.path!r} has a chunk grid or a chunk key encoding that cannot be "
-                "sharded: create it through the base store, or leave it out of chunks_per_shard "
-                "(a mapping from path, with None for this one)"
-            )
+            has_rule = self._policy.rule_of(node.path, dims) is not None
+            if has_rule and not documents.has_empty_chunks(doc):
+                _warn_of_unsharded(node, documents.unknown_geometry(doc))
+            return doc
         self._refuse_draft_name(node, geometry)
         twin = yield from self._twin(node, geometry)
         if twin is not None:
@@ -218,8 +221,11 @@ class MetadataView:
                 f"the array {node.path!r} is addressed by its inner chunks, and this document "
                 "would make their keys those of shards: open the array again, or erase it first"
             )
-        if self._policy.rule_of(node.path, documents.dimension_names(doc)) is not None:
-            self._reader.read(node, doc)  # raises if the store could not do what it was told to
+        array = self._reader.read(node, doc)
+        if array is not None and array.unknown:
+            if self._policy.rule_of(node.path, documents.dimension_names(doc)) is not None:
+                _warn_of_unsharded(node, array.unknown)
+            return doc
         return declaration.declare_native(doc)  # zarr shards it; the mark tells each later store
 
     def takes_shards(self, document: memoryview) -> bool:
@@ -227,10 +233,9 @@ class MetadataView:
         doc = documents.parse_json(document)
         if doc is None or len(declaration.sharding_shapes(doc)) != 1:
             return False
-        if declaration.is_flat_by_choice(doc):
-            doc = declaration.without_mark(doc)
+        plain = declaration.without_mark(doc) if declaration.is_flat_by_choice(doc) else doc
         try:
-            array = self._reader.read(Node("v3", ""), doc)
+            array = self._reader.read(Node("v3", ""), plain)
         except (SpecError, UnsupportedError):
             return False
         return array is not None and array.document.declaration == "codec"
@@ -320,8 +325,7 @@ class MetadataView:
         is_smaller = ndim < (len(rule) if isinstance(rule, tuple) else 2)
         if reason and not is_smaller and not self._has_warned:
             self._has_warned = True
-            text = f"the array {node.path!r} stays unsharded: {reason}"
-            warn(text, UnshardedWarning, stacklevel=2)
+            _warn_of_unsharded(node, reason)
 
     def warn_of_names(self) -> None:
         """Warn, once, of names in the option that no array has that was created here."""
@@ -403,6 +407,10 @@ def read_dimension_names(documents_: Mapping[Node, Document]) -> Flow[Dimensions
             if found:
                 return found
     return ()
+
+
+def _warn_of_unsharded(node: Node, reason: str) -> None:
+    warn(f"the array {node.path!r} stays unsharded: {reason}", UnshardedWarning, stacklevel=3)
 
 
 def _dumped(new: Document, doc: Document, data: memoryview) -> Bytes:

@@ -20,7 +20,7 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format import consolidated_index
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, is_inside
-from zarr_shardstore.metadata.declaration import MARKER, Native, strip
+from zarr_shardstore.metadata.declaration import MARKER, Native, is_sharded_by_zarr, strip
 from zarr_shardstore.metadata.documents import (
     ArrayDocument,
     Node,
@@ -55,6 +55,8 @@ class StoredArray:
     """Transformers, nearest to the array first; empty for plain chunks."""
     layout: ArrayLayout | None
     """Where chunks and shards are, if the stack is one sharding; these are treated together."""
+    unknown: str = ""
+    """Reason why the array passes: zarr shards it in a form that is not known here."""
 
     def coords_of(self, key: str) -> Coords | None:
         """Return the coordinates that a chunk key spells, also outside the grid."""
@@ -90,8 +92,18 @@ class ArrayReader:
     then moves the end in the document."""
 
     def read(self, node: Node, doc: Mapping[str, Any]) -> StoredArray | None:
-        """Return the array that a stored document describes; ``None`` if it describes none. What it
-        declares may be impossible (`SpecError`) or unknown (`UnsupportedError`)."""
+        """Return the array that a stored document describes; ``None`` if it describes none.
+
+        An array whose sharding codec has an unknown form passes: its keys are the keys of the base
+        store, as for zarr.
+
+        Raises
+        ------
+        SpecError
+            If the declaration is impossible.
+        UnsupportedError
+            If it has an unknown storage transformer, so that objects may hold anything.
+        """
         if node in self.endless and doc.get("shape"):
             doc = {**doc, "shape": [_ENDLESS, *doc["shape"][1:]]}
         try:
@@ -102,7 +114,10 @@ class ArrayReader:
                 self.left_to_zarr.add(node.chunk_prefix)
             stack = self._stack(document, doc)
         except (SpecError, UnsupportedError) as error:
-            raise type(error)(f"the document of the array {node.path!r}: {error}") from error
+            text = f"the document of the array {node.path!r}: {error}"
+            if isinstance(error, UnsupportedError) and is_sharded_by_zarr(doc):
+                return StoredArray(ArrayDocument(node, None), node, None, (), None, unknown=text)
+            raise type(error)(text) from error
         top = stack[0] if len(stack) == 1 else None
         layout = top.layout if isinstance(top, stacks.ShardingTransformer) else None
         return StoredArray(document, node, document.grid_shape, stack, layout)

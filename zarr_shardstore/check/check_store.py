@@ -46,7 +46,7 @@ from zarr_shardstore.inspect.occupancy import ObjectGrid
 from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local.files import QUARANTINE, is_side_file, link_on_way
-from zarr_shardstore.metadata.documents import Node, document_key
+from zarr_shardstore.metadata.documents import Node, document_key, unknown_geometry
 from zarr_shardstore.shards.requests import CloseListing, KeyCursor, ListPage
 
 _KEYS_PER_PAGE = 4096
@@ -231,7 +231,7 @@ class _Run:
             self._add("document", key, str(error), node.path)
             return
         if array.document.geometry is None or array.grid_shape is None:
-            text = "its chunk grid or its chunk keys are not known here: no chunk is checked"
+            text = f"{unknown_geometry(found.doc)}: no chunk is checked"
             self._add("unchecked", key, text, node.path)
             return
         index_key = None

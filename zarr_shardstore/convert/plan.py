@@ -287,7 +287,7 @@ def _plan_of(found: find.FoundArray) -> ArrayPlan:
     doc = _without_marks(found.doc)
     documents = {node: found.doc}
     if found.geometry is None:
-        return ArrayPlan(node, documents, None, obstacle="its chunk grid is not known here")
+        return ArrayPlan(node, documents, None, obstacle=metadata.unknown_geometry(doc))
     try:
         document = metadata.parse_array(node, doc)
         assert document is not None

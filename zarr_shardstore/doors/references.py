@@ -278,7 +278,7 @@ class _Reader:
         """Translate the document of an array; its places are to come."""
         path = found.node.path
         try:
-            doc = declaration.without_mark(found.doc)  # flat, also what is left to zarr
+            doc = dict(declaration.without_mark(found.doc))  # flat, also what is left to zarr
             array = read_array(FoundArray(found.node, doc, found.geometry))
             stack = [t for t in array.stack if not isinstance(t, ReadOnlyTransformer)]
             if stack and not (len(stack) == 1 and isinstance(stack[0], ShardingTransformer)):

@@ -13,7 +13,7 @@ from typing import Any
 
 from zarr_shardstore.arrays.policy import matches
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path, paths_of
 from zarr_shardstore.format.keys import check_no_loop, check_prefix
 from zarr_shardstore.format.layout import chunk_grid_shape
@@ -131,6 +131,8 @@ def read_array(found: FoundArray) -> StoredArray:
         raise SpecError(f"{document_key(found.node)!r} holds no JSON object")
     array = _READER.read(found.node, found.doc)
     assert array is not None, "find_arrays returns documents of arrays only"
+    if array.unknown:
+        raise UnsupportedError(array.unknown)
     return array
 
 

@@ -25,6 +25,7 @@ from zarr_shardstore.inspect.find import arrays_at, find_arrays, quoted, read_ar
 from zarr_shardstore.inspect.occupancy import ObjectGrid, rounds_of_objects
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
+from zarr_shardstore.metadata.documents import unknown_geometry
 
 MAX_CELLS = 2**26
 """Most shards in a map: 256 MiB, 4 bytes for each."""
@@ -100,7 +101,7 @@ def shard_map(
         raise SpecError(f"no array at {path!r} in {base.describe()}{_there(base, path)}")
     array = read_array(found[0])
     if array.document.geometry is None or array.grid_shape is None:
-        raise UnsupportedError(f"the chunk grid or the chunk keys of {path!r} are not known here")
+        raise UnsupportedError(f"the array {path!r}: {unknown_geometry(found[0].doc)}")
     grid = ObjectGrid(array)
     is_sharded, cps = grid.layout is not None, grid.chunks_per_shard
     if math.prod(grid.shape) > MAX_CELLS:

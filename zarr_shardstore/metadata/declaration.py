@@ -68,14 +68,7 @@ def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declare
 
     A ``sharding_indexed`` that the document or the caller says to leave to zarr is no declaration.
     """
-    kind = format_of(doc)
-    members = [] if doc.get("storage_transformers") in (None, []) else ["storage_transformers"]
-    others = ("codecs", "filters", "compressor", "extensions")
-    members += [member for member in others if _mentions(doc.get(member), _NAMES)]
-    if MARKER in doc and not is_native_by_choice(doc):
-        members.append(MARKER)
-    if name_of(doc.get("chunk_key_encoding")) == MARKER:
-        members.append("chunk_key_encoding")
+    kind, members = format_of(doc), _declaring_members(doc)
     by_list = kind != "v2" and "storage_transformers" in members
     known = {"v3": {"codecs"}, "v2": {"filters"}, "draft": set[str]()}[kind]
     if by_list:
@@ -96,6 +89,29 @@ def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declare
     if not members or native == "passthrough" or MARKER in doc:  # that is left to zarr by choice
         return None
     return Declared("codec", (transformer_list.sharding_transformer(_spec_of_codec(doc)),))
+
+
+def _declaring_members(doc: Mapping[str, Any]) -> list[str]:
+    """Return the names of the members that declare storage transformers, in any form."""
+    members = [] if doc.get("storage_transformers") in (None, []) else ["storage_transformers"]
+    others = ("codecs", "filters", "compressor", "extensions")
+    members += [member for member in others if _mentions(doc.get(member), _NAMES)]
+    if MARKER in doc and not is_native_by_choice(doc):
+        members.append(MARKER)
+    if name_of(doc.get("chunk_key_encoding")) == MARKER:
+        members.append("chunk_key_encoding")
+    return members
+
+
+def is_sharded_by_zarr(doc: Mapping[str, Any]) -> bool:
+    """Return whether a ``sharding_indexed`` alone declares shards: each reader of the document as
+    it is stored takes the objects for shards, or refuses the array."""
+    others = set(_NAMES) - {_CODEC}
+    return (
+        format_of(doc) == "v3"
+        and _declaring_members(doc) == ["codecs"]
+        and not _mentions(doc["codecs"], others)
+    )
 
 
 def strip(doc: Mapping[str, Any], how: Declaration) -> Document:
@@ -220,9 +236,10 @@ def is_flat_by_choice(doc: Mapping[str, Any]) -> bool:
     return isinstance(mark, Mapping) and mark.get("native") == "flat"
 
 
-def without_mark(doc: Mapping[str, Any]) -> Document:
-    """Return the document without the mark of `declare_native` or `declare_flat`."""
-    return {name: value for name, value in doc.items() if name != MARKER}
+def without_mark(doc: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the document without the mark of `declare_native` or `declare_flat`; the same object
+    if it has none."""
+    return {name: doc[name] for name in doc if name != MARKER} if MARKER in doc else doc
 
 
 def sharding_shapes(doc: Mapping[str, Any]) -> list[Any]:
@@ -288,9 +305,9 @@ def _ndim(doc: Mapping[str, Any]) -> int:
 def _shape_at(members: Mapping[str, Any], name: str) -> Coords:
     """Return a member that must be a list of whole numbers, or raise `SpecError`."""
     shape = members.get(name)
-    if not isinstance(shape, list | tuple) or any(type(n) is not int or n < 0 for n in shape):
+    if not isinstance(shape, list | tuple) or any(not isinstance(n, int) or n < 0 for n in shape):
         raise SpecError(f"{name!r} is a list of whole numbers, got {shape!r}")
-    return tuple(shape)
+    return tuple(map(int, shape))  # zarr reads true as 1
 
 
 def _with_common_names(codecs: Any) -> Any:
@@ -314,7 +331,9 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
         )
     check_known_members(codec, transformer_list.CODEC_MEMBERS, f"the codec {_CODEC!r}")
     _, configuration = transformer_list.name_and_options(codec)
-    if not isinstance(configuration.get("codecs"), list):
+    if missing := sorted({"codecs", "index_codecs"} - configuration.keys()):
+        raise UnsupportedError(f"the codec {_CODEC!r} leaves {missing} to the reader")
+    if not isinstance(configuration["codecs"], list):
         raise SpecError(f"the codec {_CODEC!r} needs a list of codecs, got {codec!r}")
     options = {"chunk_shape", "codecs", "index_codecs", "index_location"}
     check_known_members(configuration, options, f"the codec {_CODEC!r}")
@@ -331,6 +350,8 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
             f"the array has {_ndim(doc)} dims, its shards {list(shard_shape)} and the chunks in "
             f"them {list(chunk_shape)} must have as many"
         )
+    if 0 in shard_shape:  # old versions of zarr wrote this for an axis of length 0
+        raise UnsupportedError(f"shards of {list(shard_shape)} have no chunks")
     lengths = list(zip(shard_shape, chunk_shape, strict=True))
     if any(inner < 1 or outer % inner for outer, inner in lengths):
         raise SpecError(

@@ -50,7 +50,7 @@ from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.metadata import declaration
 from zarr_shardstore.metadata.data_types import parse_draft, parse_numpy, parse_v3
 from zarr_shardstore.metadata.declaration import Declaration, Native, format_of, values_in
-from zarr_shardstore.metadata.transformer_list import CODEC_MEMBERS, TransformerSpec
+from zarr_shardstore.metadata.transformer_list import CODEC_MEMBERS, TransformerSpec, name_of
 
 Hierarchy = Literal["draft", "v3", "v2"]
 
@@ -275,10 +275,7 @@ def parse_array(
     if found is None:
         return ArrayDocument(node, geometry)
     if geometry is None:
-        raise UnsupportedError(
-            "it is sharded, and its shape, its chunk grid or the keys of its chunks have a form "
-            "that is not known here"
-        )
+        raise UnsupportedError(f"it is sharded, and {unknown_geometry(doc)}")
     cps = declaration.chunks_per_shard(found, len(geometry.shape))
     chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
     geometry = Geometry(geometry.shape, chunk_shape, geometry.encoding)
@@ -322,7 +319,7 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
             and isinstance(shape, list | tuple)
             and isinstance(chunk_shape, list | tuple)
             and len(shape) == len(chunk_shape)
-            and all(type(n) is int and n >= 0 for n in (*shape, *chunk_shape))
+            and all(isinstance(n, int) and n >= 0 for n in (*shape, *chunk_shape))
             and all(n > 0 for n in chunk_shape)
             and is_separator(style, separator)
         )
@@ -330,7 +327,18 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
         return None
     if not is_known:
         return None
-    return Geometry(tuple(shape), tuple(chunk_shape), ChunkKeyEncoding(style, separator))
+    shape, chunk_shape = tuple(map(int, shape)), tuple(map(int, chunk_shape))  # true is 1
+    return Geometry(shape, chunk_shape, ChunkKeyEncoding(style, separator))
+
+
+def unknown_geometry(doc: Mapping[str, Any]) -> str:
+    """Return the reason why `plain_geometry` knows none of a document."""
+    grid, encoding = map(name_of, (doc.get("chunk_grid"), doc.get("chunk_key_encoding")))
+    if format_of(doc) == "v3" and isinstance(grid, str) and grid != "regular":
+        return f"its chunk grid {grid!r} is not known here"
+    if format_of(doc) == "v3" and isinstance(encoding, str) and encoding not in ("default", "v2"):
+        return f"its chunk key encoding {encoding!r} is not known here"
+    return "its shape, its chunk grid or its chunk keys have a form that is not known here"
 
 
 def chunk_nbytes(doc: Mapping[str, Any], chunk_shape: Coords) -> int | None:

@@ -46,7 +46,7 @@ def encoding_in(zarr_format: ZarrFormat | None, encoding: ChunkKeyEncoding) -> C
 def _without_shards(doc: Mapping[str, Any]) -> Document:
     declared = declaration.find_declaration(doc)
     plain = doc if declared is None else declaration.strip(doc, declared.how)
-    return declaration.without_mark(without_notes(plain))
+    return dict(declaration.without_mark(without_notes(plain)))
 
 
 def _v2_of_v3(doc: Document) -> tuple[Document, Document]:

@@ -25,7 +25,12 @@ from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, Transformed
 from zarr_shardstore.arrays.metadata_view import MetadataView, read_dimension_names
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
-from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
+from zarr_shardstore.errors import (
+    ShardConflictError,
+    ShardStoreError,
+    SpecError,
+    UnsupportedError,
+)
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges, resolve_range
@@ -194,6 +199,8 @@ class Operations:
             generation.drop(node)
             return None
         document, array = self.view.to_user(key, data)
+        if isinstance(array, ShardStoreError):
+            raise array
         generation.put(node, array)
         return None if array is None else (document, array)
 
@@ -212,7 +219,7 @@ class Operations:
         return size
 
     def _ask(self, request: requests.Exists | requests.GetSize) -> Flow[Any]:
-        owners = yield from self._owners([request.key])
+        owners = yield from self._owners([request.key], are_values=False)
         (reply,) = yield from self._perform([request], owners)
         return reply
 
@@ -452,9 +459,9 @@ class Operations:
 
     # ------------------------------------------------- the owners of keys
 
-    def _owners(self, keys: Sequence[str]) -> Flow[list[Owner]]:
+    def _owners(self, keys: Sequence[str], *, are_values: bool = True) -> Flow[list[Owner]]:
         """Return the owners of keys, also in an array whose document this store has just erased."""
-        owners = yield from self.catalog.chunks_of(keys)
+        owners = yield from self.catalog.chunks_of(keys, are_values=are_values)
         if self.arrays.erased:
             for i, key in enumerate(keys):
                 if owners[i] is None:
@@ -530,8 +537,10 @@ class Operations:
                 generation.drop(node)
             return None
         value, array = self.view.to_user(key, data)
-        if node is not None:
+        if node is not None and not isinstance(array, ShardStoreError):
             generation.put(node, array)
+        elif node is not None:
+            generation.drop(node)  # values raise the error
         start, stop = resolve_range(byte_range, len(value))
         return value[start:stop]
 
