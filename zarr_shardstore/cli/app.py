@@ -148,6 +148,7 @@ def _convert(
         report = convert(*arguments, **options, executor=executor, progress=progress)
     _check_arrays(report.arrays, source)
     print_report(as_json, report.as_dict(), output.conversion_text(report))
+    output.fail_if_left(report.n_left)
 
 
 @command("to-native volume.zarr --dry-run", "store ome", _TRANSLATION)
@@ -201,6 +202,7 @@ def _info(store: str, as_json: bool, **options: Any) -> None:
     print_report(as_json, found.as_dict(), output.info_text(found))
     if any(array.n_errors for array in found.arrays):
         raise typer.Exit(1)
+    output.fail_if_left(found.n_unknown)
 
 
 @command(
@@ -273,6 +275,7 @@ def _fsck(
     kinds = {found.kind for found in report.findings if found.severity != "info"}
     if kinds:
         raise typer.Exit(2 if kinds == {"unreadable"} else 1)
+    output.fail_if_left(sum(found.kind == "unchecked" for found in report.findings))
 
 
 @command("compact packed.zarr", "store prefix storage_options dry_run as_json")

@@ -8,6 +8,7 @@ Exit codes:
 0     done
 1     it failed, and one sentence says why; or the store is damaged
 2     the call is wrong: nothing was done; or fsck could not check
+3     done, but for arrays that are not understood: the output has the reasons
 130   interrupted
 ====  ==================================================================
 """
@@ -44,6 +45,8 @@ from zarr_shardstore.native.bridge import NativeReport
 
 _INTERRUPTED = 130
 """As shells have it: 128 and the number of SIGINT."""
+
+_LEFT = 3
 
 _MAX_ERRORS = 20
 """Most damaged shards that a command names."""
@@ -83,6 +86,11 @@ def _sentence(error: Exception) -> str:
         return f"{error.strerror}: {error.filename!r}" if error.filename else error.strerror
     name = type(error).__name__
     return f"{name}: {text} (--debug shows where)" if text else f"{name} (--debug shows where)"
+
+
+def fail_if_left(n_left: int) -> None:
+    if n_left:
+        raise typer.Exit(_LEFT)
 
 
 def fail_if_damaged(errors: Sequence[str]) -> None:

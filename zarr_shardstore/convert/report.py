@@ -53,6 +53,8 @@ class ArrayReport:
     seconds: float = 0.0
     read_by: str = ""
     was_read_by: str = ""
+    is_left: bool = False
+    """True if it cannot be converted; `reason` says why."""
 
     @property
     def loses_readers(self) -> bool:
@@ -103,13 +105,18 @@ class ConversionReport:
         return sum(array.action == "skipped" for array in self.arrays)
 
     @property
+    def n_left(self) -> int:
+        """Number of arrays that cannot be converted."""
+        return sum(array.is_left for array in self.arrays)
+
+    @property
     def read_by(self) -> str:
         """Programs that read the arrays; if they differ, with the number of arrays of each."""
         return summarize(array.read_by for array in self.arrays)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
-        names = ("n_chunks", "n_objects", "n_bytes", "n_skipped", "read_by")
+        names = ("n_chunks", "n_objects", "n_bytes", "n_skipped", "n_left", "read_by")
         return {**asdict(self), **{name: getattr(self, name) for name in names}}
 
     def __str__(self) -> str:

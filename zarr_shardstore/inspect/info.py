@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from zarr_shardstore.arrays.stored_array import StoredArray
-from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.inspect.find import FoundArray, arrays_at, find_arrays, read_array
 from zarr_shardstore.inspect.occupancy import ObjectGrid, Round, rounds_of_objects
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.metadata.declaration import Declaration, has_sharding_codec
-from zarr_shardstore.metadata.documents import Hierarchy, Node
+from zarr_shardstore.metadata.documents import Hierarchy, Node, unknown_geometry
 from zarr_shardstore.metadata.readers import read_by, summarize
 from zarr_shardstore.shards.stack import ShardingTransformer
 
@@ -78,6 +78,8 @@ class ArrayInfo:
     """The first of them."""
     notes: tuple[str, ...] = ()
     """Facts that these figures do not show."""
+    is_unknown: bool = False
+    """True if it is not understood, and nothing was counted; `notes` say why."""
 
     @property
     def is_sharded(self) -> bool:
@@ -112,6 +114,11 @@ class StoreInfo(Mapping[str, Any]):
         object.__setattr__(self, "n_sharded", sum(array.is_sharded for array in counted))
         for name in _TOTALS:
             object.__setattr__(self, name, sum(getattr(array, name) for array in counted))
+
+    @property
+    def n_unknown(self) -> int:
+        """Number of arrays that are not understood."""
+        return sum(array.is_unknown for array in self.arrays)
 
     @property
     def read_by(self) -> str:
@@ -235,12 +242,13 @@ def _info(
     info = replace(info, read_by=read_by([doc]))
     try:
         array = read_array(found)
+    except UnsupportedError as error:
+        return replace(info, is_unknown=True, notes=(str(error),))
     except ShardStoreError as error:
         return replace(info, n_errors=1, errors=(str(error),))
     geometry = array.document.geometry
     if geometry is None or found.geometry is None:
-        reason = "its chunk grid or its chunk keys are not known here: nothing was counted"
-        return replace(info, notes=(reason,))
+        return replace(info, is_unknown=True, notes=(unknown_geometry(doc),))
     twin = by_node.get(node.twin) if node.hierarchy == "v2" and node.twin else None
     grid = ObjectGrid(array)
     cps, is_sharded = grid.chunks_per_shard, grid.layout is not None
