@@ -13,7 +13,7 @@ from zarr.core.metadata import ArrayV3Metadata
 from zarr.core.sync import sync
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3, remove_metadata
 
-from zarr_shardstore import ShardingStore, UnsupportedError
+from zarr_shardstore import ShardingStore
 
 ts = pytest.importorskip("tensorstore")
 pytest.importorskip("zarrs")
@@ -138,8 +138,9 @@ def codecs_of(z: zarr.Array[Any]) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
-def test_what_cannot_be_expressed_is_refused_or_left_to_zarr(tmp_path: Path) -> None:
-    """A codec around the sharding: on request the array is shown, read and written as it is."""
+@pytest.mark.parametrize("native_view", ["flat", "passthrough"])
+def test_what_cannot_be_expressed_is_left_to_zarr(native_view: Any, tmp_path: Path) -> None:
+    """A codec around the sharding: the array is shown, read and written as it is."""
     data = RNG.integers(0, 99, (8, 8)).astype("int32")
     native = zarr.create_array(
         str(tmp_path),
@@ -151,9 +152,7 @@ def test_what_cannot_be_expressed_is_refused_or_left_to_zarr(tmp_path: Path) -> 
         compressors=GzipCodec(),
     )
     native[:] = data
-    with pytest.raises(UnsupportedError, match="native='passthrough' leaves it to zarr"):
-        zarr.open_array(ShardingStore(tmp_path, chunks_per_shard=2), path="z")
-    store = ShardingStore(tmp_path, chunks_per_shard=2, native="passthrough")
+    store = ShardingStore(tmp_path, chunks_per_shard=2, native=native_view)
     z = zarr.open_array(store, path="z")
     np.testing.assert_array_equal(z[:], data)
     z[0, 0] = 5

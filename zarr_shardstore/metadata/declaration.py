@@ -327,7 +327,7 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
     if not isinstance(codec, Mapping) or codec.get("name") != _CODEC:
         raise UnsupportedError(
             "the sharding codec stands beside or inside other codecs, so shards hold something "
-            "else than chunks: native='passthrough' leaves it to zarr"
+            "else than chunks: it is left to zarr"
         )
     check_known_members(codec, transformer_list.CODEC_MEMBERS, f"the codec {_CODEC!r}")
     _, configuration = transformer_list.name_and_options(codec)
