@@ -148,7 +148,7 @@ def test_shards_by_axes(base: Any, version: str) -> None:
         write_by_ome_zarr(store, version)
         assert store.shard_shape("s0") == SHARDS
     else:
-        with pytest.warns(UserWarning, match="its dimensions were named later"):
+        with pytest.warns(UserWarning, match="Zarr v2 names the dimensions"):
             write_by_ome_zarr(store, version)
         assert store.shard_shape("s0") is None
         shard_store(base, chunks_per_shard={"t": 2, "z": 2, "y": 2, "x": 2})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -171,20 +172,28 @@ BY_NAME = {"time": 2, "lat": 3}
 )
 def test_shapes_of_a_dataset_with_coordinates(zarr_format: Any, options: Any, shapes: Any) -> None:
     """Arrays that have the dimensions, or as many as a tuple; the others are plain. Then the first
-    steps are written alone, and all others appended: the shards are the same."""
+    steps are written alone, and all others appended: the shards are the same. xarray names the
+    dimensions of v2 after the array: no rule by dimension finds them then."""
     if "chunks_per_shard" in options:
         shapes = {**shapes, "t": (4, 6, 3)}
+    rule = options.get("chunks_per_shard")
+    are_late = zarr_format == 2 and isinstance(rule, dict)
     for n_first in (N_TIMES, 2):
         objects: dict[str, bytes] = {}
         store = ShardingStore(objects, **options)
         first = times(0, n_first)
-        first.to_zarr(store, zarr_format=zarr_format, consolidated=False, encoding=ENCODING)
+        warned = pytest.warns(UserWarning, match="stays unsharded") if are_late else nullcontext()
+        with warned:
+            first.to_zarr(store, zarr_format=zarr_format, consolidated=False, encoding=ENCODING)
         for step in range(n_first, N_TIMES, 5):
             times(step, step + 5).to_zarr(store, append_dim="time", consolidated=False)
         opened = xr.open_zarr(store, consolidated=False, chunks=None).load()
         xr.testing.assert_identical(opened, WHOLE)
-        assert {name: store.shard_shape(name) for name in shapes} == shapes
-        if "t" in shapes:
+        expected = {
+            name: shape if not are_late or name in rule else None for name, shape in shapes.items()
+        }
+        assert {name: store.shard_shape(name) for name in shapes} == expected
+        if "t" in shapes and not are_late:
             assert n_values(objects)["t"] == 5 * 1 * 2
         store.close()
 

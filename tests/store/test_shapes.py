@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import AsyncIterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,18 +12,29 @@ import pytest
 import zarr
 from zarr.core.buffer.cpu import Buffer
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, MemoryStore
 
-from zarr_shardstore import DraftHierarchyStore, ShardingMapping, ShardingStore, SpecError
+from zarr_shardstore import (
+    DraftHierarchyStore,
+    ShardingMapping,
+    ShardingStore,
+    SpecError,
+    UnshardedWarning,
+    shard_store,
+)
 from zarr_shardstore.testing import objects_of
 
 BY_NAME = {"time": 24, "y": 4}
 
 
 def create(store: Any, name: str, dims: Any, n: int = 48, zarr_format: Any = 3) -> Any:
-    """Create an array of chunks of one element; v2 gets its names as xarray writes them, later."""
-    options: dict[str, Any] = {"dimension_names": dims} if zarr_format == 3 else {}
-    z = zarr.create_array(
+    """Create an array of chunks of one element. v2 has its names in attributes, which are there
+    before the array: zarr stores them after it."""
+    attributes = {"_ARRAY_DIMENSIONS": list(dims)}
+    options: dict[str, Any] = {"dimension_names": dims}
+    if zarr_format == 2:
+        options = {"attributes": attributes}
+        sync(store.set(f"{name}/.zattrs", Buffer.from_bytes(json.dumps(attributes).encode())))
+    return zarr.create_array(
         store,
         name=name,
         shape=(n,) * len(dims),
@@ -36,9 +43,6 @@ def create(store: Any, name: str, dims: Any, n: int = 48, zarr_format: Any = 3) 
         zarr_format=zarr_format,
         **options,
     )
-    if zarr_format == 2:
-        z.attrs.put({"_ARRAY_DIMENSIONS": list(dims)})
-    return z
 
 
 @pytest.fixture(params=[2, 3])
@@ -96,104 +100,19 @@ def test_a_path_that_is_another_dimension_is_an_error() -> None:
     assert store.shard_shape("y") == (4, 4)
 
 
-def test_names_that_come_later_do_not_move_chunks(recwarn: Any) -> None:
-    """A v2 array that has chunks already stays unsharded, and a warning says so."""
-    store = ShardingStore({}, chunks_per_shard=BY_NAME)
-    z = zarr.create_array(store, name="v", shape=(4,), chunks=(1,), dtype="u1", zarr_format=2)
-    z[:] = 5
-    with pytest.warns(UserWarning, match="'v' has chunks .* named later: give chunks_per_sh"):
-        z.attrs["_ARRAY_DIMENSIONS"] = ["time"]
-    np.testing.assert_array_equal(zarr.open_array(store, path="v")[:], 5)
-    assert store.shard_shape("v") is None
-
-
-NAMES = b'{"_ARRAY_DIMENSIONS": ["time"]}'
-
-
-class _Listed(MemoryStore):
-    """Memory whose listings fail for a while, or before whose next document others write."""
-
-    fails_after: int | None = None
-    others: dict[str, bytes] | None = None
-
-    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        if self.fails_after == 0:
-            raise OSError("slow down")
-        if self.fails_after:
-            self.fails_after -= 1
-        async for name in super().list_dir(prefix):
-            yield name
-
-    async def set(self, key: str, value: Any, byte_range: Any = None) -> None:
-        if key.endswith(".zarray") and self.others:
-            others, self.others = self.others, None
-            for name, data in others.items():
-                await super().set(name, Buffer.from_bytes(data))
-        await super().set(key, value, byte_range)
-
-    def set_sync(self, key: str, value: Any) -> None:
-        sync(self.set(key, value))
-
-
-def named_later(base: MemoryStore | LocalStore) -> tuple[Any, ShardingStore]:
+def test_names_that_come_after_a_v2_array_do_not_shard_it() -> None:
+    """It stays unsharded, a warning says why, and a conversion by dimension does the rest."""
+    base: dict[str, bytes] = {}
     store = ShardingStore(base, chunks_per_shard=BY_NAME)
-    options: Any = {"shape": (8,), "chunks": (1,), "dtype": "u1", "compressors": None}
-    return zarr.create_array(store, name="w", zarr_format=2, **options), store
-
-
-@pytest.mark.parametrize("n_listings", [0, 1])
-def test_names_that_come_later_need_a_listing(n_listings: int) -> None:
-    """If it is not known whether there are chunks, these are not taken for shards."""
-    base = _Listed()
-    z, store = named_later(base)
-    if n_listings == 0:
-        z[:] = range(1, 9)
-    base.fails_after = n_listings
-    with pytest.raises(OSError, match="slow down"):
-        store.set_sync("w/.zattrs", NAMES)
-    base.fails_after = None
-    z = zarr.open_array(ShardingStore(base), path="w")
-    z[:4] = range(1, 5)
-    assert objects_of(base)["w/0"] == b"\x01"
-
-
-def test_a_chunk_that_comes_while_names_are_declared() -> None:
-    """The array of another writer's chunks stays unsharded, and all chunks are read."""
-    base = _Listed()
-    _, store = named_later(base)
-    base.others = {f"w/{i}": bytes([i + 1]) for i in range(8)}
-    with pytest.warns(UserWarning, match="'w' has chunks .* named later"):
-        store.set_sync("w/.zattrs", NAMES)
-    assert base.others is None
-    for reader in (store, ShardingStore(base)):
-        assert reader.shard_shape("w") is None
-        values: Any = zarr.open_array(reader, path="w")[:]
-        assert values.tolist() == [*range(1, 9)]
-
-
-_opened: dict[str, Any] = {}
-
-
-def open_there(path: str) -> None:
-    _opened[path] = zarr.open_array(ShardingStore(path), path="w")
-
-
-def write_there(path: str, at: int) -> None:
-    _opened[path][at] = at + 1
-
-
-def test_a_process_that_has_read_the_document_before(tmp_path: Path) -> None:
-    """It has opened the array before the names came, and writes afterwards: into shards."""
-    base: Any = LocalStore(tmp_path)
-    z, store = named_later(base)
-    with ProcessPoolExecutor(1, get_context("spawn")) as other:
-        other.submit(open_there, str(tmp_path)).result()
-        z.attrs["_ARRAY_DIMENSIONS"] = ["time"]
-        assert store.shard_shape("w") == (8,)
-        z[1] = 2
-        for at in (0, 5):
-            other.submit(write_there, str(tmp_path), at).result()
-    assert z[:].tolist() == [1, 2, 0, 0, 0, 6, 0, 0]
+    options: Any = {"shape": (48, 4), "chunks": (1, 1), "dtype": "u1", "zarr_format": 2}
+    with pytest.warns(UnshardedWarning, match="'v' stays unsharded: Zarr v2 names the dimensions"):
+        z = zarr.create_array(store, name="v", **options)
+    z.attrs["_ARRAY_DIMENSIONS"] = ["time", "y"]
+    z[:] = 5
+    assert store.shard_shape("v") is None
+    shard_store(base, chunks_per_shard=BY_NAME)
+    assert store.shard_shape("v") == (24, 4)
+    np.testing.assert_array_equal(zarr.open_array(store, path="v")[:], 5)
 
 
 def test_stored_arrays_keep_their_declaration() -> None:
@@ -220,6 +139,7 @@ def test_axes_of_an_ome_zarr_group(zarr_format: Any) -> None:
     assert store.shard_shape("image/s/0") == (2, 1, 3)
 
 
+@pytest.mark.filterwarnings("ignore:.*'v' stays unsharded")
 @pytest.mark.parametrize("names", [7, "time", ["time"], [["time"], {}], {"time": 1}, [None, 2]])
 def test_names_that_are_none(names: Any) -> None:
     """Attributes of any form: such an array has no names, and none is refused."""
@@ -238,21 +158,23 @@ def test_names_that_are_none(names: Any) -> None:
         z[:] = 1
 
 
-def test_consolidated_metadata_that_comes_first_says_the_same() -> None:
-    """A copy in the order of keys declares an array of v2 in both places alike."""
+@pytest.mark.filterwarnings("ignore:.*'v' stays unsharded")
+@pytest.mark.parametrize("rule", [(24, 1), BY_NAME])
+def test_consolidated_metadata_that_comes_first_says_the_same(rule: Any) -> None:
+    """A copy in the order of keys declares an array of v2 in both places alike, or in neither."""
     base: dict[str, bytes] = {}
     group = zarr.open_group(base, mode="w", zarr_format=2)
     create(group.store, "v", ("time", "x"), zarr_format=2)[:2] = 3
     with warnings.catch_warnings(action="ignore"):
         zarr.consolidate_metadata(base, zarr_format=2)
     copy: dict[str, bytes] = {}
-    mapping = ShardingMapping(copy, chunks_per_shard=BY_NAME)
+    mapping = ShardingMapping(copy, chunks_per_shard=rule)
     for key, value in sorted(objects_of(base).items()):
         mapping[key] = value
     stored = json.loads(copy["v/.zarray"])
-    assert stored["chunks"] == [24, 1]
+    assert stored["chunks"] == ([1, 1] if rule == BY_NAME else [24, 1])
     assert json.loads(copy[".zmetadata"])["metadata"]["v/.zarray"] == stored
-    assert mapping.shard_shape("v") == (24, 1)
+    assert mapping.shard_shape("v") == (None if rule == BY_NAME else (24, 1))
     np.testing.assert_array_equal(zarr.open_array(ShardingStore(copy), path="v")[:2], 3)
 
 

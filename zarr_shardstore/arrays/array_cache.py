@@ -50,15 +50,13 @@ class Generation:
     Thread safety: may be used from any thread.
     """
 
-    __slots__ = ("absent", "arrays", "key_tables", "n_changes", "written")
+    __slots__ = ("absent", "arrays", "key_tables", "n_changes")
 
     def __init__(self, n_changes: int, arrays: dict[Node, StoredArray] | None = None) -> None:
         self.n_changes = n_changes
         self.arrays = arrays or {}
         self.absent: dict[Node, None] = {}
         self.key_tables: tuple[KeyTable, ...] = ()
-        self.written: set[Node] = set()
-        """v2 arrays that were read again before their first write."""
 
     def put(self, node: Node, array: StoredArray | None) -> None:
         """Cache the array at `node`; ``None``: there is none."""

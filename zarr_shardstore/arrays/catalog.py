@@ -86,15 +86,6 @@ class Catalog:
             chunks[i] = answer
         return chunks
 
-    def plain_v2_arrays(self, keys: Sequence[str]) -> set[Node]:
-        """Return the v2 arrays that may own these keys, and that no write has asked for before."""
-        generation = self.arrays.current()
-        places = (node for key in keys for nodes, _ in self._candidates(key) for node in nodes)
-        found = {n for n in places if n.hierarchy == "v2" and n in generation.arrays}
-        found -= generation.written
-        generation.written |= found
-        return found
-
     def chunk_without_document(self, key: str) -> ChunkRef | None:
         """Return the chunk that a key named before this store erased the array's document: a caller
         that erases an array key by key may begin with its metadata."""

@@ -49,8 +49,6 @@ class MetadataView:
         self._warns = policy.is_left_out
         self.created: dict[str, Dimensions] = {}
         """Arrays that were created through this store, and the names of their dimensions."""
-        self.without_names: set[str] = set()
-        """Those of v2 whose names come later: xarray writes them after the array."""
         self._has_warned = False
 
     # -------------------------------------------------------------- to user
@@ -137,16 +135,13 @@ class MetadataView:
                 declared = self._as_update(node, member, old)
             else:
                 # It comes before its array, as when a store is copied in the order of keys.
-                attributes = documents.all_members(doc).get(name.replace(".zarray", ".zattrs"))
-                declared = yield from self._stored_array(node, member, old, attributes)
+                declared = yield from self._stored_array(node, member, old)
             if declared is not None and declared is not member:
                 changed[name] = declared
         return documents.with_members(doc, changed) if changed else doc
 
-    def _stored_array(
-        self, node: Node, doc: Document, old: _Stored, attributes: Document | None = None
-    ) -> Flow[Document]:
-        """Return the document to store. v2 has the attributes elsewhere: here, or in the store."""
+    def _stored_array(self, node: Node, doc: Document, old: _Stored) -> Flow[Document]:
+        """Return the document to store."""
         if declaration.has_sharding_codec(doc):
             return self._stored_native(node, doc, old)
         if _is_declared(doc):
@@ -155,8 +150,8 @@ class MetadataView:
         kept = self._as_update(node, doc, old)
         if kept is not None:
             return kept
-        dims: Dimensions = documents.dimension_names(attributes or {})
-        if self._policy.names_dimensions and not dims:
+        dims: Dimensions = ()
+        if self._policy.names_dimensions:
             dims = yield from read_dimension_names({node: doc})
         geometry = documents.plain_geometry(node.hierarchy, doc)
         if geometry is None:
@@ -267,37 +262,26 @@ class MetadataView:
         policy, ndim = self._policy, len(geometry.shape)
         dims = dims if len(dims) == ndim else ()
         declared, by_rule = policy.declaration_of(node, doc, geometry, dims), None
-        is_late = bool(dims) and node.hierarchy == "v2" and node.path in self.created
         self._note_created(node, geometry, dims)
         is_usual = geometry.encoding.separator in ("/", ".")
         if is_usual and policy.needs_no_metadata(node.hierarchy, node.path):
             by_rule = policy.declaration_without_metadata(node, ndim)
         if declared is None or declared == by_rule:
             return declared
-        found = yield from self.first_chunk(node, geometry, is_late)
+        found = yield from _first_chunk(node, geometry)
         if found is None:
             return declared
         if by_rule is not None:
             return by_rule  # chunks that were written before their document are in shards
         if _is_shard(found, declared.transformers, ndim):
             return declared  # its document was erased, and comes back
-        self.warn_of_chunks(node, is_late=is_late)
-        return None
-
-    def warn_of_chunks(self, node: Node, *, is_late: bool) -> None:
-        """Warn of a new array that stays unsharded; once, if its dimensions were named later."""
-        hint = "to write an array through this store, write its metadata before its chunks"
-        if is_late:
-            hint = "its dimensions were named later: give chunks_per_shard by position, or call "
-            hint += "shard_store afterwards"
-            if self._has_warned:
-                return
-            self._has_warned = True
         warn(
-            f"the array {node.path!r} has chunks in this store already, each an object of its "
-            f"own, so it stays unsharded; {hint}",
-            stacklevel=3,
+            f"the array {node.path!r} has chunks in this store already, each an object of its own, "
+            "so it stays unsharded; to write an array through this store, write its metadata "
+            "before its chunks",
+            stacklevel=2,
         )
+        return None
 
     def _warn_once(self, node: Node) -> Flow[None]:
         """Warn that nothing is sharded, unless the store holds arrays: then it is known."""
@@ -317,11 +301,12 @@ class MetadataView:
         policy, ndim = self._policy, len(geometry.shape)
         if isinstance(policy.rules, tuple | dict):
             self.created[node.path] = dims or (None,) * ndim
-        if node.hierarchy == "v2" and policy.names_dimensions and not dims:
-            self.without_names.add(node.path)
-            return
         reason = policy.reason_to_leave(node.path, ndim, dims)
         rule = policy.rule_of(node.path, dims)
+        may_be_named = rule is None or isinstance(rule, dict)
+        if node.hierarchy == "v2" and policy.names_dimensions and not dims and may_be_named:
+            reason = "Zarr v2 names the dimensions of an array after the array: give the rule by "
+            reason += "position, or call shard_store afterwards"
         is_smaller = ndim < (len(rule) if isinstance(rule, tuple) else 2)
         if reason and not is_smaller and not self._has_warned:
             self._has_warned = True
@@ -338,47 +323,6 @@ class MetadataView:
                 UnshardedWarning,
                 stacklevel=3,
             )
-
-    def first_chunk(
-        self, node: Node, geometry: Geometry, is_late: bool, shards: Sequence[TransformerSpec] = ()
-    ) -> Flow[memoryview | None]:
-        """Return an object under a chunk key of an array that has no document yet; ``None`` also
-        if the base store does not list. With `shards`, these transformers, shards are passed over.
-        Cost: usually one listing of its directory.
-
-        With `is_late` the array may have chunks, so an error of the listing is raised: they would
-        be taken for shards. A base store that never lists counts as one with a chunk.
-        """
-        prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
-        try:
-            (names,) = yield [ListDir(prefix)]
-            keys = [prefix + name for name in names]
-            directories = [f"{n}/" for n in names if encoding.decode_start(f"{n}/", ndim)]
-            if directories:
-                listings = yield [ListPrefix(prefix + directory) for directory in directories]
-                keys += [key for listing in listings for key in listing]
-        except UnsupportedError:
-            return memoryview(b"") if is_late else None
-        except Exception:
-            if is_late:
-                raise
-            return None
-        keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]
-        # More than one is read, because a directory may have such a name.
-        for key in keys if shards else keys[:_N_LOOKS]:
-            found: Found
-            (found,) = yield [Get(key)]
-            if found.value is not None and not (shards and _is_shard(found.value, shards, ndim)):
-                return found.value
-        return None
-
-    def arrays_to_name(self, key: str) -> list[str]:
-        """Return the arrays without names of dimensions that a stored document may name."""
-        directory, _, name = key.rpartition("/")
-        below = f"{directory}/".lstrip("/") if name in (".zattrs", ".zarray") else None
-        return [
-            p for p in list(self.without_names) if below is not None and f"{p}/".startswith(below)
-        ]
 
     def _parsed(self, node: Node, data: Bytes | None) -> _Stored:
         """Parse a stored document; one that is not valid counts as none, and can be replaced. Not
@@ -407,6 +351,29 @@ def read_dimension_names(documents_: Mapping[Node, Document]) -> Flow[Dimensions
             if found:
                 return found
     return ()
+
+
+def _first_chunk(node: Node, geometry: Geometry) -> Flow[memoryview | None]:
+    """Return an object under a chunk key of an array that has no document yet; ``None`` also if the
+    base store does not list. Cost: usually one listing of its directory."""
+    prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
+    try:
+        (names,) = yield [ListDir(prefix)]
+        keys = [prefix + name for name in names]
+        directories = [f"{n}/" for n in names if encoding.decode_start(f"{n}/", ndim)]
+        if directories:
+            listings = yield [ListPrefix(prefix + directory) for directory in directories]
+            keys += [key for listing in listings for key in listing]
+    except Exception:
+        return None
+    keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]
+    # More than one is read, because a directory may have such a name.
+    for key in keys[:_N_LOOKS]:
+        found: Found
+        (found,) = yield [Get(key)]
+        if found.value is not None:
+            return found.value
+    return None
 
 
 def _warn_of_unsharded(node: Node, reason: str) -> None:

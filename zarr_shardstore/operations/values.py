@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import ArrayCache, Generation, read_documents
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
-from zarr_shardstore.arrays.metadata_view import MetadataView, read_dimension_names
+from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import (
@@ -35,13 +35,12 @@ from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges, resolve_range
 from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.metadata.declaration import Native, find_declaration
+from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.metadata.documents import (
     Node,
     directory_of_v2_consolidated,
     document_key,
     node_of_document,
-    parse_json,
 )
 from zarr_shardstore.operations.batch import WriteBuffer
 from zarr_shardstore.operations.buffered import (
@@ -287,9 +286,6 @@ class Operations:
         erasures, erased_owners = yield from self._erasures(erased)
         yield from self._perform([*values, *erasures], [*owners, *erased_owners])
         yield from self._erase_documents([key for key in erased if is_document(key)])
-        if self.view.without_names:
-            for each in sets:
-                yield from self._declare_named(each.key)
 
     def remember_whole(self, key: str, value: Value | None, is_same_task: bool) -> None:
         """Remember a shard that zarr reads to change a part of it, in the task or thread that then
@@ -472,11 +468,6 @@ class Operations:
         """Return the owners of keys to be stored; refuse a key in an array that is no chunk key."""
         keys = [write.key for write in writes]
         owners = yield from self.catalog.chunks_of(keys)
-        if None in owners and (read_before := self.catalog.plain_v2_arrays(keys)):
-            # Another process may have named the dimensions since: see `_declare_named`.
-            for node in read_before:
-                self.arrays.current().drop(node)
-            owners = yield from self.catalog.chunks_of(keys)
         for owner in owners:
             if isinstance(owner, InvalidChunkKey):
                 raise SpecError(owner.message)
@@ -544,51 +535,6 @@ class Operations:
         start, stop = resolve_range(byte_range, len(value))
         return value[start:stop]
 
-    def _declare_named(self, key: str) -> Flow[None]:
-        """Declare v2 arrays anew, if the document that was stored names their dimensions.
-
-        Both documents are stored already, whichever is later, so one of two concurrent calls finds
-        the names. Readers see the same document before and after. The array has no chunk yet; with
-        chunks it stays as it is, with a warning. A writer in another process may store a chunk
-        between the look for chunks and the new document, so the chunks are looked for again, and
-        the old document is put back if there is one; each by compare and swap. A crash before the
-        first leaves the array unsharded. After a crash before the second look a chunk that came
-        between is not seen, or refused as a damaged shard.
-        """
-        for path in self.view.arrays_to_name(key):
-            node = Node("v2", path)
-            document = document_key(node)
-            ((old, *_),) = yield from read_documents([document])
-            doc = None if old is None else parse_json(old)
-            if old is None or doc is None or not (yield from read_dimension_names({node: doc})):
-                continue
-            array = None
-            if find_declaration(doc) is None:  # otherwise it is done
-                yield from self.flusher.flush_array(node)  # the view looks for stored chunks
-                new, array, _ = yield from self.view.to_store(document, old, None)
-            if array is None or not array.stack or array.document.geometry is None:
-                self.view.without_names.discard(path)
-                continue
-            yield from self._replace_document(document, old, new)
-            geometry, shards = array.document.geometry, array.document.transformers
-            try:
-                chunk = yield from self.view.first_chunk(node, geometry, True, shards)
-            except Exception:
-                yield from self._replace_document(document, new, old)
-                raise
-            if chunk is not None:
-                yield from self._replace_document(document, new, old)
-                self.view.warn_of_chunks(node, is_late=True)
-                self.view.without_names.discard(path)
-
-    def _replace_document(self, key: str, old: Value, new: Value) -> Flow[None]:
-        """Replace a document, if it is still the old one."""
-        try:
-            change = requests.Modify(key, lambda stored: new if stored == old else stored)
-            yield from self._perform([change], [None], may_buffer=False)
-        finally:
-            self.arrays.documents_changed(node_of_document(key))
-
     def _set_document(
         self, key: str, data: memoryview, only_if_missing: bool = False
     ) -> Flow[None]:
@@ -607,9 +553,7 @@ class Operations:
             yield from self.flusher.flush_array(node, None if array is None else array.layout)
         is_certain = False
         try:
-            # In turn with `_replace_document`, if that may come.
-            write = requests.relay if self.view.without_names else requests.ask
-            yield from write([request(key, stored)])
+            yield [request(key, stored)]
             is_certain = not only_if_missing  # otherwise another writer may have been first
         finally:
             if is_changed or not is_certain:
