@@ -119,3 +119,5 @@ def _import(
     ):
         report = import_store(foreign, imported, executor=executor, progress=progress, **given)
     print_report(as_json, report.as_dict(), output.conversion_text(report))
+    if report.n_left:
+        raise typer.Exit(1)

@@ -229,7 +229,7 @@ def conversion_text(report: ConversionReport) -> str:
     for array in report.arrays:
         action = "left" if would_be and array.action == "skipped" else array.action
         counts = ["", "", ""]
-        if array.action != "skipped" and not report.dry_run:
+        if array.action not in ("skipped", "left") and not report.dry_run:
             counts = [f"{array.n_chunks:,}", f"{array.n_objects:,}", decimal(array.n_bytes)]
         first = [path_text(array.path), array.hierarchy, would_be + action]
         cps = by(array.chunks_per_shard or ())

@@ -10,7 +10,9 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.metadata.documents import Hierarchy
 from zarr_shardstore.metadata.readers import ONLY_HERE, summarize
 
-Action: TypeAlias = Literal["sharded", "unsharded", "resharded", "copied", "skipped", "checked"]
+Action: TypeAlias = Literal[
+    "sharded", "unsharded", "resharded", "copied", "skipped", "checked", "left"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,12 @@ class ConversionReport:
     @property
     def n_skipped(self) -> int:
         """Number of arrays that were left as they are."""
-        return sum(array.action == "skipped" for array in self.arrays)
+        return sum(array.action in ("skipped", "left") for array in self.arrays)
+
+    @property
+    def n_left(self) -> int:
+        """Number of arrays that cannot be converted; the reason of each says why."""
+        return sum(array.action == "left" for array in self.arrays)
 
     @property
     def read_by(self) -> str:
@@ -109,7 +116,7 @@ class ConversionReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
-        names = ("n_chunks", "n_objects", "n_bytes", "n_skipped", "read_by")
+        names = ("n_chunks", "n_objects", "n_bytes", "n_skipped", "n_left", "read_by")
         return {**asdict(self), **{name: getattr(self, name) for name in names}}
 
     def __str__(self) -> str:

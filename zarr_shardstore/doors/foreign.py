@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.doors.hdf5 import ChunkTables, Parser
+from zarr_shardstore.doors.hdf5 import ChunkTables, Parser, faults_named
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
@@ -182,7 +182,7 @@ def _read_hdf5(path: str, dataset: str | None, state: FileState) -> ForeignArray
         parser = Parser(h5py, ChunkTables(path), recode=False)
         if dataset is None:
             parser.find_dimensions(file)
-        found = file.get(_chosen(path, dataset, parser.datasets))
+        found = parser.find(file, _chosen(path, dataset, parser.datasets))
         if not isinstance(found, h5py.Dataset):
             raise SpecError(f"there is no dataset {dataset!r} in {path!r}")
         if found.file.filename != path:
@@ -192,7 +192,8 @@ def _read_hdf5(path: str, dataset: str | None, state: FileState) -> ForeignArray
         if dataset is not None and parser.needs_dimensions(found):
             parser.find_dimensions(file)
         name = found.name.strip("/")
-        masks = parser.add_array(found, name)
+        with faults_named():
+            masks = parser.add_array(found, name)
         if masks.any():  # a chunk that HDF5 writes later would skip none
             raise UnsupportedError(f"its chunks skip filters (filter mask {int(masks.max()):#x})")
         if parser.references.compact:

@@ -26,7 +26,7 @@ import base64
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,9 +41,10 @@ from zarr_shardstore.doors.reference_store import (
     SourceFiles,
     file_path,
 )
-from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
+from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords, check_key
 from zarr_shardstore.format.layout import chunk_grid_shape
+from zarr_shardstore.inspect.find import DOCUMENTS
 from zarr_shardstore.metadata.codecs import Chain, Config, v3_array
 from zarr_shardstore.metadata.data_types import parse_numpy
 from zarr_shardstore.metadata.documents import Geometry
@@ -73,6 +74,7 @@ _HIDDEN = {
 }
 """Attributes by which HDF5 and netCDF keep dimension scales."""
 
+_LISTS = ("DIMENSION_LIST", "DIMENSION_LABELS")
 _NOT_A_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 _NON_COORDINATE = "_nc4_non_coord_"
 
@@ -165,6 +167,17 @@ def rows_of_slabs(lengths: Coords, row_nbytes: int) -> int | None:
     return next((common // n for n in counts if common % n == 0), None)
 
 
+@contextmanager
+def faults_named() -> Iterator[None]:
+    """Raise `UnsupportedError` for whatever h5py raises."""
+    try:
+        yield
+    except ShardStoreError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(f"h5py says {error!r}") from error
+
+
 class _Decoded:
     """Datasets of an open file, by the path of the array."""
 
@@ -203,21 +216,25 @@ class Parser:
 
         variables: list[Any] = []
 
-        def add(_: str, item: Any) -> None:
-            if not isinstance(item, self.h5py.Dataset):
-                return
-            is_bare = _is_bare_dimension(item)
-            if not is_bare:
-                self.datasets.append(item.name.strip("/"))
-            if "_Netcdf4Dimid" in item.attrs and self.h5py.h5ds.is_scale(item.id):
-                self.dimensions[int(item.attrs["_Netcdf4Dimid"])] = item.name
-            if item.shape and not (is_bare and len(item.shape) == 1):
-                variables.append(item)
+        def add(name: str) -> None:
+            # `add_array` meets a fault again, and names it.
+            with suppress(Exception):
+                item = file[name]
+                if not isinstance(item, self.h5py.Dataset):
+                    return
+                is_bare = _is_bare_dimension(item)
+                if not is_bare:
+                    self.datasets.append(item.name.strip("/"))
+                if item.shape and not (is_bare and len(item.shape) == 1):
+                    variables.append(item)
+                if "_Netcdf4Dimid" in item.attrs and self.h5py.h5ds.is_scale(item.id):
+                    self.dimensions[int(item.attrs["_Netcdf4Dimid"])] = item.name
 
-        file.visititems(add)
+        file.visit(add)
         for item in variables:
-            for size, scale in zip(item.shape, self._scales(item), strict=True):
-                self.lengths[scale] = max(size, self.lengths.get(scale, 0))
+            with suppress(Exception):
+                for size, (scale, _) in zip(item.shape, self._dims(item), strict=True):
+                    self.lengths[scale] = max(size, self.lengths.get(scale, 0))
         self.is_netcdf = bool(self.dimensions) or "_NCProperties" in file.attrs
 
     def needs_dimensions(self, dataset: Any) -> bool:
@@ -228,24 +245,47 @@ class Parser:
         notes = {"CLASS", "DIMENSION_LIST", "_Netcdf4Coordinates"}
         return "_NCProperties" in dataset.file.attrs or not notes.isdisjoint(dataset.attrs)
 
-    def _scales(self, dataset: Any) -> list[str]:
-        """Return the path of the scale of each dimension; ``""`` where there is none."""
+    def find(self, file: Any, path: str) -> Any:
+        """Return what has this path, in HDF5 or in netCDF."""
+        item, (group, _, name) = file.get(path), path.rpartition("/")
+        other = f"{group}/{_NON_COORDINATE}{name}".lstrip("/")
+        is_other = item is not None and _is_bare_dimension(item) and other in file
+        return file[other] if is_other else item
+
+    def _dims(self, dataset: Any) -> list[tuple[str, str]]:
+        """Return the path of the scale of each dimension, and its label; ``""`` for none."""
         ndim, own = len(dataset.shape), [""] * len(dataset.shape)
-        ids = dataset.attrs.get("_Netcdf4Coordinates")  # of a scale with several dimensions, too
-        if ids is not None and len(ids) == ndim and all(int(i) in self.dimensions for i in ids):
-            own = [self.dimensions[int(i)] for i in ids]
+        # Of a scale with several dimensions, too.
+        ids = np.asarray(dataset.attrs.get("_Netcdf4Coordinates"))
+        if ids.shape == (ndim,) and all(i in self.dimensions for i in ids.tolist()):
+            own = [self.dimensions[i] for i in ids.tolist()]
         elif ndim == 1 and self.h5py.h5ds.is_scale(dataset.id):
             own = [dataset.name]
-        pairs = zip(dataset.dims, own, strict=True)
-        return [dim[0].name or "" if len(dim) else other for dim, other in pairs]
+        has_scales, has_labels = (self._is_list(dataset, name) for name in _LISTS)
+        return [
+            (dim[0].name or "" if has_scales and len(dim) else other, has_labels and dim.label)
+            for dim, other in zip(dataset.dims, own, strict=True)
+        ]
+
+    def _is_list(self, dataset: Any, name: str) -> bool:
+        """Whether an attribute has the form that HDF5 gives it: HDF5 2.0 crashes on others."""
+        if name not in dataset.attrs:
+            return False
+        found, h5t = dataset.attrs.get_id(name), self.h5py.h5t
+        kind = found.get_type()
+        if name == "DIMENSION_LABELS":
+            is_of = isinstance(kind, h5t.TypeStringID) and kind.is_variable_str()
+        else:
+            is_of = isinstance(kind, h5t.TypeVlenID) and kind.get_super() == h5t.STD_REF_OBJ
+        return is_of and found.shape == (len(dataset.shape),)
 
     def _shape(self, dataset: Any) -> Coords:
         """Return the shape; in netCDF a variable is as long as its dimensions."""
         if not (self.is_netcdf and dataset.chunks):
             return tuple(dataset.shape)
-        named = zip(dataset.shape, self._scales(dataset), strict=True)
+        named = zip(dataset.shape, self._dims(dataset), strict=True)
         # A scale may have another name, by a link.
-        return tuple(max(size, self.lengths.get(scale, 0) if scale else 0) for size, scale in named)
+        return tuple(max(n, self.lengths.get(scale, 0) if scale else 0) for n, (scale, _) in named)
 
     def add_group(self, group: Any, prefix: str, above: tuple[Any, ...]) -> None:
         attributes = self._attributes(group, prefix)
@@ -256,23 +296,30 @@ class Parser:
         }
         above = (*above, group)
         for name in group:
-            path = prefix + name.removeprefix(_NON_COORDINATE)
-            link = group.get(name, getlink=True)
-            if not isinstance(link, self.h5py.HardLink):
-                self.notes.append(f"{prefix}{name} is a link: it was not followed")
-                continue
-            item = group[name]
-            if isinstance(item, self.h5py.Group):
-                if item in above:
-                    self.notes.append(f"{path} leads to a group that it is in: it was left out")
-                else:
-                    self.add_group(item, f"{path}/", above)
-            elif isinstance(item, self.h5py.Dataset) and not _is_bare_dimension(item):
-                self.names[path] = f"{group.name.rstrip('/')}/{name}"
-                try:
-                    self.add_array(item, path)
-                except UnsupportedError as error:
-                    self.refused[path] = str(error)
+            path = f"{prefix}{name}"
+            try:
+                with faults_named():
+                    link = group.get(name, getlink=True)
+                    if not isinstance(link, self.h5py.HardLink):
+                        self.notes.append(f"{path} is a link: it was not followed")
+                        continue
+                    check_key(path)
+                    if name in DOCUMENTS:
+                        raise UnsupportedError("its name is that of a metadata document")
+                    item = group[name]
+                    plain = name.removeprefix(_NON_COORDINATE)
+                    if plain != name and self.find(group, plain) == item:
+                        self.notes.append(f"{prefix}{plain} is the variable that HDF5 has as {name}")
+                        path = f"{prefix}{plain}"
+                    if isinstance(item, self.h5py.Group) and item in above:
+                        self.notes.append(f"{path} leads to a group that it is in: it was left out")
+                    elif isinstance(item, self.h5py.Group):
+                        self.add_group(item, f"{path}/", above)
+                    elif isinstance(item, self.h5py.Dataset) and not _is_bare_dimension(item):
+                        self.names[path] = f"{group.name.rstrip('/')}/{name}"
+                        self.add_array(item, path)
+            except (SpecError, UnsupportedError) as error:
+                self.refused[path] = str(error)
 
     def add_array(self, dataset: Any, path: str) -> npt.NDArray[np.int64]:
         """Add a dataset, and return the filters that each chunk skips, as bits."""
@@ -365,7 +412,10 @@ class Parser:
         return chunk_shape, ranges, masks
 
     def _filters(self, plist: Any, itemsize: int) -> list[Config]:
-        return [_filter(plist.get_filter(i), itemsize) for i in range(plist.get_nfilters())]
+        found = [_filter(plist.get_filter(i), itemsize) for i in range(plist.get_nfilters())]
+        if {"id": "shuffle", "elementsize": itemsize} in found[1:]:
+            raise UnsupportedError("it shuffles what another filter made, and no v3 codec does that")
+        return found
 
     def _check_bytes(self, dataset: Any, plist: Any) -> None:
         """Refuse values whose bytes in the file are not those that a data type of v3 has."""
@@ -389,8 +439,7 @@ class Parser:
 
     def _dimension_names(self, dataset: Any) -> list[str | None]:
         """Return the name of the scale of each dimension, or its label, as far as there are."""
-        pairs = zip(dataset.dims, self._scales(dataset), strict=True)
-        return [_basename(scale) or dim.label or None for dim, scale in pairs]
+        return [_basename(scale) or label or None for scale, label in self._dims(dataset)]
 
     def _attributes(self, item: Any, path: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -404,7 +453,7 @@ class Parser:
                 if is_scalar and getattr(value, "shape", ()) == (1,):
                     value = value[0]
                 found[name] = _plain(value, is_fill_value=name == "_FillValue")
-            except (TypeError, ValueError, OSError) as error:
+            except Exception as error:
                 where = path.rstrip("/") or "the root"
                 self.notes.append(f"the attribute {name!r} of {where} was left out: {error}")
         return found
@@ -440,6 +489,8 @@ def _plain(value: Any, *, is_fill_value: bool) -> Any:
             return [_plain(each, is_fill_value=is_fill_value) for each in value]
         case np.void() if is_fill_value:
             return base64.b64encode(value.tobytes()).decode()
+        case np.datetime64() | np.timedelta64() if is_fill_value:
+            return int(value.astype("i8"))
         case np.ndarray() | np.generic() if value.dtype.kind in "biufcU":
             return _plain(value.item(), is_fill_value=is_fill_value)
         case complex() if is_fill_value:

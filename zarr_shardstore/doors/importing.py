@@ -29,7 +29,7 @@ from zarr.storage import FsspecStore
 
 from zarr_shardstore.arrays.policy import ChunksPerShard
 from zarr_shardstore.convert.api import shard_store
-from zarr_shardstore.convert.report import ConversionReport, OnProgress
+from zarr_shardstore.convert.report import ArrayReport, ConversionReport, OnProgress
 from zarr_shardstore.doors.foreign import library, tiff_references
 from zarr_shardstore.doors.hdf5 import ZSTD, parse_hdf5
 from zarr_shardstore.doors.reference_store import (
@@ -123,6 +123,7 @@ def import_store(
     """
     opened: Any = source
     notes: tuple[str, ...] = ()
+    left: list[ArrayReport] = []
     kind, files = _kind_of(source, source_options)
     if kind == "icechunk":
         opened, source_options = _open_icechunk(str(source)), None
@@ -133,6 +134,9 @@ def import_store(
         parsed = opened.parsed
         recoded = (f"encoded again: {path!r} ({why})" for path, why in parsed.recoded.items())
         notes = (*parsed.notes, *recoded)
+        left = [ArrayReport(path, "v3", "left", None, why) for path, why in parsed.refused.items()]
+        if left and not recode:
+            notes += ("recode=True (--recode) may import arrays that were left: it encodes them",)
     if kind in ("icechunk", "zarr") and paths is not None:
         raise SpecError("a zarr store is imported as a whole: shard_store takes paths of it")
     with closing(opened) if isinstance(opened, ReferenceStore) else nullcontext():
@@ -149,7 +153,8 @@ def import_store(
             progress=progress,
             native=True,
         )
-    return replace(report, notes=notes + report.notes)
+    arrays = sorted([*report.arrays, *left], key=lambda array: array.path)
+    return replace(report, arrays=tuple(arrays), notes=notes + report.notes)
 
 
 # ------------------------------------------------------------ what a source is
@@ -222,7 +227,7 @@ def _open_references(
     else:
         parsed = _parse_references(files, _load_references(source, kind, files), recode=recode)
     parsed = _only(parsed, paths)
-    if parsed.refused:
+    if parsed.refused and not any("shape" in doc for doc in parsed.documents.values()):
         each = "; ".join(f"{path!r}: {why}" for path, why in parsed.refused.items())
         advice = "name others by paths (--path)"
         raise UnsupportedError(
@@ -402,6 +407,7 @@ def _parse_references(
         except ShardStoreError as error:
             refused[path] = str(error)
             with_zstd = {**doc, "filters": None, "compressor": ZSTD}
+            del documents[key]
             with suppress(ShardStoreError):
                 v3_of_v2(with_zstd, attributes)
                 if recode:
