@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,46 +47,54 @@ LACKING = ("ints", "compound", "compound of texts", "array", "reference", "regio
 """Those that v3 has not, or h5py has not."""
 FILTERS = ("gzip", "shuffle", "fletcher32", "lzf", "scaleoffset", "nbit", "unknown")
 UNKNOWN_FILTER = 32999
+TEXTS = ("", "a", "bcd", "ä" * 9, *["e"] * 9, b"\xff")
 ATTRIBUTES: dict[str, Any] = {
     "text": "ä",
     "bytes": b"\xff",
     "one": np.array([3]),
     "numbers": np.array([1.5, np.nan, np.inf]),
     "structure": np.zeros((), [("a", "i4")]),
-    "time": np.array([1, 2], "M8[s]"),
-    "surrogate": "a\udcff",
+    "time": np.array([1, 2], "M8[s]").astype(h5py.opaque_dtype(np.dtype("M8[s]"))),
     "CLASS": "DIMENSION_SCALE",
     "NAME": "This is a netCDF dimension but not a netCDF variable",
     "_Netcdf4Coordinates": "odd",
     "_Netcdf4Dimid": np.array([7, 8]),
     "DIMENSION_LIST": np.arange(3),
+    "DIMENSION_LABELS": np.arange(3),
     "_FillValue": np.float32(7),
 }
+
+READ_BY_NETCDF = ("|i1", "<u2", ">i4", "<i8", ">f4", "<f8")
+ATTRIBUTES_OF_NETCDF = ("text", "bytes", "one", "numbers", "_FillValue")
+"""netCDF4 crashes on files of h5py with half floats, texts of fixed length that have a fill value,
+and with its own attributes of another type: HDF5, or netCDF-C, reads these as it would have
+written them. h5py's ``dims`` crashes on such, too, so the parser looks at their types first."""
 
 
 def a_recipe(rng: random.Random) -> Recipe:
     """Draw what a file has."""
     if rng.random() < 0.25:
         return _a_netcdf(rng)
+    types = rng.choice(((*COPIED * 2, *CONVERTED, *LACKING), READ_BY_NETCDF))
     return {
         "format": "hdf5",
         "user_block": rng.choice((0, 0, 0, 512)),
         "libver": rng.choice(("earliest", "latest", "v108", "v110")),
         "strategy": rng.choice((None, None, "fsm", "page", "aggregate", "none")),
         "track_order": rng.random() < 0.2,
-        "datasets": [_a_dataset(rng, i) for i in range(rng.randint(1, 4))],
+        "datasets": [_a_dataset(rng, i, types) for i in range(rng.randint(1, 4))],
         "links": rng.random() < 0.1,
         "seed": rng.randrange(1000),
     }
 
 
-def _a_dataset(rng: random.Random, i: int) -> Recipe:
+def _a_dataset(rng: random.Random, i: int, types: Sequence[str]) -> Recipe:
     shape = [rng.choice((0, 1, 2, 3, 5, 9)) for _ in range(rng.choice((0, 1, 1, 2, 2, 3)))]
-    kinds = rng.choice((COPIED, COPIED, COPIED, CONVERTED, LACKING))
+    known = sorted(ATTRIBUTES) if types != READ_BY_NETCDF else ATTRIBUTES_OF_NETCDF
     layout = rng.choice(("chunked", "chunked", "contiguous", "compact")) if shape else "contiguous"
     return {
         "name": rng.choice((f"z{i}", f"z{i}", f"g/z{i}", f"_nc4_non_coord_z{i - 1}", f"odd ä {i}")),
-        "type": rng.choice(kinds),
+        "type": rng.choice(types),
         "shape": shape if rng.random() < 0.97 else None,
         "layout": layout,
         "chunks": [rng.randint(1, 4) for _ in shape],
@@ -98,7 +106,7 @@ def _a_dataset(rng: random.Random, i: int) -> Recipe:
         "written": rng.choice(("none", "part", "all", "all")),
         "skips": rng.random() < 0.1,
         "dims": [rng.choice((None, None, "label", "scale")) for _ in shape],
-        "attributes": rng.sample(sorted(ATTRIBUTES), rng.choice((0, 0, 1, 2))),
+        "attributes": rng.sample(known, rng.choice((0, 0, 1, 2))),
     }
 
 
@@ -224,7 +232,7 @@ def _values(kind: str, shape: tuple[int, ...], rng: Any) -> Any:
     n = int(np.prod(shape))
     match kind:
         case "text" | "ascii":
-            texts = [rng.choice(["", "a", "bcd", "ef" * 9]) for _ in range(n)]
+            texts = [rng.choice(TEXTS) for _ in range(n)]
             return np.array(texts, object).reshape(shape)
         case "ints" | "compound of texts" | "region" | "time" | "f16":
             return None
@@ -438,6 +446,14 @@ READERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+def can_read(reader: str, recipe: Recipe) -> bool:
+    """Whether a reader can be asked: netCDF4 crashes on some files that nobody has adopted."""
+    return reader != "netCDF4" or all(
+        each["type"] in READ_BY_NETCDF and set(each["attributes"]) <= set(ATTRIBUTES_OF_NETCDF)
+        for each in recipe.get("datasets", ())
+    )
+
+
 def in_a_fork(reader: Callable[[Path], Any], path: Path) -> str:
     """Return a digest of what a reader finds, or the signal that ends it."""
     out, into = os.pipe()
@@ -469,7 +485,7 @@ def _spelled(found: Any) -> str:
 
 LEFT = re.compile(
     "its texts of variable length|has none of Zarr v3|cannot be translated|HDF5 converts its values"
-    "|it is empty|filter mask|for which v3 has no codec|it shuffles|h5py says"
+    "|it is empty|filter mask|for which v3 has no codec|it shuffles|its library says"
 )
 """Reasons for which an import may leave a dataset."""
 NOT_ADOPTED = re.compile(f"{LEFT.pattern}|no chunks|user block|of its own for its values")
@@ -485,9 +501,9 @@ def check(path: Path, root: Path, recipe: Recipe, recode: bool) -> None:
     """
     make(recipe, path)
     original = path.read_bytes()
-    before = {name: in_a_fork(reader, path) for name, reader in READERS.items()}
-    if "ended with" in before["netCDF4"] and recipe["format"] == "netcdf":
-        return  # netCDF4 crashes on its own file
+    asked = {name: reader for name, reader in READERS.items() if can_read(name, recipe)}
+    before = {name: in_a_fork(reader, path) for name, reader in asked.items()}
+    assert [found for found in before.values() if "ended with" in found] == []
     expected = values_of(path, recipe)
     check_import(path, expected, recode=recode)
     assert path.read_bytes() == original
@@ -501,8 +517,8 @@ def check(path: Path, root: Path, recipe: Recipe, recode: bool) -> None:
             continue
         assert path.read_bytes()[: len(original)] == original
         check_equal(zarr.open_array(ShardingStore(dest), mode="r"), values, name)
-        for reader in READERS:
-            assert in_a_fork(READERS[reader], path) == before[reader], (name, reader)
+        for reader_name, reader in asked.items():
+            assert in_a_fork(reader, path) == before[reader_name], (name, reader_name)
         undo_adoption(dest)
         assert path.read_bytes() == original, name
 

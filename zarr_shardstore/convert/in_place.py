@@ -194,12 +194,17 @@ def begin(base: BaseStoreHandle, manifest: Manifest) -> bool:
     if earlier is not None and replace(earlier, state="staging") == manifest:
         return True
     if earlier is not None and not earlier.is_staged:
-        for keys in earlier.keys_below(base, earlier.prefix):
-            base.perform([Delete(key) for key in keys])
-        base.backend.tidy(earlier.prefix)
+        discard(base, earlier)
     base.perform([DeletePrefix(manifest.directory)])
     manifest.at_state(base, "staging")
     return False
+
+
+def discard(base: BaseStoreHandle, manifest: Manifest) -> None:
+    """Remove the values that a conversion to another store has written of an array."""
+    for keys in manifest.keys_below(base, manifest.prefix):
+        base.perform([Delete(key) for key in keys])
+    base.backend.tidy(manifest.prefix)
 
 
 def forget(base: BaseStoreHandle, node: Node) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.doors.hdf5 import ChunkTables, Parser, faults_named
+from zarr_shardstore.doors.hdf5 import ChunkTables, Parser
+from zarr_shardstore.doors.reference_store import faults_named
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
@@ -178,7 +179,7 @@ def _read_hdf5(path: str, dataset: str | None, state: FileState) -> ForeignArray
     except OSError as error:
         why = f"it cannot be opened: {error}. Close it in the program that writes it"
         raise UnsupportedError(why) from error
-    with file:
+    with file, faults_named():
         parser = Parser(h5py, ChunkTables(path), recode=False)
         if dataset is None:
             parser.find_dimensions(file)
@@ -192,8 +193,7 @@ def _read_hdf5(path: str, dataset: str | None, state: FileState) -> ForeignArray
         if dataset is not None and parser.needs_dimensions(found):
             parser.find_dimensions(file)
         name = found.name.strip("/")
-        with faults_named():
-            masks = parser.add_array(found, name)
+        masks = parser.add_array(found, name)
         if masks.any():  # a chunk that HDF5 writes later would skip none
             raise UnsupportedError(f"its chunks skip filters (filter mask {int(masks.max()):#x})")
         if parser.references.compact:

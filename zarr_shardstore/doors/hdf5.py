@@ -26,7 +26,7 @@ import base64
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,9 +39,10 @@ from zarr_shardstore.doors.reference_store import (
     ParsedSource,
     Reference,
     SourceFiles,
+    faults_named,
     file_path,
 )
-from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords, check_key
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.inspect.find import DOCUMENTS
@@ -167,17 +168,6 @@ def rows_of_slabs(lengths: Coords, row_nbytes: int) -> int | None:
     return next((common // n for n in counts if common % n == 0), None)
 
 
-@contextmanager
-def faults_named() -> Iterator[None]:
-    """Raise `UnsupportedError` for whatever h5py raises."""
-    try:
-        yield
-    except ShardStoreError:
-        raise
-    except Exception as error:
-        raise UnsupportedError(f"h5py says {error!r}") from error
-
-
 class _Decoded:
     """Datasets of an open file, by the path of the array."""
 
@@ -263,7 +253,7 @@ class Parser:
             own = [dataset.name]
         has_scales, has_labels = (self._is_list(dataset, name) for name in _LISTS)
         return [
-            (dim[0].name or "" if has_scales and len(dim) else other, has_labels and dim.label)
+            (dim[0].name or "" if has_scales and len(dim) else other, dim.label if has_labels else "")
             for dim, other in zip(dataset.dims, own, strict=True)
         ]
 
@@ -320,6 +310,7 @@ class Parser:
                         self.add_array(item, path)
             except (SpecError, UnsupportedError) as error:
                 self.refused[path] = str(error)
+                self.recoded.pop(path, None)
 
     def add_array(self, dataset: Any, path: str) -> npt.NDArray[np.int64]:
         """Add a dataset, and return the filters that each chunk skips, as bits."""
