@@ -228,7 +228,7 @@ class Conversion:
             report = self._convert_values(plan, manifest)
         except UnsupportedError as error:
             if self.target.supports_deletes:
-                in_place.discard(self.target, manifest)
+                manifest.discard(self.target)
                 manifest.remove(self.target)
             return replace(_report_of(plan), action="left", reason=str(error))
         # Last: a reader that sees the array sees all of it.

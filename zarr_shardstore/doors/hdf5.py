@@ -75,7 +75,6 @@ _HIDDEN = {
 }
 """Attributes by which HDF5 and netCDF keep dimension scales."""
 
-_LISTS = ("DIMENSION_LIST", "DIMENSION_LABELS")
 _NOT_A_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 _NON_COORDINATE = "_nc4_non_coord_"
 
@@ -207,24 +206,20 @@ class Parser:
         variables: list[Any] = []
 
         def add(name: str) -> None:
-            # `add_array` meets a fault again, and names it.
-            with suppress(Exception):
+            with suppress(Exception):  # `add_array` meets a fault again, and names it
                 item = file[name]
-                if not isinstance(item, self.h5py.Dataset):
-                    return
                 is_bare = _is_bare_dimension(item)
-                if not is_bare:
+                if isinstance(item, self.h5py.Dataset) and not is_bare:
                     self.datasets.append(item.name.strip("/"))
-                if item.shape and not (is_bare and len(item.shape) == 1):
-                    variables.append(item)
                 if "_Netcdf4Dimid" in item.attrs and self.h5py.h5ds.is_scale(item.id):
                     self.dimensions[int(item.attrs["_Netcdf4Dimid"])] = item.name
+                if getattr(item, "shape", ()) and not (is_bare and len(item.shape) == 1):
+                    variables.append(item)
 
         file.visit(add)
         for item in variables:
-            with suppress(Exception):
-                for size, (scale, _) in zip(item.shape, self._dims(item), strict=True):
-                    self.lengths[scale] = max(size, self.lengths.get(scale, 0))
+            for size, scale in zip(item.shape, self._scales(item), strict=True):
+                self.lengths[scale] = max(size, self.lengths.get(scale, 0))
         self.is_netcdf = bool(self.dimensions) or "_NCProperties" in file.attrs
 
     def needs_dimensions(self, dataset: Any) -> bool:
@@ -235,15 +230,15 @@ class Parser:
         notes = {"CLASS", "DIMENSION_LIST", "_Netcdf4Coordinates"}
         return "_NCProperties" in dataset.file.attrs or not notes.isdisjoint(dataset.attrs)
 
-    def find(self, file: Any, path: str) -> Any:
-        """Return what has this path, in HDF5 or in netCDF."""
-        item, (group, _, name) = file.get(path), path.rpartition("/")
-        other = f"{group}/{_NON_COORDINATE}{name}".lstrip("/")
-        is_other = item is not None and _is_bare_dimension(item) and other in file
-        return file[other] if is_other else item
+    def find(self, group: Any, path: str) -> Any:
+        """Return what has this path in HDF5; of two with one path in netCDF, the variable."""
+        item, (above, _, name) = group.get(path), path.rpartition("/")
+        other = f"{above}/{_NON_COORDINATE}{name}".lstrip("/")
+        is_bare = item is not None and _is_bare_dimension(item)
+        return group[other] if is_bare and other in group else item
 
-    def _dims(self, dataset: Any) -> list[tuple[str, str]]:
-        """Return the path of the scale of each dimension, and its label; ``""`` for none."""
+    def _scales(self, dataset: Any) -> list[str]:
+        """Return the path of the scale of each dimension; ``""`` where there is none."""
         ndim, own = len(dataset.shape), [""] * len(dataset.shape)
         # Of a scale with several dimensions, too.
         ids = np.asarray(dataset.attrs.get("_Netcdf4Coordinates"))
@@ -251,31 +246,18 @@ class Parser:
             own = [self.dimensions[i] for i in ids.tolist()]
         elif ndim == 1 and self.h5py.h5ds.is_scale(dataset.id):
             own = [dataset.name]
-        has_scales, has_labels = (self._is_list(dataset, name) for name in _LISTS)
-        return [
-            (dim[0].name or "" if has_scales and len(dim) else other, dim.label if has_labels else "")
-            for dim, other in zip(dataset.dims, own, strict=True)
-        ]
-
-    def _is_list(self, dataset: Any, name: str) -> bool:
-        """Whether an attribute has the form that HDF5 gives it: HDF5 2.0 crashes on others."""
-        if name not in dataset.attrs:
-            return False
-        found, h5t = dataset.attrs.get_id(name), self.h5py.h5t
-        kind = found.get_type()
-        if name == "DIMENSION_LABELS":
-            is_of = isinstance(kind, h5t.TypeStringID) and kind.is_variable_str()
-        else:
-            is_of = isinstance(kind, h5t.TypeVlenID) and kind.get_super() == h5t.STD_REF_OBJ
-        return is_of and found.shape == (len(dataset.shape),)
+        with suppress(Exception):  # an attribute of another form, on which h5py's `dims` crashes
+            pairs = zip(dataset.attrs["DIMENSION_LIST"], own, strict=True)
+            own = [dataset.file[refs[0]].name if len(refs) else other for refs, other in pairs]
+        return own
 
     def _shape(self, dataset: Any) -> Coords:
         """Return the shape; in netCDF a variable is as long as its dimensions."""
         if not (self.is_netcdf and dataset.chunks):
             return tuple(dataset.shape)
-        named = zip(dataset.shape, self._dims(dataset), strict=True)
+        named = zip(dataset.shape, self._scales(dataset), strict=True)
         # A scale may have another name, by a link.
-        return tuple(max(n, self.lengths.get(scale, 0) if scale else 0) for n, (scale, _) in named)
+        return tuple(max(size, self.lengths.get(scale, 0) if scale else 0) for size, scale in named)
 
     def add_group(self, group: Any, prefix: str, above: tuple[Any, ...]) -> None:
         attributes = self._attributes(group, prefix)
@@ -299,8 +281,8 @@ class Parser:
                     item = group[name]
                     plain = name.removeprefix(_NON_COORDINATE)
                     if plain != name and self.find(group, plain) == item:
-                        self.notes.append(f"{prefix}{plain} is the variable that HDF5 has as {name}")
                         path = f"{prefix}{plain}"
+                        self.notes.append(f"{path} is the variable that HDF5 has as {name}")
                     if isinstance(item, self.h5py.Group) and item in above:
                         self.notes.append(f"{path} leads to a group that it is in: it was left out")
                     elif isinstance(item, self.h5py.Group):
@@ -404,8 +386,8 @@ class Parser:
 
     def _filters(self, plist: Any, itemsize: int) -> list[Config]:
         found = [_filter(plist.get_filter(i), itemsize) for i in range(plist.get_nfilters())]
-        if {"id": "shuffle", "elementsize": itemsize} in found[1:]:
-            raise UnsupportedError("it shuffles what another filter made, and no v3 codec does that")
+        if any(config["id"] == "shuffle" for config in found[1:]):
+            raise UnsupportedError("it shuffles bytes that another filter has made")
         return found
 
     def _check_bytes(self, dataset: Any, plist: Any) -> None:
@@ -430,7 +412,12 @@ class Parser:
 
     def _dimension_names(self, dataset: Any) -> list[str | None]:
         """Return the name of the scale of each dimension, or its label, as far as there are."""
-        return [_basename(scale) or label or None for scale, label in self._dims(dataset)]
+        scales, labels = self._scales(dataset), np.asarray(dataset.attrs.get("DIMENSION_LABELS"))
+        if labels.dtype.kind != "O" or labels.shape != (len(scales),):  # on which h5py crashes
+            labels = np.full(len(scales), None)
+        return [
+            _basename(scale) or label or None for scale, label in zip(scales, labels, strict=True)
+        ]
 
     def _attributes(self, item: Any, path: str) -> dict[str, Any]:
         found: dict[str, Any] = {}

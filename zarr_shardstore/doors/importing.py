@@ -407,13 +407,13 @@ def _parse_references(
         except ShardStoreError as error:
             refused[path] = str(error)
             with_zstd = {**doc, "filters": None, "compressor": ZSTD}
-            del documents[key]
             with suppress(ShardStoreError):
                 v3_of_v2(with_zstd, attributes)
                 if recode:
                     documents[key] = with_zstd
                     recoded[path] = refused.pop(path)
     references.recoded = recoded
+    documents = {k: doc for k, doc in documents.items() if k.rpartition("/")[0] not in refused}
     first = next((v for v in map(references.get, references) if isinstance(v, tuple)), RECODED)
     is_local = file_path(first[0]) is not None
 
