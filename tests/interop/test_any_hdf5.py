@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -44,6 +45,6 @@ def test_any_file(
 
 def test_a_reader_that_crashes_is_seen(tmp_path: Path) -> None:
     def crash(path: Path) -> None:
-        any_hdf5.os.abort()
+        os.abort()
 
     assert any_hdf5.FAILED in any_hdf5.in_a_fork(crash, tmp_path)

@@ -316,7 +316,8 @@ class Parser:
                 mask = max(skipped)
                 raise UnsupportedError(f"a chunk or more skips filters (filter mask {mask:#x})")
         except UnsupportedError as error:
-            if not self.recode:
+            codes = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
+            if not self.recode or {5, 6} & {*codes[1:]}:  # HDF5 2.0 decodes those into other memory
                 raise
             self.recoded[path] = str(error)
             if not (ranges[:, 0] == RECODED[1]).any():

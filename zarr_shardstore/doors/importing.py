@@ -94,7 +94,7 @@ def import_store(
     recode
         Decode what cannot be copied by the library of the format, and encode it again: only the
         chunks that skip a filter, or all chunks of an array whose codec or type no v3 reader
-        knows. ``False``: refuse it.
+        knows. ``False``: leave it.
     source_options, destination_options
         Of obstore or fsspec. Those of the source are also for the files that references name;
         ``remote_protocol`` is that of names without one.
@@ -103,12 +103,13 @@ def import_store(
     -------
     ConversionReport
         ``read_by`` of each array names the codecs that a reader has to know, and programs that
-        were seen to know them; ``notes`` say what was encoded again, or left out.
+        were seen to know them; ``notes`` say what was encoded again, or left out. An array that
+        cannot be copied has the action ``"left"``, and a reason.
 
     Raises
     ------
     UnsupportedError
-        If bytes of an array cannot be copied. The message names each such array, and why.
+        If no array can be copied. The message names each, and why.
     ImportError
         If the library of the format is not installed; the message names it.
     ShardConflictError
