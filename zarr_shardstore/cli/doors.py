@@ -119,3 +119,4 @@ def _import(
     ):
         report = import_store(foreign, imported, executor=executor, progress=progress, **given)
     print_report(as_json, report.as_dict(), output.conversion_text(report))
+    output.fail_if_left(report.n_left)

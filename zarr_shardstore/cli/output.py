@@ -235,7 +235,8 @@ def conversion_text(report: ConversionReport) -> str:
     counted = ["", "", ""] if report.dry_run else ["chunks", "objects", "bytes"]
     rows = [["array", "", "", "per shard", *counted, ""]]
     for array in report.arrays:
-        action = "left" if would_be and array.action == "skipped" else array.action
+        is_left = array.action == "skipped" and (would_be or array.is_left)
+        action = "left" if is_left else array.action
         counts = ["", "", ""]
         if array.action != "skipped" and not report.dry_run:
             counts = [f"{array.n_chunks:,}", f"{array.n_objects:,}", decimal(array.n_bytes)]

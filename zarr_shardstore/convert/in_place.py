@@ -153,6 +153,12 @@ class Manifest:
         for keys in keys_of_values(base, prefix, encoding, self.ndim):
             yield from in_rounds(keys, _KEYS_A_ROUND)
 
+    def discard(self, base: BaseStoreHandle) -> None:
+        """Delete what a conversion to another store has written of the array."""
+        for keys in self.keys_below(base, self.prefix):
+            base.perform([Delete(key) for key in keys])
+        base.backend.tidy(self.prefix)
+
 
 def directory_of(node: Node) -> str:
     """Return the directory of all that is kept for the conversion of an array."""
@@ -194,9 +200,7 @@ def begin(base: BaseStoreHandle, manifest: Manifest) -> bool:
     if earlier is not None and replace(earlier, state="staging") == manifest:
         return True
     if earlier is not None and not earlier.is_staged:
-        for keys in earlier.keys_below(base, earlier.prefix):
-            base.perform([Delete(key) for key in keys])
-        base.backend.tidy(earlier.prefix)
+        earlier.discard(base)
     base.perform([DeletePrefix(manifest.directory)])
     manifest.at_state(base, "staging")
     return False

@@ -32,7 +32,7 @@ from zarr_shardstore.convert.plan import ArrayPlan, plan_store
 from zarr_shardstore.convert.regions import ArrayLocation, regions_to_visit
 from zarr_shardstore.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
 from zarr_shardstore.convert.task import ArrayTask, run_task
-from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format import consolidated_index
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import EntryOrder
@@ -224,7 +224,14 @@ class Conversion:
             reason = "the destination has it already"
             return _report_of(replace(plan, action="skipped", reason=reason))
         manifest = self._manifest(plan)
-        report = self._convert_values(plan, manifest)
+        try:
+            report = self._convert_values(plan, manifest)
+        except UnsupportedError as error:
+            if self.target.supports_deletes:
+                manifest.discard(self.target)
+                manifest.remove(self.target)
+            report = _report_of(replace(plan, action="skipped", reason=str(error)))
+            return replace(report, is_left=True)
         # Last: a reader that sees the array sees all of it.
         self.target.write_documents(plan.new_documents)
         if self.target.supports_deletes:

@@ -106,7 +106,7 @@ class ConversionReport:
 
     @property
     def n_left(self) -> int:
-        """Number of arrays that cannot be converted."""
+        """Number of arrays that cannot be converted; the reason of each says why."""
         return sum(array.is_left for array in self.arrays)
 
     @property

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.doors.hdf5 import ChunkTables, Parser
+from zarr_shardstore.doors.reference_store import faults_named
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
@@ -178,11 +179,11 @@ def _read_hdf5(path: str, dataset: str | None, state: FileState) -> ForeignArray
     except OSError as error:
         why = f"it cannot be opened: {error}. Close it in the program that writes it"
         raise UnsupportedError(why) from error
-    with file:
+    with file, faults_named():
         parser = Parser(h5py, ChunkTables(path), recode=False)
         if dataset is None:
             parser.find_dimensions(file)
-        found = file.get(_chosen(path, dataset, parser.datasets))
+        found = parser.find(file, _chosen(path, dataset, parser.datasets))
         if not isinstance(found, h5py.Dataset):
             raise SpecError(f"there is no dataset {dataset!r} in {path!r}")
         if found.file.filename != path:

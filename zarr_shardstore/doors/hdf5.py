@@ -39,11 +39,13 @@ from zarr_shardstore.doors.reference_store import (
     ParsedSource,
     Reference,
     SourceFiles,
+    faults_named,
     file_path,
 )
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
+from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords, check_key
 from zarr_shardstore.format.layout import chunk_grid_shape
+from zarr_shardstore.inspect.find import DOCUMENTS
 from zarr_shardstore.metadata.codecs import Chain, Config, v3_array
 from zarr_shardstore.metadata.data_types import parse_numpy
 from zarr_shardstore.metadata.documents import Geometry
@@ -203,18 +205,18 @@ class Parser:
 
         variables: list[Any] = []
 
-        def add(_: str, item: Any) -> None:
-            if not isinstance(item, self.h5py.Dataset):
-                return
-            is_bare = _is_bare_dimension(item)
-            if not is_bare:
-                self.datasets.append(item.name.strip("/"))
-            if "_Netcdf4Dimid" in item.attrs and self.h5py.h5ds.is_scale(item.id):
-                self.dimensions[int(item.attrs["_Netcdf4Dimid"])] = item.name
-            if item.shape and not (is_bare and len(item.shape) == 1):
-                variables.append(item)
+        def add(name: str) -> None:
+            with suppress(Exception):  # `add_array` meets a fault again, and names it
+                item = file[name]
+                is_bare = _is_bare_dimension(item)
+                if isinstance(item, self.h5py.Dataset) and not is_bare:
+                    self.datasets.append(item.name.strip("/"))
+                if "_Netcdf4Dimid" in item.attrs and self.h5py.h5ds.is_scale(item.id):
+                    self.dimensions[int(item.attrs["_Netcdf4Dimid"])] = item.name
+                if getattr(item, "shape", ()) and not (is_bare and len(item.shape) == 1):
+                    variables.append(item)
 
-        file.visititems(add)
+        file.visit(add)
         for item in variables:
             for size, scale in zip(item.shape, self._scales(item), strict=True):
                 self.lengths[scale] = max(size, self.lengths.get(scale, 0))
@@ -228,16 +230,26 @@ class Parser:
         notes = {"CLASS", "DIMENSION_LIST", "_Netcdf4Coordinates"}
         return "_NCProperties" in dataset.file.attrs or not notes.isdisjoint(dataset.attrs)
 
+    def find(self, group: Any, path: str) -> Any:
+        """Return what has this path in HDF5; of two with one path in netCDF, the variable."""
+        item, (above, _, name) = group.get(path), path.rpartition("/")
+        other = f"{above}/{_NON_COORDINATE}{name}".lstrip("/")
+        is_bare = item is not None and _is_bare_dimension(item)
+        return group[other] if is_bare and other in group else item
+
     def _scales(self, dataset: Any) -> list[str]:
         """Return the path of the scale of each dimension; ``""`` where there is none."""
         ndim, own = len(dataset.shape), [""] * len(dataset.shape)
-        ids = dataset.attrs.get("_Netcdf4Coordinates")  # of a scale with several dimensions, too
-        if ids is not None and len(ids) == ndim and all(int(i) in self.dimensions for i in ids):
-            own = [self.dimensions[int(i)] for i in ids]
+        # Of a scale with several dimensions, too.
+        ids = np.asarray(dataset.attrs.get("_Netcdf4Coordinates"))
+        if ids.shape == (ndim,) and all(i in self.dimensions for i in ids.tolist()):
+            own = [self.dimensions[i] for i in ids.tolist()]
         elif ndim == 1 and self.h5py.h5ds.is_scale(dataset.id):
             own = [dataset.name]
-        pairs = zip(dataset.dims, own, strict=True)
-        return [dim[0].name or "" if len(dim) else other for dim, other in pairs]
+        with suppress(Exception):  # an attribute of another form, on which h5py's `dims` crashes
+            pairs = zip(dataset.attrs["DIMENSION_LIST"], own, strict=True)
+            own = [dataset.file[refs[0]].name if len(refs) else other for refs, other in pairs]
+        return own
 
     def _shape(self, dataset: Any) -> Coords:
         """Return the shape; in netCDF a variable is as long as its dimensions."""
@@ -256,23 +268,31 @@ class Parser:
         }
         above = (*above, group)
         for name in group:
-            path = prefix + name.removeprefix(_NON_COORDINATE)
-            link = group.get(name, getlink=True)
-            if not isinstance(link, self.h5py.HardLink):
-                self.notes.append(f"{prefix}{name} is a link: it was not followed")
-                continue
-            item = group[name]
-            if isinstance(item, self.h5py.Group):
-                if item in above:
-                    self.notes.append(f"{path} leads to a group that it is in: it was left out")
-                else:
-                    self.add_group(item, f"{path}/", above)
-            elif isinstance(item, self.h5py.Dataset) and not _is_bare_dimension(item):
-                self.names[path] = f"{group.name.rstrip('/')}/{name}"
-                try:
-                    self.add_array(item, path)
-                except UnsupportedError as error:
-                    self.refused[path] = str(error)
+            path = f"{prefix}{name}"
+            try:
+                with faults_named():
+                    link = group.get(name, getlink=True)
+                    if not isinstance(link, self.h5py.HardLink):
+                        self.notes.append(f"{path} is a link: it was not followed")
+                        continue
+                    check_key(path)
+                    if name in DOCUMENTS:
+                        raise UnsupportedError("its name is that of a metadata document")
+                    item = group[name]
+                    plain = name.removeprefix(_NON_COORDINATE)
+                    if plain != name and self.find(group, plain) == item:
+                        path = f"{prefix}{plain}"
+                        self.notes.append(f"{path} is the variable that HDF5 has as {name}")
+                    if isinstance(item, self.h5py.Group) and item in above:
+                        self.notes.append(f"{path} leads to a group that it is in: it was left out")
+                    elif isinstance(item, self.h5py.Group):
+                        self.add_group(item, f"{path}/", above)
+                    elif isinstance(item, self.h5py.Dataset) and not _is_bare_dimension(item):
+                        self.names[path] = f"{group.name.rstrip('/')}/{name}"
+                        self.add_array(item, path)
+            except (SpecError, UnsupportedError) as error:
+                self.refused[path] = str(error)
+                self.recoded.pop(path, None)
 
     def add_array(self, dataset: Any, path: str) -> npt.NDArray[np.int64]:
         """Add a dataset, and return the filters that each chunk skips, as bits."""
@@ -296,7 +316,8 @@ class Parser:
                 mask = max(skipped)
                 raise UnsupportedError(f"a chunk or more skips filters (filter mask {mask:#x})")
         except UnsupportedError as error:
-            if not self.recode:
+            codes = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
+            if not self.recode or {5, 6} & {*codes[1:]}:  # HDF5 2.0 decodes those into other memory
                 raise
             self.recoded[path] = str(error)
             if not (ranges[:, 0] == RECODED[1]).any():
@@ -365,7 +386,10 @@ class Parser:
         return chunk_shape, ranges, masks
 
     def _filters(self, plist: Any, itemsize: int) -> list[Config]:
-        return [_filter(plist.get_filter(i), itemsize) for i in range(plist.get_nfilters())]
+        found = [_filter(plist.get_filter(i), itemsize) for i in range(plist.get_nfilters())]
+        if any(config["id"] == "shuffle" for config in found[1:]):
+            raise UnsupportedError("it shuffles bytes that another filter has made")
+        return found
 
     def _check_bytes(self, dataset: Any, plist: Any) -> None:
         """Refuse values whose bytes in the file are not those that a data type of v3 has."""
@@ -389,8 +413,12 @@ class Parser:
 
     def _dimension_names(self, dataset: Any) -> list[str | None]:
         """Return the name of the scale of each dimension, or its label, as far as there are."""
-        pairs = zip(dataset.dims, self._scales(dataset), strict=True)
-        return [_basename(scale) or dim.label or None for dim, scale in pairs]
+        scales, labels = self._scales(dataset), np.asarray(dataset.attrs.get("DIMENSION_LABELS"))
+        if labels.dtype.kind != "O" or labels.shape != (len(scales),):  # on which h5py crashes
+            labels = np.full(len(scales), None)
+        return [
+            _basename(scale) or label or None for scale, label in zip(scales, labels, strict=True)
+        ]
 
     def _attributes(self, item: Any, path: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -404,7 +432,7 @@ class Parser:
                 if is_scalar and getattr(value, "shape", ()) == (1,):
                     value = value[0]
                 found[name] = _plain(value, is_fill_value=name == "_FillValue")
-            except (TypeError, ValueError, OSError) as error:
+            except Exception as error:
                 where = path.rstrip("/") or "the root"
                 self.notes.append(f"the attribute {name!r} of {where} was left out: {error}")
         return found
@@ -440,6 +468,8 @@ def _plain(value: Any, *, is_fill_value: bool) -> Any:
             return [_plain(each, is_fill_value=is_fill_value) for each in value]
         case np.void() if is_fill_value:
             return base64.b64encode(value.tobytes()).decode()
+        case np.datetime64() | np.timedelta64() if is_fill_value:
+            return int(value.astype("i8"))
         case np.ndarray() | np.generic() if value.dtype.kind in "biufcU":
             return _plain(value.item(), is_fill_value=is_fill_value)
         case complex() if is_fill_value:

@@ -29,7 +29,7 @@ from zarr.storage import FsspecStore
 
 from zarr_shardstore.arrays.policy import ChunksPerShard
 from zarr_shardstore.convert.api import shard_store
-from zarr_shardstore.convert.report import ConversionReport, OnProgress
+from zarr_shardstore.convert.report import ArrayReport, ConversionReport, OnProgress
 from zarr_shardstore.doors.foreign import library, tiff_references
 from zarr_shardstore.doors.hdf5 import ZSTD, parse_hdf5
 from zarr_shardstore.doors.reference_store import (
@@ -94,7 +94,7 @@ def import_store(
     recode
         Decode what cannot be copied by the library of the format, and encode it again: only the
         chunks that skip a filter, or all chunks of an array whose codec or type no v3 reader
-        knows. ``False``: refuse it.
+        knows. ``False``: leave it.
     source_options, destination_options
         Of obstore or fsspec. Those of the source are also for the files that references name;
         ``remote_protocol`` is that of names without one.
@@ -103,12 +103,13 @@ def import_store(
     -------
     ConversionReport
         ``read_by`` of each array names the codecs that a reader has to know, and programs that
-        were seen to know them; ``notes`` say what was encoded again, or left out.
+        were seen to know them; ``notes`` say what was encoded again, or left out. An array that
+        cannot be copied has `is_left`, and a reason.
 
     Raises
     ------
     UnsupportedError
-        If bytes of an array cannot be copied. The message names each such array, and why.
+        If no array can be copied. The message names each, and why.
     ImportError
         If the library of the format is not installed; the message names it.
     ShardConflictError
@@ -123,6 +124,7 @@ def import_store(
     """
     opened: Any = source
     notes: tuple[str, ...] = ()
+    left: list[ArrayReport] = []
     kind, files = _kind_of(source, source_options)
     if kind == "icechunk":
         opened, source_options = _open_icechunk(str(source)), None
@@ -133,6 +135,12 @@ def import_store(
         parsed = opened.parsed
         recoded = (f"encoded again: {path!r} ({why})" for path, why in parsed.recoded.items())
         notes = (*parsed.notes, *recoded)
+        left = [
+            ArrayReport(path, "v3", "skipped", None, why, is_left=True)
+            for path, why in parsed.refused.items()
+        ]
+        if left and not recode:
+            notes += ("recode=True (--recode) may import arrays that were left: it encodes them",)
     if kind in ("icechunk", "zarr") and paths is not None:
         raise SpecError("a zarr store is imported as a whole: shard_store takes paths of it")
     with closing(opened) if isinstance(opened, ReferenceStore) else nullcontext():
@@ -149,7 +157,8 @@ def import_store(
             progress=progress,
             native=True,
         )
-    return replace(report, notes=notes + report.notes)
+    arrays = sorted([*report.arrays, *left], key=lambda array: array.path)
+    return replace(report, arrays=tuple(arrays), notes=notes + report.notes)
 
 
 # ------------------------------------------------------------ what a source is
@@ -222,7 +231,7 @@ def _open_references(
     else:
         parsed = _parse_references(files, _load_references(source, kind, files), recode=recode)
     parsed = _only(parsed, paths)
-    if parsed.refused:
+    if parsed.refused and not any("shape" in doc for doc in parsed.documents.values()):
         each = "; ".join(f"{path!r}: {why}" for path, why in parsed.refused.items())
         advice = "name others by paths (--path)"
         raise UnsupportedError(
@@ -408,6 +417,7 @@ def _parse_references(
                     documents[key] = with_zstd
                     recoded[path] = refused.pop(path)
     references.recoded = recoded
+    documents = {k: doc for k, doc in documents.items() if k.rpartition("/")[0] not in refused}
     first = next((v for v in map(references.get, references) if isinstance(v, tuple)), RECODED)
     is_local = file_path(first[0]) is not None
 

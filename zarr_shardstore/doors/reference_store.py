@@ -17,8 +17,9 @@ import os
 import re
 import threading
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TypeAlias, TypeVar
 
@@ -30,7 +31,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
-from zarr_shardstore.errors import ShardConflictError, UnsupportedError
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError, UnsupportedError
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.io.backends.base import RangesOfKeys
 from zarr_shardstore.io.backends.resolve import base_store_of, local_path
@@ -56,6 +57,17 @@ _FileState: TypeAlias = tuple[int, int, int]
 def file_path(url: str) -> str | None:
     """Return the path of a local file; ``None`` for another URL."""
     return None if "://" in url and not url.startswith("file://") else str(local_path(url))
+
+
+@contextmanager
+def faults_named() -> Iterator[None]:
+    """Raise `UnsupportedError` for what the library of a format raises about one array."""
+    try:
+        yield
+    except ShardStoreError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(f"its library says {error!r}") from error
 
 
 class SourceFiles:
@@ -368,7 +380,8 @@ class ReferenceStore(Store):
                 coords = [*map(int, re.findall("[0-9]+", key[len(prefix) :]))][: array.ndim]
                 bounds = zip(coords, array.chunks, array.shape, strict=True)
                 box = tuple(slice(c * n, min((c + 1) * n, size)) for c, n, size in bounds)
-                values = self._arrays[path][box]  # of netCDF it may end before the array
+                with faults_named():
+                    values = self._arrays[path][box]  # of netCDF it may end before the array
                 starts = zip(box, np.shape(values), strict=True)
                 array[tuple(slice(b.start, b.start + n) for b, n in starts)] = values
             value = store._store_dict[key[len(prefix) :]].to_bytes()
