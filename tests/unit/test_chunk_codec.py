@@ -14,6 +14,8 @@ import zarr.codecs.numcodecs as numcodecs_of_zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numcodecs import Adler32, Blosc, Delta, FixedScaleOffset, Shuffle, Zlib
+from numcodecs.abc import Codec
+from numcodecs.compat import ensure_bytes
 from numpy.testing import assert_array_equal
 from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import ZstdCodec
@@ -43,9 +45,22 @@ def test_codecs_that_zarr_has_are_all_called_without_a_hop() -> None:
         np.testing.assert_array_equal(z[...], data)
 
 
+class TwoRows(Codec):  # type: ignore[misc]
+    """Compressor that decodes into a matrix, as those of images do."""
+
+    codec_id = "two_rows"
+
+    def encode(self, buf: Any) -> bytes:
+        return ensure_bytes(buf)  # type: ignore[no-any-return]
+
+    def decode(self, buf: Any, _: Any = None) -> Any:
+        values = np.frombuffer(buf, "u2")
+        return values if values.size % 2 else values.reshape(2, -1, order="F")
+
+
 DELTA, SCALE, SHUFFLE = Delta("i2"), FixedScaleOffset(1, 2, "i2", "f4"), Shuffle(2)
 FILTERS = [None, (DELTA,), (SCALE,), (SHUFFLE,), (DELTA, SHUFFLE), (SCALE, SHUFFLE)]
-COMPRESSORS = [None, Blosc(), Zlib(1), Adler32()]
+COMPRESSORS = [None, Blosc(), Zlib(1), Adler32(), TwoRows()]
 OF_V3: dict[str, tuple[str, dict[str, Any]]] = {
     "Delta": ("i2", {"dtype": "i2"}),
     "Quantize": ("f8", {"digits": 2, "dtype": "f8"}),
@@ -90,7 +105,7 @@ def assert_as_zarr(codec: Any, data: Any, spec: ArraySpec) -> None:
         assert (again.shape, again.dtype) == (decoded.shape, decoded.dtype)
 
 
-@settings(max_examples=rounds(60))
+@settings(max_examples=rounds(1600))
 @given(
     shape=st.lists(st.integers(1, 5), max_size=3).map(tuple),
     order=st.sampled_from("CF"),
@@ -123,7 +138,8 @@ def test_objects_without_a_filter_are_refused() -> None:
     """Their bytes would be those of pointers."""
     data = PROTOTYPE.nd_buffer.from_numpy_array(np.array(["a"], object))
     spec = spec_of((1,), np.dtypes.StringDType())
-    spec = replace(spec, dtype=SimpleNamespace(to_native_dtype=lambda: np.dtype(object)))
+    dtype: Any = SimpleNamespace(to_native_dtype=lambda: np.dtype(object))
+    spec = replace(spec, dtype=dtype)
     steps = _blocking_steps(V2Codec(filters=None, compressor=None))
     assert steps is not None
     with pytest.raises(RuntimeError, match="object"):
@@ -149,6 +165,6 @@ def test_a_codec_with_methods_of_its_own_is_awaited() -> None:
         async def _decode_single(self, *_: Any) -> Any:
             raise NotImplementedError
 
-        _decode_sync = None
+        _decode_sync: Any = None
 
     assert ChunkCodec.of([Other(filters=None, compressor=None)]) is None

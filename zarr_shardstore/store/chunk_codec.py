@@ -266,7 +266,8 @@ def _steps_of_numcodecs(codec: Any) -> tuple[_Step, _Step] | None:
             raise RuntimeError("Python objects have no bytes: a filter must make some of them")
         for step in compressors:
             array = step.encode(array)
-        return spec.prototype.buffer.from_bytes(ensure_bytes(array))
+        encoded: Any = ensure_bytes(array)
+        return spec.prototype.buffer.from_bytes(encoded)
 
     def decode(data: Any, spec: ArraySpec) -> Any:
         array = data.as_ndarray_like() if isinstance(data, NDBuffer) else data.as_numpy_array()
