@@ -222,7 +222,10 @@ def is_flat_by_choice(doc: Mapping[str, Any]) -> bool:
 
 def without_mark(doc: Mapping[str, Any]) -> Document:
     """Return the document without the mark of `declare_native` or `declare_flat`."""
-    return {name: value for name, value in doc.items() if name != MARKER}
+    rest = {name: value for name, value in doc.items() if name != MARKER}
+    if is_flat_by_choice(doc):
+        rest["chunk_key_encoding"] = chunk_key_encoding(doc)
+    return rest
 
 
 def sharding_shapes(doc: Mapping[str, Any]) -> list[Any]:

@@ -255,7 +255,8 @@ def _steps_of_numcodecs(codec: Any) -> tuple[_Step, _Step] | None:
     compressors = (codec.compressor,) if is_v2 and codec.compressor else ()
 
     def encode(data: Any, spec: ArraySpec) -> Any:
-        array = data.as_ndarray_like() if isinstance(data, NDBuffer) else data.as_numpy_array()
+        is_nd = isinstance(data, NDBuffer)
+        array: Any = data.as_ndarray_like() if is_nd else data.as_numpy_array()
         if is_v2:
             array = array.astype(spec.dtype.to_native_dtype(), order=spec.order, copy=False)
         for step in filters:
@@ -266,11 +267,11 @@ def _steps_of_numcodecs(codec: Any) -> tuple[_Step, _Step] | None:
             raise RuntimeError("Python objects have no bytes: a filter must make some of them")
         for step in compressors:
             array = step.encode(array)
-        encoded: Any = ensure_bytes(array)
-        return spec.prototype.buffer.from_bytes(encoded)
+        return spec.prototype.buffer.from_bytes(ensure_bytes(array))
 
     def decode(data: Any, spec: ArraySpec) -> Any:
-        array = data.as_ndarray_like() if isinstance(data, NDBuffer) else data.as_numpy_array()
+        is_nd = isinstance(data, NDBuffer)
+        array: Any = data.as_ndarray_like() if is_nd else data.as_numpy_array()
         for step in reversed((*filters, *compressors)):
             array = step.decode(array)
         if isinstance(codec, BytesBytesCodec):
