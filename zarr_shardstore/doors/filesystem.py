@@ -21,7 +21,6 @@ import ast
 import asyncio
 import os
 import re
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -47,7 +46,7 @@ from zarr_shardstore.io.backends.cloud_urls import EXTRAS
 from zarr_shardstore.io.concurrency import gather_bounded
 from zarr_shardstore.operations.values import is_document
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
-from zarr_shardstore.store.sharding_store import ShardingStore, warn_of_parts
+from zarr_shardstore.store.sharding_store import ShardingStore
 
 _OF_FSSPEC = (
     "asynchronous",
@@ -66,9 +65,6 @@ _QUERY = re.compile(r"\?(?=\w+=)")
 """Begin of the options in a URL. Elsewhere a question mark is a wildcard of fsspec."""
 
 _N_SIZES_AT_ONCE = 64
-
-_N_READ = 64
-"""Most chunks that are remembered as read by zarr: a write of one of them may be of a part."""
 
 
 class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
@@ -117,7 +113,6 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     ) -> None:
         super().__init__(**{name: options.pop(name) for name in _OF_FSSPEC if name in options})
         self.sharding_store = _open(fo, target_protocol, target_options or {}, options)
-        self._read_by_zarr: set[str] = set()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -146,11 +141,6 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **_: Any
     ) -> bytes:
-        # By a pipeline of zarr's own, as `_pipe_file` then: ours goes to the store itself.
-        if (start, end) == _NO_RANGE and sys._getframe(1).f_code.co_name == "get":
-            if len(self._read_by_zarr) >= _N_READ:
-                self._read_by_zarr.clear()
-            self._read_by_zarr.add(self._strip_protocol(path))
         (value,) = await self._cat_ranges([path], [start], [end], on_error="raise")
         assert isinstance(value, bytes)
         return value
@@ -270,8 +260,6 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     async def _pipe_file(self, path: str, value: Any, mode: str = "overwrite", **_: Any) -> None:
         key, store, value = self._strip_protocol(path), self.sharding_store, bytes(value)
-        if key in self._read_by_zarr and not is_document(key):
-            warn_of_parts()
         if mode != "create":
             await store.set(key, value)
         elif await store.exists(key):

@@ -239,7 +239,12 @@ def is_flat_by_choice(doc: Mapping[str, Any]) -> bool:
 def without_mark(doc: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the document without the mark of `declare_native` or `declare_flat`; the same object
     if it has none."""
-    return {name: doc[name] for name in doc if name != MARKER} if MARKER in doc else doc
+    if MARKER not in doc:
+        return doc
+    rest = {name: doc[name] for name in doc if name != MARKER}
+    if is_flat_by_choice(doc):
+        rest["chunk_key_encoding"] = chunk_key_encoding(doc)
+    return rest
 
 
 def sharding_shapes(doc: Mapping[str, Any]) -> list[Any]:

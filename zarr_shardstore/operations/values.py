@@ -16,7 +16,6 @@ contains a part of the chunk-grid key is translated to the shards that it touche
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -25,12 +24,7 @@ from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, Transformed
 from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
-from zarr_shardstore.errors import (
-    ShardConflictError,
-    ShardStoreError,
-    SpecError,
-    UnsupportedError,
-)
+from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges, resolve_range
@@ -72,13 +66,6 @@ Value: TypeAlias = bytes | memoryview
 
 Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
 """The chunk or transformed key that a key names; ``None``: the key passes through."""
-
-last_whole_read: ContextVar[tuple[object, str, Value | None] | None] = ContextVar(
-    "last_whole_read", default=None
-)
-"""The `Operations`, key and value of the last shard that this task, or thread, read to change a
-part of it, in an array whose sharding is left to zarr. zarr's pipelines do so by a read and a write
-of the whole: it is a compare and swap here."""
 
 _ERASURE_NBYTES = 100
 """Memory of the erasure of an entry, in bytes."""
@@ -276,37 +263,17 @@ class Operations:
             value = memoryview(document.value)
             yield from self._set_document(document.key, value, only_if_missing)
         owners = yield from self._writable_owners(values)
-        if len(items) == 1 and not only_if_missing and self._was_read_whole(*items[0]):
-            key, new = items[0]
-            if (yield from self._owners([key])) == [None]:
-                change = partial(_swap, key, last_whole_read.get(), new)
-                last_whole_read.set(None)
-                yield from self._perform([requests.Modify(key, change)], [None])
-                return
         erasures, erased_owners = yield from self._erasures(erased)
         yield from self._perform([*values, *erasures], [*owners, *erased_owners])
         yield from self._erase_documents([key for key in erased if is_document(key)])
 
-    def remember_whole(self, key: str, value: Value | None, is_same_task: bool) -> None:
-        """Remember a shard that zarr reads to change a part of it, in the task or thread that then
-        writes it. If another task writes it, which nothing is known of, refuse a part."""
-        if not is_same_task and self._is_left_to_zarr(key):
-            raise UnsupportedError(
-                f"a part of {key!r}, which has codecs around its sharding codec: codec_pipeline "
-                "could lose it beside other writers. Leave zarr's configuration as it is, and open "
-                "the array from the ShardingStore itself, not a wrapper; or write whole shards"
-            )
-        last_whole_read.set((self, key, value))
-
-    def _was_read_whole(self, key: str, new: Value | PartWrite | None) -> bool:
-        """Whether this task read the shard that it now writes, in an array that zarr shards."""
-        last = last_whole_read.get()
-        if last is None or last[0] is not self or last[1] != key or isinstance(new, PartWrite):
+    def is_in_shard(self, key: str) -> Flow[bool]:
+        """Whether a key is that of a chunk in a shard, or of a shard that zarr writes itself."""
+        if is_document(key):
             return False
-        return self._is_left_to_zarr(key)
-
-    def _is_left_to_zarr(self, key: str) -> bool:
-        return key.startswith(tuple(self.arrays.reader.left_to_zarr))
+        (owner,) = yield from self.catalog.chunks_of([key])
+        is_chunk = isinstance(owner, ChunkRef | TransformedKey)
+        return is_chunk or key.startswith(tuple(self.arrays.reader.left_to_zarr))
 
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> Flow[None]:
         """Write pieces into values; each shard is committed once.
@@ -560,21 +527,6 @@ class Operations:
                 self.arrays.documents_changed(node, array if is_certain else None)
             else:
                 self.arrays.current().put(node, array)
-
-
-def _swap(
-    key: str, last: tuple[object, str, Value | None] | None, new: Any, stored: Value | None
-) -> Value | None:
-    """Return the new value of a shard if the stored one is that which was read last."""
-    seen = None if last is None else last[2]
-    if (None if seen is None else bytes(seen)) != (None if stored is None else bytes(stored)):
-        raise ShardConflictError(
-            f"the shard {key!r} has changed since zarr read it, to change a part of it: nothing "
-            "was written. Write again; or create such arrays with zarr's configuration as it is, "
-            "without another codec_pipeline: then writers change single chunks"
-        )
-    value: Value | None = new
-    return value
 
 
 def is_document(key: str) -> bool:

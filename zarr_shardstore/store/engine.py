@@ -7,7 +7,7 @@ that the flow would return. On a miss, or while a batch buffers writes, the flow
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -53,9 +53,7 @@ class ShardingEngine:
     Thread safety: may be used from any thread and any event loop.
     """
 
-    def __init__(
-        self, base: BaseStore, options: ShardingOptions, left_to_zarr: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, base: BaseStore, options: ShardingOptions) -> None:
         self.base = base
         self.options = options
         backend = backend_of(base, options.backend)
@@ -90,8 +88,6 @@ class ShardingEngine:
         """Path of the base store, if the cache of open shard files may have hits."""
         if isinstance(backend, LocalBackend) and backend.keeps_handles:
             self._root = backend.path_of("")
-        self.left_to_zarr = self._arrays.reader.left_to_zarr
-        self.left_to_zarr.update(left_to_zarr)
         self._call_batcher = CallBatcher(self.get_many)
         self.chunk_readers: dict[str, tuple[StoredArray, ChunkReader]] = {}
         """By path, with the array that each was made for."""
@@ -109,7 +105,7 @@ class ShardingEngine:
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShardingEngine, (self.base, self.options, sorted(self.left_to_zarr))
+        return ShardingEngine, (self.base, self.options)
 
     def __eq__(self, other: object) -> bool:
         return (

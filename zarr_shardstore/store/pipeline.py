@@ -4,8 +4,8 @@ A read fetches all chunks of a selection in one operation, decodes them in threa
 into the result. A write encodes whole shards at a time; while one unit of shards is stored, the
 next is encoded.
 
-`make_default` puts it among zarr's defaults. zarr then asks it for the pipeline of every array: for
-one in another store it returns the object that zarr would have made without it.
+`make_default` makes it zarr's pipeline. zarr then asks it for the pipeline of every array: for one
+in another store it returns the object that zarr would have made without it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, M
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pkgutil import resolve_name
+from threading import Lock
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, cast, runtime_checkable
 from weakref import WeakValueDictionary
 
@@ -47,7 +48,8 @@ from zarr_shardstore.io.driver import MAX_CONFLICT_S
 from zarr_shardstore.shards.requests import PartWrite
 from zarr_shardstore.store.chunk_codec import ChunkCodec, PlainCodec
 from zarr_shardstore.store.engine import ShardingEngine
-from zarr_shardstore.store.unrolling import Unrolling
+from zarr_shardstore.store.unrolling import Unrolling, drop_copied_encoding
+from zarr_shardstore.telemetry import warn
 
 Value: TypeAlias = bytes | memoryview
 ChunkValues: TypeAlias = NDBuffer | npt.NDArray[Any]
@@ -195,9 +197,11 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
     Notes
     -----
-    The import of `ShardingStore` makes it zarr's default. Another pipeline that is configured, by
-    ``zarr.config.set``, the environment or a YAML file, wins. One exception: if code *sets* zarr's
-    own default *before* that import, nothing shows that it was set; set it after the import.
+    The first `ShardingStore` of a process, made or unpickled, sets ``codec_pipeline.path`` of
+    zarr's configuration to it. An import does not. Another pipeline that the user configures, by
+    ``zarr.config.set``, the environment or a YAML file, wins, before and after. With such a
+    pipeline a write of a sharded array warns, once in a process: writers of parts of one chunk may
+    lose one of them. After ``zarr.config.reset()`` the next `ShardingStore` sets it again.
 
     A store inside one of zarr's wrappers, such as ``LoggingStore``, counts as another store:
     the wrapper would not see what is done.
@@ -212,9 +216,9 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     --------
     >>> import zarr
     >>> from zarr_shardstore import ShardingStore
+    >>> store = ShardingStore({}, chunks_per_shard=(4, 4))
     >>> zarr.config.get("codec_pipeline.path")
     'zarr_shardstore.store.pipeline.ShardedCodecPipeline'
-    >>> store = ShardingStore({}, chunks_per_shard=(4, 4))
     >>> z = zarr.create_array(store, shape=(8, 8), chunks=(1, 1), dtype="u1")
     >>> z[:] = 1  # 64 chunks, 4 writes
     """
@@ -231,13 +235,14 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         NotImplementedError
             As the usual pipeline does; zarr then calls `from_codecs`.
         """
+        drop_copied_encoding(array_metadata)
         if type(store) is FsspecStore:  # nothing else costs a call
             store, _ = _store_behind(store)
         if not isinstance(store, _TakesWholeOperations):
             usual: Any = usual_pipeline().from_array_metadata_and_store(array_metadata, store)
             return cast(Self, usual)
         usual_chain: Any = create_codec_pipeline(array_metadata)
-        unrolling = Unrolling.of(array_metadata, store, usual_chain)
+        unrolling = Unrolling.of(array_metadata, store, cls._of(usual_chain))
         if unrolling is not None:
             return replace(cls._of(unrolling.codec.codecs), unrolling=unrolling)
         return cls._of(usual_chain)
@@ -538,30 +543,53 @@ async def _in_units(
     await run_within(_MAX_NBYTES_AT_ONCE, units(), run_unit)
 
 
-register_pipeline(ShardedCodecPipeline)
-
 _PATH = f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__name__}"
-_DEFAULTS = {"codec_pipeline": {"path": _PATH}}
+_OPTION, _MARK = "codec_pipeline.path", "codec_pipeline.is_set_by_zarr_shardstore"
+
+_warning = Lock()
+"""Is acquired by who warns, and never released."""
 
 
 def make_default() -> None:
-    """Put `ShardedCodecPipeline` among the defaults of zarr's configuration, once a process."""
-    config = zarr.config
-    if _DEFAULTS in config.defaults:
-        return
-    current = config.get("codec_pipeline.path")
-    unset = {"codec_pipeline": {"path": None}}
-    given = type(config)("zarr", [unset], config.paths, config.env)  # environment and YAML files
-    config.update_defaults(_DEFAULTS)  # a value that is not the old default stays
-    config.defaults.insert(0, _DEFAULTS)  # of several defaults `refresh` takes the first
-    if given.get("codec_pipeline.path") is not None:
-        config.set({"codec_pipeline.path": current})
+    """Make `ShardedCodecPipeline` the pipeline of zarr's configuration, unless the user chose one.
+
+    A choice is another text than zarr's default, or an equal one from code, the environment or a
+    YAML file: another object. The mark stays when the user goes back to the default later;
+    ``zarr.config.reset()`` removes it.
+    """
+    register_pipeline(ShardedCodecPipeline)  # zarr knows no entry point of a mere checkout
+    if zarr.config.get(_OPTION) is _usual_path() and not zarr.config.get(_MARK, False):
+        zarr.config.set({_OPTION: _PATH, _MARK: True})
 
 
-@cache
+def is_unsafe() -> bool:
+    """Whether another pipeline is configured, and no warning has said so."""
+    # Not `zarr.config.get`, which takes a microsecond.
+    chosen = zarr.config.config.get("codec_pipeline", {}).get("path")
+    return chosen != _PATH and not _warning.locked()
+
+
+def warn_of_other_pipeline() -> None:
+    """Warn, once in a process, of a sharded array that another pipeline writes."""
+    if _warning.acquire(blocking=False):
+        warn(
+            "another codec pipeline writes a sharded array: "
+            f"{zarr.config.get(_OPTION)}. If several writers have parts of one chunk, or of one "
+            "shard that was made with shards=, parts may be lost. ShardedCodecPipeline loses none: "
+            "leave codec_pipeline.path as it is",
+            stacklevel=3,
+        )
+
+
 def usual_pipeline() -> type[CodecPipeline]:
-    """Return the class that zarr's defaults name without this package."""
-    groups: list[Mapping[str, Any]] = [d.get("codec_pipeline", {}) for d in zarr.config.defaults]
-    paths = [group["path"] for group in groups if "path" in group]
-    found: type[CodecPipeline] = resolve_name([path for path in paths if path != _PATH][-1])
-    return found
+    """Return the class that zarr's defaults name."""
+    return _class_at(_usual_path())
+
+
+def _usual_path() -> str:
+    """Return the path in the newest of zarr's defaults that names another pipeline than ours."""
+    groups: list[Mapping[str, str]] = [d.get("codec_pipeline", {}) for d in zarr.config.defaults]
+    return [group["path"] for group in groups if group.get("path", _PATH) != _PATH][-1]
+
+
+_class_at: Callable[[str], type[CodecPipeline]] = cache(resolve_name)

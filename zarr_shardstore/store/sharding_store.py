@@ -6,18 +6,15 @@ Source: zarr-python 3, ``zarr.abc.store``, and the methods that its codec pipeli
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Coroutine, Hashable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from functools import cache
 from reprlib import repr as short
-from types import EllipsisType, FrameType
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from zarr.abc.store import ByteRequest, Store
-from zarr.codecs import ShardingCodec
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore
@@ -50,10 +47,7 @@ from zarr_shardstore.store.direct_reads import ChunkReader
 from zarr_shardstore.store.engine import ShardingEngine
 from zarr_shardstore.store.frame_writer import DEFAULT_FLUSH_NBYTES, FrameWriter
 from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions, Transformers
-from zarr_shardstore.store.pipeline import make_default
-from zarr_shardstore.telemetry import warn
-
-make_default()
+from zarr_shardstore.store.pipeline import is_unsafe, make_default, warn_of_other_pipeline
 
 T = TypeVar("T")
 Value: TypeAlias = Buffer | bytes | bytearray | memoryview
@@ -63,42 +57,6 @@ _KEYS_BETWEEN_TURNS = 4096
 
 _OF_THE_DRAFT = ("set_partial_values", "erase", "erase_values", "erase_prefix")
 """Operations of the draft that zarr's ``Store`` does not have under these names."""
-
-
-_WRITERS_OF_CHUNKS = ("_read_key", "_write_one")
-"""Functions of zarr's pipelines that read a chunk by a ``StorePath``, to write a part of it."""
-
-_WRITERS_OF_SHARDS = ("_encode_partial_single", "_encode_partial_sync", "_write_one")
-"""Functions that read a shard and write it, in one task or one thread."""
-
-_ON_THE_WAY = ("get", "get_sync", "_load_full_shard_maybe")
-"""Functions between these and a store: of wrappers, and of the sharding codec."""
-
-_ABOVE = frozenset(_WRITERS_OF_CHUNKS + _WRITERS_OF_SHARDS + _ON_THE_WAY)
-
-_HAS_WHOLE_SHARDS = hasattr(ShardingCodec, "_is_complete_shard_write")
-"""Whether zarr writes a whole shard without a read: 3.1 reads each."""
-
-
-def _writer_above(frame: FrameType | None) -> str:
-    """Name the function of zarr that reads a value to write a part of it, or ``""``."""
-    if frame is None or frame.f_code.co_name not in _ABOVE:
-        return ""
-    while frame and frame.f_code.co_name in _ON_THE_WAY:
-        frame = frame.f_back
-    name = frame.f_code.co_name if frame else ""
-    return name if name in _ABOVE else ""
-
-
-@cache
-def warn_of_parts() -> None:
-    warn(
-        "a pipeline of zarr's own writes a part of a chunk: if another writer has another part, "
-        "one of both may be lost. ShardedCodecPipeline loses none: it is the default of "
-        "codec_pipeline.path, but not for codecs that can only be awaited, nor in a wrapper above "
-        "this store",
-        stacklevel=3,
-    )
 
 
 def _as_base(name: str) -> property:
@@ -267,6 +225,7 @@ class ShardingStore(Store):
             raise SpecError("the group is in a ShardingStore: wrap its base store")
         super().__init__(read_only=read_only or (isinstance(base, Store) and base.read_only))
         self._engine = ShardingEngine(base, options)
+        make_default()
 
     @classmethod
     def _of(cls, engine: ShardingEngine, read_only: bool) -> Self:
@@ -274,6 +233,7 @@ class ShardingStore(Store):
         self = cls.__new__(cls)
         Store.__init__(self, read_only=read_only)
         self._engine = engine
+        make_default()
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -720,19 +680,11 @@ class ShardingStore(Store):
     supports_listing = _as_base("supports_listing")
     supports_consolidated_metadata = _as_base("supports_consolidated_metadata")
 
-    def _warn_of_writer(self, writer: str) -> None:
-        """Warn if a read is the first half of a write of a part that can be lost."""
-        # A shard that is left to zarr otherwise is replaced only if it is as it was read.
-        is_shard_lost = _HAS_WHOLE_SHARDS and self._engine.options.native == "passthrough"
-        if writer in _WRITERS_OF_CHUNKS or is_shard_lost:
-            warn_of_parts()
-
     @property
     def _supports_sync_io(self) -> bool:
         # zarr's fused pipeline asks this. It writes one chunk a thread at a time: cheap where a
-        # chunk is appended to its shard, a rewrite of the shard elsewhere. A shard that is left to
-        # zarr must be read and written in one thread: `last_whole_read` is of a thread or a task.
-        return self._engine.appends or bool(self._engine.left_to_zarr)
+        # chunk is appended to its shard, a rewrite of the shard elsewhere.
+        return self._engine.appends
 
     async def _run(self, flow: Flow[T], *, only_reads: bool = False) -> T:
         await self._ensure_open()
@@ -752,15 +704,9 @@ class ShardingStore(Store):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        # Of frames only now: in another turn of the event loop they are not those of the caller.
-        if writer := _writer_above(sys._getframe(1).f_back):
-            self._warn_of_writer(writer)
-        engine = self._engine
         if not self._is_open:
             await self._ensure_open()
-        value = await engine.get(key, range_of(byte_range))
-        if engine.left_to_zarr and not byte_range and writer:
-            engine.operations.remember_whole(key, value, writer in _WRITERS_OF_SHARDS)
+        value = await self._engine.get(key, range_of(byte_range))
         return to_buffer_of(value, prototype)
 
     def get_partial_values(
@@ -823,7 +769,10 @@ class ShardingStore(Store):
     # ------------------------------------------------------------------- writes
 
     async def set(self, key: str, value: Value) -> None:
-        await self._write(self._engine.operations.set_many([(key, own_bytes(value))]))
+        operations = self._engine.operations
+        await self._write(operations.set_many([(key, own_bytes(value))]))
+        if is_unsafe() and await self._run(operations.is_in_shard(key), only_reads=True):
+            warn_of_other_pipeline()
 
     async def set_if_not_exists(self, key: str, value: Value) -> None:
         items = [(key, own_bytes(value))]
@@ -951,18 +900,16 @@ class ShardingStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """As `get`, blocking."""
-        if writer := _writer_above(sys._getframe(1).f_back):
-            self._warn_of_writer(writer)
-        part = None if byte_range is None else range_of(byte_range)
-        value = self._engine.get_blocking(key, part)
-        if self._engine.left_to_zarr and part is None and writer:
-            self._engine.operations.remember_whole(key, value, writer in _WRITERS_OF_SHARDS)
+        value = self._engine.get_blocking(key, range_of(byte_range))
         return to_buffer_of(value, prototype)
 
     def set_sync(self, key: str, value: Value) -> None:
         """As `set`, blocking."""
         self._check_writable()
-        self._engine.driver.run(self._engine.operations.set_many([(key, as_view(value))]))
+        run, operations = self._engine.driver.run, self._engine.operations
+        run(operations.set_many([(key, as_view(value))]))
+        if is_unsafe() and run(operations.is_in_shard(key)):
+            warn_of_other_pipeline()
 
     def delete_sync(self, key: str) -> None:
         """As `delete`, blocking."""

@@ -5,9 +5,9 @@ so the store addresses the array by its inner chunks. The array object that zarr
 addresses shards, by keys of the same spelling: ``c/3/0`` is a shard to one, and a chunk to the
 other. Three steps keep these apart:
 
-1. zarr asks for the pipeline before it stores the document. The metadata object then becomes a
-   `ShardedMetadata`. It spells its keys with `SHARD_MARK`, so that no key of a shard is taken for
-   that of a chunk. Its document has a mark, which the store removes: without the mark, as from
+1. zarr asks for the pipeline before it stores the document. The metadata object then gets a
+   `ShardKeyEncoding`, which ends keys with `SHARD_MARK`: no key of a shard is taken for that of a
+   chunk. An extra field marks its document. The store removes both; without the mark, as from
    another pipeline, zarr shards the array.
 2. `Unrolling` turns each shard of an array operation into an operation on its chunks.
 3. The store erases a whole shard by its marked key, as for a resize, and refuses to read or write
@@ -20,12 +20,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import floordiv
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
 
 from zarr.abc.codec import CodecPipeline
 from zarr.abc.store import Store
 from zarr.codecs import ShardingCodec
-from zarr.core import chunk_grids
+from zarr.core import chunk_grids, chunk_key_encodings
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import NDBuffer, default_buffer_prototype
 from zarr.core.indexing import Indexer, get_indexer
@@ -36,15 +36,15 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import SHARD_MARK, ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io.concurrency import run_within
-from zarr_shardstore.metadata.declaration import declare_flat
+from zarr_shardstore.metadata.declaration import MARKER, declare_flat
 
 _MAX_NBYTES_AT_ONCE = 64 * 1024 * 1024
 """Decoded size of the chunks of the shards that are read or written concurrently."""
 
 
 class _ShardKey(str):
-    """Marked key of a shard. It equals the keys of its chunks: zarr looks for it among these when
-    it counts the shards that are stored."""
+    """Marked key of a shard. It equals each chunk key of the shard, because zarr counts the stored
+    shards by a search for this key in the listing."""
 
     coords: Coords
     cps: Coords
@@ -57,20 +57,31 @@ class _ShardKey(str):
     __hash__ = str.__hash__
 
 
-class ShardedMetadata(ArrayV3Metadata):
-    """Metadata of an array object that addresses shards, over a store that addresses chunks."""
+@dataclass(frozen=True)
+class ShardKeyEncoding(chunk_key_encodings.ChunkKeyEncoding):
+    """Chunk key encoding of an array object that addresses shards, in a store that addresses
+    chunks. No reader knows its name: a document that has it elsewhere is refused."""
+
+    name: ClassVar[str] = MARKER
+    above: Any
+    """The encoding of the chunks."""
+    cps: Coords
 
     def encode_chunk_key(self, chunk_coords: tuple[int, ...]) -> str:
-        shards, chunks, encoding = self.shards or (), self.chunks, self.chunk_key_encoding
-        key = _ShardKey(super().encode_chunk_key(chunk_coords) + SHARD_MARK)
-        key.coords, key.cps = chunk_coords, tuple(map(floordiv, shards, chunks))
-        key.encoding = ChunkKeyEncoding(
-            cast(Any, encoding.name), getattr(encoding, "separator", "/")
-        )
+        key = _ShardKey(self.above.encode_chunk_key(chunk_coords) + SHARD_MARK)
+        key.coords, key.cps = chunk_coords, self.cps
+        key.encoding = ChunkKeyEncoding(self.above.name, getattr(self.above, "separator", "/"))
         return key
 
     def to_dict(self) -> dict[str, Any]:
-        return declare_flat(super().to_dict())
+        return {"name": self.name, "configuration": {"above": self.above.to_dict()}}
+
+
+def drop_copied_encoding(metadata: ArrayMetadata) -> None:
+    """Give a new array its own keys, if zarr made it like one that addresses shards."""
+    encoding = getattr(metadata, "chunk_key_encoding", None)
+    if isinstance(encoding, ShardKeyEncoding) and MARKER not in cast(Any, metadata).extra_fields:
+        object.__setattr__(metadata, "chunk_key_encoding", encoding.above)
 
 
 @runtime_checkable
@@ -110,13 +121,20 @@ class Unrolling:
     @classmethod
     def of(cls, metadata: ArrayMetadata, store: Store, usual: CodecPipeline) -> Unrolling | None:
         """Return that of an array which the store addresses by its chunks; ``None`` otherwise."""
-        codecs = metadata.codecs if isinstance(metadata, ArrayV3Metadata) else ()
+        if not isinstance(metadata, ArrayV3Metadata):
+            return None
+        codecs = metadata.codecs
         if len(codecs) != 1 or type(codecs[0]) is not ShardingCodec:
             return None
         (document,) = metadata.to_buffer_dict(default_buffer_prototype()).values()
         if not isinstance(store, _AddressesChunks) or not store._takes_shards(document.to_bytes()):
             return None
-        object.__setattr__(metadata, "__class__", ShardedMetadata)
+        encoding, shards = metadata.chunk_key_encoding, metadata.shards or ()
+        if not isinstance(encoding, ShardKeyEncoding):
+            cps = tuple(map(floordiv, shards, metadata.chunks))
+            metadata.extra_fields.update(declare_flat({}))
+            # The object is new, and zarr's constructor sets its fields in this way, too.
+            object.__setattr__(metadata, "chunk_key_encoding", ShardKeyEncoding(encoding, cps))
         return cls(codecs[0], usual)
 
     async def read(
