@@ -41,9 +41,7 @@ pytestmark = [
 
 SHAPE = (8, 4)
 VALUES = np.arange(32, dtype="i4").reshape(SHAPE)
-HAS_RECTILINEAR = hasattr(zarr.config, "get") and "rectilinear_chunks" in (
-    zarr.config.get("array") or {}
-)
+HAS_RECTILINEAR = "rectilinear_chunks" in zarr.config.get("array")
 
 Make = Callable[[zarr.Group], Any]
 
@@ -89,11 +87,12 @@ READABLE: dict[str, Make] = {
     ),
 }
 if HAS_RECTILINEAR:
+    EDGES: Any = [[1, 2, 5], [4]]
     READABLE["rectilinear chunks"] = lambda g: g.create_array(
-        "rectilinear chunks", shape=SHAPE, chunks=[[1, 2, 5], [4]], dtype="i4"
+        "rectilinear chunks", shape=SHAPE, chunks=EDGES, dtype="i4"
     )
     READABLE["rectilinear shards"] = lambda g: g.create_array(
-        "rectilinear shards", shape=SHAPE, chunks=(1, 2), shards=[[1, 2, 5], [4]], dtype="i4"
+        "rectilinear shards", shape=SHAPE, chunks=(1, 2), shards=EDGES, dtype="i4"
     )
 
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
