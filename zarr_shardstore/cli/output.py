@@ -85,6 +85,8 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename!r}" if error.filename else error.strerror
     name = type(error).__name__
+    if notes := getattr(error, "__notes__", []):
+        return f"{printable(notes[0])} (--debug shows all)"
     return f"{name}: {text} (--debug shows where)" if text else f"{name} (--debug shows where)"
 
 

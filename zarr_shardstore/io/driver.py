@@ -21,6 +21,7 @@ from zarr.core.sync import sync
 
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.backends.base import Backend, OpenFiles, ReplacedMeanwhileError
+from zarr_shardstore.io.backends.store_traits import note_cause
 from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.local.fs import max_shards_of_a_write
@@ -207,11 +208,15 @@ class Driver:
             if isinstance(r, _WRITES)
         ]
         loop = asyncio.get_running_loop() if opened is None else None
-        with announced(writes, loop) if writes else nullcontext():
-            if opened is None:
-                replies = await backend.perform_async(batch)
-            else:
-                replies = backend.perform(batch, opened)
+        try:
+            with announced(writes, loop) if writes else nullcontext():
+                if opened is None:
+                    replies = await backend.perform_async(batch)
+                else:
+                    replies = backend.perform(batch, opened)
+        except Exception as error:
+            note_cause(error)
+            raise
         self.counters.count_round(batch, replies)
         if LOG.isEnabledFor(DEBUG):
             log_round(backend, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Hashable
 from typing import Any
 
@@ -208,3 +209,43 @@ def is_never_done(error: Exception) -> bool:
         or getattr(error, "status", None) in (405, 501)  # aiohttp
         or any(text in str(error) for text in ("501 Not Implemented", "405 Method Not Allowed"))
     )
+
+
+_CAUSES = (
+    (
+        r"169\.254\.169\.254|metadata\.google|[Mm]issing ?[Cc]redential|[Nn]o credentials",
+        "no credentials were found, not in the options, the environment or a profile",
+        "the keys, or pass skip_signature=true for public data",
+    ),
+    (
+        r"NoSuchBucket|ContainerNotFound|bucket does not exist",
+        "the server has no such bucket or container",
+        "the name in the URL, the region and the endpoint",
+    ),
+    (
+        r"kind: Connect|ConnectError|dns error|[Cc]onnection refused",
+        "no server answers there",
+        "the endpoint, and the network",
+    ),
+    (
+        r"InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|AuthenticationFailed"
+        r"|status: 40[13]|40[13] (Forbidden|Unauthorized)",
+        "the server refuses these credentials",
+        "the keys, their permissions and the region",
+    ),
+)
+"""Text in an error of obstore, what came back, and what to check; the first that fits counts."""
+
+
+def note_cause(error: Exception) -> None:
+    """Add a sentence to an error of obstore whose text is a structure of Rust. The URL in it has no
+    query, because that may hold a signature."""
+    text = str(error)
+    if "Debug source:" not in text or hasattr(error, "__notes__"):
+        return
+    tried = re.search(r"\b(GET|PUT|POST|HEAD|DELETE) (https?://[^\s?]+)", text)
+    for pattern, came_back, to_check in _CAUSES:
+        if re.search(pattern, text):
+            request = f"{tried[1]} {tried[2]}: " if tried else ""
+            error.add_note(f"{request}{came_back}. Check {to_check}")
+            return
