@@ -111,9 +111,9 @@ def test_a_vector_has_no_order() -> None:
     assert codecs_of_chain(chain("<i4", order="F"), 1) == [LITTLE]
 
 
-def test_an_array_of_texts_has_an_empty_one_to_fill_it() -> None:
+def test_an_array_of_texts_has_one_to_fill_it() -> None:
     texts = chain(None, {"id": "vlen-utf8"})
-    for fill_value, expected in ((None, ""), (0, ""), ("x", "x")):
+    for fill_value, expected in ((None, ""), (0, "0"), (-0.0, "-0.0"), ("x", "x")):
         doc = v3_array(GEOMETRY, texts, fill_value, {"a": 1})
         assert doc == {
             "zarr_format": 3,
@@ -127,8 +127,8 @@ def test_an_array_of_texts_has_an_empty_one_to_fill_it() -> None:
             "attributes": {"a": 1},
             "storage_transformers": [],
         }
-    with pytest.raises(SpecError, match="5 is no fill value of a text"):
-        v3_array(GEOMETRY, texts, 5, {})
+    with pytest.raises(SpecError, match="\\[5\\] is no fill value of data type 'string'"):
+        v3_array(GEOMETRY, texts, [5], {})
     assert v3_array(GEOMETRY, chain(">i4"), None, {})["fill_value"] == 0
 
 
@@ -354,6 +354,9 @@ def test_texts_and_bytes_have_lengths() -> None:
         (None, "|V2", "AAA="),
         (None, "<U2", ""),
         (None, "<c8", [0.0, 0.0]),
+        (None, ">M8[s]", -(2**63)),
+        ("NaT", "<m8[us]", -(2**63)),
+        (None, "<M8", "NaT"),
     ],
 )
 def test_fill_values_of_v2(value: Any, data_type: str, expected: Any) -> None:

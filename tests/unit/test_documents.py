@@ -7,10 +7,14 @@ import re
 from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import with_consolidated_index
 from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.metadata import documents
+from zarr_shardstore.metadata.declaration import values_in
 from zarr_shardstore.metadata.documents import (
     Geometry,
     Hierarchy,
@@ -132,6 +136,35 @@ def test_a_document_is_an_object_of_few_levels() -> None:
     assert parse_json(b"[" * 10**5) is None
     wide = b'{"b": [' + b"[]," * 300 + b'[]], "a":' + b"[" * 199 + b"]" * 199 + b"}"
     assert parse_json(wide) is not None  # 200 levels
+    assert parse_json(nested(201).decode().encode("utf-16")) is None
+
+
+@given(
+    st.recursive(
+        st.one_of(st.text('[]{}"\\é', max_size=4), st.integers()),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(st.text('[]{}"\\', max_size=2), inner)
+        ),
+    ),
+    st.integers(180, 215),
+    st.booleans(),
+    st.sampled_from(["utf-8", "utf-16"]),
+)
+def test_levels_are_counted_whatever_strings_hold(
+    value: Any, n: int, ascii_only: bool, encoding: str
+) -> None:
+    for _ in range(n):
+        value = [value, "]"]
+    doc = {"a": value, "b": [[]] * 200}
+    is_deep = any(depth > 200 for v, depth in values_in(doc) if isinstance(v, dict | list))
+    text = json.dumps(doc, ensure_ascii=ascii_only).encode(encoding)
+    assert parse_json(text) == (None if is_deep else doc)
+
+
+def test_a_large_document_of_few_levels_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "values_in", None)
+    doc = {"metadata": {f"a[{i}]": {"shape": [1], "x": {"y": "\\\""}} for i in range(500)}}
+    assert parse_json(json.dumps(doc).encode()) == doc
 
 
 @pytest.mark.parametrize("word", ["sharding", "shardstore", "storage_transformers"])

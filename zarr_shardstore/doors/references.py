@@ -307,7 +307,9 @@ class _Reader:
             found.doc.get("attributes") or {}
         )
         has_names = "_ARRAY_DIMENSIONS" in attributes
-        note = _MASKED if has_names and not is_masked and doc["fill_value"] == _zero(doc) else ""
+        note = (
+            _MASKED if has_names and not is_masked and doc["fill_value"] in (0, _null(doc)) else ""
+        )
         at = self._at(path)
         shown = ReferencedArray(at, doc, attributes, encoding, array.grid_shape, note=note)
         return ObjectGrid(array), shown
@@ -336,7 +338,7 @@ class _Reader:
             return array
         # zarr 2 reads missing chunks as they happen to be in memory.
         note = _MASKED if "_ARRAY_DIMENSIONS" in array.attributes else ""
-        return replace(array, doc={**array.doc, "fill_value": _zero(array.doc)}, note=note)
+        return replace(array, doc={**array.doc, "fill_value": _null(array.doc)}, note=note)
 
     def _places(self, grid: ObjectGrid) -> Iterator[Places]:
         state_of = _states_below(self.base, grid.array.node.chunk_prefix)
@@ -391,8 +393,8 @@ class _Reader:
             yield Places([shard.key], coords, index.fields[ids, 0], index.fields[ids, 1], state)
 
 
-def _zero(doc: Document) -> Any:
-    """Return the fill value of a v2 document that means zero."""
+def _null(doc: Document) -> Any:
+    """Return the fill value that ``null`` stands for in a v2 document."""
     if doc["dtype"] == "|O":
         return ""
     return data_types.fill_value_of_v2(None, data_types.parse_numpy(doc["dtype"]))

@@ -21,7 +21,7 @@ chunk_grid.separator      chunk_key_encoding ``default`` with this separator; wi
                           one that v3 does not know
 chunk_memory_layout ``F`` a ``transpose`` codec that reverses the dimensions
 compressor                the last codec
-fill_value ``null``       the zero of the data type
+fill_value ``null``       the zero of the data type, ``NaT`` for times
 (dimension_names)         dimension_names; zarr-python 2.18 ignores it
 other members             not shown; kept where the same array is written again
 ========================  =================================================================

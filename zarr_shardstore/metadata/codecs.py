@@ -101,9 +101,7 @@ def v3_array(
         fill_value = data_types.fill_value_of_v2(fill_value, chain.data_type)
     else:
         data_type = SERIALIZERS[chain.filters[0]["id"]]
-        fill_value = "" if fill_value in (None, 0) else fill_value
-        if not isinstance(fill_value, str):
-            raise SpecError(f"{fill_value!r} is no fill value of a text")
+        fill_value = data_types.fill_value_of_object(fill_value, data_type)
     chunk_shape = list(geometry.chunk_shape)
     key_options = {"separator": geometry.encoding.separator}
     return {

@@ -13,8 +13,9 @@ v2, numpy               draft                                         v3, and en
 ======================  ============================================  ===============
 
 A fill value is a number, a pair of numbers, a text or base64. Floats may be ``NaN``, ``Infinity``
-or ``-Infinity``. ``null`` of v2 is the zero of the type. v3 also spells floats by their bits
-(``0x7fc00000``), times as ``NaT``, and bytes as a list of numbers.
+or ``-Infinity``, and times ``NaT``. ``null`` of v2 is the zero of the type, for times ``NaT``:
+zarr-python 3 reads these values. v3 also spells floats by their bits (``0x7fc00000``), and bytes as
+a list of numbers.
 
 Structured types are refused: v3 has one byte order for all fields, and the versions of
 zarr-python 3 name the type differently. `UnsupportedError`: a type or value that is not known, or
@@ -152,11 +153,24 @@ def draft_data_type(data_type: DataType) -> str | dict[str, Any]:
 
 
 def fill_value_of_v2(value: Any, data_type: DataType) -> Any:
-    """Return the v3 fill value for that of a v2 or a draft document; that of ``None`` is zero."""
+    """Return the v3 fill value for that of a v2 or a draft document."""
     if value is None:
-        zeros = {"c": [0, 0], "S": "", "U": "", "V": _base64(bytes(data_type.itemsize))}
-        value = zeros.get(data_type.kind, 0)
+        nulls = {"c": [0, 0], "S": "", "U": "", "V": _base64(bytes(data_type.itemsize))}
+        value = {**nulls, "m": "NaT", "M": "NaT"}.get(data_type.kind, 0)
     return _normal(value, data_type)
+
+
+def fill_value_of_object(value: Any, data_type: str) -> str:
+    """Return the v3 fill value of a ``string`` or of ``variable_length_bytes`` for that of v2."""
+    if data_type == "string" and isinstance(value, int | float):
+        return str(value)  # zarr-python 3 reads '0' for 0
+    # zarr-python 2 wrote 0 for bytes where none was chosen, and zarr-python 3 refuses it.
+    value = "" if value is None or (value == 0 and type(value) is int) else value
+    with suppress(ValueError):
+        if isinstance(value, str):
+            base64.b64decode("" if data_type == "string" else value, validate=True)
+            return value
+    raise SpecError(f"{value!r} is no fill value of data type {data_type!r}")
 
 
 def fill_value_of_v3(value: Any, data_type: DataType) -> Any:
@@ -166,8 +180,6 @@ def fill_value_of_v3(value: Any, data_type: DataType) -> Any:
         value = _without_bits(value, data_type.itemsize)
     elif kind == "c" and isinstance(value, list | tuple):
         value = [_without_bits(part, data_type.itemsize // 2) for part in value]
-    elif kind in "mM" and value == "NaT":
-        value = -(2**63)
     elif kind == "V" and isinstance(value, list):
         try:
             value = _base64(bytes(value))
@@ -188,8 +200,17 @@ def _normal(value: Any, data_type: DataType) -> Any:
     """Return the one spelling, of those that both v2 and v3 read, of a fill value."""
     itemsize = data_type.itemsize
     match data_type.kind, value:
-        case "b", bool() | int() if value in (0, 1):
+        case "b", bool() | int() | float() if value in (0, 1):
             return bool(value)
+        case "m" | "M", _ if np.datetime_data(data_type)[0] == "generic":
+            if value in ("NaT", -(2**63)):
+                return "NaT"
+            raise UnsupportedError(
+                f"the fill value {value!r} of times without a unit is not the same in all versions "
+                "of zarr-python 3: take NaT or null"
+            )
+        case "m" | "M", "NaT":
+            return -(2**63)
         case "i" | "u" | "m" | "M" as kind, int() | float() if value == value // 1:
             info = np.iinfo(f"{'u' if kind == 'u' else 'i'}{itemsize}")
             if info.min <= value <= info.max:

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -65,7 +66,11 @@ V3_GROUP_MEMBERS = _V3_MEMBERS | {"consolidated_metadata"}
 """Members of v3 documents that are known here."""
 
 _MAX_DEPTH = 200
-"""Levels of a JSON value. Documents have about ten; more would need too deep a recursion."""
+"""Levels of objects and lists. Documents have about ten; more would need too deep a recursion."""
+
+_STRING = re.compile(rb'"[^"]*"')
+_BRACES_AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NEITHER = bytes(set(range(256)) - set(b'[]{}"'))
 
 _WORDS = (b"sharding", b"shardstore", b"storage_transformers")
 """Each declaration has one of these words."""
@@ -133,8 +138,21 @@ def parse_json(data: bytes | memoryview) -> dict[str, Any] | None:
     if not isinstance(doc, dict):
         return None
     may_be_deep = text.count(b"{") + text.count(b"[") > _MAX_DEPTH
-    is_too_deep = may_be_deep and any(depth > _MAX_DEPTH for _, depth in values_in(doc))
-    return None if is_too_deep else doc
+    return None if may_be_deep and _is_too_deep(text) else doc
+
+
+def _is_too_deep(text: bytes) -> bool:
+    """Count the levels of a document by its brackets: a walk over its values takes longer."""
+    if b"\0" in text:  # in UTF-16 and UTF-32 a byte of another character may be a bracket
+        text = text.decode(json.detect_encoding(text)).encode(errors="replace")
+    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    quoted = unescaped.translate(_BRACES_AS_BRACKETS, _NEITHER)
+    brackets = quoted.replace(b'""', b"")
+    if b'"' in brackets:  # a string has brackets: an odd number of quotes is before the first one
+        brackets = _STRING.sub(b"", quoted)
+    for _ in range(_MAX_DEPTH):
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
 
 
 def parse_document(node: Node, data: bytes | memoryview) -> dict[str, Any] | None:

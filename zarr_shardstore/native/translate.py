@@ -9,7 +9,8 @@ v2, marker in ``filters``: one sharding         the same; ``order``, ``filters``
 ``chunks``, ``dimension_separator``             regular grid; chunk key encoding ``v2``
 ``dtype``                                       ``data_type``; byte order: the ``bytes`` codec
 ``|O`` with ``vlen-utf8``, ``vlen-bytes``       ``string``, ``variable_length_bytes``
-``fill_value`` ``null``                         the zero of the data type
+``fill_value`` ``null``                         the zero of the data type, ``NaT`` for times
+its number for ``vlen-utf8``, such as 0         the text of the number, as zarr-python 3 reads it
 ``.zattrs``                                     ``attributes``
 its ``_ARRAY_DIMENSIONS``, of xarray            ``dimension_names``
 a fill value, if it has ``_ARRAY_DIMENSIONS``   also the attribute ``_FillValue``
@@ -158,7 +159,8 @@ def to_attributes(
 ) -> tuple[Document, Any]:
     """Return attributes and fill value of a v2 array, from those of v3 and its dimension names.
 
-    Where xarray masks nothing, a fill value of zero becomes ``null``, which stands for zero too.
+    Where xarray masks nothing, a fill value of zero becomes ``null``, which also stands for zero. A
+    zero that ``null`` does not stand for stays as it is: the zero of times, and -0.0.
     """
     if names is None or (isinstance(names, list) and all(name is None for name in names)):
         return dict(attributes), fill_value
@@ -173,8 +175,9 @@ def to_attributes(
             raise UnsupportedError(
                 f"its {_MASKED!r} is another value than its fill value, and v2 has one for both"
             )
-    elif data_type is not None and fill_value == data_types.fill_value_of_v2(None, data_type):
-        fill_value = None
+    elif data_type is not None:
+        null = data_types.fill_value_of_v2(None, data_type)
+        fill_value = None if documents.is_same_json(fill_value, null) else fill_value
     return changed, fill_value
 
 
