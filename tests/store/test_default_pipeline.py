@@ -141,7 +141,10 @@ assert state() == before
 for name in zarr_shardstore.__all__:
     getattr(zarr_shardstore, name)
 assert state() == before
-import zarr_shardstore.doors.filesystem, zarr_shardstore.draft.draft_nodes
+import importlib, pkgutil
+for module in pkgutil.walk_packages(zarr_shardstore.__path__, zarr_shardstore.__name__ + "."):
+    if "__main__" not in module.name and ".testing" not in module.name:
+        importlib.import_module(module.name)
 assert state() == before
 ShardingStore({})
 assert state() != before

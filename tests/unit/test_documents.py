@@ -163,7 +163,7 @@ def test_levels_are_counted_whatever_strings_hold(
 
 def test_a_large_document_of_few_levels_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "values_in", None)
-    doc = {"metadata": {f"a[{i}]": {"shape": [1], "x": {"y": "\\\""}} for i in range(500)}}
+    doc = {"metadata": {f"a[{i}]": {"shape": [1], "x": {"y": '\\"'}} for i in range(500)}}
     assert parse_json(json.dumps(doc).encode()) == doc
 
 

@@ -133,7 +133,7 @@ class Catalog:
         arrays = yield from self.arrays.lookup(nodes)
         for node in nodes:
             array = arrays[node]
-            if isinstance(array, ShardStoreError) and is_strict and not is_unknown(array):
+            if isinstance(array, ShardStoreError) and is_strict:
                 raise array
             if isinstance(array, StoredArray) and array.stack:
                 layout = array.layout

@@ -116,6 +116,7 @@ class ArrayReader:
         except (SpecError, UnsupportedError) as error:
             text = f"the document of the array {node.path!r}: {error}"
             if isinstance(error, UnsupportedError) and is_sharded_by_zarr(doc):
+                self.left_to_zarr.add(node.chunk_prefix)
                 return StoredArray(ArrayDocument(node, None), node, None, (), None, unknown=text)
             raise type(error)(text) from error
         top = stack[0] if len(stack) == 1 else None

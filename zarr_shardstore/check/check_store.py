@@ -16,7 +16,7 @@ from typing import Any
 from zarr_shardstore.check.documents import check_documents
 from zarr_shardstore.check.findings import LEVELS, CheckReport, Level, finding
 from zarr_shardstore.check.notes import Notes
-from zarr_shardstore.check.remains import check_side_files, find_conversions, is_locked
+from zarr_shardstore.check.remains import check_side_files, find_conversions
 from zarr_shardstore.check.shards import (
     ArrayCheck,
     CheckResult,
@@ -42,6 +42,7 @@ from zarr_shardstore.format.consolidated_index import (
 from zarr_shardstore.format.keys import draft_candidate, v3_candidates
 from zarr_shardstore.format.layout import is_inside
 from zarr_shardstore.inspect import find
+from zarr_shardstore.inspect.conversions import is_locked
 from zarr_shardstore.inspect.occupancy import ObjectGrid
 from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.io.backends.local import LocalBackend

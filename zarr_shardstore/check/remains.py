@@ -9,14 +9,13 @@ from contextlib import suppress
 from typing import Any
 
 from zarr_shardstore.check.findings import Finding, finding
-from zarr_shardstore.errors import ShardConflictError, UnsupportedError
 from zarr_shardstore.format.journal import decode_journal
-from zarr_shardstore.inspect.open_base import STAGING, BaseStoreHandle
+from zarr_shardstore.inspect.conversions import is_locked, unfinished_conversions
+from zarr_shardstore.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.local.open_shards import open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
-from zarr_shardstore.metadata.documents import parse_json
 
 _PROCESSES = "/proc"
 
@@ -27,45 +26,20 @@ _IN_USE = "a writer of this machine uses it"
 
 def find_conversions(base: BaseStoreHandle) -> tuple[list[Finding], list[str]]:
     """Find unfinished conversions; also return the prefixes of values without an array yet."""
-    names = base.names(STAGING)
-    manifests = [f"{STAGING}{name}/manifest.json" for name in sorted(names) if name != "lock"]
     found: list[Finding] = []
     prefixes: list[str] = []
-    is_running = is_locked(base, f"{STAGING}lock")
-    for key, value in zip(manifests, base.values(manifests, check=False), strict=True):
-        doc = None if value is None else parse_json(value)
-        if doc is None:
-            text = "remains of a conversion: any conversion in place removes them"
-            found.append(finding("unfinished_conversion", key, text))
-            continue
-        state, path = doc.get("state"), str(doc.get("path", ""))
-        if not doc.get("is_staged"):
-            prefixes.append(str(doc.get("prefix")))
-        text = f"a conversion of {path!r} was not finished (state {state!r}): run it again"
-        if is_running:
-            text = f"the array {path!r} is being converted"
-            found.append(finding("in_use", key, text, array=path))
+    for each in unfinished_conversions(base):
+        if each.prefix is not None:
+            prefixes.append(each.prefix)
+        if not each.state:
+            found.append(finding("unfinished_conversion", each.key, each.text))
+        elif each.is_running:
+            found.append(finding("in_use", each.key, each.text, array=each.path))
         else:
-            severity = "warning" if state == "staging" else "error"
-            more = {"array": path, "severity": severity}
-            found.append(finding("unfinished_conversion", key, text, **more))
+            severity = "warning" if each.state == "staging" else "error"
+            more = {"array": each.path, "severity": severity}
+            found.append(finding("unfinished_conversion", each.key, each.text, **more))
     return found, prefixes
-
-
-def is_locked(base: BaseStoreHandle, key: str) -> bool:
-    """Return whether a process has the lock with that key; no file is made."""
-    if not isinstance(base.backend, LocalBackend):
-        return False
-    lock = KeptLock(base.backend.path_of(key), is_shared=True)
-    try:
-        lock.acquire(0, "it is locked")
-    except ShardConflictError:
-        return True
-    except (OSError, UnsupportedError):
-        return False
-    finally:
-        lock.close()
-    return False
 
 
 def check_side_files(base: BaseStoreHandle, keys: Sequence[str]) -> Iterator[Finding]:

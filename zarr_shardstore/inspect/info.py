@@ -11,6 +11,7 @@ from typing import Any
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.inspect.conversions import UnfinishedConversion, unfinished_conversions
 from zarr_shardstore.inspect.find import FoundArray, arrays_at, find_arrays, read_array
 from zarr_shardstore.inspect.occupancy import ObjectGrid, Round, rounds_of_objects
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
@@ -229,7 +230,20 @@ def get_shard_info(
     base = open_base(store, storage_options)
     found = find_arrays(base, paths)
     by_node = {array.node: array for array in found}
-    return StoreInfo(base.describe(), tuple(_info(base, array, by_node) for array in found))
+    unfinished = {each.path: each for each in unfinished_conversions(base) if each.state}
+    arrays = (_info(base, array, by_node) for array in found)
+    return StoreInfo(
+        base.describe(), tuple(_with_state(array, unfinished.get(array.path)) for array in arrays)
+    )
+
+
+def _with_state(info: ArrayInfo, unfinished: UnfinishedConversion | None) -> ArrayInfo:
+    """Add that a conversion of the array goes on, or was interrupted."""
+    if unfinished is None or unfinished.prefix is not None:
+        return info
+    if unfinished.is_running:
+        return replace(info, notes=(*info.notes, unfinished.text))
+    return replace(info, n_errors=info.n_errors + 1, errors=(unfinished.text, *info.errors))
 
 
 def _info(

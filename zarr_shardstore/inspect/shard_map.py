@@ -18,9 +18,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import n_in_grid_box
+from zarr_shardstore.inspect.conversions import unfinished_conversions
 from zarr_shardstore.inspect.find import arrays_at, find_arrays, quoted, read_array
 from zarr_shardstore.inspect.occupancy import ObjectGrid, rounds_of_objects
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, open_base
@@ -99,7 +100,15 @@ def shard_map(
     found = arrays_at(base, path)
     if not found:
         raise SpecError(f"no array at {path!r} in {base.describe()}{_there(base, path)}")
-    array = read_array(found[0])
+    unfinished = [
+        each.text
+        for each in unfinished_conversions(base)
+        if each.path == found[0].node.path and each.state and each.prefix is None
+    ]
+    try:
+        array = read_array(found[0])
+    except UnfinishedConversionError as error:
+        raise UnfinishedConversionError("; ".join([*unfinished, str(error)])) from None
     if array.document.geometry is None or array.grid_shape is None:
         raise UnsupportedError(f"the array {path!r}: {unknown_geometry(found[0].doc)}")
     grid = ObjectGrid(array)
@@ -110,7 +119,7 @@ def shard_map(
             f"{list(grid.shape)}, a map has at most {MAX_CELLS}"
         )
     fill = np.zeros(grid.shape, dtype=np.float32)
-    errors: list[str] = []
+    errors = unfinished
     for part in rounds_of_objects(base, grid):
         errors += part.errors()
         for cell in part.cells:

@@ -286,7 +286,8 @@ def parse_array(
     if has_conversion_marker(doc):
         raise UnfinishedConversionError(
             f"the array {node.path!r} is being converted, or a conversion was interrupted: wait "
-            "for it, or run that command again, which finishes it; nothing is lost"
+            "for it, or run that command again, which finishes it; nothing is lost. "
+            "`zarr-shardstore info` of the store names its state and the command"
         )
     found = declaration.find_declaration(doc, native)
     geometry = plain_geometry(node.hierarchy, doc)

@@ -195,7 +195,7 @@ class Listing:
         """
         prefix = as_directory(prefix)
         yield from self._flusher.flush_below(prefix)
-        directory = yield from self._catalog.directory_of(prefix, or_own=True)
+        directory = yield from self._catalog.directory_of(prefix, or_own=True, is_strict=False)
         if isinstance(directory, GridDirectory):
             return (yield from _list_grid_directory(directory, prefix, is_exact))
         if directory is None and not self._catalog.may_lack_metadata(prefix):

@@ -1,0 +1,106 @@
+"""A conversion in place that was killed: reports say its state and the command that ends it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from zarr_shardstore import (
+    ShardingStore,
+    UnfinishedConversionError,
+    check_store,
+    get_shard_info,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden/v0.1"
+KILLED = sorted(path.name for path in GOLDEN.glob("half_converted-*"))
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "zarr_shardstore", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def command_in(text: str) -> list[str]:
+    """The words of the command that a report names, as a shell would read them."""
+    (found,) = set(re.findall(r"this finishes it: (zarr-shardstore .* --yes)", text))
+    name, *words = shlex.split(found)
+    assert name == "zarr-shardstore"
+    return words
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_the_command_that_is_named_finishes_it(name: str, tmp_path: Path) -> None:
+    """Pasted as it is printed, by `info`, `map` and `fsck`; nothing is left of the state then."""
+    state = name.rpartition("-")[2]
+    root = str(shutil.copytree(GOLDEN / name, tmp_path / "a store"))
+    path = "g/z"
+    info = run("info", root)
+    assert info.returncode == 1
+    assert f"(state {state!r})" in info.stdout
+    words = command_in(info.stdout)
+    fsck = run("fsck", root)
+    assert fsck.returncode == 1
+    assert command_in(fsck.stdout) == words
+    drawn = run("map", root, path)
+    assert drawn.returncode == 1
+    assert command_in(drawn.stderr) == words
+    if state != "staging":
+        key = f"meta/root/{path}.array.json" if "draft" in name else None
+        with pytest.raises(UnfinishedConversionError, match="`zarr-shardstore info` of the store"):
+            open_it(root, path, key)
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    (array,) = get_shard_info(root).arrays
+    assert (array.n_errors, array.is_sharded) == (0, words[0] == "shard")
+    assert check_store(root).is_clean
+    assert not (Path(root) / ".zarr_shardstore").exists()
+
+
+def open_it(root: str, path: str, key: str | None) -> None:
+    from zarr_shardstore import ShardingMapping
+
+    if key is None:
+        zarr.open_array(ShardingStore(root), path=path, mode="r")
+    else:
+        ShardingMapping(root)[key]
+
+
+def test_a_conversion_that_goes_on_is_no_damage(tmp_path: Path) -> None:
+    """Its lock is held: `info` says that the array is being converted."""
+    root = shutil.copytree(GOLDEN / "half_converted-shard_v3-staging", tmp_path / "v")
+    code = (
+        "import fcntl, sys\n"
+        f"file = open({str(root / '.zarr_shardstore/lock')!r}, 'a+')\n"
+        "fcntl.fcntl(file, 37, __import__('struct').pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0))\n"
+        "print('ready', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        (array,) = get_shard_info(str(root)).arrays
+        other.communicate()
+    assert array.n_errors == 0
+    assert "is being converted" in array.notes[-1]
+
+
+def test_a_manifest_of_another_version_names_no_command(tmp_path: Path) -> None:
+    root = shutil.copytree(GOLDEN / "half_converted-shard_v3-staging", tmp_path / "v")
+    (manifest,) = root.glob(".zarr_shardstore/*/manifest.json")
+    odd: Any
+    for odd in ("{}", "[]", '{"state": 7, "path": [], "is_staged": 1}', '{"state": "staging"}'):
+        manifest.write_text(odd)
+        info = get_shard_info(str(root))
+        assert np.prod(info.arrays[0].shape or ()) > 0
+        check_store(str(root))

@@ -1,0 +1,36 @@
+"""Causes that are read in the errors of obstore."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zarr_shardstore.io.backends.store_traits import note_cause
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("PUT http://169.254.169.254/latest/api/token in 1ms - 403 Forbidden", "no credentials"),
+        (
+            "GET http://h/b?X-Amz-Signature=abc - <Code>SignatureDoesNotMatch</Code>",
+            "refuses these",
+        ),
+        ("GET http://h/c - <Code>AuthenticationFailed</Code>", "refuses these"),
+        ("GET http://h/c - ContainerNotFound", "no such bucket"),
+        ("GET http://h/c - dns error: no such host", "no server answers"),
+        ("GET http://h/c - 500 Internal Server Error", None),
+    ],
+)
+def test_what_came_back(text: str, expected: str | None) -> None:
+    """A query, which may be a signature, is left out; of another failure nothing is claimed."""
+    error: Any = OSError(f"Generic S3 error: {text} Debug source: Generic {{ store }}")
+    note_cause(error)
+    note_cause(error)
+    notes = getattr(error, "__notes__", [])
+    assert len(notes) == (expected is not None)
+    assert all(expected is not None and expected in note and "abc" not in note for note in notes)
+    plain = OSError("GET http://h/c - dns error")
+    note_cause(plain)
+    assert not hasattr(plain, "__notes__")
