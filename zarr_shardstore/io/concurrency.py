@@ -107,9 +107,10 @@ async def gather_bounded(coros: Sequence[Coroutine[Any, Any, R]], n_at_once: int
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(coro)) for coro in coros]
     except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    finally:
         for coro in coros:
             coro.close()  # those that still waited for a slot
-        raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
