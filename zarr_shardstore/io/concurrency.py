@@ -114,6 +114,23 @@ async def gather_bounded(coros: Sequence[Coroutine[Any, Any, R]], n_at_once: int
     return [task.result() for task in tasks]
 
 
+class Slots:
+    """So many places for work in each event loop that uses them."""
+
+    def __init__(self, n: Callable[[], int]) -> None:
+        self._n = n
+        self._of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def here(self) -> asyncio.Semaphore:
+        """Return the places of the running loop; enter it to take one."""
+        loop = asyncio.get_running_loop()
+        return self._of_loops.get(loop) or self._of_loops.setdefault(
+            loop, asyncio.Semaphore(self._n())
+        )
+
+
 async def run_within(
     limit_nbytes: int, units: Iterable[tuple[int, T]], run: Callable[[T], Coroutine[Any, Any, None]]
 ) -> None:
