@@ -28,6 +28,7 @@ from zarr.storage import LocalStore
 from tests.support.entry_points import declared, register_shard
 from tests.support.processes import s3_server
 from zarr_shardstore import ShardedCodecPipeline, ShardingStore, SpecError
+from zarr_shardstore.doors.filesystem import ShardAdapter
 
 VALUES = np.arange(1, 65, dtype="u1").reshape(8, 8)
 
@@ -362,6 +363,53 @@ class Context:
     async def resolve_preceding(self, *, storage_options: Any) -> Resolution:
         assert storage_options == {"of": "the root"}
         return self.found
+
+
+class ContextWithMode(Context):
+    """With a mode that an adapter may choose, and a flag for reading."""
+
+    @property
+    def read_only(self) -> bool:
+        return self.mode == "r"
+
+    async def resolve_preceding(self, *, mode: Any = "a", storage_options: Any = ...) -> Resolution:
+        assert (mode, storage_options) == ("a", {"of": "the root"})
+        return self.found
+
+
+class ContextWithoutOptions(Context):
+    """The options of the root are no business of an adapter."""
+
+    async def resolve_preceding(self) -> Resolution:  # type: ignore[override]
+        return self.found
+
+
+@pytest.mark.parametrize("make", [Context, ContextWithMode, ContextWithoutOptions])
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_adapter_of_each_version_of_the_proposal(
+    make: type[Context], tmp_path: Path, *, is_open: bool
+) -> None:
+    """The store before the segment may be open, or not yet; and read only."""
+    adapter = ShardAdapter
+    segment = SimpleNamespace(scheme="shard", body="", query="chunks_per_shard=2,2")
+    root = SimpleNamespace(scheme="memory", body="", query=None, raw="memory:")
+    options: dict[str, Any] = {"of": "the root", "shard": {"order": "C"}}
+    base = zarr.storage.ZipStore(tmp_path / "a.zip", mode="w")
+    if is_open:
+        await base._open()
+    found = Resolution(base, "a", 3)
+    opened = await adapter.open_pipeline_segment(segment, make((root,), "a", options, found))
+    assert opened.store._is_open
+    assert base._is_open
+    assert not opened.store.read_only
+    z = await zarr.api.asynchronous.create_array(
+        opened.store, name=opened.path, shape=(4,), chunks=(4,), dtype="u1"
+    )
+    await z.setitem(slice(None), [1, 2, 3, 4])
+    reader = await adapter.open_pipeline_segment(segment, make((root,), "r", options, found))
+    assert reader.store.read_only
+    z = await zarr.api.asynchronous.open_array(store=reader.store, path="a", mode="r")
+    np.testing.assert_array_equal(await z.getitem(slice(None)), [1, 2, 3, 4])
 
 
 async def test_adapter_of_zarrs_urls(tmp_path: Path) -> None:

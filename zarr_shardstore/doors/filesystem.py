@@ -396,11 +396,15 @@ class ShardAdapter:
         """Return what zarr's `AdapterResolution` says, with the store in a `ShardingStore`."""
         given, path = dict(context.storage_options or {}), segment.body.strip("/")
         options = {**_options_of(segment.query or ""), **given.pop("shard", {})}
-        if context.mode == "r":
+        is_read = context.mode == "r" or getattr(context, "read_only", False)
+        if is_read:
             options["read_only"] = True
         before = context.preceding
         if len(before) > 1 or (before and before[0].scheme not in EXTRAS):
-            found = await context.resolve_preceding(storage_options=given or None)
+            resolve = context.resolve_preceding
+            takes = signature(resolve).parameters  # some versions of the proposal have no options
+            has_options = "storage_options" in takes
+            found = await resolve(**({"storage_options": given or None} if has_options else {}))
             store = _open(found.store, None, {}, options)
             path = "/".join(filter(None, (found.path.strip("/"), path)))
         else:
@@ -408,7 +412,7 @@ class ShardAdapter:
                 store = _open(before[0].raw, None, given, options)
             else:  # a URL of fsspec: it begins in the same way
                 fs, path = fsspec.url_to_fs(segment.raw, **(context.storage_options or {}))
-                store = fs.sharding_store.with_read_only(context.mode == "r")
+                store = fs.sharding_store.with_read_only(is_read)
             found = import_module("zarr.abc.url_pipeline").AdapterResolution(store)
         await store._ensure_open()
         return replace(found, store=store, path=path)

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store
-from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
@@ -35,7 +35,7 @@ from zarr_shardstore.errors import ShardConflictError, ShardStoreError, Unsuppor
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.io.backends.base import RangesOfKeys
 from zarr_shardstore.io.backends.resolve import base_store_of, local_path
-from zarr_shardstore.io.buffers import range_of, to_buffer, to_buffer_of
+from zarr_shardstore.io.buffers import range_of, to_buffer_of
 from zarr_shardstore.io.local.fs import read_at
 from zarr_shardstore.metadata.documents import dump_document
 
@@ -374,7 +374,9 @@ class ReferenceStore(Store):
             path = self._array_of(key)
             prefix = f"{path}/" if path else ""
             own = {name: self._documents.get(prefix + name) for name in _DOCUMENTS}
-            store = MemoryStore({name: to_buffer(doc) for name, doc in own.items() if doc})
+            store = MemoryStore(
+                {name: cpu.Buffer.from_bytes(doc) for name, doc in own.items() if doc}
+            )
             with zarr.config.set({"array.write_empty_chunks": True}):
                 array = zarr.open_array(store)
                 coords = [*map(int, re.findall("[0-9]+", key[len(prefix) :]))][: array.ndim]

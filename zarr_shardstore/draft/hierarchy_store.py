@@ -277,12 +277,18 @@ class DraftHierarchyStore(Store):
         firsts = [at[0] if at else key for at, key in zip(places, keys, strict=True)]
         return await self._store._shard_ids(firsts)
 
-    async def _get_values(self, keys: Sequence[str]) -> Sequence[memoryview | None]:
+    async def _get_values(
+        self, keys: Sequence[str], _: BufferPrototype | None = None
+    ) -> Sequence[memoryview | None]:
         ranges = [(key, None) for key in keys]
         values = await self.get_partial_values(default_buffer_prototype(), ranges)
         return [None if value is None else as_view(value) for value in values]
 
-    async def _set_or_erase(self, items: Iterable[tuple[str, Buffer | PartWrite | None]]) -> None:
+    async def _set_or_erase(
+        self,
+        items: Iterable[tuple[str, Buffer | PartWrite | None]],
+        prototype: BufferPrototype | None = None,
+    ) -> None:
         """Store values that are no documents, and erase those that are ``None``, in one call."""
         self._check_writable()
         items = list(items)
@@ -294,7 +300,7 @@ class DraftHierarchyStore(Store):
         for (key, value), places in zip(items, found, strict=True):
             at = places if value is None else (draft.place_to_write(key, places),)
             placed += [(place, value) for place in at]
-        await self._store._set_or_erase(placed)
+        await self._store._set_or_erase(placed, prototype)
 
     # ------------------------------------------------------------------ listing
 

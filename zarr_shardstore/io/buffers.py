@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
-from zarr.core.buffer.cpu import Buffer as CpuBuffer
 
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix
 
@@ -31,22 +30,20 @@ def own_bytes(value: Buffer | bytes | bytearray | memoryview) -> bytes:
     return value if isinstance(value, bytes) else bytes(as_view(value))
 
 
-def to_buffer(value: bytes | memoryview) -> Buffer:
-    """Return a CPU buffer that shares the memory of `value`."""
-    return CpuBuffer.from_bytes(value)
+def buffer_class_of(prototype: object) -> type[Buffer]:
+    """Return the class of buffers that zarr asked for; ``None``: zarr's default."""
+    try:
+        cls: type[Buffer] = (prototype or default_buffer_prototype()).buffer  # type: ignore[attr-defined]
+    except AttributeError:
+        raise TypeError(f"prototype is a BufferPrototype of zarr, got {prototype!r}") from None
+    return cls
 
 
 def to_buffer_of(
     value: bytes | memoryview | None, prototype: BufferPrototype | None
 ) -> Buffer | None:
     """Return a value in the buffer that zarr asked for; ``None`` if there is no value."""
-    if value is None:
-        return None
-    try:
-        cls = (prototype or default_buffer_prototype()).buffer
-    except AttributeError:
-        raise TypeError(f"prototype is a BufferPrototype of zarr, got {prototype!r}") from None
-    return cls.from_bytes(value)
+    return None if value is None else buffer_class_of(prototype).from_bytes(value)
 
 
 def range_of(byte_request: ByteRequest | None) -> ByteRange | None:

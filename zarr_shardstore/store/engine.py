@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 from zarr.abc.store import Store
+from zarr.core.buffer import Buffer, cpu
 
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_range
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, backend_of
+from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 from zarr_shardstore.io.concurrency import CallBatcher, worker_pool
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.cached_files import MISS, CachedValue, find_file
@@ -89,8 +92,20 @@ class ShardingEngine:
         if isinstance(backend, LocalBackend) and backend.keeps_handles:
             self._root = backend.path_of("")
         self._call_batcher = CallBatcher(self.get_many)
+        self._views: dict[type[Buffer], ShardingEngine] = {}
         self.chunk_readers: dict[str, tuple[StoredArray, ChunkReader]] = {}
         """By path, with the array that each was made for."""
+
+    def of(self, cls: type[Buffer]) -> ShardingEngine:
+        """Return this engine, which hands buffers of a class to the base store (`with_buffers`)."""
+        if cls is cpu.Buffer or type(self.driver.backend) is not ZarrBackend:
+            return self
+        if cls not in self._views:
+            view = self._views[cls] = copy(self)
+            old, backend = self.driver, self.driver.backend.with_buffers(cls)
+            view.driver = Driver(backend, old.update_flow, old.counters, old.fits_inline)
+            view._call_batcher = CallBatcher(view.get_many)
+        return self._views[cls]
 
     @property
     def is_local(self) -> bool:

@@ -152,10 +152,14 @@ class _TakesWholeOperations(Protocol):
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]: ...
 
     async def _set_or_erase(
-        self, items: Iterable[tuple[str, Buffer | bytes | PartWrite | None]]
+        self,
+        items: Iterable[tuple[str, Buffer | bytes | PartWrite | None]],
+        prototype: BufferPrototype | None = None,
     ) -> None: ...
 
-    async def _get_values(self, keys: Sequence[str]) -> Sequence[Value | None]: ...
+    async def _get_values(
+        self, keys: Sequence[str], prototype: BufferPrototype | None = None
+    ) -> Sequence[Value | None]: ...
 
 
 def _store_behind(store: Store) -> tuple[Store, str]:
@@ -304,7 +308,8 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             return [None] * len(items)
 
         async def read_some(positions: list[int], parts: list[ChunkPart]) -> None:
-            values = await store._get_values([part.key for part in parts])
+            keys = [part.key for part in parts]
+            values = await store._get_values(keys, parts[0].spec.prototype)
             is_present.update((i, v is not None) for i, v in zip(positions, values, strict=True))
             nbytes = _nbytes(parts)
             are_small = plain is not None and nbytes < len(parts) * _SMALL_NBYTES
@@ -380,12 +385,14 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
         async def write_some(_: list[int], parts: list[ChunkPart]) -> None:
             partial = [part for part in parts if not part.is_complete]
-            found = iter(await store._get_values([p.key for p in partial]) if partial else ())
+            prototype = parts[0].spec.prototype
+            seen = await store._get_values([p.key for p in partial], prototype) if partial else ()
+            found = iter(seen)
             async with encoding:
                 items = [(p, None if p.is_complete else next(found)) for p in parts]
                 encoded = await map_in_threads(encode_run, items, _nbytes(parts))
             keys = [part.key for part in parts]
-            await store._set_or_erase(zip(keys, encoded, strict=True))
+            await store._set_or_erase(zip(keys, encoded, strict=True), prototype)
 
         await _in_units(store, batch, _WRITE_NBYTES, write_some)
 
@@ -453,9 +460,11 @@ class _PartPath(StorePath):
     ) -> Buffer | None:
         if byte_range is not None:
             return await super().get(prototype, byte_range)
-        (value,) = await cast(_TakesWholeOperations, self.store)._get_values([self.path])
+        prototype = prototype or self.spec.prototype
+        store = cast(_TakesWholeOperations, self.store)
+        (value,) = await store._get_values([self.path], prototype)
         self._seen = (None if value is None else own_bytes(value),)
-        return to_buffer_of(value, prototype or self.spec.prototype)
+        return to_buffer_of(value, prototype)
 
     async def set(self, value: Buffer) -> None:
         await self._swap(own_bytes(value))
@@ -476,7 +485,7 @@ class _PartPath(StorePath):
             raise _ChangedMeanwhileError(self.path)
 
         item = new if seen is None else PartWrite(change, placeholder)
-        await store._set_or_erase([(self.path, item)])
+        await store._set_or_erase([(self.path, item)], self.spec.prototype)
 
 
 def _empty_chunk(spec: ArraySpec) -> tuple[NDBuffer, ArraySpec]:

@@ -28,7 +28,7 @@ from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.base import Durability
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, base_store_of
-from zarr_shardstore.io.buffers import as_view, own_bytes, range_of, to_buffer_of
+from zarr_shardstore.io.buffers import as_view, buffer_class_of, own_bytes, range_of, to_buffer_of
 from zarr_shardstore.io.concurrency import one_ahead
 from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.io.local.locks import Locking
@@ -686,15 +686,19 @@ class ShardingStore(Store):
         # chunk is appended to its shard, a rewrite of the shard elsewhere.
         return self._engine.appends
 
+    def _engine_for(self, value: Value | PartWrite | None) -> ShardingEngine:
+        return self._engine.of(type(value)) if isinstance(value, Buffer) else self._engine
+
     async def _run(self, flow: Flow[T], *, only_reads: bool = False) -> T:
         await self._ensure_open()
         # In a batch a read may flush. A commit must not wait for another one in the worker pool.
         only_reads = only_reads and not self._engine.operations.buffer.is_active
         return await self._engine.driver.run_async(flow, only_reads=only_reads)
 
-    async def _write(self, flow: Flow[None]) -> None:
+    async def _write(self, flow: Flow[None], engine: ShardingEngine | None = None) -> None:
         self._check_writable()
-        await self._run(flow)
+        await self._ensure_open()
+        await (engine or self._engine).driver.run_async(flow)
 
     # -------------------------------------------------------------------- reads
 
@@ -706,7 +710,8 @@ class ShardingStore(Store):
     ) -> Buffer | None:
         if not self._is_open:
             await self._ensure_open()
-        value = await self._engine.get(key, range_of(byte_range))
+        engine = self._engine.of(buffer_class_of(prototype))
+        value = await engine.get(key, range_of(byte_range))
         return to_buffer_of(value, prototype)
 
     def get_partial_values(
@@ -728,7 +733,7 @@ class ShardingStore(Store):
     ) -> list[Buffer | None]:
         ranges = [(key, range_of(byte_range)) for key, byte_range in key_ranges]
         await self._ensure_open()
-        values = await self._engine.get_many(ranges)
+        values = await self._engine.of(buffer_class_of(prototype)).get_many(ranges)
         return [to_buffer_of(value, prototype) for value in values]
 
     async def get_ranges(
@@ -745,6 +750,18 @@ class ShardingStore(Store):
         if any(value is None for value in values):
             raise BaseExceptionGroup("chunk read failed", [FileNotFoundError(key)])
         yield list(enumerate(values))
+
+    async def get_many(
+        self,
+        requests: Sequence[str | tuple[str, ByteRequest | None]],
+        *,
+        prototype: BufferPrototype,
+    ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
+        """Yield positions and values of many keys or ranges, in one batch of at most two rounds."""
+        ranges = [(each, None) if isinstance(each, str) else each for each in requests]
+        values = await self.get_partial_values(prototype, ranges)
+        if values:
+            yield list(enumerate(values))
 
     async def exists(self, key: str) -> bool:
         return await self._run(self._engine.operations.exists(key), only_reads=True)
@@ -770,14 +787,14 @@ class ShardingStore(Store):
 
     async def set(self, key: str, value: Value) -> None:
         operations = self._engine.operations
-        await self._write(operations.set_many([(key, own_bytes(value))]))
+        await self._write(operations.set_many([(key, own_bytes(value))]), self._engine_for(value))
         if is_unsafe() and await self._run(operations.is_in_shard(key), only_reads=True):
             warn_of_other_pipeline()
 
     async def set_if_not_exists(self, key: str, value: Value) -> None:
         items = [(key, own_bytes(value))]
         flow = self._engine.operations.set_many(items, only_if_missing=True)
-        await self._write(flow)
+        await self._write(flow, self._engine_for(value))
 
     async def update(self, keys: Sequence[str], function: Function) -> None:
         """Replace values by what a function makes of them; no update of others is lost.
@@ -900,13 +917,14 @@ class ShardingStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """As `get`, blocking."""
-        value = self._engine.get_blocking(key, range_of(byte_range))
+        engine = self._engine.of(buffer_class_of(prototype))
+        value = engine.get_blocking(key, range_of(byte_range))
         return to_buffer_of(value, prototype)
 
     def set_sync(self, key: str, value: Value) -> None:
         """As `set`, blocking."""
         self._check_writable()
-        run, operations = self._engine.driver.run, self._engine.operations
+        run, operations = self._engine_for(value).driver.run, self._engine.operations
         run(operations.set_many([(key, as_view(value))]))
         if is_unsafe() and run(operations.is_in_shard(key)):
             warn_of_other_pipeline()
@@ -930,13 +948,21 @@ class ShardingStore(Store):
         raise_first([shard for shard in shards if isinstance(shard, ShardStoreError)])
         return [shard if isinstance(shard, ShardRef) else None for shard in shards]
 
-    async def _get_values(self, keys: Sequence[str]) -> Sequence[bytes | memoryview | None]:
+    async def _get_values(
+        self, keys: Sequence[str], prototype: BufferPrototype | None = None
+    ) -> Sequence[bytes | memoryview | None]:
         await self._ensure_open()
-        return await self._engine.get_many([(key, None) for key in keys])
+        engine = self._engine.of(buffer_class_of(prototype))
+        return await engine.get_many([(key, None) for key in keys])
 
-    async def _set_or_erase(self, items: Iterable[tuple[str, Value | PartWrite | None]]) -> None:
+    async def _set_or_erase(
+        self,
+        items: Iterable[tuple[str, Value | PartWrite | None]],
+        prototype: BufferPrototype | None = None,
+    ) -> None:
         owned = [
             (key, value if value is None or isinstance(value, PartWrite) else own_bytes(value))
             for key, value in items
         ]
-        await self._write(self._engine.operations.set_many(owned))
+        engine = self._engine.of(buffer_class_of(prototype))
+        await self._write(engine.operations.set_many(owned), engine)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Literal
 
 from zarr.abc.store import Store
+from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
@@ -18,7 +19,6 @@ from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends import base
 from zarr_shardstore.io.backends.store_traits import directory_of
-from zarr_shardstore.io.buffers import to_buffer
 from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import cached_files, files, fs
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, beside, shared
@@ -141,7 +141,7 @@ class LocalBackend(base.Backend):
             case requests.GetSize(key):
                 return files.size_of_file(self._root + key)
             case requests.SetIfNotExists(key, value):
-                buffer = to_buffer(value)
+                buffer = cpu.Buffer.from_bytes(value)
                 _close(opened, key)  # now: Windows replaces and removes no file that is open
                 fs.opening(lambda: sync(self._files.set_if_not_exists(key, buffer)))
                 if self._is_durable:

@@ -19,22 +19,25 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
-from functools import cache
+from copy import copy
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from zarr.abc.store import RangeByteRequest, Store
-from zarr.core.buffer import Buffer, default_buffer_prototype
+from zarr.core.buffer import Buffer, BufferPrototype, cpu
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, MemoryStore, WrapperStore
 
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.format.keys import check_no_loop
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix, resolve_range
+from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends import base, store_traits
 from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
-from zarr_shardstore.io.buffers import as_view, byte_request_of, to_buffer
-from zarr_shardstore.io.concurrency import SingleFlight, gather_bounded
+from zarr_shardstore.io.buffers import as_view, byte_request_of
+from zarr_shardstore.io.concurrency import SingleFlight, Slots, gather_bounded
 from zarr_shardstore.io.local.files import is_hidden
+from zarr_shardstore.metadata.documents import node_of_document
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import check_whole, found_index, index_get
 from zarr_shardstore.shards.requests import Found, Request
@@ -111,6 +114,8 @@ class ZarrBackend(base.Backend):
         self._options = options
         self._place, self._path = store_traits.scope_of_store(store)
         self._single_flight: SingleFlight[Found] = SingleFlight()
+        self._prototype = cpu.buffer_prototype
+        self.slots = Slots(lambda: base.MAX_CONCURRENCY)
         self._read_only_kind = store_traits.kind_that_is_only_read(store)
         self.can_block = has_sync_surface(store)
         self.max_requests_at_once = (
@@ -123,6 +128,21 @@ class ZarrBackend(base.Backend):
 
     def __repr__(self) -> str:
         return repr(self.store)
+
+    def with_buffers(self, cls: type[Buffer]) -> ZarrBackend:
+        """Return this backend, which hands buffers of a class to the base store, and asks for them.
+
+        Documents are no values of the caller: their buffers stay zarr's own.
+        """
+        view, self.lacks = copy(self), self.lacks  # one set for both
+        view._prototype = BufferPrototype(cls, cpu.NDBuffer)
+        return view
+
+    def _prototype_for(self, key: str) -> BufferPrototype:
+        return self._prototype if node_of_document(key) is None else cpu.buffer_prototype
+
+    def _buffer(self, key: str, value: Bytes) -> Buffer:
+        return self._prototype_for(key).buffer.from_bytes(value)
 
     def scope(self, key: str) -> Hashable:
         return self._place, self._path + key
@@ -205,9 +225,10 @@ class ZarrBackend(base.Backend):
             case requests.GetIndex():
                 return found_index(request, self._reply_blocking(index_get(request)))
             case requests.Get(key, byte_range):
-                found = _found_of(store.get_sync(key, byte_range=byte_request_of(byte_range)))
+                get = partial(store.get_sync, key, prototype=self._prototype_for(key))
+                found = _found_of(get(byte_range=byte_request_of(byte_range)))
                 if self._is_cut(found, byte_range) or _is_longer(found, byte_range):
-                    found = _part_of(_found_of(store.get_sync(key)), byte_range)
+                    found = _part_of(_found_of(get()), byte_range)
                 return found
             case requests.Exists(key):
                 return store.get_sync(key, byte_range=RangeByteRequest(0, 1)) is not None
@@ -215,7 +236,7 @@ class ZarrBackend(base.Backend):
                 with suppress(FileNotFoundError):
                     return store.getsize_sync(key)
             case requests.Set(key, value):
-                store.set_sync(key, to_buffer(value))
+                store.set_sync(key, self._buffer(key, value))
             case requests.Delete(key, None):
                 store.delete_sync(key)
             case _:
@@ -238,6 +259,12 @@ class ZarrBackend(base.Backend):
             if store_traits.is_never_done(error):
                 raise self._refusal(batch, error) from error
             raise
+
+    async def _reply_in_turn(self, request: Request) -> Any:
+        if isinstance(request, requests.GetMany):  # each of its reads takes a turn
+            return await self._reply(request)
+        async with self.slots.here():
+            return await self._reply(request)
 
     async def read(self, get: requests.Get, _: ObjectVersion | None = None, /) -> Found | None:
         found: Found = await self._reply(get)
@@ -268,9 +295,8 @@ class ZarrBackend(base.Backend):
             case requests.Get(key, byte_range):
                 return await self._get(key, byte_range)
             case requests.GetMany(keys):
-                return await gather_bounded(
-                    [self._get(key, None) for key in keys], base.MAX_CONCURRENCY
-                )
+                gets = [self._reply_in_turn(requests.Get(key)) for key in keys]
+                return await gather_bounded(gets, base.MAX_CONCURRENCY)
             case requests.Exists(key):
                 # For fsspec's `exists` an object is missing whatever fails.
                 if not isinstance(inner, FsspecStore) and "exists" not in self.lacks:
@@ -283,10 +309,10 @@ class ZarrBackend(base.Backend):
                 return await self._size(key)
             case requests.Set(key, value):
                 with self._changing(key):
-                    await store.set(key, to_buffer(value))
+                    await store.set(key, self._buffer(key, value))
             case requests.SetIfNotExists(key, value):
                 with self._changing(key):
-                    await store.set_if_not_exists(key, to_buffer(value))
+                    await store.set_if_not_exists(key, self._buffer(key, value))
             case requests.Delete(key, placeholder):
                 with self._changing(key):
                     try:
@@ -294,7 +320,7 @@ class ZarrBackend(base.Backend):
                     except NotImplementedError:
                         if placeholder is None:
                             raise
-                        await store.set(key, to_buffer(placeholder()))
+                        await store.set(key, self._buffer(key, placeholder()))
             case requests.Move(key, to):
                 with suppress(FileNotFoundError):
                     await self._move(key, to)
@@ -341,7 +367,7 @@ class ZarrBackend(base.Backend):
 
     async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
         """Make one request for an object, or a range of it."""
-        prototype = default_buffer_prototype()
+        prototype = self._prototype_for(key)
         if self._read_only_kind:
             async with _turn():
                 value = await self.store.get(key, prototype, byte_request_of(byte_range))
@@ -564,7 +590,7 @@ class ZarrBackend(base.Backend):
         found = await self._get(key, None)
         if found.value is not None:
             check_whole(key, found.value, await self._size(key))
-            await store.set(to, to_buffer(found.value))
+            await store.set(to, self._buffer(to, found.value))
             await store.delete(key)
 
 
