@@ -36,7 +36,7 @@ def test_each_name_in_the_page_exists() -> None:
 def test_the_package_can_be_read_as_a_whole() -> None:
     """Limits, to be moved by a decision only: lines, files, and files of one folder."""
     files = [path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts]
-    assert sum(path.read_text().count("\n") for path in files) <= 34_300
+    assert sum(path.read_text().count("\n") for path in files) <= 34_000
     assert len(files) <= 150
     assert max(Counter(path.parent for path in files).values()) <= 12
 

@@ -17,8 +17,8 @@ from zarr.core.sync import sync
 from zarr.storage import ObjectStore
 
 from tests.support.counting_server import resolve
+from tests.support.kit import forget
 from zarr_shardstore import ShardingMapping, ShardingStore, get_shard_info, shard_store
-from zarr_shardstore.testing import forget
 
 FAULTS = [
     *("cut", "cut short", "longer", "whole", "status", "content-range", "other range"),

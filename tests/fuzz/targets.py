@@ -28,6 +28,7 @@ from tests.fuzz.http_replies import run_http, seeds_of_replies
 from tests.fuzz.mutators import mutate_bytes, mutate_json
 from tests.support.bases import OtherMapping
 from tests.support.hierarchies import DRAFT, KINDS, V2, V3, ArrayOf, grid_coords
+from tests.support.kit import forget
 from tests.support.shard_bytes import MISSING, build_shard, index_nbytes
 from zarr_shardstore import (
     CorruptShardError,
@@ -67,7 +68,6 @@ from zarr_shardstore.format.shard import (
 )
 from zarr_shardstore.inspect.shard_map import shard_map
 from zarr_shardstore.metadata.documents import Node, parse_array, parse_document
-from zarr_shardstore.testing import forget
 
 
 class WrongError(AssertionError):

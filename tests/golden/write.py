@@ -31,6 +31,7 @@ from zarr.storage import LocalStore, ObjectStore
 import zarr_shardstore
 from tests.support.counting_server import BUCKET, counting_server
 from tests.support.file_layer import Call, FileLayer, Stop, Stopped, state_of, write_state
+from tests.support.kit import forget
 from tests.support.side_files import LOCK_SUFFIX
 from tests.support.stops import Countdown, InCaller, Killed, stopping_files
 from zarr_shardstore import (
@@ -41,7 +42,6 @@ from zarr_shardstore import (
     shard_store,
     unshard_store,
 )
-from zarr_shardstore.testing import forget
 
 FOLDER = Path(__file__).parent
 MAX_NBYTES = 300_000

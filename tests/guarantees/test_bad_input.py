@@ -21,6 +21,7 @@ from zarr.storage import LocalStore, MemoryStore, StorePath
 import zarr_shardstore
 from tests.support.async_calls import set_partial_values
 from tests.support.bases import BASES, put
+from tests.support.kit import objects_of
 from tests.support.shard_bytes import MISSING, index_nbytes, index_of, places_in
 from zarr_shardstore import (
     CorruptShardError,
@@ -32,7 +33,6 @@ from zarr_shardstore import (
     UnsupportedError,
     get_shard_info,
 )
-from zarr_shardstore.testing import objects_of
 
 PROTOTYPE = default_buffer_prototype()
 

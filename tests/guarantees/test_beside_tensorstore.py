@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import zarr
 
+from tests.support.kit import lock_shard, system_calls
 from tests.support.rounds import N_ROUNDS
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.testing import lock_shard, system_calls
 
 ts = pytest.importorskip("tensorstore")
 

@@ -15,6 +15,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from tests.support.async_calls import set_partial_values
+from tests.support.kit import objects_of
 from zarr_shardstore import (
     CorruptShardError,
     CorruptValueError,
@@ -24,7 +25,6 @@ from zarr_shardstore import (
     ValueTransformer,
     register_storage_transformer,
 )
-from zarr_shardstore.testing import objects_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated metadata")
 

@@ -25,8 +25,8 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from tests.support.async_calls import set_partial_values
 from tests.support.bases import BASES, fsspec_memory
+from tests.support.kit import objects_of, wait_until_idle
 from zarr_shardstore import ShardConflictError, ShardingMapping, ShardingStore, SpecError
-from zarr_shardstore.testing import objects_of, wait_until_idle
 
 PROTOTYPE = default_buffer_prototype()
 COORDS = [(i, j) for i in range(8) for j in range(8)]

@@ -14,9 +14,9 @@ from obstore.exceptions import GenericError, PreconditionError
 from obstore.store import MemoryStore
 from zarr.storage import ObjectStore
 
+from tests.support.kit import tuned
 from tests.support.shard_bytes import build_shard, places_in
 from zarr_shardstore import ShardConflictError, ShardingMapping
-from zarr_shardstore.testing import tuned
 
 KEYS = [f"data/root/a/c{i}" for i in range(4)]
 SHARD = "data/root/a/c0"

@@ -16,9 +16,9 @@ import pytest
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, ObjectStore, WrapperStore
 
 from tests.support.bases import fsspec_local
+from tests.support.kit import forget, system_calls
 from tests.support.side_files import JOURNAL_SUFFIX
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.testing import forget, system_calls
 
 N_WRITES = 200
 KEYS = [f"data/root/a/c{i}" for i in range(4)]

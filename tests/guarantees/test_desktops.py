@@ -20,8 +20,8 @@ import pytest
 import zarr
 
 from tests.support.desktops import DESKTOP, main
+from tests.support.kit import lock_shard, system_calls, tuned
 from zarr_shardstore import ShardConflictError, ShardingMapping, ShardingStore, SpecError
-from zarr_shardstore.testing import lock_shard, system_calls, tuned
 
 HERE = "tests/guarantees/test_desktops.py"
 
@@ -54,7 +54,7 @@ def write_elsewhere(root: Path, how_it_ends: str) -> None:
     script = f"""
 import os, sys, numpy, zarr
 from zarr_shardstore import ShardingStore
-from zarr_shardstore.testing import system_calls
+from tests.support.kit import system_calls
 z = zarr.create_array(ShardingStore(sys.argv[1], chunks_per_shard=64, strategy="append"),
                       shape=64 * 4, chunks=4, dtype="i4", compressors=None, fill_value=-1)
 for i in range(20):

@@ -33,6 +33,7 @@ from tests.support.bases import put as put_object
 from tests.support.failing import BASES, Base, CallFaults, open_files
 from tests.support.hierarchies import KINDS as HIERARCHIES
 from tests.support.hierarchies import ArrayOf, grid_coords
+from tests.support.kit import Kind, objects_of, tuned, wait_until_idle
 from tests.support.rounds import rounds
 from tests.support.side_files import LOCK_SUFFIX
 from tests.support.stops import files_in
@@ -47,7 +48,6 @@ from zarr_shardstore import (
     unshard_store,
 )
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError, ShardConflictError
-from zarr_shardstore.testing import Kind, objects_of, tuned, wait_until_idle
 
 Values: TypeAlias = Mapping[str, bytes | None]
 Outcome: TypeAlias = "Sequence[bytes | None] | Exception | None"

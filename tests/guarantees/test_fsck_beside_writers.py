@@ -21,8 +21,8 @@ import zarr
 from zarr.storage import ObjectStore
 
 import zarr_shardstore
+from tests.support.kit import CountingStore
 from zarr_shardstore import Progress, ShardingMapping, ShardingStore, SpecError, check_store
-from zarr_shardstore.testing import CountingStore
 
 _WRITER = """
 import sys, time, numpy as np, zarr

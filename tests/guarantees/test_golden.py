@@ -29,9 +29,9 @@ from tests.golden.write import (
 )
 from tests.support.counting_server import counting_server
 from tests.support.file_layer import state_of
+from tests.support.kit import forget
 from tests.support.side_files import is_side_file
 from zarr_shardstore import ShardingMapping, ShardingStore, UnfinishedConversionError
-from zarr_shardstore.testing import forget
 
 VERSIONS = sorted(path.name for path in FOLDER.iterdir() if path.name.startswith("v"))
 FOLDERS = {

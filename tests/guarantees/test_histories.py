@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_shardstore.testing import Event, judge
+from tests.support.kit import Event, judge
 
 State = tuple[int, int]
 Call = tuple[str, int]

@@ -24,11 +24,11 @@ from zarr.storage import LocalStore
 
 from tests.support import convert_once
 from tests.support.bases import put
+from tests.support.kit import objects_of
 from tests.support.processes import MAX_SECONDS, child, s3_server
 from tests.support.rounds import rounds
 from tests.support.stops import empty_directories, files_in, write_files
 from zarr_shardstore import ShardConflictError, ShardingStore, UnfinishedConversionError
-from zarr_shardstore.testing import objects_of
 
 N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", rounds(24)))
 N_KILLS_ON_S3 = max(2, N_KILLS * 2 // 7)

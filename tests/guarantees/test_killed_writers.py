@@ -20,12 +20,12 @@ import zarr
 
 from tests.support import write_until_killed
 from tests.support.any_size import INDEX_CODECS, Location, declare
+from tests.support.kit import tuned
 from tests.support.processes import MAX_SECONDS, forks_of
 from tests.support.shard_bytes import places_in
 from tests.support.side_files import is_side_file
 from tests.support.write_until_killed import Layers, State, applied, content, key_of, stored
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.testing import tuned
 
 N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "84"))
 

@@ -34,6 +34,7 @@ from zarr.core.sync import sync
 from tests.support.bases import BASES, put, temporary_directory
 from tests.support.client_processes import Processes, client_processes
 from tests.support.convert_once import open_store as open_base
+from tests.support.kit import Event, judge, short
 from tests.support.rounds import rounds
 from tests.support.shard_calls import (
     DOCUMENTS,
@@ -62,7 +63,6 @@ from tests.support.shard_calls import (
     value,
 )
 from zarr_shardstore import ShardingStore
-from zarr_shardstore.testing import Event, judge, short
 
 N_PROCESSES = 3
 MAX_CLIENTS = 4

@@ -19,8 +19,8 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, LoggingStore, ObjectStore, WrapperStore
 
 from tests.support.bases import fsspec_local
+from tests.support.kit import forget, system_calls
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, shard_store
-from zarr_shardstore.testing import forget, system_calls
 
 
 def obstore_local(root: Path) -> ObjectStore[Any]:

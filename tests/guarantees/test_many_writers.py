@@ -20,6 +20,7 @@ import pytest
 import zarr
 from zarr.storage import ObjectStore, StorePath
 
+from tests.support.kit import lock_shard, tuned
 from tests.support.processes import azure_server, s3_server
 from tests.support.rounds import N_ROUNDS
 from tests.support.shared_shards import (
@@ -34,7 +35,6 @@ from tests.support.shared_shards import (
 from tests.support.side_files import LOCK_SUFFIX
 from tests.support.stops import files_in
 from zarr_shardstore import ShardConflictError, ShardingMapping
-from zarr_shardstore.testing import lock_shard, tuned
 
 N_CHUNKS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "128"))
 N_CHUNKS_ON_SERVERS = int(os.environ.get("ZARR_SHARDSTORE_CHUNKS", "32"))

@@ -24,8 +24,8 @@ from zarr.codecs import BytesCodec, GzipCodec, ShardingCodec
 from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore, MemoryStore, ObjectStore, WrapperStore
 
+from tests.support.kit import lock_shard, system_calls
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.testing import lock_shard, system_calls
 
 KEY = "a/c/0"
 

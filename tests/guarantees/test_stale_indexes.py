@@ -22,9 +22,9 @@ from unittest import mock
 import pytest
 from zarr.core.buffer import default_buffer_prototype
 
+from tests.support.kit import forget, tuned
 from tests.support.shard_bytes import build_shard
 from zarr_shardstore import ShardingMapping, ShardingStore, set_index_cache_nbytes
-from zarr_shardstore.testing import forget, tuned
 
 PROTOTYPE = default_buffer_prototype()
 N = 8

@@ -39,10 +39,10 @@ from tests.support.file_layer import (
     state_of,
     write_state,
 )
+from tests.support.kit import forget, system_calls, tuned
 from tests.support.rounds import rounds
 from tests.support.shard_bytes import Location, build_shard, places_in
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.testing import forget, system_calls, tuned
 
 Model = dict[int, bytes]
 

@@ -26,10 +26,10 @@ from tests.support import append_until_killed
 from tests.support.append_until_killed import frame
 from tests.support.convert_once import open_store
 from tests.support.file_layer import path_of
+from tests.support.kit import system_calls
 from tests.support.processes import s3_server
 from tests.support.rounds import rounds
 from zarr_shardstore import ShardConflictError, ShardingStore, check_store
-from zarr_shardstore.testing import system_calls
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the writers are forked")
 

@@ -24,6 +24,7 @@ import tensorstore as ts
 import tifffile
 import zarr
 
+from tests.support.kit import lock_shard
 from zarr_shardstore import (
     ShardConflictError,
     ShardingStore,
@@ -36,7 +37,6 @@ from zarr_shardstore import (
     reshard,
     undo_adoption,
 )
-from zarr_shardstore.testing import lock_shard
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not")
 

@@ -16,8 +16,8 @@ import zarr
 from distributed import Client, LocalCluster
 
 from tests.support.bases import BASES
+from tests.support.kit import objects_of
 from zarr_shardstore import ShardingStore
-from zarr_shardstore.testing import objects_of
 
 RNG = np.random.default_rng(11)
 DATA = RNG.integers(1, 30_000, (25, 14), dtype="int32")

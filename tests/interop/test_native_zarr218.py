@@ -16,9 +16,9 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from tests.interop.test_native_bridge import DOCUMENTS, assert_same, data_of
+from tests.support.kit import objects_of
 from tests.support.native_arrays import READERS
 from zarr_shardstore import ShardingStore, from_native, to_native
-from zarr_shardstore.testing import objects_of
 
 SCRIPT = Path(__file__).parent / "golden" / "write_v2.py"
 OLD_PYTHON = os.environ.get("ZARR_SHARDSTORE_ZARR218")

@@ -26,9 +26,9 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from tests.support.bases import BASES
+from tests.support.kit import objects_of
 from tests.support.pipeline_arrays import THEIRS
 from zarr_shardstore import ShardingMapping, ShardingStore, shard_store, unshard_store
-from zarr_shardstore.testing import objects_of
 
 with warnings.catch_warnings():
     # ome-zarr 0.18 makes an instance of a class of its own that it deprecates.

@@ -30,8 +30,8 @@ from tests.interop.test_ome_zarr import (
     write_by_ngff_zarr,
     write_by_ome_zarr,
 )
+from tests.support.kit import objects_of
 from zarr_shardstore import ShardingMapping, ShardingStore, get_shard_info, shard_store, to_native
-from zarr_shardstore.testing import objects_of
 
 
 def by_ome_zarr(path: Path) -> None:

@@ -21,8 +21,8 @@ from zarr.core.buffer import cpu
 from zarr.storage import MemoryStore
 
 from tests.support.bases import BASES
+from tests.support.kit import objects_of
 from zarr_shardstore import ShardingStore
-from zarr_shardstore.testing import objects_of
 
 pytestmark = [
     # xarray consolidates by default, and zarr says that this is not in its format 3.

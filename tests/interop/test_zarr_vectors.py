@@ -34,8 +34,8 @@ from zarr_vectors.validate import validate
 
 import zarr_shardstore
 from tests.support.bases import BASES
+from tests.support.kit import objects_of
 from zarr_shardstore import ShardingStore
-from zarr_shardstore.testing import objects_of
 
 pytestmark = pytest.mark.filterwarnings(
     # It keeps each chunk as one value of variable length.

@@ -11,9 +11,9 @@ from zarr.abc.store import SuffixByteRequest
 from zarr.storage import LocalStore
 
 from tests.support.full_shards import fill
+from tests.support.kit import CountingStore
 from tests.support.shard_bytes import index_nbytes
 from zarr_shardstore import check_store
-from zarr_shardstore.testing import CountingStore
 
 CPS = 512
 

@@ -16,8 +16,8 @@ from zarr.storage import MemoryStore
 
 from tests.support.bases import BASES, put
 from tests.support.full_shards import fill, shard_of
+from tests.support.kit import tuned
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore
-from zarr_shardstore.testing import tuned
 
 CPS = 40
 

@@ -15,6 +15,7 @@ from zarr.core.buffer import Buffer, cpu
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore, ObjectStore
 
+from tests.support.kit import CountingStore, tuned
 from tests.support.pipeline_arrays import (
     CHUNKS_PER_SHARD,
     KINDS,
@@ -25,7 +26,6 @@ from tests.support.pipeline_arrays import (
     make_store,
 )
 from zarr_shardstore import ShardingStore
-from zarr_shardstore.testing import CountingStore, tuned
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 from zarr.storage import ObjectStore
 
 from tests.support.async_calls import erase_prefix, set_partial_values
+from tests.support.kit import CountingStore
 from zarr_shardstore import ShardingMapping, ShardingStore, shard_store
-from zarr_shardstore.testing import CountingStore
 
 PROTOTYPE = default_buffer_prototype()
 

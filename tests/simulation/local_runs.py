@@ -48,10 +48,10 @@ class _Package:
         self.process = Process(number)
         with fresh_modules("zarr_shardstore"):
             import zarr_shardstore
-            from zarr_shardstore import testing
+            from tests.support import kit
 
             prepare()
-            self.forget = testing.forget
+            self.forget = kit.forget
             self.refusal = zarr_shardstore.SpecError
             self.mapping = zarr_shardstore.ShardingMapping(
                 ROOT, chunks_per_shard=CHUNKS_PER_SHARD, **options

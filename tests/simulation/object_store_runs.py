@@ -27,6 +27,7 @@ from tests.simulation.programs import (
     shard_of,
 )
 from tests.simulation.scheduler import Chooser, Replay
+from tests.support.kit import forget
 from tests.support.shard_calls import (
     DOCUMENTS,
     SHARDS,
@@ -37,7 +38,6 @@ from tests.support.shard_calls import (
     perform,
 )
 from zarr_shardstore import CorruptShardError, CorruptValueError, ShardConflictError, ShardingStore
-from zarr_shardstore.testing import forget
 
 _BEFORE = Server(Replay([]))
 """What is there before all runs."""

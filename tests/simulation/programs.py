@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.scheduler import Chooser, RandomChooser, every_schedule
+from tests.support.kit import Event, judge
 from tests.support.shard_bytes import build_shard
 from tests.support.shard_calls import (
     CHUNKS_PER_SHARD,
@@ -45,7 +46,6 @@ from tests.support.shard_calls import (
     value,
 )
 from tests.support.small_shards import SEED, Damaged, strict_entries
-from zarr_shardstore.testing import Event, judge
 
 NAMES = ("inside", "at the edge", "without checksum")
 SHARD_KEYS = {"inside": "z/c/0", "at the edge": "z/c/1", "without checksum": "data/root/a/c0"}

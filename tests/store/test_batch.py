@@ -16,6 +16,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
 from tests.support.bases import BASES, put
+from tests.support.kit import objects_of
 from zarr_shardstore import (
     CorruptShardError,
     DraftHierarchyStore,
@@ -26,7 +27,6 @@ from zarr_shardstore import (
     SpecError,
     UnpublishedError,
 )
-from zarr_shardstore.testing import objects_of
 
 CPS: Any = {"chunks_per_shard": 4}
 

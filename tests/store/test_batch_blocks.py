@@ -15,8 +15,8 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
 from tests.support.bases import BASES, temporary_directory
+from tests.support.kit import wait_until_idle
 from zarr_shardstore import ShardingMapping, ShardingStore, UnpublishedError
-from zarr_shardstore.testing import wait_until_idle
 
 N = 64
 CPS: Any = {"chunks_per_shard": 8}

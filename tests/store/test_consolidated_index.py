@@ -40,9 +40,9 @@ from tests.performance.test_read_requests import (
     values,
 )
 from tests.support.counting_server import BUCKET, CountingServer, counting_server
+from tests.support.kit import forget
 from zarr_shardstore import ShardingMapping, ShardingStore, set_index_cache_nbytes, shard_store
 from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
-from zarr_shardstore.testing import forget
 
 obstore = pytest.importorskip("obstore")
 

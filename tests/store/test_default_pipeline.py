@@ -17,9 +17,9 @@ from zarr.core.array import create_codec_pipeline
 from zarr.registry import get_pipeline_class
 from zarr.storage import LocalStore, LoggingStore, MemoryStore, StorePath
 
+from tests.support.kit import CountingStore
 from tests.support.pipeline_arrays import OURS, THEIRS, make_array
 from zarr_shardstore import DraftHierarchyStore, ShardedCodecPipeline, ShardingStore
-from zarr_shardstore.testing import CountingStore
 
 PACKAGE = str(Path.cwd() / "zarr_shardstore")
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.bases import BASES
 from tests.support.draft import draft_array
+from tests.support.kit import objects_of
 from zarr_shardstore import ReadOnlyError, ShardingMapping, SpecError
-from zarr_shardstore.testing import objects_of
 
 SHARDING = [{"name": "sharding", "configuration": {"chunks_per_shard": [2, 2]}}]
 CHUNKS = [f"data/root/a/c{i}/{j}" for i in range(4) for j in range(4)]

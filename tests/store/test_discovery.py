@@ -16,9 +16,9 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from tests.support.bases import BASES, OtherMapping, put
+from tests.support.kit import objects_of
 from tests.support.pipeline_arrays import THEIRS
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.testing import objects_of
 
 
 @pytest.fixture(params=BASES, ids=list(BASES))

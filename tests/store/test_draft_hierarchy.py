@@ -21,11 +21,11 @@ from tests.support.draft import (
     put,
     take,
 )
+from tests.support.kit import objects_of
 from zarr_shardstore import (
     DraftHierarchyStore,
     ShardingStore,
 )
-from zarr_shardstore.testing import objects_of
 
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]
 if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):

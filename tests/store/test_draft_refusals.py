@@ -23,6 +23,7 @@ from tests.support.draft import (
     put,
     take,
 )
+from tests.support.kit import CountingStore
 from zarr_shardstore import (
     DraftHierarchyStore,
     ShardingStore,
@@ -31,7 +32,6 @@ from zarr_shardstore import (
     UnsupportedError,
 )
 from zarr_shardstore.errors import ReadOnlyError
-from zarr_shardstore.testing import CountingStore
 
 
 def refused(store: DraftHierarchyStore, run: Coroutine[Any, Any, Any], base: Any) -> str:

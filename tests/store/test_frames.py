@@ -14,6 +14,7 @@ import pytest
 import zarr
 
 from tests.support.bases import OtherMapping
+from tests.support.kit import objects_of
 from zarr_shardstore import (
     ReadOnlyError,
     ShardConflictError,
@@ -21,7 +22,6 @@ from zarr_shardstore import (
     SpecError,
     UnsupportedError,
 )
-from zarr_shardstore.testing import objects_of
 
 SHAPE = (4, 6)
 NEVER: dict[str, Any] = {"flush_s": float("inf")}

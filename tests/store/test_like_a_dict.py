@@ -24,9 +24,9 @@ from zarr.storage import LocalStore, ObjectStore, WrapperStore
 
 from tests.support.async_calls import erase_prefix, set_partial_values
 from tests.support.bases import ALL_BASES, fsspec_local, temporary_directory
+from tests.support.kit import forget, objects_of
 from tests.support.rounds import rounds
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
-from zarr_shardstore.testing import forget, objects_of
 
 N_OPERATIONS = 12
 

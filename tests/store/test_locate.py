@@ -10,8 +10,8 @@ import pytest
 import zarr
 
 from tests.support.bases import ALL_BASES
+from tests.support.kit import objects_of
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError, UnsupportedError
-from zarr_shardstore.testing import objects_of
 
 GRID = (5, 4)
 

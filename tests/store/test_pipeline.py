@@ -15,6 +15,7 @@ from numpy.testing import assert_array_equal
 from zarr.storage import LocalStore, MemoryStore
 
 from tests.support.bases import temporary_directory
+from tests.support.kit import tuned
 from tests.support.pipeline_arrays import (
     CHUNKS,
     KINDS,
@@ -27,7 +28,6 @@ from tests.support.pipeline_arrays import (
 )
 from tests.support.rounds import rounds
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.testing import tuned
 
 
 @pytest.fixture(autouse=True)

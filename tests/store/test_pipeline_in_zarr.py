@@ -22,9 +22,9 @@ from zarr.core.buffer import Buffer
 from zarr.registry import register_codec
 from zarr.storage import LocalStore, LoggingStore, MemoryStore
 
+from tests.support.kit import CountingStore
 from tests.support.pipeline_arrays import KINDS, OURS, SHAPE, THEIRS, make_array, make_store
 from zarr_shardstore import ShardingStore
-from zarr_shardstore.testing import CountingStore
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,8 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, Wra
 from zarr.testing.store import LatencyStore
 
 from tests.support.bases import temporary_directory
+from tests.support.kit import objects_of
 from zarr_shardstore import ShardingStore
-from zarr_shardstore.testing import objects_of
 
 RNG = np.random.default_rng(23)
 PIPELINES = ["BatchedCodecPipeline"]

@@ -13,6 +13,7 @@ import zarr
 from zarr.core.buffer.cpu import Buffer
 from zarr.core.sync import sync
 
+from tests.support.kit import objects_of
 from zarr_shardstore import (
     DraftHierarchyStore,
     ShardingMapping,
@@ -21,7 +22,6 @@ from zarr_shardstore import (
     UnshardedWarning,
     shard_store,
 )
-from zarr_shardstore.testing import objects_of
 
 BY_NAME = {"time": 24, "y": 4}
 

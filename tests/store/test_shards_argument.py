@@ -24,11 +24,11 @@ from zarr.codecs import BytesCodec, GzipCodec, ShardingCodec, TransposeCodec
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, LoggingStore, MemoryStore
 
+from tests.support.kit import CountingStore, objects_of
 from tests.support.pipeline_arrays import THEIRS
 from tests.support.rounds import rounds
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.testing import CountingStore, objects_of
 
 PIPELINES = [
     f"zarr.core.codec_pipeline.{name}"

@@ -29,10 +29,10 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from tests.support.any_size import INDEX_CODECS, Location, declare
 from tests.support.bases import temporary_directory
+from tests.support.kit import forget, system_calls, tuned
 from tests.support.rounds import rounds
 from tests.support.stops import files_in
 from zarr_shardstore import CorruptShardError, ShardingMapping, ShardingStore, SpecError, reshard
-from zarr_shardstore.testing import forget, system_calls, tuned
 
 ROOT = "data/root/a/c"
 WriteStrategy: TypeAlias = Literal["append", "rewrite"]

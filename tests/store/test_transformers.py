@@ -18,6 +18,7 @@ import zarr
 from zarr.core.sync import sync
 
 from tests.support.bases import BASES, put
+from tests.support.kit import objects_of
 from zarr_shardstore import (
     CorruptShardError,
     CorruptValueError,
@@ -28,7 +29,6 @@ from zarr_shardstore import (
     UnsupportedError,
     register_storage_transformer,
 )
-from zarr_shardstore.testing import objects_of
 from zarr_shardstore.transformers import (
     ArrayContext,
     Delete,

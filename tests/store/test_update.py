@@ -13,9 +13,9 @@ import zarr
 from zarr.core.sync import sync
 
 from tests.support.bases import ALL_BASES
+from tests.support.kit import CountingStore
 from tests.support.pipeline_arrays import KINDS, make_array, make_store
 from zarr_shardstore import ReadOnlyError, ShardingMapping, ShardingStore, SpecError
-from zarr_shardstore.testing import CountingStore
 
 Values = list[bytes | None]
 

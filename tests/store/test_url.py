@@ -28,7 +28,6 @@ from zarr.storage import LocalStore
 from tests.support.entry_points import declared, register_shard
 from tests.support.processes import s3_server
 from zarr_shardstore import ShardedCodecPipeline, ShardingStore, SpecError
-from zarr_shardstore.doors.filesystem import ShardAdapter
 
 VALUES = np.arange(1, 65, dtype="u1").reshape(8, 8)
 
@@ -390,7 +389,8 @@ async def test_adapter_of_each_version_of_the_proposal(
     make: type[Context], tmp_path: Path, *, is_open: bool
 ) -> None:
     """The store before the segment may be open, or not yet; and read only."""
-    adapter = ShardAdapter
+    (entry,) = declared("zarr.url_adapters").items()
+    adapter = EntryPoint(name=entry[0], value=entry[1], group="zarr.url_adapters").load()
     segment = SimpleNamespace(scheme="shard", body="", query="chunks_per_shard=2,2")
     root = SimpleNamespace(scheme="memory", body="", query=None, raw="memory:")
     options: dict[str, Any] = {"of": "the root", "shard": {"order": "C"}}

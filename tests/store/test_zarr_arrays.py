@@ -23,6 +23,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from tests.support.async_calls import erase_prefix
 from tests.support.bases import ALL_BASES
+from tests.support.kit import objects_of
 from tests.support.rounds import rounds
 from zarr_shardstore import (
     ShardedCodecPipeline,
@@ -30,7 +31,6 @@ from zarr_shardstore import (
     ShardingStore,
     SpecError,
 )
-from zarr_shardstore.testing import objects_of
 
 RNG = np.random.default_rng(7)
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from tests.support.convert_once import open_store
+from tests.support.kit import system_calls
 from zarr_shardstore import ShardingStore
-from zarr_shardstore.testing import system_calls
 
 SHAPE = (4, 6)
 CHUNKS = (3, 4, 3)

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 
 import zarr_shardstore
 from tests.support.convert_once import open_store as open_base
+from tests.support.kit import Event
 from tests.support.shard_calls import (
     Call,
     Options,
@@ -31,7 +32,6 @@ from tests.support.shard_calls import (
     perform_blocking,
     run_program,
 )
-from zarr_shardstore.testing import Event
 
 __all__ = ["MAX_SECONDS", "Processes", "Where", "client_processes"]
 

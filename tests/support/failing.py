@@ -23,8 +23,8 @@ from obstore.store import MemoryStore as ObstoreMemory
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
 from tests.support.bases import OtherMapping
+from tests.support.kit import BlockingFailingStore, FailingStore, Faults
 from tests.support.side_files import LOCK_SUFFIX
-from zarr_shardstore.testing import BlockingFailingStore, FailingStore, Faults
 
 _RETRIED = (
     *("get", "get_partial_values", "getitem", "cat_file", "pread", "read"),

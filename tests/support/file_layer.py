@@ -1,6 +1,6 @@
 """A file layer that stops at one call, as a kill does, and a record of what a disk was told.
 
-All that changes shards goes through the calls of `zarr_shardstore.testing.system_calls`; besides,
+All that changes shards goes through the calls of `tests.support.kit.system_calls`; besides,
 locks and temporary files are made and removed by `os` itself. Both are caught here.
 """
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
+from tests.support.kit import system_calls
 from tests.support.side_files import LOCK_SUFFIX
-from zarr_shardstore.testing import system_calls
 
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial")
 

@@ -13,8 +13,8 @@ from zarr.storage import ObjectStore
 
 from tests.support.bases import ALL_BASES
 from tests.support.draft import ENTRY_POINT
+from tests.support.kit import objects_of
 from zarr_shardstore import ShardingMapping
-from zarr_shardstore.testing import objects_of
 
 Coords = tuple[int, ...]
 Chunks = dict[Coords, bytes]

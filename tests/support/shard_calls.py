@@ -13,8 +13,8 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 
 from tests.support.async_calls import set_partial_values
+from tests.support.kit import Event
 from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
-from zarr_shardstore.testing import Event
 
 __all__ = [
     "CHUNKS_PER_SHARD",

@@ -27,9 +27,9 @@ from typing import Any, TypeAlias
 from zarr.core.buffer import cpu
 
 from tests.support.any_size import HEADER, encode
+from tests.support.kit import system_calls
 from tests.support.side_files import is_side_file
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.testing import system_calls
 
 Layers: TypeAlias = list[list[int]]
 State: TypeAlias = dict[int, Layers]

@@ -32,6 +32,7 @@ from tests.support.hierarchies import (
     meaning,
     view,
 )
+from tests.support.kit import objects_of, tuned
 from tests.support.pipeline_arrays import THEIRS
 from zarr_shardstore import (
     DraftHierarchyStore,
@@ -46,7 +47,6 @@ from zarr_shardstore import (
     unshard_store,
 )
 from zarr_shardstore.errors import ReadOnlyError, UnfinishedConversionError
-from zarr_shardstore.testing import objects_of, tuned
 
 
 def full(kind: Kind = V3, path: str = "a", grid: Coords = (3, 2)) -> ArrayOf:

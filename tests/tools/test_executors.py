@@ -19,9 +19,9 @@ import zarr
 from zarr.storage import LocalStore, MemoryStore, ObjectStore, WrapperStore
 
 from tests.support.bases import OtherMapping, fsspec_memory
+from tests.support.kit import objects_of
 from tests.support.stops import InCaller, empty_directories, files_in
 from zarr_shardstore import ShardingStore, SpecError, reshard, shard_store, unshard_store
-from zarr_shardstore.testing import objects_of
 
 DATA = np.arange(1, 36, dtype="<i2").reshape(5, 7)
 

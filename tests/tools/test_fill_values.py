@@ -22,6 +22,7 @@ from zarr.storage import MemoryStore
 
 from tests.support.bases import put
 from tests.support.draft import ENTRY_POINT
+from tests.support.kit import objects_of
 from tests.support.rounds import rounds
 from zarr_shardstore import (
     DraftHierarchyStore,
@@ -35,7 +36,6 @@ from zarr_shardstore import (
     to_native,
     unshard_store,
 )
-from zarr_shardstore.testing import objects_of
 
 Convert = Callable[[MemoryStore], Any]
 

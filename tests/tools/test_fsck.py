@@ -16,6 +16,7 @@ from zarr.codecs import BytesCodec
 from zarr.storage import LocalStore
 
 from tests.support.checked_stores import CPS, KINDS, VALUES
+from tests.support.kit import CountingStore
 from tests.support.shard_bytes import MISSING, build_shard, index_of, places_in
 from zarr_shardstore import (
     CheckReport,
@@ -29,7 +30,6 @@ from zarr_shardstore import (
     to_native,
     unshard_store,
 )
-from zarr_shardstore.testing import CountingStore
 
 N = 6
 """Entries of a shard."""

@@ -16,6 +16,7 @@ import zarr
 from zarr.storage import LocalStore, MemoryStore
 
 from tests.support.bases import BASES
+from tests.support.kit import objects_of
 from zarr_shardstore import (
     ReadOnlyError,
     ShardingMapping,
@@ -24,7 +25,6 @@ from zarr_shardstore import (
     from_native,
     to_native,
 )
-from zarr_shardstore.testing import objects_of
 
 DOCUMENTS = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 V2 = [*DOCUMENTS[1:]]

@@ -21,6 +21,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, ZipStore
 
 from tests.support.hierarchies import BASES, KINDS, V3, ArrayOf, Coords, Kind
+from tests.support.kit import objects_of
 from tests.support.rounds import rounds
 from tests.tools.test_round_trips import INDEXES, arrays, cps_for
 from zarr_shardstore import (
@@ -34,7 +35,6 @@ from zarr_shardstore import (
     stale_references,
     to_references,
 )
-from zarr_shardstore.testing import objects_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
 

@@ -15,6 +15,7 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from tests.support.checked_stores import KINDS, VALUES, Kind
+from tests.support.kit import FailingStore, Faults
 from tests.support.shard_bytes import places_in
 from zarr_shardstore import (
     ShardConflictError,
@@ -26,7 +27,6 @@ from zarr_shardstore import (
     restore_quarantine,
     unshard_store,
 )
-from zarr_shardstore.testing import FailingStore, Faults
 
 QUARANTINE = ".zarr_shardstore_quarantine"
 

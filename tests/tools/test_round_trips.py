@@ -37,9 +37,9 @@ from tests.support.hierarchies import (
     no_staging,
     view,
 )
+from tests.support.kit import objects_of, tuned
 from tests.support.rounds import rounds
 from zarr_shardstore import ShardingMapping, reshard, shard_store, unshard_store
-from zarr_shardstore.testing import objects_of, tuned
 
 INDEXES: list[dict[str, Any]] = [
     {},

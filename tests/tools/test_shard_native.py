@@ -15,6 +15,7 @@ import pytest
 import zarr
 from zarr.storage import LocalStore, ZipStore
 
+from tests.support.kit import system_calls
 from tests.tools.test_native import wrap
 from tests.tools.test_native_interrupted import StoppedError, Stopping
 from zarr_shardstore import (
@@ -28,7 +29,6 @@ from zarr_shardstore import (
     shard_store,
     unshard_store,
 )
-from zarr_shardstore.testing import system_calls
 
 DATA = np.arange(1, 65, dtype="<u2").reshape(8, 8)
 LEVELS = {"0": DATA, "s/1": DATA[::2, ::2]}

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from tests.support.bases import OtherMapping
 from tests.support.hierarchies import KINDS, ArrayOf, Coords, Kind, grid_coords
+from tests.support.kit import tuned
 from tests.support.rounds import rounds
 from zarr_shardstore import reshard, shard_store, unshard_store
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError
-from zarr_shardstore.testing import tuned
 
 GRID = (3, 4)
 MISSING = (1 << 64) - 1

@@ -47,13 +47,13 @@ def test_public_names() -> None:
 # ------------------------------------------------------------- tests of what users are promised
 
 TESTS = Path(__file__).parents[1]
-_KNOW = ("unit", "golden", "fuzz")
-"""Folders of unit tests, of scripts that run in other environments, and of inputs for parsers."""
+_KNOW = ("unit", "kit", "golden", "fuzz")
+"""Folders of unit tests, of the kit, of scripts for other environments, of inputs for parsers."""
 
 FILES = sorted(path for path in TESTS.rglob("*.py") if path.parent.name not in _KNOW)
 
 PUBLIC = re.compile(
-    r"zarr_shardstore(\.(transformers|errors|testing)(\.\w+)?|\.storage_transformers|\.__\w+__"
+    r"zarr_shardstore(\.(transformers|errors)(\.\w+)?|\.storage_transformers|\.__\w+__"
     rf"|\.store\.pipeline\.ShardedCodecPipeline|\.({'|'.join(zarr_shardstore.__all__)}))?"
 )
 """Modules that users import, the group of entry points, and the path that configurations have."""
@@ -90,7 +90,7 @@ def names_in(text: str) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
 def test_only_unit_tests_know_internals(path: Path) -> None:
-    """What users are promised is tested by public names and by `zarr_shardstore.testing`."""
+    """What users are promised is tested by public names and by `tests.support.kit`."""
     assert internals_in(path.read_text()) == set()
 
 

@@ -1,10 +1,10 @@
-"""The kit of `zarr_shardstore.testing` knows the internals that it controls."""
+"""The kit of `tests.support.kit` knows the internals that it controls."""
 
 from __future__ import annotations
 
 import pytest
 
-from zarr_shardstore.testing import process, system_calls, tuned
+from tests.support.kit import process, system_calls, tuned
 
 
 @pytest.mark.parametrize("name", process._LIMITS)

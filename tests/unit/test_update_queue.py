@@ -16,13 +16,13 @@ import pytest
 from zarr.core.buffer import cpu
 
 from tests.support.async_calls import set_partial_values
+from tests.support.kit import forget
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.io import update_queue
 from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
 from zarr_shardstore.io.local.open_shards import ShardLock, open_shards
-from zarr_shardstore.testing import forget
 
 N = 16
 SHARD = "data/root/a/c0"

@@ -2,13 +2,13 @@
 
 Stores that count the requests they get, stores that fail at chosen requests, and a checker of
 concurrent histories work with any ``zarr.abc.store.Store``. The functions of
-`zarr_shardstore.testing.process` control what this package remembers, its limits, and its system
+`tests.support.kit.process` control what this package remembers, its limits, and its system
 calls on local files.
 """
 
-from zarr_shardstore.testing.histories import Event, Verdict, judge, short
-from zarr_shardstore.testing.process import forget, lock_shard, system_calls, tuned, wait_until_idle
-from zarr_shardstore.testing.stores import (
+from tests.support.kit.histories import Event, Verdict, judge, short
+from tests.support.kit.process import forget, lock_shard, system_calls, tuned, wait_until_idle
+from tests.support.kit.stores import (
     BlockingFailingStore,
     CountingStore,
     FailingStore,
