@@ -45,7 +45,6 @@ class Suite:
 
 _COUNTS = "counts the calls of the base store, which a sharding store makes for itself, too"
 _VIEW = "asks a reopened array for its shards: it shows its inner chunks; store.shard_shape tells"
-_GRID = "a rectilinear chunk grid is refused by name if chunks_per_shard or shards= ask for shards"
 _ONE_LOAD = "counts five loads of one object: the first is done before the second begins, in memory"
 _FILES = "expects the files of chunks in the directory, where shards are"
 
@@ -70,12 +69,6 @@ SUITES = {
             "test_concurrent_load_multiple_objects": _ONE_LOAD,
             "test_shard_encoding[3]": _VIEW,
             "test_write_regular_shards_still_works": _VIEW,
-            "TestZarrRectilinearChunksRead::test_read": _GRID,
-            "TestZarrRectilinearChunksRead::test_read_dask": _GRID,
-            "TestZarrRectilinearChunksRead::test_read_rectilinear_shards": _GRID,
-            "TestZarrRectilinearChunksRead::test_read_zero_length_dim": _GRID,
-            "test_write_after_read_gives_helpful_error": _GRID,
-            "test_append_does_not_resize_before_erroring": _GRID,
         },
     ),
     "dask": Suite(
