@@ -1,33 +1,33 @@
 """Codecs of one array, called chunk by chunk in the thread of the caller.
 
-zarr 3.1 has only async codecs, most of which do their work in ``asyncio.to_thread``, about 150 µs a
-chunk and codec. `ChunkCodec` calls the same functions directly. The compressors are those of
-numcodecs, as in zarr, except zstd: each thread caches a compressor and a decompressor, which
-numcodecs makes for each chunk; that takes as long as the work on 8 kB.
+zarr 3.1 does the work of most codecs in ``asyncio.to_thread``, about 150 µs a chunk and codec.
+`ChunkCodec` calls numcodecs directly, as zarr does, except for zstd: each thread caches a
+compressor and a decompressor, which numcodecs makes for each chunk; that takes as long as the work
+on 8 kB.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numcodecs
 import numpy as np
 import numpy.typing as npt
 import zstandard
-from zarr.abc.codec import Codec
+from numcodecs.compat import ensure_bytes, ensure_ndarray_like
+from zarr.abc.codec import ArrayArrayCodec, BytesBytesCodec, Codec
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, NDBuffer
 
 _Step: TypeAlias = Callable[[Any, ArraySpec], Any]
 
-_AWAIT_ONLY_THREADS = ("zarr.codecs._v2", "zarr.codecs.numcodecs._codecs")
-"""Modules of zarr 3.1 whose codecs have no blocking methods, and await only threads."""
+_OF_NUMCODECS = ("zarr.codecs._v2", "zarr.codecs.numcodecs._codecs")
+"""Modules of zarr 3.1 whose codecs await nothing but calls of numcodecs in threads."""
 
 _MAX_LEVEL = 5
 """Highest level of a cached compressor, which takes up to 5 MiB; higher levels take far more, and
@@ -234,9 +234,7 @@ def _blocking_steps(codec: Codec) -> tuple[_Step, _Step] | None:
     if encode is not None and decode is not None:
         # zarr 3.4's sharding codec can block only if the codecs inside it can.
         return (encode, decode) if getattr(codec, "_sync_capable", True) else None
-    if any(cls.__module__ in _AWAIT_ONLY_THREADS for cls in type(codec).__mro__):
-        return _in_this_thread(codec._encode_single), _in_this_thread(codec._decode_single)
-    return None
+    return _steps_of_numcodecs(codec)
 
 
 def _on_buffers(work: Callable[[Any], bytes]) -> _Step:
@@ -247,41 +245,48 @@ def _on_buffers(work: Callable[[Any], bytes]) -> _Step:
     return run
 
 
-def _in_this_thread(method: Callable[[Any, ArraySpec], Coroutine[Any, Any, Any]]) -> _Step:
-    """Return a blocking function for a method that awaits nothing but work in threads."""
+def _steps_of_numcodecs(codec: Any) -> tuple[_Step, _Step] | None:
+    """Return what a codec of zarr 3.1 does by numcodecs; ``None`` for any other codec."""
+    methods = (codec._encode_single, codec._decode_single)
+    if any(method.__module__ not in _OF_NUMCODECS for method in methods):
+        return None
+    is_v2 = not hasattr(codec, "codec_config")
+    filters = (codec.filters or ()) if is_v2 else (numcodecs.get_codec(codec.codec_config),)
+    compressors = (codec.compressor,) if is_v2 and codec.compressor else ()
 
-    def run(data: Any, spec: ArraySpec) -> Any:
-        coroutine = method(data, spec)
-        outer = asyncio._get_running_loop()
-        asyncio._set_running_loop(_THIS_THREAD)
-        try:
-            coroutine.send(None)
-        except StopIteration as stop:
-            return stop.value
-        finally:
-            asyncio._set_running_loop(outer)
-            coroutine.close()
-        raise RuntimeError(f"{method.__qualname__} waits for something else than a thread")
+    def encode(data: Any, spec: ArraySpec) -> Any:
+        array = data.as_ndarray_like() if isinstance(data, NDBuffer) else data.as_numpy_array()
+        if is_v2:
+            array = array.astype(spec.dtype.to_native_dtype(), order=spec.order, copy=False)
+        for step in filters:
+            array = step.encode(array)
+        if isinstance(codec, ArrayArrayCodec):
+            return spec.prototype.nd_buffer.from_ndarray_like(array)
+        if getattr(array, "dtype", np.dtype("u1")).kind == "O":
+            raise RuntimeError("Python objects have no bytes: a filter must make some of them")
+        for step in compressors:
+            array = step.encode(array)
+        encoded: Any = ensure_bytes(array)
+        return spec.prototype.buffer.from_bytes(encoded)
 
-    return run
+    def decode(data: Any, spec: ArraySpec) -> Any:
+        array = data.as_ndarray_like() if isinstance(data, NDBuffer) else data.as_numpy_array()
+        for step in reversed((*filters, *compressors)):
+            array = step.decode(array)
+        if isinstance(codec, BytesBytesCodec):
+            return spec.prototype.buffer.from_bytes(array)
+        array, order = ensure_ndarray_like(array), "C"
+        if is_v2:
+            array, order = _as_type(array, spec.dtype.to_native_dtype()), spec.order
+            array = array.reshape(-1, order="A")
+        return spec.prototype.nd_buffer.from_ndarray_like(array.reshape(spec.shape, order=order))
 
-
-class _ThisThread:
-    """Stand-in for the event loop that runs work for other threads in the calling thread."""
-
-    def run_in_executor(self, _: object, func: Callable[..., Any], *args: Any) -> _Done:
-        return _Done(func(*args))
-
-
-class _Done:
-    """An awaitable that never waits."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __await__(self) -> Generator[None, None, Any]:
-        return self._value
-        yield  # what makes this a generator
+    return encode, decode
 
 
-_THIS_THREAD = cast(asyncio.AbstractEventLoop, _ThisThread())
+def _as_type(array: Any, dtype: np.dtype[Any]) -> Any:
+    """Return decoded elements as `dtype`: their bytes, or the objects that a filter has made."""
+    if dtype.kind == "O" != array.dtype.kind:
+        raise RuntimeError("the array has Python objects, and no filter makes these of bytes")
+    is_copied = dtype.hasobject or array.dtype.hasobject
+    return array.astype(dtype) if is_copied else array.view(dtype)
