@@ -107,10 +107,28 @@ async def gather_bounded(coros: Sequence[Coroutine[Any, Any, R]], n_at_once: int
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(coro)) for coro in coros]
     except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    finally:
         for coro in coros:
             coro.close()  # those that still waited for a slot
-        raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+class Slots:
+    """So many places for work in each event loop that uses them."""
+
+    def __init__(self, n: Callable[[], int]) -> None:
+        self._n = n
+        self._of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def here(self) -> asyncio.Semaphore:
+        """Return the places of the running loop; enter it to take one."""
+        loop = asyncio.get_running_loop()
+        return self._of_loops.get(loop) or self._of_loops.setdefault(
+            loop, asyncio.Semaphore(self._n())
+        )
 
 
 async def run_within(

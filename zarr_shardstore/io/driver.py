@@ -21,7 +21,7 @@ from zarr.core.sync import sync
 
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.backends.base import Backend, OpenFiles, ReplacedMeanwhileError
-from zarr_shardstore.io.concurrency import worker_pool
+from zarr_shardstore.io.concurrency import Slots, worker_pool
 from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.local.fs import max_shards_of_a_write
 from zarr_shardstore.io.update_queue import (
@@ -62,6 +62,9 @@ MAX_CONFLICT_S = 120.0
 _FIRST_BACKOFF_S = 0.005
 _LONGEST_BACKOFF_S = 0.5
 """Half of it on average, so that two writers do not meet again."""
+
+_commits = Slots(max_shards_of_a_write)
+"""Commits of one event loop; each has its shard in memory."""
 
 
 class Driver:
@@ -244,7 +247,8 @@ class Driver:
         while (view := self.backend.optimistic()) is not None:
             try:
                 driver = Driver(view, self.update_flow, self.counters)
-                return await driver.run_async(self.update_flow(request, groups))
+                async with _commits.here():
+                    return await driver.run_async(self.update_flow(request, groups))
             except ReplacedMeanwhileError as error:
                 if time.monotonic() > end:
                     raise ShardConflictError(
@@ -254,7 +258,7 @@ class Driver:
             await asyncio.sleep(random.uniform(0, backoff))
             backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
         lock = self.backend.lock(request.shard.key)
-        async with nullcontext() if lock is None else _locked_by_worker(lock):
+        async with nullcontext() if lock is None else _locked_by_worker(lock), _commits.here():
             return await self.run_async(self.update_flow(request, groups))
 
 

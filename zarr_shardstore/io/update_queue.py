@@ -24,7 +24,8 @@ Theory of operation
    If that loop is closed, its waiting updates fail. A caller that blocks this very loop is
    refused: its wait would never end. If no caller waits in the leader's loop any more, the lead
    moves to a loop in which one does, or to zarr's own, which never ends.
-9. *Cancelled callers.* A caller that is cancelled does not cancel the commit of its update.
+9. *Cancelled callers.* A caller that is cancelled does not cancel the commit of its update. At the
+   end of the process the commits in zarr's loop end first: `_end_zarrs_loop`.
 10. *Fork.* The child has neither the parent's leaders nor its threads, so it begins without queues.
 
 Thread safety: all functions may be called from any thread and any task.
@@ -33,17 +34,19 @@ Thread safety: all functions may be called from any thread and any task.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zarr.core.sync import _get_loop
+from zarr.core.sync import loop as zarrs_loop
 
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.concurrency import worker_pool
@@ -64,6 +67,9 @@ _MAX_INLINE_S = 0.001
 """Several times what a commit inline takes on a local disk."""
 
 _WORKER_TIME_RATIO = 100
+
+_MAX_END_S = 30.0
+"""Longest wait of the interpreter, when it ends, for commits in zarr's event loop."""
 
 _Outcome: TypeAlias = "Sequence[Exception | None] | Exception"
 _Loop: TypeAlias = asyncio.AbstractEventLoop
@@ -94,8 +100,8 @@ _synchronized = synchronized()
 _queues: dict[Hashable, _Queue] = {}
 _n_closed = [0] * 4096
 """Queues that were closed, by the hash of their scope."""
-_leading: set[asyncio.Task[None]] = set()
-"""Keeps leaders alive: an event loop holds its tasks only weakly."""
+_leading: set[asyncio.Task[Any]] = set()
+"""Leaders in event loops, which hold their tasks only weakly."""
 
 blocked_loop: ContextVar[_Loop | None] = ContextVar("blocked_loop", default=None)
 """The event loop that is blocked by a caller of this task, so that no task of it can commit."""
@@ -170,11 +176,9 @@ def _lead_apart(
             task = loop.create_task(_lead_async(scope, update))
 
             def done(task: asyncio.Task[None]) -> None:
-                _leading.discard(task)
                 if task.cancelled():  # perhaps before it began, because the loop ended
                     _lead_in_loop(scope, update, _get_loop())
 
-            _leading.add(task)
             task.add_done_callback(done)
 
 
@@ -215,6 +219,10 @@ def _lead_in_loop(scope: Hashable, leader: object, loop: _Loop) -> None:
 async def _lead_async(scope: Hashable, former: object) -> None:
     """Lead in the place of a former leader, as a task of an event loop in which a caller waits."""
     leader = object()
+    task = asyncio.current_task()
+    assert task is not None
+    _leading.add(task)
+    task.add_done_callback(_leading.discard)
     try:
         loop = asyncio.get_running_loop()
         if not _claim(scope, former, leader, loop):
@@ -242,6 +250,24 @@ async def _lead_async(scope: Hashable, former: object) -> None:
     except BaseException:
         _abandon(scope, leader)
         raise
+
+
+@atexit.register  # after zarr's, which closes the loop: so it is called before
+def _end_zarrs_loop() -> None:
+    """Wait for the commits in zarr's event loop, and cancel its other tasks (rule 9)."""
+    loop = zarrs_loop[0]
+
+    async def end() -> None:
+        while leaders := _leading & asyncio.all_tasks():
+            await asyncio.wait(leaders)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    if loop is not None and loop.is_running():
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(end(), loop).result(_MAX_END_S)
 
 
 def state_of_queue(scope: Hashable) -> tuple[int, bool]:

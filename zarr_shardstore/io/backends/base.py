@@ -34,7 +34,7 @@ from zarr_shardstore.shards.shard_listing import VersionedKeys
 from zarr_shardstore.shards.shard_writer import ShardWriter
 
 MAX_CONCURRENCY = 64
-"""Concurrent requests of one batch; zarr's own limit of 10 is one of chunks."""
+"""Concurrent requests of one batch, and of all calls of one event loop to a base store."""
 
 
 class OpenFiles(dict[str, Any]):
@@ -135,8 +135,12 @@ class Backend(ABC):
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(worker_pool(), self.perform, batch)
         if len(batch) == 1:
-            return [await self._reply(batch[0])]
-        return await gather_bounded([self._reply(r) for r in batch], MAX_CONCURRENCY)
+            return [await self._reply_in_turn(batch[0])]
+        return await gather_bounded([self._reply_in_turn(r) for r in batch], MAX_CONCURRENCY)
+
+    async def _reply_in_turn(self, request: Request) -> Any:
+        """As `_reply`; a client of a network waits here if too many requests are under way."""
+        return await self._reply(request)
 
     async def _reply(self, request: Request) -> Any:
         raise TypeError(f"a backend does not perform {request!r}")

@@ -310,7 +310,9 @@ class _Optimistic(base.Backend):
                 request = requests.Set(key, placeholder())
         match request:
             case requests.Set(key, value) if key in self._expected:
-                self._expected[key] = await self._backend.put_if(key, value, self._expected[key])
+                async with self._backend.slots.here():
+                    version = await self._backend.put_if(key, value, self._expected[key])
+                self._expected[key] = version
                 return None
         (reply,) = await self._backend.perform_async([request])
         match request:

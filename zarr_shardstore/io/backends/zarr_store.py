@@ -33,7 +33,7 @@ from zarr_shardstore.format.ranges import ByteRange, Range, Suffix, resolve_rang
 from zarr_shardstore.io.backends import base, store_traits
 from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
 from zarr_shardstore.io.buffers import as_view, byte_request_of, to_buffer
-from zarr_shardstore.io.concurrency import SingleFlight, gather_bounded
+from zarr_shardstore.io.concurrency import SingleFlight, Slots, gather_bounded
 from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import check_whole, found_index, index_get
@@ -111,6 +111,7 @@ class ZarrBackend(base.Backend):
         self._options = options
         self._place, self._path = store_traits.scope_of_store(store)
         self._single_flight: SingleFlight[Found] = SingleFlight()
+        self.slots = Slots(lambda: base.MAX_CONCURRENCY)
         self._read_only_kind = store_traits.kind_that_is_only_read(store)
         self.can_block = has_sync_surface(store)
         self.max_requests_at_once = (
@@ -239,6 +240,12 @@ class ZarrBackend(base.Backend):
                 raise self._refusal(batch, error) from error
             raise
 
+    async def _reply_in_turn(self, request: Request) -> Any:
+        if isinstance(request, requests.GetMany):  # each of its reads takes a turn
+            return await self._reply(request)
+        async with self.slots.here():
+            return await self._reply(request)
+
     async def read(self, get: requests.Get, _: ObjectVersion | None = None, /) -> Found | None:
         found: Found = await self._reply(get)
         return found
@@ -268,9 +275,8 @@ class ZarrBackend(base.Backend):
             case requests.Get(key, byte_range):
                 return await self._get(key, byte_range)
             case requests.GetMany(keys):
-                return await gather_bounded(
-                    [self._get(key, None) for key in keys], base.MAX_CONCURRENCY
-                )
+                gets = [self._reply_in_turn(requests.Get(key)) for key in keys]
+                return await gather_bounded(gets, base.MAX_CONCURRENCY)
             case requests.Exists(key):
                 # For fsspec's `exists` an object is missing whatever fails.
                 if not isinstance(inner, FsspecStore) and "exists" not in self.lacks:
