@@ -1,26 +1,31 @@
 """Pytest plugin that puts `ShardingStore` in for every store of another project's tests.
 
-``tests.downstream`` loads it by its file name, in two runs: plain, where it only writes the
-outcomes of the tests, and sharded. Every array of zarr-python lies at a `StorePath`, so there each
-store is wrapped, whether the test made it from a path, a URL, a dict or nothing. Where a test
-passes a store object of its own, xarray's tests pass a `ShardingStore`.
+``tests.downstream`` loads it by its file name, in three runs: plain, where it only writes the
+outcomes of the tests; imported, where it also imports the package; and sharded. Every array of
+zarr-python lies at a `StorePath`, so there each store is wrapped, whether the test made it from a
+path, a URL, a dict or nothing. Where a test passes a store object of its own, the tests of xarray
+and the shared fixtures of zarr's tests pass a `ShardingStore`.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import StorePath
 
-from zarr_shardstore import ShardingStore
+if TYPE_CHECKING:
+    from zarr_shardstore import ShardingStore
 
 _SHARDED = "sharded arrays"
 _NAMES_OF_DOCUMENTS = ("zarr.json", ".zarray")
@@ -33,12 +38,16 @@ _documents: set[tuple[str, str]] = set()
 
 def wrap(store: Store) -> Store:
     """Return a sharding store on top of a store; one that shards already stays what it is."""
-    if isinstance(store, ShardingStore) or "ShardingStore" in type(store).__name__:
+    if not isinstance(store, Store) or "ShardingStore" in type(store).__name__:
         return store
+    from zarr_shardstore import ShardingStore  # plain runs are without it
+
     return ShardingStore(store, _chunks_per_shard, read_only=store.read_only)
 
 
 def _put_in() -> None:
+    from zarr_shardstore import ShardingStore
+
     init, begin = StorePath.__init__, StorePath.open.__func__  # type: ignore[attr-defined]
 
     @functools.wraps(init)
@@ -88,13 +97,32 @@ def _targets_wrapped(cls: type) -> None:
     cls.create_zarr_target = create_wrapped  # type: ignore[attr-defined]
 
 
+def _parsed_stores_wrapped(module: ModuleType) -> None:
+    """Let ``parse_store``, of which zarr's tests make the stores of fixtures, wrap the store."""
+    parse = getattr(module, "parse_store", None)
+    if parse is None or hasattr(parse, "wrapped"):
+        return
+
+    @functools.wraps(parse)
+    async def parse_wrapped(*arguments: Any) -> Any:
+        return wrap(await parse(*arguments))
+
+    parse_wrapped.wrapped = True  # type: ignore[attr-defined]
+    module.parse_store = parse_wrapped  # type: ignore[attr-defined]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--outcomes", help="file for the outcomes of the tests")
+    parser.addoption("--import-package", action="store_true", help="import the public names")
     parser.addoption("--chunks-per-shard", help="int or 'auto'; without it nothing is put in")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     global _chunks_per_shard
+    if config.getoption("--import-package"):
+        package = importlib.import_module("zarr_shardstore")
+        for name in package.__all__:
+            getattr(package, name)
     if given := config.getoption("--chunks-per-shard"):
         _chunks_per_shard = given if given == "auto" else int(given)
         _put_in()
@@ -104,6 +132,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if _chunks_per_shard is not None:
+        for module in list(sys.modules.values()):
+            if module.__name__.startswith("tests."):
+                _parsed_stores_wrapped(module)
         for item in items:
             for cls in getattr(getattr(item, "cls", None), "__mro__", ()):
                 _targets_wrapped(cls)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-ENVIRONMENT = (
+_ZARR = (
     'zarr==3.1.6; python_version < "3.12"',
     'zarr==3.4.2; python_version >= "3.12"',
+)
+
+ENVIRONMENT = (
+    *_ZARR,
     "pytest==9.2.0",
     "pytest-asyncio==1.5.0",
     "pytest-xdist==3.8.0",
     "obstore",
 )
-"""Packages of every suite. All suites share one environment."""
+"""Packages of every suite, in one environment for those without a dependency group."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +32,15 @@ class Suite:
     """Expression that selects tests, as for ``pytest -k``."""
     in_sdist: bool = False
     """Whether `tests` are files of the source distribution; its settings of pytest count then."""
+    dependency_group: str = ""
+    """Group of the source distribution with what its tests need, in an environment of its own."""
+    options: tuple[str, ...] = ()
+    """Further options of pytest."""
+    imported: bool = False
+    """Whether the tests also run with plain stores after an import of the package."""
     differences: dict[str, str] = field(default_factory=dict)
     """Reasons by ``function``, ``Class::function`` or either with parameters in brackets: tests
-    that pass with plain stores and cannot with shards."""
+    that pass with plain stores and cannot with shards. ``*`` stands for any text."""
 
 
 _COUNTS = "counts the calls of the base store, which a sharding store makes for itself, too"
@@ -124,5 +134,15 @@ SUITES = {
             "test_write_shards_by_default": _VIEW,
             "test_concatenate_zarr_stays_sharded_v3": _VIEW,
         },
+    ),
+    "zarr": Suite(
+        "zarr",
+        (*_ZARR, "zarr[cli,optional,remote]", "pytest==9.1.1", "hypothesis==6.168.3"),
+        ("tests",),
+        in_sdist=True,
+        dependency_group="remote-tests",
+        options=("--hypothesis-seed=0",),
+        imported=True,
+        differences={},
     ),
 }
