@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from zarr_shardstore import ShardingStore
 
 _SHARDED = "sharded arrays"
+_WARNINGS = (
+    "ignore:.*stays unsharded",  # of arrays that zarr shards in another form, or not at all
+    "ignore:another codec pipeline writes",
+    "ignore:through fsspec nothing keeps",
+)
+"""Warnings of the package that say what the tests do not ask. They are errors in some suites."""
 _NAMES_OF_DOCUMENTS = ("zarr.json", ".zarray")
 _DECLARATIONS = (b"sharding_indexed", b"storage_transformers/sharding", b"zarr_shardstore")
 
@@ -126,6 +132,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if given := config.getoption("--chunks-per-shard"):
         _chunks_per_shard = given if given == "auto" else int(given)
         _put_in()
+        for line in _WARNINGS:
+            config.addinivalue_line("filterwarnings", line)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Outcomes(config.getoption("--outcomes")))
 
