@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import zarr
 from zarr.abc.codec import BytesBytesCodec
-from zarr.codecs import BytesCodec, ZstdCodec
+from zarr.codecs import BytesCodec, GzipCodec, ZstdCodec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer
-from zarr.registry import register_codec
+from zarr.registry import fully_qualified_name, register_codec
 from zarr.storage import LocalStore, LoggingStore, MemoryStore
 
 from tests.support.kit import CountingStore
@@ -138,6 +138,33 @@ def test_a_codec_that_can_only_be_awaited_works() -> None:
     z[1:4, 2:] = 0
     data[1:4, 2:] = 0
     np.testing.assert_array_equal(z[...], data)
+
+
+@pytest.mark.parametrize("redefined", ["_encode_single", "_decode_single"])
+def test_a_codec_runs_the_method_that_a_subclass_redefines(redefined: str) -> None:
+    """The subclass inherits the blocking methods of zarr's codec, which do something else."""
+
+    class Reversing(GzipCodec):
+        pass
+
+    async def reverse(self: Any, data: Buffer, spec: ArraySpec) -> Buffer:
+        done = await getattr(GzipCodec, redefined)(self, data, spec)
+        return spec.prototype.buffer.from_bytes(done.to_bytes()[::-1])
+
+    setattr(Reversing, redefined, reverse)
+    register_codec("gzip", Reversing)
+    found = []
+    for path in (OURS, THEIRS):
+        settings = {"codec_pipeline.path": path, "codecs.gzip": fully_qualified_name(Reversing)}
+        with zarr.config.set(settings):
+            stored = MemoryStore()
+            z = make_array(
+                make_store("v3", stored), shape=(6,), chunks=(3,), compressors=[Reversing()]
+            )
+            z[...] = np.arange(6, dtype="i2")
+            found.append(contents(stored) if redefined == "_encode_single" else z[...].tolist())
+    assert found[0] == found[1]
+    assert found[1] != list(range(6))
 
 
 @dataclass(frozen=True)

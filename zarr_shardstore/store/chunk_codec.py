@@ -232,9 +232,20 @@ def _blocking_steps(codec: Codec) -> tuple[_Step, _Step] | None:
         return _on_buffers(zstd_compress_of(codec)), _on_buffers(zstd_decompress)
     encode, decode = getattr(codec, "_encode_sync", None), getattr(codec, "_decode_sync", None)
     if encode is not None and decode is not None:
+        if any(_is_awaited(codec, *names) for names in _METHODS):
+            return None
         # zarr 3.4's sharding codec can block only if the codecs inside it can.
         return (encode, decode) if getattr(codec, "_sync_capable", True) else None
     return _steps_of_numcodecs(codec)
+
+
+_METHODS = (("_encode_sync", "_encode_single"), ("_decode_sync", "_decode_single"))
+
+
+def _is_awaited(codec: Codec, blocking: str, awaited: str) -> bool:
+    """Return whether a subclass redefines only the method of a codec that is awaited."""
+    defining = next(vars(c) for c in type(codec).__mro__ if vars(c).keys() & {blocking, awaited})
+    return blocking not in defining
 
 
 def _on_buffers(work: Callable[[Any], bytes]) -> _Step:
