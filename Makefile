@@ -68,7 +68,8 @@ mutate: $(VENV)/.test
 	ZARR_SHARDSTORE_ROUNDS=1 $(VENV)/bin/mutmut run --max-children 2 $(MUTANTS)
 	$(VENV)/bin/mutmut results
 
-# Tests of xarray, dask and anndata, with their stores and with ShardingStore. Takes minutes.
+# Tests of xarray, dask, anndata and zarr-python, with their stores and with ShardingStore; zarr's
+# also after an import alone.
 SUITES := all
 test-downstream:
 	$(PYTHON) -m tests.downstream $(SUITES)

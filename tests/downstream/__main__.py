@@ -61,7 +61,14 @@ def install(suite: Suite) -> None:
 
 def _pip(suite: Suite, *arguments: str) -> None:
     quiet = ("--quiet", "--disable-pip-version-check")
-    command = [python_of(suite), "-m", "pip", arguments[0], *quiet, *arguments[1:]]
+    command: list[str | Path] = [
+        python_of(suite),
+        "-m",
+        "pip",
+        arguments[0],
+        *quiet,
+        *arguments[1:],
+    ]
     subprocess.run(command, check=True)
 
 

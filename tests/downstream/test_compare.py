@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.downstream.__main__ import compare
+from tests.downstream.__main__ import compare, reason_of
 from tests.downstream.suites import Suite
 
 SUITE = Suite("project", (), (), differences={"Class::test_files[2]": "lists the directory"})
@@ -41,3 +41,41 @@ def test_a_test_with_a_reason_may_differ(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_run_without_sharded_arrays_fails() -> None:
     assert not _agree({OTHER: "passed"}, {OTHER: "passed"}, n_sharded=0)
+
+
+def test_a_reason_of_a_test_that_passes_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    title = "have a reason to differ, but pass"
+    assert _agree({NAMED: "passed"}, {NAMED: "passed"})
+    assert f"{title}: 1\n    a.py::Class::test_files: lists" in capsys.readouterr().out
+    assert _agree({NAMED: "passed", OTHER: "passed"}, {NAMED: "failed", OTHER: "passed"})
+    assert f"{title}: 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("imported", [{NAMED: "failed"}, {NAMED: "skipped"}, {}])
+def test_no_reason_excuses_what_an_import_changes(imported: dict[str, str]) -> None:
+    plain, sharded = (
+        {"outcomes": {NAMED: "passed"}},
+        {"outcomes": {NAMED: "failed"}, "n_sharded": 1},
+    )
+    assert compare(SUITE, plain, sharded, plain)
+    assert not compare(SUITE, plain, sharded, {"outcomes": imported})
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("test_info", True),
+        ("test_info[2]", True),
+        ("test_info[3]", False),
+        ("test_inf", False),
+        ("info", False),
+        ("test_i*", True),
+        ("A::test_info", True),
+        ("B::test_info", False),
+        ("A::*", True),
+        ("test_*[3*", False),
+    ],
+)
+def test_a_key_names_functions_and_classes(key: str, named: bool) -> None:
+    suite = Suite("project", (), (), differences={key: "reason"})
+    assert (reason_of(suite, "tests/test_a.py::A::test_info[2]") == "reason") is named
