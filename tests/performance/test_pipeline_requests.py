@@ -128,12 +128,12 @@ def test_chunks_under_way_stay_within_the_limit(monkeypatch: pytest.MonkeyPatch)
     under_way: list[int] = []
     original = ShardingStore._set_or_erase
 
-    async def watched(self: ShardingStore, items: Iterable[tuple[str, Any]]) -> None:
+    async def watched(self: ShardingStore, items: Iterable[tuple[str, Any]], *more: Any) -> None:
         items = list(items)
         under_way.append(len(items))
         sizes.append(sum(under_way))
         await asyncio.sleep(0.01)
-        await original(self, items)
+        await original(self, items, *more)
         under_way.remove(len(items))
 
     monkeypatch.setattr(ShardingStore, "_set_or_erase", watched)

@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from typing import Any
 
 from tests.simulation.model_files import (
@@ -46,10 +47,10 @@ class _Package:
 
     def __init__(self, number: int, prepare: Callable[[], None], options: dict[str, Any]) -> None:
         self.process = Process(number)
-        with fresh_modules("zarr_shardstore"):
+        with fresh_modules("zarr_shardstore"), fresh_modules("tests.support.kit"):
             import zarr_shardstore
-            from tests.support import kit
 
+            kit = import_module("tests.support.kit")
             prepare()
             self.forget = kit.forget
             self.refusal = zarr_shardstore.SpecError

@@ -30,7 +30,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedConversion:
-    """What the manifest of a conversion says; no manifest is left at the end of one."""
+    """Content of the manifest of a conversion. The end of a conversion removes its manifest."""
 
     key: str
     """Of the manifest."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 from zarr.abc.store import ByteRequest, Store
-from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.core.buffer import Buffer, BufferPrototype, cpu
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore
 
@@ -687,7 +687,8 @@ class ShardingStore(Store):
         return self._engine.appends
 
     def _engine_for(self, value: Value | PartWrite | None) -> ShardingEngine:
-        return self._engine.of(type(value)) if isinstance(value, Buffer) else self._engine
+        is_own = isinstance(value, Buffer) and type(value) is not cpu.Buffer
+        return self._engine.of(type(value)) if is_own else self._engine  # type: ignore[arg-type]
 
     async def _run(self, flow: Flow[T], *, only_reads: bool = False) -> T:
         await self._ensure_open()
