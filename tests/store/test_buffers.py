@@ -129,3 +129,17 @@ async def test_many_keys() -> None:
     assert values == expected
     assert {type(value) for value in found.values()} == {TestBuffer, type(None)}
     assert [batch async for batch in store.get_many([], prototype=PROTOTYPE)] == []
+
+
+def test_what_a_batch_buffers_is_seen_by_every_class() -> None:
+    """The values of a batch are those of the store, whatever buffers a caller asks for."""
+    store = ShardingStore(MemoryStore(), 4)
+    zarr.create_array(store, name="z", shape=(8,), chunks=(1,), dtype="u1")
+    with store.batch():
+        sync(store.set("z/c/1", cpu.Buffer.from_bytes(b"cpu")))
+        sync(store.set("z/c/2", TestBuffer(np.frombuffer(b"own", "B"))))
+        for key, value in (("z/c/1", b"cpu"), ("z/c/2", b"own")):
+            for prototype in (PROTOTYPE, cpu.buffer_prototype):
+                found = sync(store.get(key, prototype))
+                assert found is not None
+                assert (type(found), found.to_bytes()) == (prototype.buffer, value)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -101,10 +100,12 @@ class ShardingEngine:
         if cls is cpu.Buffer or type(self.driver.backend) is not ZarrBackend:
             return self
         if cls not in self._views:
-            view = self._views[cls] = copy(self)
+            view = object.__new__(ShardingEngine)
+            vars(view).update(vars(self))  # `copy` would make an engine without the open batch
             old, backend = self.driver, self.driver.backend.with_buffers(cls)
             view.driver = Driver(backend, old.update_flow, old.counters, old.fits_inline)
             view._call_batcher = CallBatcher(view.get_many)
+            self._views[cls] = view
         return self._views[cls]
 
     @property
