@@ -14,6 +14,7 @@ import obstore
 import pytest
 import zarr
 from zarr.abc.store import Store
+from zarr.core.sync import sync
 from zarr.storage import LocalStore, LoggingStore, MemoryStore, ZipStore
 
 from tests.support.bases import fsspec_memory
@@ -301,3 +302,24 @@ def test_a_zip_is_written_once_and_only_by_this_process(tmp_path: Path) -> None:
     source: Store = ZipStore(str(tmp_path / "z.zip"), mode="r")
     unshard_store(source, tmp_path / "plain")
     np.testing.assert_array_equal(values_in(tmp_path / "plain"), EXPECTED)
+
+
+class NoChunks(MemoryStore):
+    """Takes documents, and refuses chunks."""
+
+    async def set(self, key: str, value: Any, *arguments: Any) -> None:
+        if "/c/" in key:
+            raise NotImplementedError("no chunks")
+        await super().set(key, value, *arguments)
+
+    def set_sync(self, key: str, value: Any) -> None:
+        sync(self.set(key, value))
+
+
+def test_a_destination_that_refuses_chunks_is_an_error() -> None:
+    """Of the destination, not of an array that is left."""
+    source, target = MemoryStore(), NoChunks()
+    zarr.create_array(source, name="z", shape=(8,), chunks=(1,), dtype="u1")[:] = 1
+    with pytest.raises(UnsupportedError, match="no chunks"):
+        shard_store(source, target, chunks_per_shard=2)
+    assert not [key for key in target._store_dict if key.endswith("z/zarr.json")]

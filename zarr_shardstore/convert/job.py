@@ -32,13 +32,14 @@ from zarr_shardstore.convert.plan import ArrayPlan, plan_store
 from zarr_shardstore.convert.regions import ArrayLocation, regions_to_visit
 from zarr_shardstore.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
 from zarr_shardstore.convert.task import ArrayTask, run_task
-from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
 from zarr_shardstore.format import consolidated_index
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.inspect.find import StoreContents, quoted
 from zarr_shardstore.inspect.occupancy import keys_of_values
 from zarr_shardstore.inspect.open_base import BaseStoreHandle, StoreLike, open_base
+from zarr_shardstore.io.backends.base import UnreadableSourceError
 from zarr_shardstore.metadata.documents import Node, document_key
 from zarr_shardstore.metadata.readers import read_by
 from zarr_shardstore.shards.requests import Delete
@@ -226,7 +227,7 @@ class Conversion:
         manifest = self._manifest(plan)
         try:
             report = self._convert_values(plan, manifest)
-        except UnsupportedError as error:
+        except UnreadableSourceError as error:
             if self.target.supports_deletes:
                 manifest.discard(self.target)
                 manifest.remove(self.target)

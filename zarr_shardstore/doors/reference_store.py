@@ -33,7 +33,7 @@ from zarr.storage import MemoryStore
 
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError, UnsupportedError
 from zarr_shardstore.format.ranges import resolve_range
-from zarr_shardstore.io.backends.base import RangesOfKeys
+from zarr_shardstore.io.backends.base import RangesOfKeys, UnreadableSourceError
 from zarr_shardstore.io.backends.resolve import base_store_of, local_path
 from zarr_shardstore.io.buffers import range_of, to_buffer_of
 from zarr_shardstore.io.local.fs import read_at
@@ -61,13 +61,13 @@ def file_path(url: str) -> str | None:
 
 @contextmanager
 def faults_named() -> Iterator[None]:
-    """Raise `UnsupportedError` for what the library of a format raises about one array."""
+    """Raise `UnreadableSourceError` for what the library of a format raises about one array."""
     try:
         yield
     except ShardStoreError:
         raise
     except Exception as error:
-        raise UnsupportedError(f"its library says {error!r}") from error
+        raise UnreadableSourceError(f"its library says {error!r}") from error
 
 
 class SourceFiles:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from zarr.core.sync import sync
 
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.io.concurrency import gather_bounded, worker_pool
 from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.io.local.locks import Locking
@@ -209,6 +209,10 @@ async def next_page(
             if len(page) == n_keys:
                 break
     return VersionedKeys([key for key, _ in page], [version for _, version in page])
+
+
+class UnreadableSourceError(UnsupportedError):
+    """The library of a source of another format cannot read a value of one array."""
 
 
 class ReplacedMeanwhileError(Exception):
