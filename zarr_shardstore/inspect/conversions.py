@@ -42,6 +42,11 @@ class UnfinishedConversion:
     text: str
     """The state, and the command that finishes the conversion."""
 
+    @property
+    def is_of_stored_array(self) -> bool:
+        """True if it is in place, so that it has a state of a stored array."""
+        return bool(self.state) and self.prefix is None
+
 
 def unfinished_conversions(base: BaseStoreHandle) -> Iterator[UnfinishedConversion]:
     """Yield the conversions of a store that were begun and not finished; one without a readable

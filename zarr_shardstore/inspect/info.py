@@ -230,7 +230,8 @@ def get_shard_info(
     base = open_base(store, storage_options)
     found = find_arrays(base, paths)
     by_node = {array.node: array for array in found}
-    unfinished = {each.path: each for each in unfinished_conversions(base) if each.state}
+    conversions = unfinished_conversions(base)
+    unfinished = {each.path: each for each in conversions if each.is_of_stored_array}
     arrays = (_info(base, array, by_node) for array in found)
     return StoreInfo(
         base.describe(), tuple(_with_state(array, unfinished.get(array.path)) for array in arrays)
@@ -239,7 +240,7 @@ def get_shard_info(
 
 def _with_state(info: ArrayInfo, unfinished: UnfinishedConversion | None) -> ArrayInfo:
     """Add that a conversion of the array goes on, or was interrupted."""
-    if unfinished is None or unfinished.prefix is not None:
+    if unfinished is None:
         return info
     if unfinished.is_running:
         return replace(info, notes=(*info.notes, unfinished.text))

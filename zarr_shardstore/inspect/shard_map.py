@@ -103,7 +103,7 @@ def shard_map(
     unfinished = [
         each.text
         for each in unfinished_conversions(base)
-        if each.path == found[0].node.path and each.state and each.prefix is None
+        if each.path == found[0].node.path and each.is_of_stored_array
     ]
     try:
         array = read_array(found[0])

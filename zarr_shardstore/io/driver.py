@@ -29,6 +29,7 @@ from zarr_shardstore.io.update_queue import (
     blocked_loop,
     commit,
     commit_async,
+    end_with_the_process,
     running_loop,
     state_of_queue,
 )
@@ -92,6 +93,7 @@ class Driver:
         """From this time on, by the monotonic clock in s, event loops may commit inline."""
         self.update_flow = update_flow
         self.fits_inline = fits_inline
+        end_with_the_process()
 
     def run(self, flow: Flow[T]) -> T:
         """Run a flow in this thread; through zarr's event loop if the backend cannot block."""

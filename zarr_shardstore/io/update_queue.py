@@ -41,7 +41,7 @@ from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -252,7 +252,12 @@ async def _lead_async(scope: Hashable, former: object) -> None:
         raise
 
 
-@atexit.register  # after zarr's, which closes the loop: so it is called before
+@cache
+def end_with_the_process() -> None:
+    """Let the end of the process wait for zarr's loop. An import alone asks for nothing."""
+    atexit.register(_end_zarrs_loop)  # after zarr's, which closes the loop: so it is called before
+
+
 def _end_zarrs_loop() -> None:
     """Wait for the commits in zarr's event loop, and cancel its other tasks (rule 9)."""
     loop = zarrs_loop[0]

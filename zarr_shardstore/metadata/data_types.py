@@ -166,11 +166,17 @@ def fill_value_of_object(value: Any, data_type: str) -> str:
         return str(value)  # zarr-python 3 reads '0' for 0
     # zarr-python 2 wrote 0 for bytes where none was chosen, and zarr-python 3 refuses it.
     value = "" if value is None or (value == 0 and type(value) is int) else value
-    with suppress(ValueError):
-        if isinstance(value, str):
-            base64.b64decode("" if data_type == "string" else value, validate=True)
-            return value
+    if isinstance(value, str) and (data_type == "string" or _is_base64(value)):
+        return value
     raise SpecError(f"{value!r} is no fill value of data type {data_type!r}")
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        base64.b64decode(text, validate=True)
+    except ValueError:
+        return False
+    return True
 
 
 def fill_value_of_v3(value: Any, data_type: DataType) -> Any:

@@ -556,7 +556,7 @@ _PATH = f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__name__}"
 _OPTION, _MARK = "codec_pipeline.path", "codec_pipeline.is_set_by_zarr_shardstore"
 
 _warning = Lock()
-"""Is acquired by who warns, and never released."""
+"""The warning acquires it, and keeps it: there is one in a process."""
 
 
 def make_default() -> None:
