@@ -29,6 +29,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.n_now = self.n_requests = self.n_threads = self.n_files = 0
+        self.n_files_before = _n_open_files()
 
     def watch(self, call: Callable[..., Any]) -> Callable[..., Any]:
         async def watched(*args: Any, **options: Any) -> Any:
@@ -44,8 +45,11 @@ class Meter:
 
     def look(self) -> None:
         self.n_threads = max(self.n_threads, threading.active_count())
-        if os.path.isdir("/proc/self/fd"):
-            self.n_files = max(self.n_files, len(os.listdir("/proc/self/fd")))
+        self.n_files = max(self.n_files, _n_open_files() - self.n_files_before)
+
+
+def _n_open_files() -> int:
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
 
 
 def _local(tmp_path: Path, _: Meter, __: pytest.MonkeyPatch) -> Any:
@@ -83,7 +87,7 @@ async def _watched(meter: Meter, calls: list[Any]) -> list[Any]:
         looking.cancel()
 
 
-@pytest.mark.thorough(of=5)
+@pytest.mark.thorough(of=6)
 @pytest.mark.filterwarnings("ignore:through fsspec nothing keeps")
 @pytest.mark.parametrize("per_shard", [4, None], ids=["sharded", "flat"])
 @pytest.mark.parametrize("kind", KINDS)

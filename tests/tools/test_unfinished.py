@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from typer.testing import CliRunner, Result
 
 from zarr_shardstore import (
     ShardingStore,
@@ -20,14 +21,14 @@ from zarr_shardstore import (
     check_store,
     get_shard_info,
 )
+from zarr_shardstore.cli.app import app
 
 GOLDEN = Path(__file__).parents[1] / "golden/v0.1"
 KILLED = sorted(path.name for path in GOLDEN.glob("half_converted-*"))
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "zarr_shardstore", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
 
 
 def command_in(text: str) -> list[str]:
@@ -45,21 +46,21 @@ def test_the_command_that_is_named_finishes_it(name: str, tmp_path: Path) -> Non
     root = str(shutil.copytree(GOLDEN / name, tmp_path / "a store"))
     path = "g/z"
     info = run("info", root)
-    assert info.returncode == 1
+    assert info.exit_code == 1
     assert f"(state {state!r})" in info.stdout
     words = command_in(info.stdout)
     fsck = run("fsck", root)
-    assert fsck.returncode == 1
+    assert fsck.exit_code == 1
     assert command_in(fsck.stdout) == words
     drawn = run("map", root, path)
-    assert drawn.returncode == 1
+    assert drawn.exit_code == 1
     assert command_in(drawn.stderr) == words
     if state != "staging":
         key = f"meta/root/{path}.array.json" if "draft" in name else None
         with pytest.raises(UnfinishedConversionError, match="`zarr-shardstore info` of the store"):
             open_it(root, path, key)
     done = run(*words)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     (array,) = get_shard_info(root).arrays
     assert (array.n_errors, array.is_sharded) == (0, words[0] == "shard")
     assert check_store(root).is_clean
