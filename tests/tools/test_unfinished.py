@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import zarr
-from typer.testing import CliRunner, Result
 
 from zarr_shardstore import (
     ShardingStore,
@@ -21,14 +24,23 @@ from zarr_shardstore import (
     check_store,
     get_shard_info,
 )
-from zarr_shardstore.cli.app import app
 
 GOLDEN = Path(__file__).parents[1] / "golden/v0.1"
 KILLED = sorted(path.name for path in GOLDEN.glob("half_converted-*"))
 
 
-def run(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words))
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in this process, which is ten times as fast."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["zarr-shardstore", *words]),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        runpy.run_module("zarr_shardstore", run_name="__main__")
+    status = int(ended.value.code or 0)
+    return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
 
 def command_in(text: str) -> list[str]:
@@ -46,21 +58,21 @@ def test_the_command_that_is_named_finishes_it(name: str, tmp_path: Path) -> Non
     root = str(shutil.copytree(GOLDEN / name, tmp_path / "a store"))
     path = "g/z"
     info = run("info", root)
-    assert info.exit_code == 1
+    assert info.returncode == 1
     assert f"(state {state!r})" in info.stdout
     words = command_in(info.stdout)
     fsck = run("fsck", root)
-    assert fsck.exit_code == 1
+    assert fsck.returncode == 1
     assert command_in(fsck.stdout) == words
     drawn = run("map", root, path)
-    assert drawn.exit_code == 1
+    assert drawn.returncode == 1
     assert command_in(drawn.stderr) == words
     if state != "staging":
         key = f"meta/root/{path}.array.json" if "draft" in name else None
         with pytest.raises(UnfinishedConversionError, match="`zarr-shardstore info` of the store"):
             open_it(root, path, key)
     done = run(*words)
-    assert done.exit_code == 0, done.stderr
+    assert done.returncode == 0, done.stderr
     (array,) = get_shard_info(root).arrays
     assert (array.n_errors, array.is_sharded) == (0, words[0] == "shard")
     assert check_store(root).is_clean
